@@ -1,0 +1,1 @@
+//! The metadata cache as a pure state machine.

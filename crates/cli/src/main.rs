@@ -1,0 +1,2 @@
+//! The nigh command.
+fn main() {}

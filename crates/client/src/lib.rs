@@ -1,0 +1,1 @@
+//! All client-side I/O: FUSE adapter, driver, notifier.

@@ -1,0 +1,1 @@
+//! The kernel FUSE protocol: codec, transports, mounting, notifications.

@@ -1,0 +1,1 @@
+//! nigh's own protocol, both ends, without I/O.

@@ -1,0 +1,98 @@
+//! What every kind of remote gives a cache.
+//!
+//! A remote is the client's end of a protocol, without I/O: it takes calls, time and bytes, and puts
+//! out events and bytes. Differences between kinds are data in the grants they hand out; the cache
+//! never asks which kind stands behind it.
+
+use nigh_types::{Attr, CallId, CookieKey, GrantId, NodeId, Recall, RecallId, Request, Response, Term, Time};
+
+pub mod conformance;
+pub mod fake;
+pub mod tree;
+
+/// The client's end of one session with a remote.
+///
+/// **Contract.** Every method but [`Remote::poll_output`] is an input. After each input call
+/// `poll_output` until it says [`Output::Timeout`], then call `handle_timeout` no later than the
+/// moment it names (never, for `Time::FAR`). `now` never goes backwards. Nothing here blocks.
+///
+/// Events stand in the order in which the remote meant them: a recall put out before a response was
+/// sent before it.
+pub trait Remote {
+    /// Sends a call. Its responses come as [`Event::Response`]; `Call::Release` has none.
+    fn handle_call(&mut self, now: Time, id: CallId, request: Request);
+
+    /// Nobody waits for this call any more. Its response, if one still comes, is put out all the
+    /// same: a mutation may have taken effect.
+    fn handle_cancel(&mut self, now: Time, id: CallId);
+
+    /// What the recall named is gone from cache and kernel.
+    fn handle_acknowledge(&mut self, now: Time, id: RecallId);
+
+    /// These grants are needed no more.
+    fn handle_return(&mut self, now: Time, grants: Vec<GrantId>);
+
+    /// Bytes arrived from the transport.
+    fn handle_input(&mut self, now: Time, bytes: &[u8]);
+
+    /// The transport ended; `why` is for people.
+    fn handle_disconnect(&mut self, now: Time, why: &str);
+
+    /// A moment named by `poll_output` was reached.
+    fn handle_timeout(&mut self, now: Time);
+
+    /// The next thing to do for whoever carries this remote's events and bytes.
+    fn poll_output(&mut self) -> Output;
+}
+
+/// What a remote wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// For the cache.
+    Event(Event),
+    /// For the transport, in this order.
+    Transmit(Vec<u8>),
+    /// Nothing until then, or until the next input.
+    Timeout(Time, Reason),
+}
+
+/// Why a timeout was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// Nothing is due; the moment is `Time::FAR`.
+    Idle,
+    /// The session must be renewed.
+    Renewal,
+    /// The session's term ends unless the remote is heard from.
+    SessionEnd,
+    /// Of a fake: a reply was delayed until then.
+    Delay,
+}
+
+/// What a remote tells the cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The session stands. Comes once, before all else.
+    Attached(Session),
+    Response { call: CallId, response: Response },
+    Recall(Recall),
+    /// The session is lost: all its grants have ended and no outstanding call will be answered.
+    Lost { why: String },
+}
+
+/// What is agreed when a session begins.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Session {
+    pub root: NodeId,
+    pub root_attr: Attr,
+    pub cookie_key: CookieKey,
+    /// How long grants live at the most.
+    pub term: Term,
+    /// Whether inodes of the export can have POSIX ACLs.
+    pub has_acls: bool,
+    /// Why changes on the server's own disk are seen only within `term` (S9); empty if they are
+    /// seen at once. For people.
+    pub host_bound: String,
+    /// Names of guarantees (`S4`) that this export cannot give, and why. For people.
+    pub not_given: Vec<(String, String)>,
+}

@@ -1,0 +1,1 @@
+//! All server-side I/O: confined access to an export, driver.

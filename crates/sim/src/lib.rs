@@ -1,0 +1,1 @@
+//! Caches, remotes and servers under virtual time, for tests.

@@ -1,0 +1,147 @@
+//! Attributes of an inode.
+
+use crate::{Errno, NodeId};
+
+/// Seconds and nanoseconds since 1970 UTC; `nanos` < 1,000,000,000.
+///
+/// Packed to 12 bytes, because cached entries hold three of them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(C, packed(4))]
+pub struct Timestamp {
+    pub secs: i64,
+    pub nanos: u32,
+}
+
+impl std::fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (secs, nanos) = (self.secs, self.nanos);
+        write!(f, "{secs}.{nanos:09}")
+    }
+}
+
+impl Timestamp {
+    /// As (seconds, nanoseconds), for ordering.
+    #[must_use]
+    pub fn pair(self) -> (i64, u32) {
+        (self.secs, self.nanos)
+    }
+}
+
+/// What `stat` says of an inode, but for its id. The birth time is `NodeId::generation`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Attr {
+    /// Bytes.
+    pub size: u64,
+    /// Units of 512 bytes.
+    pub blocks: u64,
+    /// File type and permission bits, as in `st_mode`.
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Of a device node: Linux's 32-bit encoding (`new_encode_dev`).
+    pub rdev: u32,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+}
+
+/// Type of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    File,
+    Directory,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+impl Kind {
+    /// The type in the top bits of `st_mode`; `EPROTO` for a type that Linux does not have.
+    pub fn of_mode(mode: u32) -> Result<Kind, Errno> {
+        Ok(match mode & 0o170_000 {
+            0o100_000 => Kind::File,
+            0o040_000 => Kind::Directory,
+            0o120_000 => Kind::Symlink,
+            0o010_000 => Kind::Fifo,
+            0o140_000 => Kind::Socket,
+            0o020_000 => Kind::CharDevice,
+            0o060_000 => Kind::BlockDevice,
+            _ => return Err(Errno::PROTO),
+        })
+    }
+
+    /// The bits for `st_mode`.
+    #[must_use]
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Kind::File => 0o100_000,
+            Kind::Directory => 0o040_000,
+            Kind::Symlink => 0o120_000,
+            Kind::Fifo => 0o010_000,
+            Kind::Socket => 0o140_000,
+            Kind::CharDevice => 0o020_000,
+            Kind::BlockDevice => 0o060_000,
+        }
+    }
+}
+
+impl Attr {
+    /// The type, where the mode was checked on entry; a wrong one counts as a file.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind::of_mode(self.mode).unwrap_or(Kind::File)
+    }
+
+    #[must_use]
+    pub fn is_dir(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+
+    /// Whether these attributes are covered by the grant of the directory that names the inode
+    /// (not a directory, one link); otherwise they have a grant of their own.
+    #[must_use]
+    pub fn covered_by_parent(&self) -> bool {
+        !self.is_dir() && self.nlink == 1
+    }
+}
+
+/// A time to set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    /// The server's present time (`UTIME_NOW`).
+    Now,
+    At(Timestamp),
+}
+
+/// Attributes to change; what is `None` stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    /// With `size`, `uid` or `gid`: drop setuid, and setgid as Linux does (`FUSE_HANDLE_KILLPRIV_V2`).
+    pub kill_suidgid: bool,
+}
+
+impl SetAttr {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == SetAttr { kill_suidgid: self.kill_suidgid, ..SetAttr::default() }
+    }
+}
+
+/// The birth time that a node id carries, as (seconds, nanoseconds); `None` where there is none.
+#[must_use]
+pub fn birth_time(id: NodeId) -> Option<Timestamp> {
+    (id.generation != 0).then(|| Timestamp {
+        secs: (id.generation / 1_000_000_000).cast_signed(),
+        nanos: u32::try_from(id.generation % 1_000_000_000).unwrap_or(0),
+    })
+}

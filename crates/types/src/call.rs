@@ -1,0 +1,204 @@
+//! What a cache asks of its remote.
+
+use crate::{Credentials, Handle, Kind, Name, NodeId, Place, SetAttr};
+
+/// Names a mutation for ever: the remote can tell a repeated one from a new one.
+/// See docs/decisions/0003-operation-names.md.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpName {
+    /// The client's durable identity.
+    pub client: u64,
+    /// Random, new with each start of the client.
+    pub incarnation: u64,
+    /// Counts the mutations of that incarnation from 1.
+    pub sequence: u64,
+}
+
+/// A call with what goes with every call.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    pub credentials: Credentials,
+    /// Set on mutations and on nothing else.
+    pub name: Option<OpName>,
+    pub call: Call,
+}
+
+/// For what a file is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    pub read: bool,
+    pub write: bool,
+    pub truncate: bool,
+    /// `O_DIRECT`, passed on where the export's filesystem has it.
+    pub direct: bool,
+    /// `O_SYNC` or `O_DSYNC`: a write is durable before it is answered.
+    pub sync: bool,
+}
+
+/// How a write is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WriteFlags {
+    /// The remote chooses the offset: the file's end at that moment.
+    pub append: bool,
+    /// Drop setuid and setgid bits as Linux does for an unprivileged writer.
+    pub kill_suidgid: bool,
+    /// Durable before it is answered.
+    pub sync: bool,
+}
+
+/// One call. Offsets and lengths are bytes. Calls from [`Call::Create`] on are mutations.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// One name of a directory → `Reply::Looked`.
+    Lookup { dir: Place, name: Name },
+    /// Names from the export's root to `node`, so that the remote can reach it again → `Reply::Done`.
+    Walk { node: NodeId, names: Vec<Name> },
+    /// → `Reply::Attr`
+    GetAttr { node: Place },
+    /// A whole directory in cookie order → several `Reply::Listed`.
+    List { dir: Place },
+    /// → `Reply::Target`
+    ReadLink { node: Place },
+    /// All names, and the values as far as they fit → `Reply::Xattrs`
+    Xattrs { node: Place },
+    /// One value → `Reply::Value`, or `ENODATA`
+    Xattr { node: Place, name: Vec<u8> },
+    /// → `Reply::Space`
+    StatFs { node: Place },
+    /// → `Reply::Opened`
+    Open { node: Place, access: Access },
+    /// Up to `length` bytes (fewer only at the end of the file) → `Reply::Data`
+    Read { node: Place, handle: Option<Handle>, offset: u64, length: u32 },
+    /// `SEEK_DATA` (`data`) or `SEEK_HOLE` → `Reply::Offset`
+    Seek { node: Place, handle: Option<Handle>, offset: u64, data: bool },
+    /// `FS_IOC_GETFLAGS` → `Reply::Flags`
+    GetFlags { node: Place },
+    /// Open files that are needed no more; no reply is sent.
+    Release { handles: Vec<Handle> },
+
+    /// A regular file, opened → `Reply::Made` with a handle. Without `exclusive` an existing file is
+    /// opened as it is. `mode` comes after the umask was applied, `umask` is for default ACLs.
+    Create { dir: Place, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access },
+    /// A regular file without a name, opened → `Reply::Made` with a handle.
+    Tmpfile { dir: Place, mode: u32, umask: u32, access: Access },
+    /// Anything but a symlink and a directory → `Reply::Made`
+    Mknod { dir: Place, name: Name, kind: Kind, mode: u32, umask: u32, rdev: u32 },
+    /// → `Reply::Made`
+    Mkdir { dir: Place, name: Name, mode: u32, umask: u32 },
+    /// → `Reply::Made`
+    Symlink { dir: Place, name: Name, target: Vec<u8> },
+    /// → `Reply::Made`
+    Link { node: Place, dir: Place, name: Name },
+    /// Anything but a directory → `Reply::Removed`. With `keep` this client has the file open without
+    /// a handle; the remote pins it and answers a handle.
+    Unlink { dir: Place, name: Name, keep: Option<NodeId> },
+    /// → `Reply::Removed`
+    Rmdir { dir: Place, name: Name },
+    /// → `Reply::Renamed`. `keep`: as for unlink, of the file that is replaced.
+    Rename {
+        from: Place,
+        name: Name,
+        to: Place,
+        new_name: Name,
+        no_replace: bool,
+        exchange: bool,
+        keep: Option<NodeId>,
+    },
+    /// → `Reply::Attr`
+    SetAttr { node: Place, handle: Option<Handle>, set: SetAttr },
+    /// → `Reply::Written`
+    Write { node: Place, handle: Option<Handle>, offset: u64, data: Vec<u8>, flags: WriteFlags },
+    /// `mode` as fallocate(2) → `Reply::Attr`
+    Fallocate { node: Place, handle: Option<Handle>, mode: u32, offset: u64, length: u64 },
+    /// → `Reply::Written` (the offset is the destination's)
+    CopyRange {
+        from: Place,
+        from_handle: Option<Handle>,
+        from_offset: u64,
+        to: Place,
+        to_handle: Option<Handle>,
+        to_offset: u64,
+        length: u64,
+    },
+    /// `flags` as setxattr(2). `kill_sgid`: setting an access ACL drops setgid → `Reply::Attr`
+    SetXattr { node: Place, name: Vec<u8>, value: Vec<u8>, flags: u32, kill_sgid: bool },
+    /// → `Reply::Attr`
+    RemoveXattr { node: Place, name: Vec<u8> },
+    /// Makes a file or directory durable, with a name that reaches it → `Reply::Done`
+    Fsync { node: Place, handle: Option<Handle>, data_only: bool },
+}
+
+impl Call {
+    /// Whether this call changes the export, and so must carry an [`OpName`].
+    #[must_use]
+    pub fn is_mutation(&self) -> bool {
+        match self {
+            Call::Lookup { .. }
+            | Call::Walk { .. }
+            | Call::GetAttr { .. }
+            | Call::List { .. }
+            | Call::ReadLink { .. }
+            | Call::Xattrs { .. }
+            | Call::Xattr { .. }
+            | Call::StatFs { .. }
+            | Call::Open { access: Access { truncate: false, .. }, .. }
+            | Call::Read { .. }
+            | Call::Seek { .. }
+            | Call::GetFlags { .. }
+            | Call::Release { .. } => false,
+            Call::Open { .. }
+            | Call::Create { .. }
+            | Call::Tmpfile { .. }
+            | Call::Mknod { .. }
+            | Call::Mkdir { .. }
+            | Call::Symlink { .. }
+            | Call::Link { .. }
+            | Call::Unlink { .. }
+            | Call::Rmdir { .. }
+            | Call::Rename { .. }
+            | Call::SetAttr { .. }
+            | Call::Write { .. }
+            | Call::Fallocate { .. }
+            | Call::CopyRange { .. }
+            | Call::SetXattr { .. }
+            | Call::RemoveXattr { .. }
+            | Call::Fsync { .. } => true,
+        }
+    }
+
+    /// The name under which `nigh status` counts this call (`remote.by_type`).
+    #[must_use]
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Call::Lookup { .. } => "lookup",
+            Call::Walk { .. } => "walk",
+            Call::GetAttr { .. } => "getattr",
+            Call::List { .. } => "list",
+            Call::ReadLink { .. } => "readlink",
+            Call::Xattrs { .. } => "xattrs",
+            Call::Xattr { .. } => "xattr",
+            Call::StatFs { .. } => "statfs",
+            Call::Open { .. } => "open",
+            Call::Read { .. } => "read",
+            Call::Seek { .. } => "seek",
+            Call::GetFlags { .. } => "getflags",
+            Call::Release { .. } => "release",
+            Call::Create { .. } => "create",
+            Call::Tmpfile { .. } => "tmpfile",
+            Call::Mknod { .. } => "mknod",
+            Call::Mkdir { .. } => "mkdir",
+            Call::Symlink { .. } => "symlink",
+            Call::Link { .. } => "link",
+            Call::Unlink { .. } => "unlink",
+            Call::Rmdir { .. } => "rmdir",
+            Call::Rename { .. } => "rename",
+            Call::SetAttr { .. } => "setattr",
+            Call::Write { .. } => "write",
+            Call::Fallocate { .. } => "fallocate",
+            Call::CopyRange { .. } => "copyrange",
+            Call::SetXattr { .. } => "setxattr",
+            Call::RemoveXattr { .. } => "removexattr",
+            Call::Fsync { .. } => "fsync",
+        }
+    }
+}

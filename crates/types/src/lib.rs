@@ -1,0 +1,26 @@
+//! Plain words, no logic: what every layer of nigh calls things.
+//!
+//! Nothing here reads a clock, a socket or randomness. A value that came from a peer is only
+//! constructed through a checking constructor ([`Name::new`], [`Kind::of_mode`]).
+
+mod attr;
+mod call;
+mod cookie;
+mod errno;
+mod grant;
+mod id;
+mod name;
+mod place;
+mod reply;
+mod time;
+
+pub use attr::{Attr, birth_time, Kind, SetAttr, SetTime, Timestamp};
+pub use call::{Access, Call, OpName, Request, WriteFlags};
+pub use cookie::{Cookie, CookieKey, FIRST_NAME_COOKIE};
+pub use errno::Errno;
+pub use grant::{Covers, Grant, GrantId, Mode, Recall, RecallId, Term};
+pub use id::{CallId, Handle, NodeId, OpId};
+pub use name::{BadName, Name};
+pub use place::{Credentials, Place};
+pub use reply::{Entry, Listed, Reply, Response, Space, XattrSet};
+pub use time::{Span, Time};

@@ -1,0 +1,2 @@
+//! Mounted tests.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The project's chores: check, test, bench.
+fn main() {}
