@@ -1,1 +1,44 @@
 //! The metadata cache as a pure state machine.
+//!
+//! It holds facts under grants (docs/decisions/0004-facts-and-overlay.md), answers the kernel's
+//! requests from them, and asks the remote for what it does not know. It touches no clock, no socket
+//! and no randomness; [`Cache`] says how it is driven.
+//!
+//! | room | what lives there |
+//! | --- | --- |
+//! | `cache` | the type, its inputs and outputs |
+//! | `op`, `config`, `counters` | the words of its interface |
+//! | `state`, `rows`, `grants` | records |
+//! | `facts`, `places` | finding, learning, forgetting |
+//! | `flight`, `overlay` | calls in flight, mutations among them |
+//! | `lookup`, `listing`, `readdir`, `files`, `mutate`, `xattr` | one room per kind of request |
+//! | `recall`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
+
+mod cache;
+mod config;
+mod counters;
+mod evict;
+mod facts;
+mod files;
+mod flight;
+mod grants;
+mod kernel;
+mod listing;
+mod lookup;
+mod mutate;
+mod op;
+mod overlay;
+mod places;
+mod readdir;
+mod recall;
+mod rows;
+mod state;
+mod xattr;
+
+pub use cache::Cache;
+pub use config::Config;
+pub use counters::{Counters, Gauges};
+pub use kernel::Level;
+pub use op::{
+    Answer, Caller, Fh, Invalidation, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale,
+};

@@ -77,7 +77,8 @@ pub enum Call {
     Release { handles: Vec<Handle> },
 
     /// A regular file, opened → `Reply::Made` with a handle. Without `exclusive` an existing file is
-    /// opened as it is. `mode` comes after the umask was applied, `umask` is for default ACLs.
+    /// opened as it is. `mode` is as the application gave it; the server's filesystem applies
+    /// `umask` unless a default ACL takes its place. (So for all that make a name.)
     Create { dir: Place, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access },
     /// A regular file without a name, opened → `Reply::Made` with a handle.
     Tmpfile { dir: Place, mode: u32, umask: u32, access: Access },

@@ -1,0 +1,390 @@
+//! The cache and its contract.
+
+use crate::config::Config;
+use crate::counters::{Counters, Gauges};
+use crate::flight::{Flight, NewFile, Purpose, Waiting};
+use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
+use crate::overlay::Overlay;
+use crate::recall::After;
+use crate::state::{Directory, Inode, OpenDir, OpenFile};
+use nigh_remote::{Event, Session};
+use nigh_types::{Call, CallId, CookieKey, Errno, Name, OpId, Reply, Response, Time};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The metadata cache of one mount.
+///
+/// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After
+/// every input call [`Cache::poll_output`] until it says [`Output::Timeout`], do what it says in that
+/// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is
+/// answered by `handle_invalidated` once the kernel has been told; nothing else waits for it.
+///
+/// `handle_op` answers at once what memory can answer; otherwise it returns `None` and the answer
+/// comes as [`Output::Answer`], exactly once, unless `handle_interrupt` answered first.
+///
+/// **Invariants.** A fact is served only while its grant lives. The kernel is told nothing for longer
+/// than that, or is told to forget before a recall is acknowledged.
+#[derive(Debug)]
+pub struct Cache {
+    pub(crate) config: Config,
+    pub(crate) key: CookieKey,
+    pub(crate) has_acls: bool,
+    pub(crate) attached: bool,
+    /// The number of the export's root; 0 before the session stands.
+    pub(crate) root: u64,
+    pub(crate) inodes: FxHashMap<u64, Inode>,
+    pub(crate) dirs: FxHashMap<u64, Directory>,
+    /// Directories in the order in which eviction looks at them.
+    pub(crate) order: VecDeque<u64>,
+    pub(crate) row_bytes: u64,
+    pub(crate) files: BTreeMap<Fh, OpenFile>,
+    pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
+    /// How many of `files` have no handle.
+    pub(crate) unpinned: u64,
+    pub(crate) flights: BTreeMap<CallId, Flight>,
+    pub(crate) waiting: BTreeMap<OpId, Waiting>,
+    /// Calls in flight that others may join.
+    pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
+    pub(crate) attrs: FxHashMap<u64, CallId>,
+    pub(crate) xattrs: FxHashMap<u64, CallId>,
+    pub(crate) overlay: Overlay,
+    pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
+    /// When grants end on inodes that the kernel holds open.
+    pub(crate) watched: BTreeSet<(Time, u64)>,
+    pub(crate) missing_given: u64,
+    pub(crate) next_call: u64,
+    pub(crate) next_fh: u64,
+    pub(crate) next_invalidation: u64,
+    pub(crate) counters: Counters,
+    pub(crate) out: VecDeque<Output>,
+}
+
+impl Cache {
+    #[must_use]
+    pub fn new(config: Config) -> Cache {
+        Cache {
+            config,
+            key: CookieKey::default(),
+            has_acls: false,
+            attached: false,
+            root: 0,
+            inodes: FxHashMap::default(),
+            dirs: FxHashMap::default(),
+            order: VecDeque::new(),
+            row_bytes: 0,
+            files: BTreeMap::new(),
+            open_dirs: BTreeMap::new(),
+            unpinned: 0,
+            flights: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            lookups: FxHashMap::default(),
+            attrs: FxHashMap::default(),
+            xattrs: FxHashMap::default(),
+            overlay: Overlay::new(config.client, config.incarnation),
+            after_invalidation: BTreeMap::new(),
+            watched: BTreeSet::new(),
+            missing_given: 0,
+            next_call: 0,
+            next_fh: 0,
+            next_invalidation: 0,
+            counters: Counters::default(),
+            out: VecDeque::new(),
+        }
+    }
+
+    /// One request of the kernel. `None`: the answer will come as an output.
+    pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        let answer = match op {
+            Op::Release { fh } => self.release(fh),
+            Op::ReleaseDir { fh } => self.release_dir(fh),
+            Op::Flush { .. } => Some(Answer::Done),
+            _ if !self.attached => Some(Answer::Failed(Errno::IO)),
+            op => self.start(now, id, caller, op),
+        };
+        self.counters.hits += u64::from(answer.is_some());
+        answer
+    }
+
+    fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        match op {
+            Op::Lookup { dir, name } => self.lookup(now, id, caller, dir, name),
+            Op::LookupSelf { ino } => self.lookup_self(now, id, caller, ino),
+            Op::LookupParent { ino } => self.lookup_parent(now, id, caller, ino),
+            Op::GetAttr { ino } => self.get_attr(now, id, caller, ino),
+            Op::ReadLink { ino } => self.read_link(now, id, caller, ino),
+            Op::OpenDir { ino } => self.open_dir(now, id, caller, ino),
+            Op::ReadDir { ino, fh, offset, size, plus } => {
+                self.read_dir(now, id, caller, ino, fh, offset, size, plus)
+            }
+            Op::Open { ino, access, append } => self.open(now, id, caller, ino, access, append),
+            Op::Read { ino, fh, offset, size } => self.read(now, id, caller, (ino, fh), offset, size),
+            Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache } => {
+                self.write(now, id, caller, (ino, fh), offset, data, kill_suidgid, from_page_cache)
+            }
+            Op::GetXattr { ino, name, size } => self.get_xattr(now, id, caller, ino, name, size),
+            Op::ListXattr { ino, size } => self.list_xattr(now, id, caller, ino, size),
+            Op::Release { fh } => self.release(fh),
+            Op::ReleaseDir { fh } => self.release_dir(fh),
+            Op::Flush { .. } => Some(Answer::Done),
+            Op::SetAttr { ino, fh, set } => self.set_attr(now, id, caller, (ino, fh), set),
+            op @ Op::Rename { .. } => self.rename(now, id, caller, op),
+            Op::Unlink { dir, name } => self.unlink(now, id, caller, dir, name),
+            Op::Rmdir { dir, name } => self.rmdir(now, id, caller, dir, name),
+            op => self.start_making(now, id, caller, op),
+        }
+    }
+
+    fn start_making(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        match op {
+            Op::Symlink { dir, name, target } => self.make(now, id, caller, dir, name, None, |dir, name| {
+                Call::Symlink { dir, name, target }
+            }),
+            Op::Mknod { dir, name, kind, mode, umask, rdev } => {
+                self.make(now, id, caller, dir, name, None, |dir, name| Call::Mknod {
+                    dir,
+                    name,
+                    kind,
+                    mode,
+                    umask,
+                    rdev,
+                })
+            }
+            Op::Mkdir { dir, name, mode, umask } => {
+                self.make(now, id, caller, dir, name, None, |dir, name| Call::Mkdir { dir, name, mode, umask })
+            }
+            Op::Link { ino, dir, name } => {
+                let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+                self.make(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
+            }
+            Op::Create { dir, name, mode, umask, exclusive, access, append } => {
+                let file = NewFile { append, sync: access.sync, direct: access.direct, caller };
+                self.make(now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
+                    dir,
+                    name,
+                    mode,
+                    umask,
+                    exclusive,
+                    access,
+                })
+            }
+            Op::Tmpfile { dir, mode, umask, access } => {
+                let Some(dir) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+                let file = NewFile { append: false, sync: access.sync, direct: access.direct, caller };
+                let call = Call::Tmpfile { dir, mode, umask, access };
+                self.ask(now, id, caller, Purpose::Tmpfile { file }, call)
+            }
+            op => self.start_on_inode(now, id, caller, op),
+        }
+    }
+
+    fn start_on_inode(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        let (ino, fh) = match &op {
+            Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => (*ino, None),
+            Op::StatFs { ino } | Op::GetFlags { ino } => (*ino, None),
+            Op::Fsync { ino, fh, .. } => (*ino, *fh),
+            Op::Fallocate { ino, fh, .. } | Op::Seek { ino, fh, .. } => (*ino, Some(*fh)),
+            Op::CopyRange { to_ino, to_fh, .. } => (*to_ino, Some(*to_fh)),
+            _ => return Some(Answer::Failed(Errno::NOSYS)),
+        };
+        let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
+        let (purpose, call) = match op {
+            Op::SetXattr { name, value, flags, kill_sgid, .. } => (
+                Purpose::Change { ino, xattrs: true },
+                Call::SetXattr { node, name, value, flags, kill_sgid },
+            ),
+            Op::RemoveXattr { name, .. } => {
+                (Purpose::Change { ino, xattrs: true }, Call::RemoveXattr { node, name })
+            }
+            Op::StatFs { .. } => (Purpose::Space, Call::StatFs { node }),
+            Op::GetFlags { .. } => (Purpose::Flags, Call::GetFlags { node }),
+            Op::Fsync { data_only, .. } => (Purpose::Fsync, Call::Fsync { node, handle, data_only }),
+            Op::Fallocate { mode, offset, length, .. } => (
+                Purpose::Change { ino, xattrs: false },
+                Call::Fallocate { node, handle, mode, offset, length },
+            ),
+            Op::Seek { offset, data, .. } => (Purpose::Seek, Call::Seek { node, handle, offset, data }),
+            Op::CopyRange { ino: from_ino, fh: from_fh, offset: from_offset, to_offset, length, .. } => {
+                let Some((from, from_handle)) = self.reach(from_ino, Some(from_fh)) else {
+                    return Some(Answer::Failed(Errno::STALE));
+                };
+                (
+                    Purpose::Write { ino, offset: to_offset, size: length },
+                    Call::CopyRange {
+                        from,
+                        from_handle,
+                        from_offset,
+                        to: node,
+                        to_handle: handle,
+                        to_offset,
+                        length,
+                    },
+                )
+            }
+            _ => return Some(Answer::Failed(Errno::NOSYS)),
+        };
+        self.ask(now, id, caller, purpose, call)
+    }
+
+    /// Starts a request that waited again.
+    pub(crate) fn retry(&mut self, now: Time, id: OpId, op: Op) {
+        let Some(waiting) = self.waiting.get(&id) else { return };
+        let caller = waiting.caller;
+        if let Some(answer) = self.start(now, id, caller, op) {
+            self.answer(id, answer);
+        }
+    }
+
+    /// What the remote says.
+    pub fn handle_event(&mut self, now: Time, event: Event) {
+        match event {
+            Event::Attached(session) => self.attach(session),
+            Event::Response { call, response } => {
+                if let Some(Purpose::List { dir }) = self.flights.get(&call).map(|f| f.purpose.clone()) {
+                    // A deadline that passed in mid-listing puts what came so far aside, before more comes.
+                    self.names(now, dir);
+                }
+                self.handle_response(now, call, response);
+            }
+            Event::Recall(recall) => self.handle_recall(recall),
+            Event::Lost { why } => self.handle_lost(&why),
+        }
+    }
+
+    fn attach(&mut self, session: Session) {
+        self.key = session.cookie_key;
+        self.has_acls = session.has_acls;
+        self.root = session.root.ino;
+        self.attached = true;
+        let root = self.inode(session.root);
+        root.lookups = root.lookups.max(1);
+    }
+
+    pub(crate) fn handle_reply(&mut self, now: Time, flight: Flight, response: Response) {
+        let answer = match &flight.purpose {
+            Purpose::Lookup { dir, name } => {
+                let (dir, name) = (*dir, name.clone());
+                return self.looked(now, flight, dir, &name, response);
+            }
+            Purpose::Attr { .. } => return self.attr_arrived(now, flight, response),
+            Purpose::Target { ino } => return self.target_arrived(&flight, *ino, response),
+            Purpose::Xattrs { ino } => return self.xattrs_arrived(now, &flight, *ino, response),
+            Purpose::Xattr => return self.value_arrived(&flight, &response),
+            Purpose::Read { ino, offset, size } => {
+                return self.read_arrived(now, &flight, *ino, (*offset, *size), response);
+            }
+            Purpose::Pin { ino } => return self.pin_arrived(now, &flight, *ino, &response),
+            Purpose::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
+            Purpose::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
+            Purpose::List { .. } => return,
+            Purpose::Open { ino, file } => self.open_arrived(now, &flight, *ino, *file, &response),
+            Purpose::Make { dir, name, file } => self.made(now, &flight, (*dir, name), *file, &response),
+            Purpose::Tmpfile { file } => self.tmpfile_made(now, &flight, *file, &response),
+            Purpose::Remove { dir, name } => self.removed(now, &flight, (*dir, name), &response),
+            Purpose::Rename { .. } => self.renamed(now, &flight, &response),
+            Purpose::Change { ino, xattrs } => self.changed(now, &flight, (*ino, *xattrs), &response),
+            Purpose::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
+            Purpose::Space | Purpose::Flags | Purpose::Seek | Purpose::Fsync => plain(&response),
+        };
+        self.answer_all(&flight.waiters, &answer);
+        if flight.drop_data
+            && let Purpose::Write { ino, offset, size } = flight.purpose
+        {
+            self.invalidate(vec![crate::Stale::Data { ino, offset, length: size }], None);
+        }
+    }
+
+    pub(crate) fn leave_joins(&mut self, id: CallId, purpose: &Purpose) {
+        let removed = match purpose {
+            Purpose::Lookup { dir, name } => {
+                let key = (*dir, name.clone());
+                if self.lookups.get(&key) == Some(&id) { self.lookups.remove(&key) } else { None }
+            }
+            Purpose::Attr { ino } if self.attrs.get(ino) == Some(&id) => self.attrs.remove(ino),
+            Purpose::Xattrs { ino } if self.xattrs.get(ino) == Some(&id) => self.xattrs.remove(ino),
+            _ => None,
+        };
+        debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
+    }
+
+    /// The application's thread has a signal pending. Only a fatal one ends a wait (S8): the call goes
+    /// on if it changes something, and its reply is taken in.
+    pub fn handle_interrupt(&mut self, op: OpId, fatal: bool) {
+        if !fatal {
+            return;
+        }
+        let Some(waiting) = self.waiting.remove(&op) else { return };
+        self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
+        if let Some(flight) = self.flights.get_mut(&waiting.call) {
+            flight.waiters.retain(|&waiter| waiter != op);
+            if flight.waiters.is_empty() && !matches!(flight.purpose, Purpose::List { .. }) {
+                self.out.push_back(Output::Cancel(waiting.call));
+            }
+        }
+    }
+
+    /// Whether that request still waits.
+    #[must_use]
+    pub fn is_waiting(&self, op: OpId) -> bool {
+        self.waiting.contains_key(&op)
+    }
+
+    /// The number of the export's root.
+    #[must_use]
+    pub fn root(&self) -> u64 {
+        self.root
+    }
+
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Output {
+        if let Some(output) = self.out.pop_front() {
+            return output;
+        }
+        match self.watched.first() {
+            Some(&(due, _)) => Output::Timeout(due, Reason::GrantEnd),
+            None => Output::Timeout(Time::FAR, Reason::Idle),
+        }
+    }
+
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// How things stand; walks all directories.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        let mut gauges = Gauges {
+            bytes: self.bytes(),
+            pending_operations: self.overlay.operations(),
+            inodes: self.inodes.len() as u64,
+            open_files: self.files.len() as u64,
+            ..Gauges::default()
+        };
+        for directory in self.dirs.values() {
+            gauges.entries += directory.rows.there();
+            gauges.negative += directory.rows.missing();
+            gauges.complete_directories += u64::from(directory.complete);
+            gauges.grants_read += u64::from(directory.held.is_some());
+        }
+        for inode in self.inodes.values() {
+            gauges.grants_read += u64::from(inode.own.is_some()) + u64::from(inode.data.held.is_some());
+        }
+        gauges
+    }
+
+    pub(crate) fn new_fh(&mut self) -> Fh {
+        self.next_fh += 1;
+        Fh(self.next_fh)
+    }
+}
+
+fn plain(response: &Response) -> Answer {
+    match &response.result {
+        Ok(Reply::Space(space)) => Answer::Space(*space),
+        Ok(Reply::Flags(flags)) => Answer::Flags(*flags),
+        Ok(Reply::Offset(offset)) => Answer::Offset(*offset),
+        Ok(Reply::Done) => Answer::Done,
+        Ok(_) => Answer::Failed(Errno::PROTO),
+        Err(errno) => Answer::Failed(*errno),
+    }
+}

@@ -1,0 +1,40 @@
+//! What a mount was asked to be.
+
+use crate::kernel::Level;
+
+/// Settings of one cache; fixed over its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Cached facts are held to this many bytes, whole directories going first.
+    pub budget_bytes: u64,
+    /// What the kernel can be told to forget.
+    pub level: Level,
+    /// A directory's listing is fetched after this many different missing names.
+    pub misses_before_listing: u32,
+    /// The kernel may keep listings of directories below this size.
+    pub kernel_listing_below: u64,
+    /// Beyond so many missing names given to the kernel it is given none.
+    pub kernel_missing_most: u64,
+    /// Bytes that an entry costs the kernel's buffer beside its name (padded to 8): without and with
+    /// attributes (`struct fuse_dirent`, `struct fuse_direntplus`).
+    pub entry_size: (u32, u32),
+    /// Durable identity of this client; see `OpName`.
+    pub client: u64,
+    /// Random, of this start.
+    pub incarnation: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            budget_bytes: 1 << 30,
+            level: Level::All,
+            misses_before_listing: 4,
+            kernel_listing_below: 1_000,
+            kernel_missing_most: 100_000,
+            entry_size: (24, 152),
+            client: 0,
+            incarnation: 0,
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! What `nigh status` shows of a cache.
+
+/// Counts over a cache's life; they only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Requests answered from memory.
+    pub hits: u64,
+    /// Requests that had to wait for something.
+    pub misses: u64,
+    /// Waiting requests that have been answered.
+    pub waits: u64,
+    /// Of these, the ones that joined a call already in flight.
+    pub joins: u64,
+    pub evictions: u64,
+    pub recalled: u64,
+    pub updated_in_place: u64,
+    pub epoch_planned: u64,
+}
+
+/// How things stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Gauges {
+    /// Names that exist, as far as they are known.
+    pub entries: u64,
+    /// Names known not to exist.
+    pub negative: u64,
+    pub complete_directories: u64,
+    pub bytes: u64,
+    pub grants_read: u64,
+    pub pending_operations: u64,
+    pub inodes: u64,
+    pub open_files: u64,
+}

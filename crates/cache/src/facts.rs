@@ -1,0 +1,279 @@
+//! Where facts live, how they are found, learned and forgotten.
+
+use crate::cache::Cache;
+use crate::flight::Flight;
+use crate::grants::Held;
+use crate::op::{Answer, Node, Output, Stale};
+use crate::rows::{Child, Row};
+use crate::state::{Directory, Inode};
+use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Response, Span, Time};
+
+impl Cache {
+    /// A directory's names, if their grant lives; ends them if it does not.
+    pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, Held)> {
+        let lapsed = self.dirs.get(&dir)?.held.is_some_and(|h| !h.lives(now));
+        if lapsed {
+            self.forget_names(dir);
+        }
+        let directory = self.dirs.get_mut(&dir)?;
+        directory.used = true;
+        let held = directory.held?;
+        Some((directory, held))
+    }
+
+    /// The attributes of an inode and the grant that they stand under.
+    pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
+        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
+            return Some((attr, held));
+        }
+        let (dir, name) = inode.home.as_ref()?;
+        let directory = self.dirs.get(dir)?;
+        let held = directory.held.filter(|h| h.lives(now))?;
+        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let child = row.child.as_ref().filter(|c| c.id == id)?;
+        (child.attr_known && child.attr.covered_by_parent()).then_some((child.attr, held))
+    }
+
+    /// The same, for a child found in its directory's row.
+    pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
+        if child.attr_known && child.attr.covered_by_parent() {
+            return Some((child.attr, held));
+        }
+        let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
+        inode.own.filter(|(_, held)| held.lives(now))
+    }
+
+    /// The record of an inode, made if there is none.
+    pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
+        let inode = self.inodes.entry(id.ino).or_insert_with(|| Inode::new(id));
+        if inode.id != id {
+            inode.renew(id);
+        }
+        inode
+    }
+
+    pub(crate) fn directory(&mut self, id: NodeId) -> &mut Directory {
+        let order = &mut self.order;
+        let directory = self.dirs.entry(id.ino).or_insert_with(|| {
+            order.push_back(id.ino);
+            Directory::new(id)
+        });
+        if directory.id != id {
+            directory.forget();
+            directory.id = id;
+        }
+        directory.used = true;
+        directory
+    }
+
+    /// Attributes that a reply brought, kept if a grant allows. Returns the grant that they stand under.
+    pub(crate) fn learn_attr(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        id: NodeId,
+        attr: Attr,
+        grants: &[Grant],
+    ) -> Option<Held> {
+        if flight.seen.inodes.contains(&id.ino) {
+            self.forget_attr(id.ino);
+            return None;
+        }
+        let fresh = flight.granted(grants, id, Covers::Inode).map(|g| Held::begin(g, flight.sent));
+        let fresh = fresh.filter(|h| h.lives(now));
+        self.note_symlink(id, &attr);
+        let mut under = None;
+        if let Some(held) = fresh {
+            self.inode(id).own = Some((attr, held));
+            under = Some(held);
+        } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
+            match &mut inode.own {
+                Some((own, held)) if held.lives(now) => {
+                    *own = attr;
+                    under = Some(*held);
+                }
+                own => *own = None,
+            }
+        }
+        let covered = self.learn_at_home(now, id, attr);
+        under.or(covered)
+    }
+
+    /// Puts attributes into the row that names the inode, if its directory's grant lives.
+    fn learn_at_home(&mut self, now: Time, id: NodeId, attr: Attr) -> Option<Held> {
+        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        let (dir, name) = inode.home.as_ref()?;
+        let cookie = self.key.cookie(name.as_bytes());
+        let directory = self.dirs.get_mut(dir)?;
+        let held = directory.held.filter(|h| h.lives(now))?;
+        let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
+        child.attr = attr;
+        child.attr_known = true;
+        attr.covered_by_parent().then_some(held)
+    }
+
+    /// A symlink whose attributes changed may be another one under the same number, on filesystems
+    /// without birth times: what the kernel holds of its target goes.
+    fn note_symlink(&mut self, id: NodeId, attr: &Attr) {
+        if id.generation != 0 || attr.kind() != Kind::Symlink {
+            return;
+        }
+        let Some(inode) = self.inodes.get_mut(&id.ino) else { return };
+        if inode.own.is_some_and(|(own, _)| own.ctime != attr.ctime) {
+            inode.target = None;
+            self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
+        }
+    }
+
+    /// It is not known which attributes are the later ones: nothing is kept.
+    pub(crate) fn forget_attr(&mut self, ino: u64) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.own = None;
+        inode.xattrs = None;
+        let id = inode.id;
+        let Some((dir, name)) = inode.home.as_ref() else { return };
+        let cookie = self.key.cookie(name.as_bytes());
+        let Some(directory) = self.dirs.get_mut(dir) else { return };
+        if let Some(child) = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id) {
+            child.attr_known = false;
+        }
+    }
+
+    /// Attributes of others that a reply brought along.
+    pub(crate) fn learn_after(&mut self, now: Time, flight: &Flight, response: &Response) {
+        for &(id, attr) in &response.after {
+            if attr.nlink == 0 && !attr.is_dir() {
+                self.forget_attr(id.ino);
+            }
+            self.learn_attr(now, flight, id, attr, &response.grants);
+        }
+    }
+
+    /// Puts a name into a directory's facts, if there is a grant for it. `None`: it does not exist.
+    pub(crate) fn learn_name(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        dir: NodeId,
+        name: &Name,
+        entry: Option<&Entry>,
+        grants: &[Grant],
+    ) -> Option<Held> {
+        let fresh = flight.granted(grants, dir, Covers::Names).map(|g| Held::begin(g, flight.sent));
+        let cookie = self.key.cookie(name.as_bytes());
+        if self.names(now, dir.ino).is_none() {
+            let held = fresh.filter(|h| h.lives(now))?;
+            self.directory(dir).held = Some(held);
+        } else if fresh.is_none() && flight.sequence.is_none() {
+            // An ungranted answer beside a living grant (its own was recalled on the way): not kept.
+            return None;
+        }
+        let directory = self.dirs.get_mut(&dir.ino)?;
+        let held = directory.held?;
+        if entry.is_none() && directory.complete {
+            directory.rows.remove(cookie, name.as_bytes());
+        } else {
+            let child = entry.map(Child::new);
+            directory.rows.insert(Row { cookie, name: name.clone(), child });
+        }
+        self.recount(dir.ino);
+        Some(held)
+    }
+
+    /// The name's fact is wrong or gone; the directory is no longer known whole.
+    pub(crate) fn doubt_name(&mut self, dir: u64, name: &Name) {
+        let cookie = self.key.cookie(name.as_bytes());
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.rows.remove(cookie, name.as_bytes());
+            directory.complete = false;
+            directory.progress = None;
+            directory.version += 1;
+            self.recount(dir);
+        }
+    }
+
+    /// A directory's grant has ended.
+    pub(crate) fn forget_names(&mut self, dir: u64) {
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.forget();
+            self.recount(dir);
+        }
+    }
+
+    /// Brings the byte count up to date after a directory's rows changed.
+    pub(crate) fn recount(&mut self, dir: u64) {
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            let bytes = directory.rows.bytes();
+            self.row_bytes = self.row_bytes - directory.counted + bytes;
+            directory.counted = bytes;
+        }
+    }
+
+    /// What the kernel is told of an inode that a name led to, counting the lookup.
+    pub(crate) fn node(
+        &mut self,
+        now: Time,
+        home: Option<(u64, &Name)>,
+        id: NodeId,
+        attr: Attr,
+        name_held: Option<Held>,
+        attr_held: Option<Held>,
+    ) -> Node {
+        let level = self.config.level;
+        let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
+        let node = Node { id, attr, entry_valid: valid(name_held), attr_valid: valid(attr_held) };
+        let inode = self.inode(id);
+        inode.lookups += 1;
+        if let Some((dir, name)) = home {
+            let same = inode.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
+            if !same {
+                inode.home = Some((dir, name.clone()));
+            }
+        }
+        node
+    }
+
+    /// What the kernel is told of a name that does not exist.
+    pub(crate) fn missing(&mut self, now: Time, dir: u64, held: Option<Held>) -> Answer {
+        let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));
+        if valid == Span::ZERO || self.missing_given >= self.config.kernel_missing_most {
+            return Answer::Missing(Span::ZERO);
+        }
+        self.missing_given += 1;
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.missing_given = true;
+        }
+        Answer::Missing(valid)
+    }
+
+    /// The kernel forgets an inode `count` times.
+    pub fn handle_forget(&mut self, ino: u64, count: u64) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.lookups = inode.lookups.saturating_sub(count);
+        self.drop_if_idle(ino);
+    }
+
+    /// Drops the record of an inode that neither the kernel nor a fact needs.
+    pub(crate) fn drop_if_idle(&mut self, ino: u64) {
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        let needed = inode.lookups > 0 || inode.opens > 0 || inode.own.is_some() || ino == self.root;
+        if needed {
+            return;
+        }
+        if let Some(handle) = inode.pinned {
+            self.release_handle(handle);
+        }
+        self.inodes.remove(&ino);
+    }
+
+    /// Has the kernel told; then the recall, if there is one, is acknowledged.
+    pub(crate) fn invalidate(&mut self, stale: Vec<Stale>, then: Option<crate::recall::After>) {
+        self.next_invalidation += 1;
+        let id = crate::op::Invalidation(self.next_invalidation);
+        if let Some(then) = then {
+            self.after_invalidation.insert(id, then);
+        }
+        self.out.push_back(Output::Invalidate { id, stale });
+    }
+}

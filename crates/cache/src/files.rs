@@ -1,0 +1,282 @@
+//! Regular files: open, data, close.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, NewFile, Purpose};
+use crate::grants::Held;
+use crate::op::{Answer, Caller, Fh, Opened, Output, Stale};
+use crate::state::{OpenFile, Pages, Stamp};
+use nigh_types::{
+    Access, Attr, Call, CallId, Covers, Errno, Handle, NodeId, OpId, Reply, Response, Time, WriteFlags,
+};
+
+impl Cache {
+    pub(crate) fn open(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        ino: u64,
+        access: Access,
+        append: bool,
+    ) -> Option<Answer> {
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let file = NewFile { append, sync: access.sync, direct: access.direct, caller };
+        let local = !access.write && !access.truncate;
+        if local && let Some((attr, held)) = self.attr_of(now, id) {
+            let keep = self.pages_hold(now, id, &attr, Some(held));
+            return Some(Answer::Opened(self.opened_file(id, file, None, keep)));
+        }
+        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.ask(now, op, caller, Purpose::Open { ino, file }, Call::Open { node, access })
+    }
+
+    /// Whether what the kernel holds of a file is still true, given its present attributes.
+    fn pages_hold(&mut self, now: Time, id: NodeId, attr: &Attr, under: Option<Held>) -> bool {
+        let keeps = self.config.level.may_keep_pages();
+        let inode = self.inode(id);
+        let lives = inode.data.held.is_some_and(|h| h.lives(now));
+        let same = inode.data.pages == Pages::Of(Stamp::of(attr));
+        if !lives && same {
+            inode.data.held = under;
+        }
+        keeps && (lives || same)
+    }
+
+    pub(crate) fn opened_file(
+        &mut self,
+        id: NodeId,
+        file: NewFile,
+        handle: Option<Handle>,
+        keep_cache: bool,
+    ) -> Opened {
+        let fh = self.new_fh();
+        let inode = self.inode(id);
+        inode.opens += 1;
+        if handle.is_none() {
+            inode.opens_unpinned += 1;
+        }
+        if !keep_cache {
+            inode.data.pages = Pages::None;
+        }
+        let deadline = inode.data.held.map(|h| h.deadline);
+        self.unpinned += u64::from(handle.is_none());
+        self.files.insert(
+            fh,
+            OpenFile { ino: id.ino, handle, append: file.append, sync: file.sync, caller: file.caller },
+        );
+        if let Some(deadline) = deadline {
+            self.watch(deadline, id.ino);
+        }
+        Opened { fh, keep_cache, cache_dir: false, no_flush: handle.is_none(), direct: false }
+    }
+
+    pub(crate) fn open_arrived(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        ino: u64,
+        file: NewFile,
+        response: &Response,
+    ) -> Answer {
+        let (handle, attr) = match &response.result {
+            Ok(Reply::Opened { handle, attr }) => (*handle, *attr),
+            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Err(errno) => return Answer::Failed(*errno),
+        };
+        let Some(id) = self.id_of(ino) else {
+            self.release_handle(handle);
+            return Answer::Failed(Errno::STALE);
+        };
+        if flight.sequence.is_some() {
+            self.mark_inode(ino);
+            self.inode(id).data.pages = Pages::None;
+        }
+        let under = self.learn_attr(now, flight, id, attr, &response.grants);
+        if flight.waiters.is_empty() {
+            self.release_handle(handle);
+            return Answer::Done;
+        }
+        let keep = self.pages_hold(now, id, &attr, under);
+        self.learn_data_grant(now, flight, id, response);
+        Answer::Opened(self.opened_file(id, file, Some(handle), keep))
+    }
+
+    /// A grant on data begins, unless one lives: its pages are older.
+    pub(crate) fn learn_data_grant(&mut self, now: Time, flight: &Flight, id: NodeId, response: &Response) {
+        let granted = flight.granted(&response.grants, id, Covers::Data);
+        let fresh = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
+        let inode = self.inode(id);
+        let lives = inode.data.held.is_some_and(|h| h.lives(now));
+        if lives && inode.data.pages != Pages::None {
+            return;
+        }
+        inode.data.held = fresh;
+        let opens = inode.opens;
+        if let Some(held) = fresh.filter(|_| opens > 0) {
+            self.watch(held.deadline, id.ino);
+        }
+    }
+
+    pub(crate) fn read(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        (ino, fh): (u64, Fh),
+        offset: u64,
+        size: u32,
+    ) -> Option<Answer> {
+        let Some((node, handle)) = self.reach(ino, Some(fh)) else { return Some(Answer::Failed(Errno::STALE)) };
+        let call = Call::Read { node, handle, offset, length: size };
+        let id = self.send(now, None, Purpose::Read { ino, offset, size }, call);
+        self.wait(op, caller, id, crate::flight::Want::Reply, false)
+    }
+
+    /// How the remote finds an open file.
+    pub(crate) fn reach(&self, ino: u64, fh: Option<Fh>) -> Option<(nigh_types::Place, Option<Handle>)> {
+        let node = self.place(ino)?;
+        let handle = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
+        let pinned = self.inodes.get(&ino).and_then(|i| i.pinned);
+        Some((node, handle.or(pinned)))
+    }
+
+    pub(crate) fn read_arrived(&mut self, now: Time, flight: &Flight, ino: u64, range: (u64, u32), response: Response) {
+        let data = match response.result {
+            Ok(Reply::Data(data)) => data,
+            Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
+            Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
+        };
+        if let Some(&op) = flight.waiters.first() {
+            self.answer(op, Answer::Data(data));
+        }
+        let Some(id) = self.id_of(ino) else { return };
+        let response = Response { result: Ok(Reply::Done), ..response };
+        self.learn_after(now, flight, &response);
+        self.learn_data_grant(now, flight, id, &response);
+        let stamp = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| Stamp::of(attr));
+        let changed = flight.seen.inodes.contains(&ino);
+        let inode = self.inode(id);
+        let lives = inode.data.held.is_some_and(|h| h.lives(now));
+        let before = inode.data.pages;
+        inode.data.pages = match (before, stamp) {
+            (Pages::None, Some(stamp)) if !changed => Pages::Of(stamp),
+            (Pages::Of(old), Some(stamp)) if !changed && old != stamp => Pages::Of(stamp),
+            (Pages::Of(old), _) if !changed => Pages::Of(old),
+            _ => Pages::Mixed,
+        };
+        let foreign = matches!((before, inode.data.pages), (Pages::Of(a), Pages::Of(b)) if a != b);
+        if !self.config.level.may_keep_pages() {
+            return;
+        }
+        if foreign {
+            self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+        } else if flight.drop_data || !lives {
+            let stale = Stale::Data { ino, offset: range.0, length: u64::from(range.1) };
+            self.invalidate(vec![stale], None);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of one FUSE request")]
+    pub(crate) fn write(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        (ino, fh): (u64, Fh),
+        offset: u64,
+        data: Vec<u8>,
+        kill_suidgid: bool,
+        from_page_cache: bool,
+    ) -> Option<Answer> {
+        let Some(file) = self.files.get(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
+        let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
+            return Some(Answer::Failed(Errno::BADF));
+        };
+        let flags = WriteFlags { append: file.append && !from_page_cache, kill_suidgid, sync: file.sync };
+        let opener = file.caller;
+        let purpose = Purpose::Write { ino, offset, size: data.len() as u64 };
+        let call = Call::Write { node, handle: Some(handle), offset, data, flags };
+        let id = self.send(now, Some(opener), purpose, call);
+        self.wait(op, caller, id, crate::flight::Want::Reply, false)
+    }
+
+    pub(crate) fn write_arrived(&mut self, now: Time, flight: &Flight, ino: u64, at: u64, response: &Response) -> Answer {
+        self.learn_after(now, flight, response);
+        self.mark_inode(ino);
+        self.wrote(now, ino, response);
+        match response.result {
+            Ok(Reply::Written { offset, count }) => {
+                if offset != at {
+                    let stale = vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }];
+                    self.invalidate(stale, None);
+                }
+                Answer::Written(count)
+            }
+            Ok(_) => Answer::Failed(Errno::PROTO),
+            Err(errno) => {
+                self.forget_attr(ino);
+                Answer::Failed(errno)
+            }
+        }
+    }
+
+    /// Own data went to the file. What the kernel holds is its present state, unless somebody else
+    /// may have written too without our being told.
+    pub(crate) fn wrote(&mut self, now: Time, ino: u64, response: &Response) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let told = inode.data.held.is_some_and(|h| h.lives(now) && h.recallable);
+        let after = response.after.iter().find(|(node, _)| node.ino == ino).map(|(_, attr)| *attr);
+        let after = match (&response.result, after) {
+            (Ok(Reply::Attr(node, attr)), _) if node.ino == ino => Some(*attr),
+            (_, after) => after,
+        };
+        inode.data.pages = match (inode.data.pages, after) {
+            (Pages::None, Some(attr)) => Pages::Of(Stamp::of(&attr)),
+            (Pages::Of(_), Some(attr)) if told => Pages::Of(Stamp::of(&attr)),
+            _ => Pages::Mixed,
+        };
+    }
+
+    pub(crate) fn release(&mut self, fh: Fh) -> Option<Answer> {
+        let Some(file) = self.files.remove(&fh) else { return Some(Answer::Done) };
+        if let Some(handle) = file.handle {
+            self.release_handle(handle);
+        } else {
+            self.unpinned -= 1;
+        }
+        let mut idle_pin = None;
+        if let Some(inode) = self.inodes.get_mut(&file.ino) {
+            inode.opens -= 1;
+            if file.handle.is_none() {
+                inode.opens_unpinned -= 1;
+            }
+            if inode.opens_unpinned == 0 {
+                idle_pin = inode.pinned.take();
+            }
+        }
+        if let Some(handle) = idle_pin {
+            self.release_handle(handle);
+        }
+        self.drop_if_idle(file.ino);
+        Some(Answer::Done)
+    }
+
+    /// Tells the remote that a handle is needed no more; nothing waits for that.
+    pub(crate) fn release_handle(&mut self, handle: Handle) {
+        self.next_call += 1;
+        let call = Call::Release { handles: vec![handle] };
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
+    }
+
+    /// An open file whose last name goes, under that name, if the remote does not hold it open for us.
+    pub(crate) fn unpinned_at(&self, dir: u64, name: &nigh_types::Name) -> Option<NodeId> {
+        if self.unpinned == 0 {
+            return None;
+        }
+        self.files.values().filter(|f| f.handle.is_none()).find_map(|file| {
+            let inode = self.inodes.get(&file.ino)?;
+            let (at, called) = inode.home.as_ref()?;
+            (*at == dir && called == name && inode.pinned.is_none()).then_some(inode.id)
+        })
+    }
+}

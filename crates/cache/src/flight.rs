@@ -1,0 +1,244 @@
+//! Calls in flight: what they are for, who waits, and what happened meanwhile.
+
+use crate::cache::Cache;
+use crate::op::{Answer, Caller, Fh, Op, Output};
+use crate::rows::Child;
+use nigh_types::{Call, CallId, Covers, Errno, Grant, Name, NodeId, OpId, Response, Time};
+
+/// What a call's reply is for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    Lookup { dir: u64, name: Name },
+    Attr { ino: u64 },
+    List { dir: u64 },
+    Target { ino: u64 },
+    Xattrs { ino: u64 },
+    Xattr,
+    Space,
+    Flags,
+    Read { ino: u64, offset: u64, size: u32 },
+    Seek,
+    Open { ino: u64, file: NewFile },
+    /// A name is made, and opened if `file` says how.
+    Make { dir: u64, name: Name, file: Option<NewFile> },
+    Tmpfile { file: NewFile },
+    Remove { dir: u64, name: Name },
+    Rename { from: u64, name: Name, to: u64, new_name: Name, exchange: bool },
+    /// Attributes or xattrs of one inode are changed.
+    Change { ino: u64, xattrs: bool },
+    Write { ino: u64, offset: u64, size: u64 },
+    Fsync,
+    /// The remote keeps an open file; then the waiting request goes on.
+    Pin { ino: u64 },
+    /// Is what the kernel holds of an open file still true?
+    Renew { ino: u64 },
+    /// The remote learns again how to reach an inode; then `then` is sent again.
+    Walk { then: CallId },
+}
+
+/// A file about to be open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NewFile {
+    pub append: bool,
+    pub sync: bool,
+    pub direct: bool,
+    pub caller: Caller,
+}
+
+/// How a waiting request is answered once the call has its reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Want {
+    /// As the call's purpose says.
+    Reply,
+    Xattr { name: Vec<u8>, size: u32 },
+    XattrNames { size: u32 },
+    Page { fh: Fh, offset: nigh_types::Cookie, size: u32, plus: bool },
+    OpenDir { ino: u64 },
+    /// By trying again.
+    Again(Box<Op>),
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub call: CallId,
+    pub caller: Caller,
+    pub want: Want,
+    pub joined: bool,
+}
+
+/// What happened to facts after a call was sent: its reply may be older (invariant 4).
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub recalled: Vec<(NodeId, Covers)>,
+    /// Inodes that own mutations changed.
+    pub inodes: Vec<u64>,
+    /// Names that own mutations bound or unbound, with what they lead to now.
+    pub names: Vec<(u64, Name, Option<Child>)>,
+}
+
+impl Seen {
+    pub fn is_empty(&self) -> bool {
+        self.recalled.is_empty() && self.inodes.is_empty() && self.names.is_empty()
+    }
+
+    pub fn name(&self, dir: u64, name: &Name) -> Option<&Option<Child>> {
+        self.names.iter().rev().find(|(d, n, _)| *d == dir && n == name).map(|(_, _, child)| child)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub purpose: Purpose,
+    pub sent: Time,
+    pub caller: Option<Caller>,
+    /// Kept to be sent again after a walk; `None` where it never is.
+    pub again: Option<Call>,
+    /// How many walks were made for it.
+    pub walks: usize,
+    /// Set on mutations.
+    pub sequence: Option<u64>,
+    pub waiters: Vec<OpId>,
+    pub seen: Seen,
+    /// A part has arrived.
+    pub begun: bool,
+    /// A listing that cannot be kept: its rows.
+    pub aside: Option<Box<crate::rows::Rows>>,
+    /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
+    pub drop_data: bool,
+}
+
+impl Flight {
+    /// The grant of the reply on these facts, unless it was recalled on its way.
+    pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: Covers) -> Option<&'a Grant> {
+        let recalled = self.seen.recalled.iter().any(|&(n, c)| n == node && c == covers);
+        if recalled { None } else { crate::grants::on(grants, node, covers) }
+    }
+}
+
+impl Cache {
+    /// Sends a call on which nobody waits yet.
+    pub(crate) fn send(&mut self, now: Time, caller: Option<Caller>, purpose: Purpose, call: Call) -> CallId {
+        self.next_call += 1;
+        let id = CallId(self.next_call);
+        let name = call.is_mutation().then(|| self.overlay.begin(id));
+        let handled = match &call {
+            Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
+            Call::Walk { .. } | Call::Release { .. } => true,
+            _ => false,
+        };
+        tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());
+        self.flights.insert(
+            id,
+            Flight {
+                purpose,
+                sent: now,
+                caller,
+                again: (!handled).then(|| call.clone()),
+                walks: 0,
+                sequence: name.map(|n| n.sequence),
+                waiters: Vec::new(),
+                seen: Seen::default(),
+                begun: false,
+                aside: None,
+                drop_data: false,
+            },
+        );
+        self.out.push_back(Output::Call { id, caller, name, call });
+        id
+    }
+
+    /// Lets a request wait for a call.
+    pub(crate) fn wait(&mut self, op: OpId, caller: Caller, call: CallId, want: Want, joined: bool) -> Option<Answer> {
+        self.counters.misses += 1;
+        if let Some(flight) = self.flights.get_mut(&call) {
+            flight.waiters.push(op);
+        }
+        self.waiting.insert(op, Waiting { call, caller, want, joined });
+        None
+    }
+
+    /// Sends a call for one request.
+    pub(crate) fn ask(&mut self, now: Time, op: OpId, caller: Caller, purpose: Purpose, call: Call) -> Option<Answer> {
+        let on_behalf = (call.is_mutation() || matches!(call, Call::Open { .. })).then_some(caller);
+        let id = self.send(now, on_behalf, purpose, call);
+        self.wait(op, caller, id, Want::Reply, false)
+    }
+
+    /// Answers a request that waited.
+    pub(crate) fn answer(&mut self, op: OpId, answer: Answer) {
+        if let Some(waiting) = self.waiting.remove(&op) {
+            self.counters.waits += 1;
+            self.counters.joins += u64::from(waiting.joined);
+            self.out.push_back(Output::Answer { op, answer });
+        }
+    }
+
+    pub(crate) fn answer_all(&mut self, waiters: &[OpId], answer: &Answer) {
+        for &op in waiters {
+            self.answer(op, answer.clone());
+        }
+    }
+
+    /// A call's response, or a part of it.
+    pub(crate) fn handle_response(&mut self, now: Time, id: CallId, response: Response) {
+        let Some(mut flight) = self.flights.remove(&id) else { return };
+        if response.result == Err(Errno::STALE) && self.walk_again(now, id, &mut flight) {
+            self.flights.insert(id, flight);
+            return;
+        }
+        if let Purpose::List { dir } = flight.purpose {
+            if let Some(flight) = self.handle_listed(now, id, dir, flight, response) {
+                self.flights.insert(id, flight);
+            }
+            return;
+        }
+        if let Some(sequence) = flight.sequence {
+            self.overlay.finish(sequence);
+        }
+        self.leave_joins(id, &flight.purpose);
+        self.handle_reply(now, flight, response);
+        self.trim(now);
+    }
+
+    /// The remote does not know how to reach an inode: leads it there, by names from the root, once
+    /// for each inode that the call names.
+    fn walk_again(&mut self, now: Time, id: CallId, flight: &mut Flight) -> bool {
+        let Some(call) = &flight.again else { return false };
+        let Some(Some(node)) = crate::places::anchors(call).get(flight.walks).copied() else { return false };
+        let Some(names) = self.path_to(node) else { return false };
+        flight.walks += 1;
+        self.send(now, None, Purpose::Walk { then: id }, Call::Walk { node, names });
+        true
+    }
+
+    /// The walk has ended: what waited for it is sent again, or fails for good.
+    pub(crate) fn after_walk(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
+        let Some(flight) = self.flights.get_mut(&then) else { return };
+        match (result, &flight.again) {
+            (Ok(()), Some(call)) => {
+                flight.sent = now;
+                let (call, caller) = (call.clone(), flight.caller);
+                let name = flight.sequence.map(|s| self.overlay.name(s));
+                self.out.push_back(Output::Call { id: then, caller, name, call });
+            }
+            _ => {
+                flight.again = None;
+                self.handle_response(now, then, Response::plain(Err(Errno::STALE)));
+            }
+        }
+    }
+
+    /// Marks what an own mutation changed in every other call in flight.
+    pub(crate) fn mark_inode(&mut self, ino: u64) {
+        for flight in self.flights.values_mut() {
+            flight.seen.inodes.push(ino);
+        }
+    }
+
+    pub(crate) fn mark_name(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
+        for flight in self.flights.values_mut() {
+            flight.seen.names.push((dir, name.clone(), child.cloned()));
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Grants as the cache holds them.
+
+use nigh_types::{Covers, Grant, GrantId, NodeId, Term, Time};
+
+/// A grant in force: facts under it may be served before `deadline`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Held {
+    pub id: GrantId,
+    pub deadline: Time,
+    pub recallable: bool,
+}
+
+impl Held {
+    /// Begins with the *sending* of the request that brought it.
+    pub fn begin(grant: &Grant, sent: Time) -> Held {
+        let deadline = match grant.term {
+            Term::Session => Time::FAR,
+            Term::Limited(span) => sent.after(span),
+        };
+        Held { id: grant.id, deadline, recallable: grant.recallable }
+    }
+
+    pub fn lives(&self, now: Time) -> bool {
+        now < self.deadline
+    }
+}
+
+/// The grant among `grants` on those facts of that node.
+pub(crate) fn on(grants: &[Grant], node: NodeId, covers: Covers) -> Option<&Grant> {
+    grants.iter().find(|g| g.node == node && g.covers == covers)
+}

@@ -1,0 +1,214 @@
+//! Names, attributes, symlink targets.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, Want};
+use crate::op::{Answer, Caller, Op};
+use nigh_types::{Call, Errno, Name, NodeId, OpId, Reply, Response, Span, Time};
+
+impl Cache {
+    pub(crate) fn lookup(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+        let cookie = self.key.cookie(name.as_bytes());
+        if let Some((directory, held)) = self.names(now, dir) {
+            let row = directory.rows.find(cookie, name.as_bytes());
+            match row.map(|r| r.child.clone()) {
+                Some(Some(child)) => {
+                    if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {
+                        return Some(Answer::Node(self.node(
+                            now,
+                            Some((dir, &name)),
+                            child.id,
+                            attr,
+                            Some(held),
+                            Some(attr_held),
+                        )));
+                    }
+                }
+                Some(None) => return Some(self.missing(now, dir, Some(held))),
+                None if directory.knows_absence(cookie) => return Some(self.missing(now, dir, Some(held))),
+                None => {}
+            }
+        }
+        self.lookup_remote(now, op, caller, dir, name)
+    }
+
+    fn lookup_remote(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let key = (dir, name);
+        if let Some(&call) = self.lookups.get(&key)
+            && self.joinable(call)
+        {
+            return self.wait(op, caller, call, Want::Reply, true);
+        }
+        let name = key.1;
+        let call = Call::Lookup { dir: place, name: name.clone() };
+        let id = self.send(now, None, Purpose::Lookup { dir, name: name.clone() }, call);
+        self.lookups.insert((dir, name), id);
+        let answer = self.wait(op, caller, id, Want::Reply, false);
+        self.list_after_misses(now, dir);
+        answer
+    }
+
+    /// After a few different misses the directory is listed, so that it answers the next ones itself.
+    fn list_after_misses(&mut self, now: Time, dir: u64) {
+        let least = u64::from(self.config.misses_before_listing);
+        let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.missing());
+        if missing + 1 >= least {
+            self.list(now, dir);
+        }
+    }
+
+    /// A call in flight may be joined if nothing that it may bring has changed since it was sent.
+    pub(crate) fn joinable(&self, call: nigh_types::CallId) -> bool {
+        self.flights.get(&call).is_some_and(|f| f.seen.is_empty())
+    }
+
+    pub(crate) fn get_attr(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        if let Some((attr, held)) = self.attr_of(now, id) {
+            return Some(Answer::Attr(id, attr, self.config.level.validity(&held, now)));
+        }
+        let call = self.fetch_attr(now, ino)?;
+        self.wait(op, caller, call.0, Want::Reply, call.1)
+    }
+
+    /// Asks for attributes, or joins who asks already (then `true`).
+    pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Option<(nigh_types::CallId, bool)> {
+        if let Some(&call) = self.attrs.get(&ino)
+            && self.joinable(call)
+        {
+            return Some((call, true));
+        }
+        let node = self.place(ino)?;
+        let id = self.send(now, None, Purpose::Attr { ino }, Call::GetAttr { node });
+        self.attrs.insert(ino, id);
+        Some((id, false))
+    }
+
+    /// `.` of an inode by number: what a server that re-exports the mount asks after a cache drop.
+    pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        if let Some((attr, held)) = self.attr_of(now, id) {
+            return Some(Answer::Node(self.node(now, None, id, attr, None, Some(held))));
+        }
+        let (call, joined) = self.fetch_attr(now, ino)?;
+        self.wait(op, caller, call, Want::Again(Box::new(Op::LookupSelf { ino })), joined)
+    }
+
+    pub(crate) fn lookup_parent(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        let parent = match self.inodes.get(&ino).and_then(|i| i.home.as_ref()) {
+            Some((dir, _)) => *dir,
+            None if ino == self.root => ino,
+            None => return Some(Answer::Failed(Errno::STALE)),
+        };
+        self.lookup_self(now, op, caller, parent)
+    }
+
+    pub(crate) fn read_link(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        if let Some(target) = self.target_of(now, id) {
+            return Some(Answer::Target(target));
+        }
+        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.ask(now, op, caller, Purpose::Target { ino }, Call::ReadLink { node })
+    }
+
+    fn target_of(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
+        self.attr_of(now, id)?;
+        let inode = self.inodes.get(&id.ino)?;
+        if let Some(target) = &inode.target {
+            return Some(target.to_vec());
+        }
+        let (dir, name) = inode.home.as_ref()?;
+        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let child = row.child.as_ref().filter(|c| c.id == id)?;
+        child.target.as_ref().map(|t| t.to_vec())
+    }
+
+    pub(crate) fn looked(&mut self, now: Time, flight: Flight, dir: u64, name: &Name, response: Response) {
+        let waiters = flight.waiters.clone();
+        let entry = match response.result {
+            Ok(Reply::Looked(entry)) => entry,
+            Ok(_) => return self.answer_all(&waiters, &Answer::Failed(Errno::PROTO)),
+            Err(errno) => return self.answer_all(&waiters, &Answer::Failed(errno)),
+        };
+        let Some(dir_id) = self.id_of(dir) else {
+            return self.answer_all(&waiters, &Answer::Failed(Errno::STALE));
+        };
+        let overtaken = flight.seen.name(dir, name).is_some();
+        let held = if overtaken {
+            None
+        } else {
+            self.learn_name(now, &flight, dir_id, name, entry.as_ref(), &response.grants)
+        };
+        let Some(entry) = entry else {
+            for op in waiters {
+                let answer = self.missing(now, dir, held);
+                self.answer(op, answer);
+            }
+            return;
+        };
+        // The record must stand before its attributes are learned: they may live at its home.
+        let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
+        self.inode(entry.id).target = entry.target.clone();
+        let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
+        let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
+        let attr_valid = attr_held.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
+        let node = crate::op::Node { attr_valid, ..node };
+        for (n, op) in waiters.iter().enumerate() {
+            if n > 0 {
+                self.inode(entry.id).lookups += 1;
+            }
+            self.answer(*op, Answer::Node(node));
+        }
+        if waiters.is_empty() {
+            self.handle_forget(entry.id.ino, 1);
+        }
+    }
+
+    pub(crate) fn attr_arrived(&mut self, now: Time, flight: Flight, response: Response) {
+        let waiters = flight.waiters.clone();
+        let answer = match response.result {
+            Ok(Reply::Attr(id, attr)) => {
+                let held = self.learn_attr(now, &flight, id, attr, &response.grants);
+                let valid = held.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
+                Answer::Attr(id, attr, valid)
+            }
+            Ok(_) => Answer::Failed(Errno::PROTO),
+            Err(errno) => Answer::Failed(errno),
+        };
+        for op in waiters {
+            self.answer_attr(now, op, &answer);
+        }
+    }
+
+    /// A waiter on attributes may have asked for something that needs them.
+    fn answer_attr(&mut self, now: Time, op: OpId, answer: &Answer) {
+        let want = self.waiting.get(&op).map(|w| w.want.clone());
+        match (want, answer) {
+            (Some(Want::Again(again)), Answer::Attr(id, attr, valid)) => match *again {
+                Op::LookupSelf { .. } => {
+                    let node = self.node(now, None, *id, *attr, None, None);
+                    self.answer(op, Answer::Node(crate::op::Node { attr_valid: *valid, ..node }));
+                }
+                other => self.retry(now, op, other),
+            },
+            _ => self.answer(op, answer.clone()),
+        }
+    }
+
+    pub(crate) fn target_arrived(&mut self, flight: &Flight, ino: u64, response: Response) {
+        let answer = match response.result {
+            Ok(Reply::Target(target)) => {
+                if flight.seen.is_empty()
+                    && let Some(inode) = self.inodes.get_mut(&ino)
+                {
+                    inode.target = Some(target.clone());
+                }
+                Answer::Target(target.into_vec())
+            }
+            Ok(_) => Answer::Failed(Errno::PROTO),
+            Err(errno) => Answer::Failed(errno),
+        };
+        self.answer_all(&flight.waiters, &answer);
+    }
+}

@@ -1,0 +1,342 @@
+//! Changes: names made, removed and moved; attributes set.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, NewFile, Purpose, Want};
+use crate::grants::Held;
+use crate::op::{Answer, Caller, Fh, Op};
+use crate::rows::{Child, Row};
+use nigh_types::{
+    Access, Call, Covers, Entry, Errno, Handle, Name, NodeId, OpId, Place, Reply, Response, SetAttr, Span, Time,
+};
+
+impl Cache {
+    /// A call that makes `name` in `dir`; `call` is given the directory's place.
+    #[allow(clippy::too_many_arguments, reason = "a request, its name, how it is opened and its call")]
+    pub(crate) fn make(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        dir: u64,
+        name: Name,
+        file: Option<NewFile>,
+        call: impl FnOnce(Place, Name) -> Call,
+    ) -> Option<Answer> {
+        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let call = call(place, name.clone());
+        self.ask(now, op, caller, Purpose::Make { dir, name, file }, call)
+    }
+
+    pub(crate) fn made(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        (dir, name): (u64, &Name),
+        file: Option<NewFile>,
+        response: &Response,
+    ) -> Answer {
+        let (entry, handle) = match &response.result {
+            Ok(Reply::Made { entry, handle, .. }) => (entry.clone(), *handle),
+            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Err(errno) => {
+                self.doubt_name(dir, name);
+                return Answer::Failed(*errno);
+            }
+        };
+        let Some(dir_id) = self.id_of(dir) else { return Answer::Failed(Errno::STALE) };
+        self.learn_after(now, flight, response);
+        // A further link: the row that named it alone must not go on answering for it.
+        self.forget_attr(entry.id.ino);
+        let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
+        self.mark_name(dir, name, Some(&Child::new(&entry)));
+        self.mark_inode(dir);
+        let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
+        self.inode(entry.id).target = entry.target.clone();
+        let under = self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
+        self.mark_inode(entry.id.ino);
+        self.new_directory(now, flight, &entry, response);
+        let attr_valid = under.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
+        let node = crate::op::Node { attr_valid, ..node };
+        if flight.waiters.is_empty() {
+            self.handle_forget(entry.id.ino, 1);
+            if let Some(handle) = handle {
+                self.release_handle(handle);
+            }
+            return Answer::Done;
+        }
+        match (file, handle) {
+            (Some(file), Some(handle)) => {
+                self.learn_data_grant(now, flight, entry.id, response);
+                Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
+            }
+            (Some(_), None) => Answer::Failed(Errno::PROTO),
+            (None, _) => Answer::Node(node),
+        }
+    }
+
+    /// A directory just made is empty, and known to be if its names were granted.
+    fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
+        let granted = flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
+        let held = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
+        if let Some(held) = held {
+            let directory = self.directory(entry.id);
+            directory.forget();
+            directory.held = Some(held);
+            directory.complete = true;
+        }
+    }
+
+    pub(crate) fn tmpfile_made(&mut self, now: Time, flight: &Flight, file: NewFile, response: &Response) -> Answer {
+        let (entry, handle) = match &response.result {
+            Ok(Reply::Made { entry, handle: Some(handle), .. }) => (entry, *handle),
+            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Err(errno) => return Answer::Failed(*errno),
+        };
+        if flight.waiters.is_empty() {
+            self.release_handle(handle);
+            return Answer::Done;
+        }
+        let node = self.node(now, None, entry.id, entry.attr, None, None);
+        self.learn_after(now, flight, response);
+        self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
+        self.learn_data_grant(now, flight, entry.id, response);
+        Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
+    }
+
+    pub(crate) fn unlink(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let keep = self.unpinned_at(dir, &name);
+        let call = Call::Unlink { dir: place, name: name.clone(), keep };
+        self.ask(now, op, caller, Purpose::Remove { dir, name }, call)
+    }
+
+    pub(crate) fn rmdir(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let call = Call::Rmdir { dir: place, name: name.clone() };
+        self.ask(now, op, caller, Purpose::Remove { dir, name }, call)
+    }
+
+    pub(crate) fn removed(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        (dir, name): (u64, &Name),
+        response: &Response,
+    ) -> Answer {
+        let (node, kept) = match &response.result {
+            Ok(Reply::Removed { node, kept }) => (*node, *kept),
+            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Err(errno) => {
+                // Refused for the directory's own state, the name is as it was.
+                if !matches!(*errno, Errno::PERM | Errno::ACCES | Errno::ROFS) {
+                    self.doubt_name(dir, name);
+                }
+                return Answer::Failed(*errno);
+            }
+        };
+        self.unbind(now, flight, (dir, name), response);
+        self.leave_home(node, (dir, name), kept);
+        self.learn_after(now, flight, response);
+        self.mark_inode(dir);
+        self.mark_inode(node.ino);
+        Answer::Done
+    }
+
+    fn unbind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), response: &Response) {
+        if let Some(dir_id) = self.id_of(dir) {
+            self.learn_name(now, flight, dir_id, name, None, &response.grants);
+        }
+        self.mark_name(dir, name, None);
+    }
+
+    /// An inode has lost the name that led to it.
+    fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
+        self.forget_names(node.ino);
+        let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else {
+            if let Some(handle) = kept {
+                self.release_handle(handle);
+            }
+            return;
+        };
+        if inode.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
+            inode.home = None;
+        }
+        if kept.is_some() {
+            inode.pinned = kept;
+        }
+    }
+
+    pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
+        let Op::Rename { from, name, to, new_name, no_replace, exchange } = what else { return None };
+        let (Some(from_place), Some(to_place)) = (self.place(from), self.place(to)) else {
+            return Some(Answer::Failed(Errno::STALE));
+        };
+        let keep = if exchange { None } else { self.unpinned_at(to, &new_name) };
+        let call = Call::Rename {
+            from: from_place,
+            name: name.clone(),
+            to: to_place,
+            new_name: new_name.clone(),
+            no_replace,
+            exchange,
+            keep,
+        };
+        self.ask(now, op, caller, Purpose::Rename { from, name, to, new_name, exchange }, call)
+    }
+
+    pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
+        let Purpose::Rename { from, name, to, new_name, exchange } = &flight.purpose else {
+            return Answer::Failed(Errno::IO);
+        };
+        let (old, new) = ((*from, name), (*to, new_name));
+        let (moved, replaced, kept) = match &response.result {
+            Ok(Reply::Renamed { moved, replaced, kept }) => (*moved, *replaced, *kept),
+            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Err(errno) => {
+                if !matches!(*errno, Errno::PERM | Errno::ACCES | Errno::ROFS | Errno::XDEV | Errno::INVAL) {
+                    self.doubt_name(*from, name);
+                    self.doubt_name(*to, new_name);
+                }
+                return Answer::Failed(*errno);
+            }
+        };
+        let moved_child = self.child_for(moved, old, response);
+        let other_child = replaced.filter(|_| *exchange).and_then(|id| self.child_for(id, new, response));
+        if let Some(replaced) = replaced.filter(|_| !*exchange && replaced != Some(moved)) {
+            self.leave_home(replaced, new, kept);
+        }
+        self.bind(now, old, other_child);
+        self.bind(now, new, moved_child);
+        if moved != NodeId::default() && (old.0, old.1) != (new.0, new.1) {
+            self.move_home(moved, new);
+            if let Some(other) = replaced.filter(|_| *exchange) {
+                self.move_home(other, old);
+            }
+        }
+        self.learn_after(now, flight, response);
+        for ino in [*from, *to, moved.ino].into_iter().chain(replaced.map(|r| r.ino)) {
+            self.mark_inode(ino);
+        }
+        Answer::Done
+    }
+
+    /// What is known of a child that changes its name: its old row, else what the reply says.
+    fn child_for(&self, id: NodeId, (dir, name): (u64, &Name), response: &Response) -> Option<Child> {
+        let cookie = self.key.cookie(name.as_bytes());
+        let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        if let Some(child) = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id) {
+            return Some(child.clone());
+        }
+        let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr)?;
+        Some(Child { id, attr, attr_known: true, no_xattrs: false, target: None })
+    }
+
+    /// A name leads to `child` now, or to nothing, in the facts that there are and in calls in flight.
+    fn bind(&mut self, now: Time, (dir, name): (u64, &Name), child: Option<Child>) {
+        self.mark_name(dir, name, child.as_ref());
+        let cookie = self.key.cookie(name.as_bytes());
+        let Some((directory, _)) = self.names(now, dir) else { return };
+        if child.is_none() && directory.complete {
+            directory.rows.remove(cookie, name.as_bytes());
+        } else {
+            directory.rows.insert(Row { cookie, name: name.clone(), child });
+        }
+        self.recount(dir);
+    }
+
+    fn move_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+        if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
+            inode.home = Some((dir, name.clone()));
+        }
+    }
+
+    pub(crate) fn set_attr(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        (ino, fh): (u64, Option<Fh>),
+        set: SetAttr,
+    ) -> Option<Answer> {
+        if set.is_empty() {
+            return self.get_attr(now, op, caller, ino);
+        }
+        let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        let unpinned = self.inodes.get(&ino).is_some_and(|i| i.opens_unpinned > 0 && i.pinned.is_none());
+        if who_may && unpinned {
+            let node = self.place(ino)?;
+            let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+            let id = self.send(now, None, Purpose::Pin { ino }, Call::Open { node, access });
+            let again = Want::Again(Box::new(Op::SetAttr { ino, fh, set }));
+            return self.wait(op, caller, id, again, false);
+        }
+        self.set_attr_pinned(now, op, caller, (ino, fh), set)
+    }
+
+    pub(crate) fn set_attr_pinned(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        (ino, fh): (u64, Option<Fh>),
+        set: SetAttr,
+    ) -> Option<Answer> {
+        let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
+        // A handle is told only where it makes a difference: truncation goes by how it was opened.
+        let own = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
+        let handle = if set.size.is_some() { own } else { handle };
+        let call = Call::SetAttr { node, handle, set };
+        self.ask(now, op, caller, Purpose::Change { ino, xattrs: set.mode.is_some() }, call)
+    }
+
+    /// The remote keeps an open file, or cannot; the change that waited goes on.
+    pub(crate) fn pin_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
+        if let Ok(Reply::Opened { handle, .. }) = response.result {
+            match self.inodes.get_mut(&ino).filter(|i| i.opens_unpinned > 0 && i.pinned.is_none()) {
+                Some(inode) => inode.pinned = Some(handle),
+                None => self.release_handle(handle),
+            }
+        }
+        for &op in &flight.waiters {
+            let Some(waiting) = self.waiting.get(&op) else { continue };
+            let (caller, want) = (waiting.caller, waiting.want.clone());
+            if let Want::Again(again) = want
+                && let Op::SetAttr { ino, fh, set } = *again
+            {
+                if let Some(answer) = self.set_attr_pinned(now, op, caller, (ino, fh), set) {
+                    self.answer(op, answer);
+                }
+            }
+        }
+    }
+
+    /// Attributes or xattrs of one inode were changed.
+    pub(crate) fn changed(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        (ino, xattrs): (u64, bool),
+        response: &Response,
+    ) -> Answer {
+        self.learn_after(now, flight, response);
+        if xattrs {
+            self.forget_xattrs(ino);
+        }
+        let answer = match response.result {
+            Ok(Reply::Attr(id, attr)) => {
+                self.wrote(now, ino, response);
+                let under = self.learn_attr(now, flight, id, attr, &response.grants);
+                Answer::Attr(id, attr, under.map_or(Span::ZERO, |h| self.config.level.validity(&h, now)))
+            }
+            Ok(_) => Answer::Failed(Errno::PROTO),
+            Err(errno) => {
+                if !matches!(errno, Errno::PERM | Errno::ACCES | Errno::ROFS | Errno::NODATA | Errno::EXIST) {
+                    self.forget_attr(ino);
+                }
+                Answer::Failed(errno)
+            }
+        };
+        self.mark_inode(ino);
+        answer
+    }
+}

@@ -1,0 +1,167 @@
+//! What the kernel asks, and what it is answered.
+
+use nigh_types::{
+    Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, Name, NodeId, OpId, OpName, RecallId, SetAttr,
+    Space, Span, Time,
+};
+
+/// Who asked: for calls made on an application's behalf. `pid` is the thread's, 0 if not visible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+/// A file or directory that the kernel holds open, as it was numbered in [`Opened`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Fh(pub u64);
+
+/// One request. Inodes are named by `ino`, the number in [`NodeId`]; offsets and sizes are bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op {
+    Lookup { dir: u64, name: Name },
+    /// `.` of an inode that an exporting server knows only by number.
+    LookupSelf { ino: u64 },
+    LookupParent { ino: u64 },
+    GetAttr { ino: u64 },
+    SetAttr { ino: u64, fh: Option<Fh>, set: SetAttr },
+    ReadLink { ino: u64 },
+    Symlink { dir: u64, name: Name, target: Vec<u8> },
+    Mknod { dir: u64, name: Name, kind: Kind, mode: u32, umask: u32, rdev: u32 },
+    Mkdir { dir: u64, name: Name, mode: u32, umask: u32 },
+    Unlink { dir: u64, name: Name },
+    Rmdir { dir: u64, name: Name },
+    Rename { from: u64, name: Name, to: u64, new_name: Name, no_replace: bool, exchange: bool },
+    Link { ino: u64, dir: u64, name: Name },
+    Open { ino: u64, access: Access, append: bool },
+    Create { dir: u64, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access, append: bool },
+    Tmpfile { dir: u64, mode: u32, umask: u32, access: Access },
+    Read { ino: u64, fh: Fh, offset: u64, size: u32 },
+    Write { ino: u64, fh: Fh, offset: u64, data: Vec<u8>, kill_suidgid: bool, from_page_cache: bool },
+    Flush { fh: Fh },
+    Release { fh: Fh },
+    Fsync { ino: u64, fh: Option<Fh>, data_only: bool },
+    OpenDir { ino: u64 },
+    /// `size`: bytes that the kernel takes; see [`crate::Config::entry_size`].
+    ReadDir { ino: u64, fh: Fh, offset: Cookie, size: u32, plus: bool },
+    ReleaseDir { fh: Fh },
+    /// `size` 0 asks for the length of the value.
+    GetXattr { ino: u64, name: Vec<u8>, size: u32 },
+    ListXattr { ino: u64, size: u32 },
+    SetXattr { ino: u64, name: Vec<u8>, value: Vec<u8>, flags: u32, kill_sgid: bool },
+    RemoveXattr { ino: u64, name: Vec<u8> },
+    StatFs { ino: u64 },
+    Fallocate { ino: u64, fh: Fh, mode: u32, offset: u64, length: u64 },
+    /// `SEEK_DATA` or `SEEK_HOLE`.
+    Seek { ino: u64, fh: Fh, offset: u64, data: bool },
+    CopyRange { ino: u64, fh: Fh, offset: u64, to_ino: u64, to_fh: Fh, to_offset: u64, length: u64 },
+    GetFlags { ino: u64 },
+}
+
+/// An inode as the kernel is told of it. A validity of zero: ask again each time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    pub id: NodeId,
+    pub attr: Attr,
+    pub entry_valid: Span,
+    pub attr_valid: Span,
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Opened {
+    pub fh: Fh,
+    /// Pages of earlier opens are still true (`FOPEN_KEEP_CACHE`).
+    pub keep_cache: bool,
+    /// Of a directory: the kernel may keep its listing (`FOPEN_CACHE_DIR`).
+    pub cache_dir: bool,
+    /// Nothing needs to be told when a descriptor is closed (`FOPEN_NOFLUSH`).
+    pub no_flush: bool,
+    /// Nothing of the file may be cached (`FOPEN_DIRECT_IO`).
+    pub direct: bool,
+}
+
+/// One entry of a [`Page`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageEntry {
+    pub ino: u64,
+    /// File type bits of `st_mode`.
+    pub mode: u32,
+    /// Where reading goes on behind this entry (`d_off`).
+    pub next: Cookie,
+    /// How many bytes of [`Page::names`] are this entry's name.
+    pub name_len: u16,
+    /// Of READDIRPLUS, where known: counts as a lookup.
+    pub node: Option<Node>,
+}
+
+/// A part of a directory as the kernel asked for it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Page {
+    pub entries: Vec<PageEntry>,
+    /// The names, one behind the other.
+    pub names: Vec<u8>,
+}
+
+/// What an application is answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    Done,
+    Node(Node),
+    /// The name does not exist; the kernel may believe so for a while (zero: only ENOENT).
+    Missing(Span),
+    Attr(NodeId, Attr, Span),
+    Target(Vec<u8>),
+    Opened(Opened),
+    Created(Node, Opened),
+    Data(Vec<u8>),
+    Written(u64),
+    Page(Page),
+    Value(Vec<u8>),
+    Size(u32),
+    Space(Space),
+    Offset(u64),
+    Flags(u32),
+    Failed(Errno),
+}
+
+/// Names one [`Output::Invalidate`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Invalidation(pub u64);
+
+/// Something that the kernel must forget.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stale {
+    Attr { ino: u64 },
+    /// `length` 0: to the end. Of a directory: its cached listing.
+    Data { ino: u64, offset: u64, length: u64 },
+    Entry { dir: u64, name: Name },
+    /// Every name of the mount.
+    Epoch,
+}
+
+/// What the cache wants done by whoever drives it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// An answer that had to wait.
+    Answer { op: OpId, answer: Answer },
+    /// For the remote. On behalf of `caller`, or of the mount itself where it is `None`.
+    Call { id: CallId, caller: Option<Caller>, name: Option<OpName>, call: Call },
+    Cancel(CallId),
+    /// Tell the kernel, without holding up anything else, then call `handle_invalidated`.
+    Invalidate { id: Invalidation, stale: Vec<Stale> },
+    Acknowledge(RecallId),
+    Return(Vec<GrantId>),
+    /// Nothing until then, or until the next input.
+    Timeout(Time, Reason),
+}
+
+/// Why a timeout was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// Nothing is due; the moment is `Time::FAR`.
+    Idle,
+    /// A grant on what the kernel holds open ends.
+    GrantEnd,
+}

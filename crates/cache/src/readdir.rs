@@ -1,0 +1,213 @@
+//! Open directories and pages of them.
+
+use crate::cache::Cache;
+use crate::flight::Want;
+use crate::grants::Held;
+use crate::op::{Answer, Caller, Fh, Opened, Page, PageEntry};
+use crate::rows::Row;
+use crate::state::OpenDir;
+use nigh_types::{Attr, Cookie, Errno, NodeId, OpId, Time};
+
+const DIRECTORY: u32 = 0o040_000;
+
+/// An entry chosen for a page; attributes if the kernel is to know the inode.
+struct Chosen {
+    row: Row,
+    next: Cookie,
+    node: Option<(NodeId, Attr, Held)>,
+}
+
+/// What fits a page, counted as the kernel does.
+struct Room {
+    left: u32,
+    overhead: u32,
+}
+
+impl Room {
+    fn take(&mut self, name_len: usize) -> bool {
+        let name_len = u32::try_from(name_len).unwrap_or(u32::MAX);
+        let need = self.overhead.saturating_add(name_len).next_multiple_of(8);
+        let fits = need <= self.left;
+        if fits {
+            self.left -= need;
+        }
+        fits
+    }
+}
+
+impl Cache {
+    pub(crate) fn open_dir(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        if self.id_of(ino).is_none() {
+            return Some(Answer::Failed(Errno::STALE));
+        }
+        if self.names(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
+            return Some(Answer::Opened(self.opened_dir(now, ino)));
+        }
+        let (call, joined) = self.list(now, ino)?;
+        self.wait(op, caller, call, Want::OpenDir { ino }, joined)
+    }
+
+    pub(crate) fn opened_dir(&mut self, now: Time, ino: u64) -> Opened {
+        let (limit, keeps) = (self.config.kernel_listing_below, self.config.level.may_keep_pages());
+        let mut opened =
+            Opened { fh: self.new_fh(), keep_cache: false, cache_dir: false, no_flush: false, direct: false };
+        let mut deadline = None;
+        if let Some((directory, held)) = self.names(now, ino)
+            && keeps
+            && directory.complete
+            && directory.rows.there() < limit
+        {
+            opened.cache_dir = true;
+            opened.keep_cache = directory.kernel_version == Some(directory.version);
+            directory.kernel_version = Some(directory.version);
+            deadline = Some(held.deadline);
+        }
+        if let Some(deadline) = deadline {
+            self.watch(deadline, ino);
+        }
+        self.open_dirs.insert(opened.fh, OpenDir { ino, snapshot: None });
+        if let Some(id) = self.id_of(ino) {
+            self.inode(id).opens += 1;
+        }
+        opened
+    }
+
+    pub(crate) fn release_dir(&mut self, fh: Fh) -> Option<Answer> {
+        if let Some(open) = self.open_dirs.remove(&fh)
+            && let Some(inode) = self.inodes.get_mut(&open.ino)
+        {
+            inode.opens -= 1;
+            self.drop_if_idle(open.ino);
+        }
+        Some(Answer::Done)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of one FUSE request")]
+    pub(crate) fn read_dir(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        ino: u64,
+        fh: Fh,
+        offset: Cookie,
+        size: u32,
+        plus: bool,
+    ) -> Option<Answer> {
+        let Some(open) = self.open_dirs.get_mut(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
+        if offset == Cookie(0) {
+            open.snapshot = None;
+        }
+        if open.snapshot.is_some() {
+            return Some(self.snapshot_page(fh, offset, size, plus));
+        }
+        let known = self.names(now, ino).is_some();
+        if known && let Some(page) = self.page(now, ino, offset, size, plus) {
+            return Some(Answer::Page(page));
+        }
+        let Some((call, joined)) = self.list(now, ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.wait(op, caller, call, Want::Page { fh, offset, size, plus }, joined)
+    }
+
+    /// A page from facts; `None` if the listing has not come far enough.
+    pub(crate) fn page(&mut self, now: Time, ino: u64, offset: Cookie, size: u32, plus: bool) -> Option<Page> {
+        let (chosen, full) = {
+            let held = self.names(now, ino)?.1;
+            let directory = self.dirs.get(&ino)?;
+            let until = if directory.complete { None } else { Some(directory.progress?) };
+            let known = |row: &&Row| row.child.is_some() && until.is_none_or(|p| row.cookie <= p);
+            let rows = directory.rows.after(offset).filter(known);
+            let (chosen, full) = self.choose(now, rows, offset, size, plus, Some(held));
+            (chosen, full || until.is_none())
+        };
+        if !full {
+            return None;
+        }
+        Some(self.fill(now, ino, offset, size, plus, chosen))
+    }
+
+    /// A page of a listing that is no fact: names only.
+    pub(crate) fn snapshot_page(&mut self, fh: Fh, offset: Cookie, size: u32, plus: bool) -> Answer {
+        let Some(open) = self.open_dirs.get(&fh) else { return Answer::Failed(Errno::BADF) };
+        let Some(snapshot) = &open.snapshot else { return Answer::Failed(Errno::IO) };
+        let rows = snapshot.1.after(offset).filter(|row| row.child.is_some());
+        let (chosen, _) = self.choose(Time(0), rows, offset, size, plus, None);
+        let ino = open.ino;
+        Answer::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
+    }
+
+    fn room(&self, offset: Cookie, size: u32, plus: bool) -> Room {
+        let overhead = if plus { self.config.entry_size.1 } else { self.config.entry_size.0 };
+        let mut room = Room { left: size, overhead };
+        for (at, length) in [(0, 1), (1, 2)] {
+            if offset.0 <= at {
+                room.take(length);
+            }
+        }
+        room
+    }
+
+    /// Chooses what fits, never splitting names of equal cookies. The flag says that more was there.
+    fn choose<'a>(
+        &self,
+        now: Time,
+        rows: impl Iterator<Item = &'a Row>,
+        offset: Cookie,
+        size: u32,
+        plus: bool,
+        held: Option<Held>,
+    ) -> (Vec<Chosen>, bool) {
+        let mut room = self.room(offset, size, plus);
+        let mut chosen: Vec<Chosen> = Vec::new();
+        for row in rows {
+            if !room.take(row.name.as_bytes().len()) {
+                let whole = chosen.iter().rposition(|c| c.row.cookie != row.cookie).map_or(0, |at| at + 1);
+                if whole > 0 {
+                    chosen.truncate(whole);
+                }
+                return (chosen, true);
+            }
+            if let Some(before) = chosen.last_mut().filter(|c| c.row.cookie == row.cookie) {
+                before.next = Cookie(row.cookie.0 - 1);
+            }
+            let node = held.filter(|_| plus).and_then(|held| {
+                let child = row.child.as_ref()?;
+                let (attr, under) = self.child_attr(now, child, held)?;
+                Some((child.id, attr, under))
+            });
+            chosen.push(Chosen { row: row.clone(), next: row.cookie, node });
+        }
+        (chosen, false)
+    }
+
+    fn fill(&mut self, now: Time, ino: u64, offset: Cookie, size: u32, plus: bool, chosen: Vec<Chosen>) -> Page {
+        let mut page = Page::default();
+        let mut room = self.room(Cookie(2), size, plus);
+        let parent = self.inodes.get(&ino).and_then(|i| i.home.as_ref()).map_or(ino, |(dir, _)| *dir);
+        for (at, name, target) in [(0, b".".as_slice(), ino), (1, b"..".as_slice(), parent)] {
+            if offset.0 <= at && room.take(name.len()) {
+                let next = Cookie(at + 1);
+                let name_len = if at == 0 { 1 } else { 2 };
+                page.entries.push(PageEntry { ino: target, mode: DIRECTORY, next, name_len, node: None });
+                page.names.extend_from_slice(name);
+            }
+        }
+        let held = self.dirs.get(&ino).and_then(|d| d.held);
+        for Chosen { row, next, node } in chosen {
+            let Some(child) = &row.child else { continue };
+            let name = row.name.as_bytes();
+            let node =
+                node.map(|(id, attr, under)| self.node(now, Some((ino, &row.name)), id, attr, held, Some(under)));
+            page.entries.push(PageEntry {
+                ino: child.id.ino,
+                mode: child.attr.mode & 0o170_000,
+                next,
+                name_len: u16::try_from(name.len()).unwrap_or(0),
+                node,
+            });
+            page.names.extend_from_slice(name);
+        }
+        self.counters.hits += 1;
+        page
+    }
+}

@@ -1,0 +1,162 @@
+//! Records: inodes, directories, open files.
+
+use crate::grants::Held;
+use crate::op::Caller;
+use crate::rows::Rows;
+use nigh_types::{Attr, CallId, Cookie, Handle, Name, NodeId, Time, Timestamp, XattrSet};
+
+/// An inode that the kernel knows, or that has facts under a grant of its own.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub id: NodeId,
+    /// How often the kernel was told of it and has not forgotten.
+    pub lookups: u64,
+    /// How many [`crate::Fh`]s stand for it.
+    pub opens: u32,
+    /// Of those, files without a handle at the remote: before its last name goes, or who may read it
+    /// changes, the remote must be asked to keep it.
+    pub opens_unpinned: u32,
+    /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
+    /// its attributes are if the directory's grant covers them.
+    pub home: Option<(u64, Name)>,
+    /// Attributes under the inode's own grant.
+    pub own: Option<(Attr, Held)>,
+    pub target: Option<Box<[u8]>>,
+    /// All xattrs, until that deadline.
+    pub xattrs: Option<Box<(XattrSet, Time)>>,
+    pub data: Data,
+    /// A handle that keeps a file readable which was opened without one.
+    pub pinned: Option<Handle>,
+}
+
+/// What the kernel's page cache may hold of a file.
+#[derive(Debug, Default)]
+pub(crate) struct Data {
+    pub held: Option<Held>,
+    pub pages: Pages,
+}
+
+/// Of which state of the file the kernel's pages are, as far as attributes tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Pages {
+    /// There are none.
+    #[default]
+    None,
+    Of(Stamp),
+    /// Own writes and others' may be mixed: true only while the grant lives.
+    Mixed,
+}
+
+/// Tells one state of a file's data from another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stamp {
+    size: u64,
+    mtime: Timestamp,
+    ctime: Timestamp,
+}
+
+impl Stamp {
+    pub fn of(attr: &Attr) -> Stamp {
+        Stamp { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+    }
+}
+
+impl Inode {
+    pub fn new(id: NodeId) -> Inode {
+        Inode {
+            id,
+            lookups: 0,
+            opens: 0,
+            opens_unpinned: 0,
+            home: None,
+            own: None,
+            target: None,
+            xattrs: None,
+            data: Data::default(),
+            pinned: None,
+        }
+    }
+
+    /// Another inode took the number: nothing that was known of the old one holds.
+    pub fn renew(&mut self, id: NodeId) {
+        let old = std::mem::replace(self, Inode::new(id));
+        self.lookups = old.lookups;
+        self.opens = old.opens;
+        self.opens_unpinned = old.opens_unpinned;
+    }
+}
+
+/// What is known of a directory's names.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    pub id: NodeId,
+    /// The grant over `rows` and `complete`. Invariant: without it `rows` is empty.
+    pub held: Option<Held>,
+    pub rows: Rows,
+    /// A name without a row does not exist.
+    pub complete: bool,
+    /// The listing in flight, and up to where it has come: names below have a row or do not exist.
+    pub listing: Option<CallId>,
+    pub progress: Option<Cookie>,
+    /// Counts breaks in what is known; the kernel's listing is of `kernel_version`.
+    pub version: u64,
+    pub kernel_version: Option<u64>,
+    /// The kernel was told of names that do not exist.
+    pub missing_given: bool,
+    /// Used since eviction last came by.
+    pub used: bool,
+    /// Bytes counted in the cache's total.
+    pub counted: u64,
+}
+
+impl Directory {
+    pub fn new(id: NodeId) -> Directory {
+        Directory {
+            id,
+            held: None,
+            rows: Rows::default(),
+            complete: false,
+            listing: None,
+            progress: None,
+            version: 0,
+            kernel_version: None,
+            missing_given: false,
+            used: true,
+            counted: 0,
+        }
+    }
+
+    /// The grant has ended: nothing is known.
+    pub fn forget(&mut self) {
+        self.held = None;
+        self.rows.clear();
+        self.complete = false;
+        self.progress = None;
+        self.version += 1;
+    }
+
+    /// Whether the absence of a row says that the name does not exist.
+    pub fn knows_absence(&self, cookie: Cookie) -> bool {
+        self.complete || self.progress.is_some_and(|p| cookie <= p)
+    }
+}
+
+/// A regular file that the kernel holds open.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub ino: u64,
+    /// `None`: opened under a grant, the remote was not asked.
+    pub handle: Option<Handle>,
+    pub append: bool,
+    pub sync: bool,
+    /// Who opened it; writes are made on their behalf.
+    pub caller: Caller,
+}
+
+/// A directory that the kernel holds open.
+#[derive(Debug)]
+pub(crate) struct OpenDir {
+    pub ino: u64,
+    /// A listing that may not be kept as a fact: it serves this open until rewound.
+    pub snapshot: Option<Box<(NodeId, Rows)>>,
+}

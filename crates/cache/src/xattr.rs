@@ -1,0 +1,186 @@
+//! Extended attributes, ACLs among them: all of an inode's are known, or none.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, Want};
+use crate::op::{Answer, Caller};
+use nigh_types::{Call, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
+
+const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const SELINUX: &[u8] = b"security.selinux";
+
+impl Cache {
+    pub(crate) fn get_xattr(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        ino: u64,
+        name: Vec<u8>,
+        size: u32,
+    ) -> Option<Answer> {
+        // `ls -l` asks both of every file; this errno makes it ask once per filesystem.
+        if name == SELINUX || (!self.has_acls && ACL_NAMES.contains(&name.as_slice())) {
+            return Some(Answer::Failed(Errno::OPNOTSUPP));
+        }
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        match self.known_xattr(now, id, &name) {
+            Some(Ok(value)) => Some(sized(value, size)),
+            Some(Err(errno)) => Some(Answer::Failed(errno)),
+            None if self.xattrs_known(now, id) => {
+                let node = self.place(ino)?;
+                let call = self.send(now, None, Purpose::Xattr, Call::Xattr { node, name: name.clone() });
+                self.wait(op, caller, call, Want::Xattr { name, size }, false)
+            }
+            None => self.fetch_xattrs(now, op, caller, ino, Want::Xattr { name, size }),
+        }
+    }
+
+    pub(crate) fn list_xattr(&mut self, now: Time, op: OpId, caller: Caller, ino: u64, size: u32) -> Option<Answer> {
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        if self.has_no_xattrs(now, id) {
+            return Some(sized(Vec::new(), size));
+        }
+        if let Some(names) = self.xattr_set(now, id).map(names_of) {
+            return Some(sized(names, size));
+        }
+        self.fetch_xattrs(now, op, caller, ino, Want::XattrNames { size })
+    }
+
+    fn fetch_xattrs(&mut self, now: Time, op: OpId, caller: Caller, ino: u64, want: Want) -> Option<Answer> {
+        if let Some(&call) = self.xattrs.get(&ino)
+            && self.joinable(call)
+        {
+            return self.wait(op, caller, call, want, true);
+        }
+        let node = self.place(ino)?;
+        let call = self.send(now, None, Purpose::Xattrs { ino }, Call::Xattrs { node });
+        self.xattrs.insert(ino, call);
+        self.wait(op, caller, call, want, false)
+    }
+
+    /// Whether the directory's listing, or the making of the inode, said that there are none.
+    fn has_no_xattrs(&self, now: Time, id: NodeId) -> bool {
+        let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return false };
+        let Some((dir, name)) = inode.home.as_ref() else { return false };
+        let Some(directory) = self.dirs.get(dir).filter(|d| d.held.is_some_and(|h| h.lives(now))) else {
+            return false;
+        };
+        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
+        let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id);
+        // Covered children stand under the directory's grant; others under their own, learned with it.
+        child.is_some_and(|c| c.no_xattrs && (c.attr.covered_by_parent() || self.attr_of(now, id).is_some()))
+    }
+
+    fn xattr_set(&self, now: Time, id: NodeId) -> Option<&XattrSet> {
+        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        let (set, deadline) = inode.xattrs.as_deref()?;
+        (now < *deadline).then_some(set)
+    }
+
+    fn xattrs_known(&self, now: Time, id: NodeId) -> bool {
+        self.xattr_set(now, id).is_some()
+    }
+
+    /// `None`: not known. A value too large for the set counts as not known.
+    fn known_xattr(&self, now: Time, id: NodeId, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
+        if self.has_no_xattrs(now, id) {
+            return Some(Err(Errno::NODATA));
+        }
+        let set = self.xattr_set(now, id)?;
+        match set.items.iter().find(|(n, _)| n.as_ref() == name) {
+            None => Some(Err(Errno::NODATA)),
+            Some((_, Some(value))) => Some(Ok(value.to_vec())),
+            Some((_, None)) => None,
+        }
+    }
+
+    pub(crate) fn xattrs_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: Response) {
+        let set = match response.result {
+            Ok(Reply::Xattrs(set)) => set,
+            Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
+            Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
+        };
+        for &op in &flight.waiters {
+            let want = self.waiting.get(&op).map(|w| w.want.clone());
+            let answer = match want {
+                Some(Want::XattrNames { size }) => sized(names_of(&set), size),
+                Some(Want::Xattr { name, size }) => {
+                    match set.items.iter().find(|(n, _)| n.as_ref() == name.as_slice()) {
+                        None => Answer::Failed(Errno::NODATA),
+                        Some((_, Some(value))) => sized(value.to_vec(), size),
+                        Some((_, None)) => {
+                            self.fetch_value(now, op, ino, name, size);
+                            continue;
+                        }
+                    }
+                }
+                _ => Answer::Failed(Errno::IO),
+            };
+            self.answer(op, answer);
+        }
+        if flight.seen.is_empty()
+            && let Some(id) = self.id_of(ino)
+            && let Some((_, held)) = self.attr_of(now, id)
+            && let Some(inode) = self.inodes.get_mut(&ino)
+        {
+            let deadline = held.deadline.min(if held.recallable { Time::FAR } else { held.deadline });
+            inode.xattrs = Some(Box::new((set, deadline)));
+        }
+    }
+
+    fn fetch_value(&mut self, now: Time, op: OpId, ino: u64, name: Vec<u8>, size: u32) {
+        let (Some(node), Some(waiting)) = (self.place(ino), self.waiting.get(&op)) else {
+            return self.answer(op, Answer::Failed(Errno::STALE));
+        };
+        let caller = waiting.caller;
+        let call = self.send(now, None, Purpose::Xattr, Call::Xattr { node, name: name.clone() });
+        self.wait(op, caller, call, Want::Xattr { name, size }, false);
+    }
+
+    pub(crate) fn value_arrived(&mut self, flight: &Flight, response: &Response) {
+        for &op in &flight.waiters {
+            let size = match self.waiting.get(&op).map(|w| &w.want) {
+                Some(Want::Xattr { size, .. }) => *size,
+                _ => 0,
+            };
+            let answer = match &response.result {
+                Ok(Reply::Value(value)) => sized(value.clone(), size),
+                Ok(_) => Answer::Failed(Errno::PROTO),
+                Err(errno) => Answer::Failed(*errno),
+            };
+            self.answer(op, answer);
+        }
+    }
+
+    /// What was known of an inode's xattrs is no longer true.
+    pub(crate) fn forget_xattrs(&mut self, ino: u64) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.xattrs = None;
+        let id = inode.id;
+        let Some((dir, name)) = inode.home.as_ref() else { return };
+        let cookie = self.key.cookie(name.as_bytes());
+        let Some(directory) = self.dirs.get_mut(dir) else { return };
+        if let Some(child) = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id) {
+            child.no_xattrs = false;
+        }
+    }
+}
+
+/// As listxattr(2) gives them: each ended by a NUL.
+fn names_of(set: &XattrSet) -> Vec<u8> {
+    let mut names = Vec::new();
+    for (name, _) in &set.items {
+        names.extend_from_slice(name);
+        names.push(0);
+    }
+    names
+}
+
+fn sized(value: Vec<u8>, size: u32) -> Answer {
+    let length = u32::try_from(value.len()).unwrap_or(u32::MAX);
+    match size {
+        0 => Answer::Size(length),
+        _ if length > size => Answer::Failed(Errno::RANGE),
+        _ => Answer::Value(value),
+    }
+}
