@@ -1,2 +1,65 @@
-//! The project's chores: check, test, bench.
-fn main() {}
+//! The project's chores. `cargo xtask check` before a commit, `cargo xtask test` for everything that
+//! a machine can show, `cargo xtask bench` and `cargo xtask matrix` by hand.
+
+mod bench;
+mod check;
+mod licences;
+mod link;
+mod matrix;
+mod process;
+mod root;
+mod tally;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "xtask", about = "nigh's chores")]
+struct Options {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Format, lints, tidy, licences, advisories, unit tests: what a commit must pass.
+    Check(check::Options),
+    /// Only the house rules that this program checks itself.
+    Tidy,
+    /// Every group of tests that this machine can run.
+    Test(test::Options),
+    /// Removes what tests left behind: mounts, loop devices, their user, their directories.
+    Clean,
+    /// Times the workloads, cold and warm.
+    Bench(bench::Options),
+    /// The POSIX table in every combination of user, notification level, protocol and features.
+    Matrix(matrix::Options),
+    /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
+    LinkEmulator(link::Options),
+    /// Mounts the null daemon: a filesystem that answers from memory and keeps nothing.
+    NullDaemon(bench::null::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().chore {
+        Chore::Check(options) => check::run(&options),
+        Chore::Tidy => tidy::run(),
+        Chore::Test(options) => test::run(&options),
+        Chore::Clean => test::clean::run(),
+        Chore::Bench(options) => bench::run(&options),
+        Chore::Matrix(options) => matrix::run(&options),
+        Chore::LinkEmulator(options) => link::run(&options),
+        Chore::NullDaemon(options) => bench::null::run(&options),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("xtask: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -8,7 +8,7 @@ use crate::overlay::Overlay;
 use crate::recall::After;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
 use nigh_remote::{Event, Session};
-use nigh_types::{Call, CallId, CookieKey, Errno, Name, OpId, Reply, Response, Time};
+use nigh_types::{Call, CallId, CookieKey, Errno, Name, OpId, Reply, Response, Term, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,6 +30,8 @@ pub struct Cache {
     pub(crate) key: CookieKey,
     pub(crate) has_acls: bool,
     pub(crate) attached: bool,
+    /// How long facts may be believed at the most.
+    pub(crate) term: Term,
     /// The number of the export's root; 0 before the session stands.
     pub(crate) root: u64,
     pub(crate) inodes: FxHashMap<u64, Inode>,
@@ -43,6 +45,8 @@ pub struct Cache {
     pub(crate) unpinned: u64,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
+    /// Requests that came while there was no session.
+    pub(crate) parked: BTreeMap<OpId, (Caller, Op)>,
     /// Calls in flight that others may join.
     pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
     pub(crate) attrs: FxHashMap<u64, CallId>,
@@ -52,6 +56,8 @@ pub struct Cache {
     /// When grants end on inodes that the kernel holds open.
     pub(crate) watched: BTreeSet<(Time, u64)>,
     pub(crate) missing_given: u64,
+    /// The free space, until then.
+    pub(crate) space: Option<(nigh_types::Space, Time)>,
     pub(crate) next_call: u64,
     pub(crate) next_fh: u64,
     pub(crate) next_invalidation: u64,
@@ -67,6 +73,7 @@ impl Cache {
             key: CookieKey::default(),
             has_acls: false,
             attached: false,
+            term: Term::Session,
             root: 0,
             inodes: FxHashMap::default(),
             dirs: FxHashMap::default(),
@@ -77,6 +84,7 @@ impl Cache {
             unpinned: 0,
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            parked: BTreeMap::new(),
             lookups: FxHashMap::default(),
             attrs: FxHashMap::default(),
             xattrs: FxHashMap::default(),
@@ -84,6 +92,7 @@ impl Cache {
             after_invalidation: BTreeMap::new(),
             watched: BTreeSet::new(),
             missing_given: 0,
+            space: None,
             next_call: 0,
             next_fh: 0,
             next_invalidation: 0,
@@ -98,7 +107,10 @@ impl Cache {
             Op::Release { fh } => self.release(fh),
             Op::ReleaseDir { fh } => self.release_dir(fh),
             Op::Flush { .. } => Some(Answer::Done),
-            _ if !self.attached => Some(Answer::Failed(Errno::IO)),
+            op if !self.attached => {
+                self.parked.insert(id, (caller, op));
+                None
+            }
             op => self.start(now, id, caller, op),
         };
         self.counters.hits += u64::from(answer.is_some());
@@ -130,6 +142,7 @@ impl Cache {
             op @ Op::Rename { .. } => self.rename(now, id, caller, op),
             Op::Unlink { dir, name } => self.unlink(now, id, caller, dir, name),
             Op::Rmdir { dir, name } => self.rmdir(now, id, caller, dir, name),
+            Op::StatFs { ino } => self.stat_fs(now, id, caller, ino),
             op => self.start_making(now, id, caller, op),
         }
     }
@@ -180,7 +193,7 @@ impl Cache {
     fn start_on_inode(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         let (ino, fh) = match &op {
             Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => (*ino, None),
-            Op::StatFs { ino } | Op::GetFlags { ino } => (*ino, None),
+            Op::GetFlags { ino } => (*ino, None),
             Op::Fsync { ino, fh, .. } => (*ino, *fh),
             Op::Fallocate { ino, fh, .. } | Op::Seek { ino, fh, .. } => (*ino, Some(*fh)),
             Op::CopyRange { to_ino, to_fh, .. } => (*to_ino, Some(*to_fh)),
@@ -195,7 +208,6 @@ impl Cache {
             Op::RemoveXattr { name, .. } => {
                 (Purpose::Change { ino, xattrs: true }, Call::RemoveXattr { node, name })
             }
-            Op::StatFs { .. } => (Purpose::Space, Call::StatFs { node }),
             Op::GetFlags { .. } => (Purpose::Flags, Call::GetFlags { node }),
             Op::Fsync { data_only, .. } => (Purpose::Fsync, Call::Fsync { node, handle, data_only }),
             Op::Fallocate { mode, offset, length, .. } => (
@@ -237,7 +249,7 @@ impl Cache {
     /// What the remote says.
     pub fn handle_event(&mut self, now: Time, event: Event) {
         match event {
-            Event::Attached(session) => self.attach(session),
+            Event::Attached(session) => self.attach(now, session),
             Event::Response { call, response } => {
                 if let Some(Purpose::List { dir }) = self.flights.get(&call).map(|f| f.purpose.clone()) {
                     // A deadline that passed in mid-listing puts what came so far aside, before more comes.
@@ -250,13 +262,20 @@ impl Cache {
         }
     }
 
-    fn attach(&mut self, session: Session) {
+    fn attach(&mut self, now: Time, session: Session) {
         self.key = session.cookie_key;
         self.has_acls = session.has_acls;
         self.root = session.root.ino;
+        self.term = session.term;
         self.attached = true;
         let root = self.inode(session.root);
         root.lookups = root.lookups.max(1);
+        for (op, (caller, what)) in std::mem::take(&mut self.parked) {
+            if let Some(answer) = self.start(now, op, caller, what) {
+                self.counters.waits += 1;
+                self.out.push_back(Output::Answer { op, answer });
+            }
+        }
     }
 
     pub(crate) fn handle_reply(&mut self, now: Time, flight: Flight, response: Response) {
@@ -283,7 +302,8 @@ impl Cache {
             Purpose::Rename { .. } => self.renamed(now, &flight, &response),
             Purpose::Change { ino, xattrs } => self.changed(now, &flight, (*ino, *xattrs), &response),
             Purpose::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
-            Purpose::Space | Purpose::Flags | Purpose::Seek | Purpose::Fsync => plain(&response),
+            Purpose::Space => self.space_arrived(&flight, &response),
+            Purpose::Flags | Purpose::Seek | Purpose::Fsync => plain(&response),
         };
         self.answer_all(&flight.waiters, &answer);
         if flight.drop_data
@@ -312,6 +332,10 @@ impl Cache {
         if !fatal {
             return;
         }
+        if self.parked.remove(&op).is_some() {
+            self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
+            return;
+        }
         let Some(waiting) = self.waiting.remove(&op) else { return };
         self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
         if let Some(flight) = self.flights.get_mut(&waiting.call) {
@@ -326,6 +350,12 @@ impl Cache {
     #[must_use]
     pub fn is_waiting(&self, op: OpId) -> bool {
         self.waiting.contains_key(&op)
+    }
+
+    /// Whether a session stands.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.attached
     }
 
     /// The number of the export's root.
@@ -380,7 +410,6 @@ impl Cache {
 
 fn plain(response: &Response) -> Answer {
     match &response.result {
-        Ok(Reply::Space(space)) => Answer::Space(*space),
         Ok(Reply::Flags(flags)) => Answer::Flags(*flags),
         Ok(Reply::Offset(offset)) => Answer::Offset(*offset),
         Ok(Reply::Done) => Answer::Done,

@@ -97,7 +97,23 @@ impl Cache {
             }
         }
         let covered = self.learn_at_home(now, id, attr);
-        under.or(covered)
+        under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants))
+    }
+
+    /// Attributes of a child came with a grant on its directory, which knows nothing of it yet: the
+    /// remote reached it by that name.
+    fn learn_home(&mut self, now: Time, flight: &Flight, id: NodeId, attr: Attr, grants: &[Grant]) -> Option<Held> {
+        if !attr.covered_by_parent() || flight.sequence.is_some() {
+            return None;
+        }
+        let (dir, name) = self.inodes.get(&id.ino).filter(|i| i.id == id)?.home.clone()?;
+        let dir_id = self.id_of(dir)?;
+        flight.granted(grants, dir_id, Covers::Names)?;
+        if flight.seen.name(dir, &name).is_some() {
+            return None;
+        }
+        let entry = Entry { id, attr, target: None, no_xattrs: false };
+        self.learn_name(now, flight, dir_id, &name, Some(&entry), grants)
     }
 
     /// Puts attributes into the row that names the inode, if its directory's grant lives.
@@ -230,8 +246,16 @@ impl Cache {
             if !same {
                 inode.home = Some((dir, name.clone()));
             }
+            inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
         }
         node
+    }
+
+    /// Whether the kernel knows an inode under that name, and goes on believing it. Telling it again
+    /// would make it forget ACLs (`forget_all_cached_acls` in `fuse_direntplus_link`).
+    pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &Name, id: NodeId) -> bool {
+        let known = self.inodes.get(&id.ino).filter(|i| i.id == id && i.lookups > 0 && now < i.told_until);
+        known.and_then(|i| i.home.as_ref()).is_some_and(|(d, n)| *d == dir && n == name)
     }
 
     /// What the kernel is told of a name that does not exist.
@@ -267,8 +291,28 @@ impl Cache {
         self.inodes.remove(&ino);
     }
 
+    /// The kernel will not believe that any more.
+    fn untell(&mut self, stale: &Stale) {
+        let ino = match stale {
+            Stale::Attr { ino } => Some(*ino),
+            Stale::Entry { dir, name } => {
+                let row = self.dirs.get(dir).and_then(|d| {
+                    d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())
+                });
+                row.and_then(|r| r.child.as_ref()).map(|c| c.id.ino)
+            }
+            Stale::Data { .. } | Stale::Epoch => None,
+        };
+        if let Some(inode) = ino.and_then(|ino| self.inodes.get_mut(&ino)) {
+            inode.told_until = Time(0);
+        }
+    }
+
     /// Has the kernel told; then the recall, if there is one, is acknowledged.
     pub(crate) fn invalidate(&mut self, stale: Vec<Stale>, then: Option<crate::recall::After>) {
+        for one in &stale {
+            self.untell(one);
+        }
         self.next_invalidation += 1;
         let id = crate::op::Invalidation(self.next_invalidation);
         if let Some(then) = then {

@@ -231,6 +231,7 @@ impl Cache {
 
     /// Marks what an own mutation changed in every other call in flight.
     pub(crate) fn mark_inode(&mut self, ino: u64) {
+        self.space = None;
         for flight in self.flights.values_mut() {
             flight.seen.inodes.push(ino);
         }

@@ -32,6 +32,7 @@ mod places;
 mod readdir;
 mod recall;
 mod rows;
+mod space;
 mod state;
 mod xattr;
 

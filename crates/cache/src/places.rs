@@ -20,6 +20,12 @@ impl Cache {
         Some(Place { node, hint })
     }
 
+    /// The directory and name under which the kernel last looked an inode up, if it still knows it.
+    #[must_use]
+    pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
+        self.inodes.get(&ino).filter(|i| i.lookups > 0).and_then(|i| i.home.clone())
+    }
+
     /// Names from the root to an inode, as far as the cache knows them.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
         let mut names = Vec::new();

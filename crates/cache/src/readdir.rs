@@ -117,7 +117,7 @@ impl Cache {
             let until = if directory.complete { None } else { Some(directory.progress?) };
             let known = |row: &&Row| row.child.is_some() && until.is_none_or(|p| row.cookie <= p);
             let rows = directory.rows.after(offset).filter(known);
-            let (chosen, full) = self.choose(now, rows, offset, size, plus, Some(held));
+            let (chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some(held));
             (chosen, full || until.is_none())
         };
         if !full {
@@ -131,8 +131,8 @@ impl Cache {
         let Some(open) = self.open_dirs.get(&fh) else { return Answer::Failed(Errno::BADF) };
         let Some(snapshot) = &open.snapshot else { return Answer::Failed(Errno::IO) };
         let rows = snapshot.1.after(offset).filter(|row| row.child.is_some());
-        let (chosen, _) = self.choose(Time(0), rows, offset, size, plus, None);
         let ino = open.ino;
+        let (chosen, _) = self.choose(Time(0), ino, rows, offset, size, plus, None);
         Answer::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
     }
 
@@ -148,9 +148,11 @@ impl Cache {
     }
 
     /// Chooses what fits, never splitting names of equal cookies. The flag says that more was there.
+    #[allow(clippy::too_many_arguments, reason = "what to choose from, and what the kernel asked for")]
     fn choose<'a>(
         &self,
         now: Time,
+        dir: u64,
         rows: impl Iterator<Item = &'a Row>,
         offset: Cookie,
         size: u32,
@@ -171,7 +173,7 @@ impl Cache {
                 before.next = Cookie(row.cookie.0 - 1);
             }
             let node = held.filter(|_| plus).and_then(|held| {
-                let child = row.child.as_ref()?;
+                let child = row.child.as_ref().filter(|c| !self.kernel_knows(now, dir, &row.name, c.id))?;
                 let (attr, under) = self.child_attr(now, child, held)?;
                 Some((child.id, attr, under))
             });

@@ -11,6 +11,8 @@ pub(crate) struct Inode {
     pub id: NodeId,
     /// How often the kernel was told of it and has not forgotten.
     pub lookups: u64,
+    /// Until then the kernel believes what it was told under `home`.
+    pub told_until: Time,
     /// How many [`crate::Fh`]s stand for it.
     pub opens: u32,
     /// Of those, files without a handle at the remote: before its last name goes, or who may read it
@@ -66,6 +68,7 @@ impl Inode {
         Inode {
             id,
             lookups: 0,
+            told_until: Time(0),
             opens: 0,
             opens_unpinned: 0,
             home: None,

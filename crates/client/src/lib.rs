@@ -1,1 +1,27 @@
-//! All client-side I/O: FUSE adapter, driver, notifier.
+//! All client-side I/O of a mount.
+//!
+//! | room | what lives there |
+//! | --- | --- |
+//! | `mount` | putting a mount together, its threads, its end |
+//! | `adapter` | a FUSE request to an operation: decode, one call |
+//! | `answers` | an answer to a FUSE reply |
+//! | `driver` | carries outputs between cache, remote, kernel and link |
+//! | `notifier` | tells the kernel to forget, without anybody waiting for it |
+//! | `interrupts` | which signals are fatal |
+//! | `credentials` | the groups of a caller |
+//! | `status`, `control` | what `nigh status` shows, and how it asks |
+
+mod adapter;
+mod answers;
+mod clock;
+pub mod control;
+mod credentials;
+mod driver;
+mod interrupts;
+mod mount;
+mod notifier;
+pub mod status;
+
+pub use clock::boot_time;
+pub use mount::{Link, Mount, MountConfig, StartError};
+pub use nigh_cache::{Config as CacheConfig, Level};

@@ -74,10 +74,15 @@ pub enum Reason {
 pub enum Event {
     /// The session stands. Comes once, before all else.
     Attached(Session),
-    Response { call: CallId, response: Response },
+    Response {
+        call: CallId,
+        response: Response,
+    },
     Recall(Recall),
     /// The session is lost: all its grants have ended and no outstanding call will be answered.
-    Lost { why: String },
+    Lost {
+        why: String,
+    },
 }
 
 /// What is agreed when a session begins.

@@ -1,1 +1,302 @@
-//! To come with the first commit of code.
+//! An in-memory filesystem that executes every call.
+//!
+//! It stands in for an export: behind the [`crate::fake`], behind the native protocol's tests, and as
+//! the simplest thing that passes the [`crate::conformance`] suite. It acts as root: permissions are not
+//! checked. Grants are numbered here; who holds which is the business of whoever serves the tree.
+
+mod affected;
+mod content;
+mod make;
+mod mutate;
+mod node;
+mod plant;
+mod query;
+mod rename;
+mod xattr;
+
+pub use affected::Change;
+
+use nigh_types::{
+    Attr, Call, CookieKey, Covers, Errno, Grant, GrantId, Handle, Kind, Mode, Name, NodeId, Place, Reply,
+    Request, Response, Term, Time, Timestamp,
+};
+use node::{Body, Directory, Node};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What can be chosen of a tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TreeConfig {
+    pub cookie_key: CookieKey,
+    /// Of every grant.
+    pub term: Term,
+    /// Whether grants are said to be recallable.
+    pub recallable: bool,
+    /// Entries in a part of a listing (more only where cookies are equal); at least 1.
+    pub part_entries: u32,
+    /// Numbers of inodes that are gone are given to new ones, with another generation.
+    pub reuse_inos: bool,
+    /// A place is found by its hint, a handle, or an earlier walk, and not by its id alone.
+    pub by_hint_only: bool,
+}
+
+impl Default for TreeConfig {
+    fn default() -> TreeConfig {
+        TreeConfig {
+            cookie_key: CookieKey(*b"sixteen bytes ok"),
+            term: Term::Session,
+            recallable: true,
+            part_entries: 256,
+            reuse_inos: false,
+            by_hint_only: false,
+        }
+    }
+}
+
+/// The filesystem. Its root is inode 1.
+pub struct Tree {
+    config: TreeConfig,
+    nodes: BTreeMap<u64, Node>,
+    root: NodeId,
+    next_ino: u64,
+    /// Numbers free for reuse.
+    spare: Vec<u64>,
+    generation: u64,
+    handles: BTreeMap<Handle, u64>,
+    next_handle: u64,
+    next_grant: u64,
+    /// Inodes that a walk has led to.
+    walked: BTreeSet<u64>,
+}
+
+/// What a call came to, before attributes are read and grants numbered.
+struct Outcome {
+    reply: Reply,
+    /// Other inodes whose attributes go into the response.
+    touched: Vec<u64>,
+    granted: Vec<(NodeId, Covers)>,
+}
+
+impl Outcome {
+    fn plain(reply: Reply) -> Outcome {
+        Outcome { reply, touched: Vec::new(), granted: Vec::new() }
+    }
+}
+
+impl Default for Tree {
+    fn default() -> Tree {
+        Tree::new(TreeConfig::default())
+    }
+}
+
+impl Tree {
+    /// An empty export.
+    #[must_use]
+    pub fn new(config: TreeConfig) -> Tree {
+        let root = NodeId { ino: 1, generation: 1 };
+        let mut tree = Tree {
+            config,
+            nodes: BTreeMap::new(),
+            root,
+            next_ino: 2,
+            spare: Vec::new(),
+            generation: 1,
+            handles: BTreeMap::new(),
+            next_handle: 1,
+            next_grant: 1,
+            walked: BTreeSet::new(),
+        };
+        let attr = Attr { mode: 0o040_755, nlink: 2, size: 4096, blocks: 8, ..Attr::default() };
+        tree.nodes.insert(root.ino, Node::new(root, attr, Body::Directory(Directory::default())));
+        tree
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &TreeConfig {
+        &self.config
+    }
+
+    #[must_use]
+    pub fn root(&self) -> NodeId {
+        self.root
+    }
+
+    /// Executes one call at `now`. A listing has one response for each part, in order; a release has
+    /// none; everything else has exactly one.
+    pub fn execute(&mut self, now: Time, request: &Request) -> Vec<Response> {
+        match &request.call {
+            Call::Release { handles } => {
+                self.release(handles);
+                Vec::new()
+            }
+            Call::List { dir } => self.list(dir),
+            _ => vec![self.execute_one(moment(now), request)],
+        }
+    }
+
+    /// Attributes of an inode that is there.
+    #[must_use]
+    pub fn attr(&self, node: NodeId) -> Option<Attr> {
+        self.nodes.get(&node.ino).filter(|found| found.id == node).map(|found| found.attr)
+    }
+
+    /// The inode of a handle that is open.
+    #[must_use]
+    pub fn opened(&self, handle: Handle) -> Option<NodeId> {
+        self.handles.get(&handle).map(|ino| self.nodes[ino].id)
+    }
+
+    /// Closes handles; unknown ones are ignored.
+    pub fn release(&mut self, handles: &[Handle]) {
+        for handle in handles {
+            if let Some(ino) = self.handles.remove(handle) {
+                self.node_mut(ino).opens -= 1;
+                self.reap(ino);
+            }
+        }
+    }
+
+    fn execute_one(&mut self, now: Timestamp, request: &Request) -> Response {
+        let outcome = match self.query(&request.call) {
+            Some(outcome) => outcome,
+            None => self.mutate(now, request),
+        };
+        match outcome {
+            Err(errno) => Response::plain(Err(errno)),
+            Ok(outcome) => self.respond(outcome),
+        }
+    }
+
+    fn respond(&mut self, outcome: Outcome) -> Response {
+        let Outcome { reply, mut touched, granted } = outcome;
+        touched.dedup();
+        let after = touched.iter().map(|ino| (self.nodes[ino].id, self.nodes[ino].attr)).collect();
+        for ino in touched {
+            self.reap(ino);
+        }
+        let grants = self.grants(granted);
+        Response { result: Ok(reply), after, grants, last: true }
+    }
+
+    fn grants(&mut self, mut facts: Vec<(NodeId, Covers)>) -> Vec<Grant> {
+        facts.retain(|(node, _)| self.attr(*node).is_some());
+        let mut unique: Vec<(NodeId, Covers)> = Vec::new();
+        for fact in facts {
+            if !unique.contains(&fact) {
+                unique.push(fact);
+            }
+        }
+        unique.into_iter().map(|(node, covers)| self.grant(node, covers)).collect()
+    }
+
+    fn grant(&mut self, node: NodeId, covers: Covers) -> Grant {
+        let id = GrantId(self.next_grant);
+        self.next_grant += 1;
+        let TreeConfig { term, recallable, .. } = self.config;
+        Grant { id, node, covers, mode: Mode::Read, term, recallable }
+    }
+
+    /// What covers a node's attributes: the names of the directory in which it was looked for, where
+    /// it stands there, else its own grant.
+    fn covering(&self, ino: u64, dir: Option<u64>) -> (NodeId, Covers) {
+        let node = &self.nodes[&ino];
+        match node.links.first() {
+            Some((parent, _)) if node.attr.covered_by_parent() && dir == Some(*parent) => {
+                (self.nodes[parent].id, Covers::Names)
+            }
+            _ => (node.id, Covers::Inode),
+        }
+    }
+
+    fn node_mut(&mut self, ino: u64) -> &mut Node {
+        self.nodes.get_mut(&ino).expect("an inode of this tree is there while something refers to it")
+    }
+
+    /// The inode that a place names.
+    fn reach(&self, place: &Place) -> Result<u64, Errno> {
+        let node = self.nodes.get(&place.node.ino).filter(|node| node.id == place.node);
+        let node = node.ok_or(Errno::STALE)?;
+        let hinted = match &place.hint {
+            Some((parent, name)) => self.child(parent.ino, name) == Some(node.id.ino),
+            None => node.id == self.root,
+        };
+        if node.attr.nlink == 0 || self.config.by_hint_only && !hinted && !self.walked.contains(&node.id.ino)
+        {
+            return Err(Errno::STALE);
+        }
+        Ok(node.id.ino)
+    }
+
+    fn reach_dir(&self, place: &Place) -> Result<u64, Errno> {
+        let ino = self.reach(place)?;
+        if !self.nodes[&ino].attr.is_dir() {
+            return Err(Errno::NOTDIR);
+        }
+        Ok(ino)
+    }
+
+    /// The inode of an open handle, or else of a place.
+    fn reach_open(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
+        let Some(handle) = handle else { return self.reach(place) };
+        let ino = *self.handles.get(&handle).ok_or(Errno::BADF)?;
+        if self.nodes[&ino].id != place.node {
+            return Err(Errno::BADF);
+        }
+        Ok(ino)
+    }
+
+    fn child(&self, dir: u64, name: &Name) -> Option<u64> {
+        match &self.nodes.get(&dir)?.body {
+            Body::Directory(entries) => entries.find(self.config.cookie_key, name),
+            _ => None,
+        }
+    }
+
+    fn open(&mut self, ino: u64) -> Handle {
+        let handle = Handle(self.next_handle);
+        self.next_handle += 1;
+        self.handles.insert(handle, ino);
+        self.node_mut(ino).opens += 1;
+        handle
+    }
+
+    /// Forgets an inode without names and handles.
+    fn reap(&mut self, ino: u64) {
+        let gone = self.nodes.get(&ino).is_some_and(|node| node.attr.nlink == 0 && node.opens == 0);
+        if gone {
+            self.nodes.remove(&ino);
+            self.walked.remove(&ino);
+            if self.config.reuse_inos {
+                self.spare.push(ino);
+            }
+        }
+    }
+
+    /// A regular file, by place or handle.
+    fn reach_file(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
+        let ino = self.reach_open(place, handle)?;
+        self.regular(ino)
+    }
+
+    fn regular(&self, ino: u64) -> Result<u64, Errno> {
+        match self.nodes[&ino].attr.kind() {
+            Kind::File => Ok(ino),
+            Kind::Directory => Err(Errno::ISDIR),
+            Kind::Symlink => Err(Errno::LOOP),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// The directory in which a place says that its node stands.
+fn dir_of(place: &Place) -> Option<u64> {
+    place.hint.as_ref().map(|(dir, _)| dir.ino)
+}
+
+/// A moment as the filesystem writes it down: the clock of this tree started in November 2023.
+fn moment(now: Time) -> Timestamp {
+    let nanos = u32::try_from(now.0 % 1_000_000_000).unwrap_or(0);
+    Timestamp { secs: 1_700_000_000 + (now.0 / 1_000_000_000).cast_signed(), nanos }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! A daemon that says whether it stands.
+//!
+//! `nigh mount` starts itself again, detached, with a pipe: the child writes one line when the mount
+//! answers or has failed, and the parent passes it on. (A process that forks after it made threads
+//! would be the alternative.)
+
+use crate::options::Usage;
+use anyhow::{Context, Result, bail};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const STANDS: &str = "stands\n";
+
+/// Runs this command again in the background and waits until it says how it went.
+pub fn start(log: &Path) -> Result<()> {
+    let (read, write) = std::io::pipe()?;
+    let write = OwnedFd::from(write);
+    let fd = write.as_raw_fd();
+    let exe = std::env::current_exe().context("finding this program")?;
+    let output = File::options().create(true).append(true).open(log);
+    let output = output.with_context(|| format!("opening {}", log.display()))?;
+    let mut command = Command::new(exe);
+    command.args(std::env::args_os().skip(1)).arg(format!("--ready-fd={fd}"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
+    // SAFETY: setsid and fcntl are safe between fork and exec, and the descriptor is open there.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::setsid()?;
+            let pipe = std::os::fd::BorrowedFd::borrow_raw(fd);
+            rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::empty())?;
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().context("starting the daemon")?;
+    drop(write);
+    let mut said = String::new();
+    { read }.read_to_string(&mut said)?;
+    if said == STANDS {
+        return Ok(());
+    }
+    let _ = child.wait();
+    match said.trim_end().split_once(' ') {
+        Some(("usage", message)) => Err(Usage(message.to_owned()).into()),
+        Some((_, message)) => bail!("{message}"),
+        None => bail!("the daemon ended before the mount stood; see {}", log.display()),
+    }
+}
+
+/// The child's end of the pipe.
+pub struct Ready(Option<File>);
+
+impl Ready {
+    /// `fd` as the parent gave it; `None` in the foreground.
+    pub fn new(fd: Option<i32>) -> Ready {
+        // SAFETY: the parent left this descriptor open for this purpose and nothing else uses it.
+        let pipe = fd.map(|fd| unsafe { File::from_raw_fd(fd) });
+        // A server that this daemon starts must not keep the parent waiting.
+        if let Some(pipe) = &pipe {
+            let _ = rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::CLOEXEC);
+        }
+        Ready(pipe)
+    }
+
+    pub fn stands(&mut self) {
+        self.say(STANDS);
+    }
+
+    pub fn failed(&mut self, error: &anyhow::Error) {
+        let kind = if error.downcast_ref::<Usage>().is_some() { "usage" } else { "failed" };
+        self.say(&format!("{kind} {error:#}"));
+    }
+
+    fn say(&mut self, text: &str) {
+        if let Some(mut pipe) = self.0.take() {
+            // A parent that was killed does not hear it; the mount stands all the same.
+            let _ = pipe.write_all(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! `nigh demo`.
+pub fn run() -> anyhow::Result<()> {
+    anyhow::bail!("not yet")
+}

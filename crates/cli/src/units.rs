@@ -1,0 +1,81 @@
+//! Times and sizes as people write them.
+
+use crate::options::Usage;
+use nigh_types::{Span, Term};
+
+/// `500ms`, `10s`, `5m`, `1h`, `off` (keep nothing), `forever`. A bare number is refused: nobody knows
+/// its unit.
+pub fn term(option: &str, text: &str) -> Result<Term, Usage> {
+    match text {
+        "off" => return Ok(Term::Limited(Span::ZERO)),
+        "forever" => return Ok(Term::Session),
+        _ => {}
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let per_unit = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "" if !number.is_empty() => {
+            return Err(Usage(format!("{option} {text}: say the unit, for example {text}s or {text}ms")));
+        }
+        _ => return Err(Usage(format!("{option} {text}: want a time such as 500ms, 10s, off or forever"))),
+    };
+    let number: u64 = number.parse().map_err(|_| Usage(format!("{option} {text}: want a time such as 10s")))?;
+    Ok(Term::Limited(Span::from_millis(number.saturating_mul(per_unit))))
+}
+
+/// `64M`, `1G`, `65536`: bytes, or with K, M, G. Too little to hold anything is refused.
+pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
+    const LEAST: u64 = 1 << 20;
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        _ => return Err(Usage(format!("{option} {text}: want a size such as 64M or 1G"))),
+    };
+    let number: u64 = number.parse().map_err(|_| Usage(format!("{option} {text}: want a size such as 64M")))?;
+    match number.checked_mul(1 << shift) {
+        Some(bytes) if bytes >= LEAST => Ok(bytes),
+        Some(_) => Err(Usage(format!("{option} {text}: at least 1M is needed to hold any directory"))),
+        None => Err(Usage(format!("{option} {text}: more than any machine has"))),
+    }
+}
+
+/// A quarter of the machine's memory, at most 1 GiB.
+pub fn default_cache_size() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib: u64 = kib.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(4 << 20);
+    (kib * 1024 / 4).min(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_need_a_unit() {
+        assert_eq!(term("t", "500ms").unwrap(), Term::Limited(Span::from_millis(500)));
+        assert_eq!(term("t", "2m").unwrap(), Term::Limited(Span::from_secs(120)));
+        assert_eq!(term("t", "off").unwrap(), Term::Limited(Span::ZERO));
+        assert_eq!(term("t", "forever").unwrap(), Term::Session);
+        for bad in ["5", "", "s", "5 s", "-1s", "5d", "1.5s"] {
+            assert!(term("t", bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_must_hold_something() {
+        assert_eq!(size("c", "64M").unwrap(), 64 << 20);
+        assert_eq!(size("c", "1048576").unwrap(), 1 << 20);
+        for bad in ["0", "0M", "1023K", "x", "", "1T", "99999999999999999999", "18446744073709551615G"] {
+            assert!(size("c", bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! A FUSE request to an operation: decode, one call. What is decided, is decided elsewhere.
+
+use crate::answers::Shape;
+use crate::driver::Driver;
+use crate::interrupts::Interrupts;
+use nigh_cache::{Caller, Fh, Op};
+use nigh_fuse::{CopyRange, Header, Negotiated, Operation, Reply, decode, opcode};
+use nigh_types::{Access, Cookie, Errno, Kind, Name, OpId, SetAttr, SetTime, Timestamp};
+
+const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
+
+/// Takes one request in.
+pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotiated, bytes: &[u8]) {
+    let (header, operation) = match decode(bytes, agreed) {
+        Ok(decoded) => decoded,
+        Err(error) => {
+            tracing::error!(target: "nigh::kernel", %error);
+            if error.unique != 0 && opcode::expects_reply(error.opcode) {
+                refuse(driver, error.unique, Errno::IO);
+            }
+            return;
+        }
+    };
+    driver.count(operation.opcode());
+    let root = driver.root();
+    let real = |node: u64| if node == ROOT { root } else { node };
+    match operation {
+        Operation::Forget { nlookup } => driver.with(|core, _| core.cache.handle_forget(real(header.nodeid), nlookup)),
+        Operation::BatchForget(forgets) => driver.with(|core, _| {
+            for (node, count) in forgets.iter() {
+                core.cache.handle_forget(real(node), count);
+            }
+        }),
+        Operation::Interrupt { id } => interrupt(driver, interrupts, header.unique, OpId(id)),
+        Operation::Destroy | Operation::NotifyReply { .. } => {}
+        _ => match translate(root, &header, &operation, agreed) {
+            Ok((shape, op)) => {
+                let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
+                driver.operate(header.unique, OpId(header.id()), caller, shape, op);
+            }
+            Err(errno) => refuse(driver, header.unique, errno),
+        },
+    }
+}
+
+fn refuse(driver: &Driver, unique: u64, errno: Errno) {
+    if let Err(error) = Reply::error(unique, errno.raw()).send(&*driver.transport) {
+        tracing::warn!(target: "nigh::kernel", %error, unique, "an answer was refused");
+    }
+}
+
+/// A request that is not known to wait may be in another thread's hands: the kernel asks again (EAGAIN).
+fn interrupt(driver: &Driver, interrupts: &Interrupts, unique: u64, op: OpId) {
+    if driver.caller_of(op).is_some() {
+        interrupts.watch(op);
+    } else {
+        refuse(driver, unique, Errno::AGAIN);
+    }
+}
+
+type Translated = Result<(Shape, Op), Errno>;
+
+fn name(bytes: &[u8]) -> Result<Name, Errno> {
+    Name::new(bytes).map_err(|why| match why {
+        nigh_types::BadName::TooLong => Errno::NAMETOOLONG,
+        nigh_types::BadName::Empty | nigh_types::BadName::Forbidden => Errno::INVAL,
+    })
+}
+
+fn access(flags: u32, truncate_allowed: bool) -> (Access, bool) {
+    let has = |flag: i32| flags & flag.cast_unsigned() != 0;
+    let mode = flags & libc::O_ACCMODE.cast_unsigned();
+    let access = Access {
+        read: mode != libc::O_WRONLY.cast_unsigned(),
+        write: mode != libc::O_RDONLY.cast_unsigned(),
+        truncate: truncate_allowed && has(libc::O_TRUNC),
+        direct: has(libc::O_DIRECT),
+        sync: has(libc::O_DSYNC),
+    };
+    (access, has(libc::O_APPEND))
+}
+
+fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Negotiated) -> Translated {
+    let ino = if header.nodeid == ROOT { root } else { header.nodeid };
+    let natural = |op| Ok((Shape::Natural, op));
+    match *operation {
+        Operation::Lookup { name: b"." } => natural(Op::LookupSelf { ino }),
+        Operation::Lookup { name: b".." } => natural(Op::LookupParent { ino }),
+        Operation::Lookup { name: n } => natural(Op::Lookup { dir: ino, name: name(n)? }),
+        Operation::GetAttr { .. } => natural(Op::GetAttr { ino }),
+        Operation::Statx { .. } => Ok((Shape::Statx, Op::GetAttr { ino })),
+        Operation::ReadLink => natural(Op::ReadLink { ino }),
+        Operation::Open { flags, .. } => {
+            let (access, append) = access(flags, true);
+            natural(Op::Open { ino, access, append })
+        }
+        Operation::Read { fh, offset, size, .. } => natural(Op::Read { ino, fh: Fh(fh), offset, size }),
+        Operation::Write { fh, offset, data, cached, kill_suidgid, .. } => natural(Op::Write {
+            ino,
+            fh: Fh(fh),
+            offset,
+            data: data.to_vec(),
+            kill_suidgid,
+            from_page_cache: cached,
+        }),
+        Operation::Flush { fh, .. } => natural(Op::Flush { fh: Fh(fh) }),
+        Operation::Release { fh, .. } => natural(Op::Release { fh: Fh(fh) }),
+        Operation::Fsync { fh, data_only } => natural(Op::Fsync { ino, fh: Some(Fh(fh)), data_only }),
+        Operation::FsyncDir { data_only, .. } => natural(Op::Fsync { ino, fh: None, data_only }),
+        Operation::OpenDir { .. } => natural(Op::OpenDir { ino }),
+        Operation::ReadDir { fh, offset, size } => page(ino, fh, offset, size, false),
+        Operation::ReadDirPlus { fh, offset, size } => page(ino, fh, offset, size, true),
+        Operation::ReleaseDir { fh, .. } => natural(Op::ReleaseDir { fh: Fh(fh) }),
+        Operation::StatFs => natural(Op::StatFs { ino }),
+        Operation::GetXattr { name, size } => natural(Op::GetXattr { ino, name: name.to_vec(), size }),
+        Operation::ListXattr { size } => natural(Op::ListXattr { ino, size }),
+        Operation::Lseek { fh, offset, whence } => seek(ino, fh, offset, whence),
+        Operation::Ioctl { cmd: FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS, out_size, .. } => {
+            Ok((Shape::Ioctl { out_size }, Op::GetFlags { ino }))
+        }
+        Operation::Ioctl { .. } => Err(Errno::NOTTY),
+        _ => translate_change(root, ino, operation, agreed),
+    }
+}
+
+fn page(ino: u64, fh: u64, offset: u64, size: u32, plus: bool) -> Translated {
+    Ok((Shape::Page { size, plus }, Op::ReadDir { ino, fh: Fh(fh), offset: Cookie(offset), size, plus }))
+}
+
+fn seek(ino: u64, fh: u64, offset: u64, whence: u32) -> Translated {
+    let data = match i32::try_from(whence) {
+        Ok(libc::SEEK_DATA) => true,
+        Ok(libc::SEEK_HOLE) => false,
+        _ => return Err(Errno::INVAL),
+    };
+    Ok((Shape::Natural, Op::Seek { ino, fh: Fh(fh), offset, data }))
+}
+
+fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Negotiated) -> Translated {
+    let real = |node: u64| if node == ROOT { root } else { node };
+    let natural = |op| Ok((Shape::Natural, op));
+    match *operation {
+        Operation::SetAttr(set) => natural(Op::SetAttr { ino, fh: set.fh.map(Fh), set: set_attr(&set) }),
+        Operation::Symlink { name: n, target, .. } => {
+            natural(Op::Symlink { dir: ino, name: name(n)?, target: target.to_vec() })
+        }
+        Operation::Mknod { name: n, mode, rdev, umask, .. } => {
+            let kind = Kind::of_mode(mode).map_err(|_| Errno::INVAL)?;
+            natural(Op::Mknod { dir: ino, name: name(n)?, kind, mode: mode & 0o7777, umask, rdev })
+        }
+        Operation::Mkdir { name: n, mode, umask, .. } => {
+            natural(Op::Mkdir { dir: ino, name: name(n)?, mode: mode & 0o7777, umask })
+        }
+        Operation::Unlink { name: n } => natural(Op::Unlink { dir: ino, name: name(n)? }),
+        Operation::Rmdir { name: n } => natural(Op::Rmdir { dir: ino, name: name(n)? }),
+        Operation::Rename { name: n, new_dir, new_name, flags } => {
+            if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0 {
+                return Err(Errno::INVAL);
+            }
+            natural(Op::Rename {
+                from: ino,
+                name: name(n)?,
+                to: real(new_dir),
+                new_name: name(new_name)?,
+                no_replace: flags & RENAME_NOREPLACE != 0,
+                exchange: flags & RENAME_EXCHANGE != 0,
+            })
+        }
+        Operation::Link { node, name: n } => natural(Op::Link { ino: real(node), dir: ino, name: name(n)? }),
+        Operation::Create { name: n, flags, mode, umask, .. } => {
+            let (access, append) = access(flags, true);
+            let exclusive = flags & libc::O_EXCL.cast_unsigned() != 0;
+            let mode = mode & 0o7777;
+            natural(Op::Create { dir: ino, name: name(n)?, mode, umask, exclusive, access, append })
+        }
+        Operation::Tmpfile { flags, mode, umask, .. } => {
+            let (access, _) = access(flags, false);
+            natural(Op::Tmpfile { dir: ino, mode: mode & 0o7777, umask, access })
+        }
+        Operation::SetXattr { name, value, flags, acl_kill_sgid } => Ok((
+            Shape::Empty,
+            Op::SetXattr { ino, name: name.to_vec(), value: value.to_vec(), flags, kill_sgid: acl_kill_sgid },
+        )),
+        Operation::RemoveXattr { name } => Ok((Shape::Empty, Op::RemoveXattr { ino, name: name.to_vec() })),
+        Operation::Fallocate { fh, mode, offset, length } => {
+            Ok((Shape::Empty, Op::Fallocate { ino, fh: Fh(fh), mode, offset, length }))
+        }
+        Operation::CopyFileRange(range) => copy(real, ino, &range, Shape::Natural),
+        Operation::CopyFileRange64(range) => copy(real, ino, &range, Shape::Copied),
+        Operation::SyncFs => Ok((Shape::Empty, Op::Fsync { ino, fh: None, data_only: false })),
+        // The kernel keeps locks itself where they were not asked for, checks access itself under
+        // default_permissions, and polls regular files itself on ENOSYS.
+        _ => {
+            tracing::debug!(target: "nigh::kernel", opcode = operation.opcode(), minor = agreed.minor, "not served");
+            Err(Errno::NOSYS)
+        }
+    }
+}
+
+fn copy(real: impl Fn(u64) -> u64, ino: u64, range: &CopyRange, shape: Shape) -> Translated {
+    // One write's worth for the old form, whose answer has 32 bits.
+    let most = if shape == Shape::Copied { u64::MAX } else { 1 << 30 };
+    Ok((
+        shape,
+        Op::CopyRange {
+            ino,
+            fh: Fh(range.fh_in),
+            offset: range.offset_in,
+            to_ino: real(range.node_out),
+            to_fh: Fh(range.fh_out),
+            to_offset: range.offset_out,
+            length: range.length.min(most),
+        },
+    ))
+}
+
+fn set_attr(set: &nigh_fuse::SetAttr) -> SetAttr {
+    let time = |time: nigh_fuse::SetTime| match time {
+        nigh_fuse::SetTime::Now => SetTime::Now,
+        nigh_fuse::SetTime::At((secs, nanos)) => SetTime::At(Timestamp { secs, nanos }),
+    };
+    SetAttr {
+        mode: set.mode.map(|mode| mode & 0o7777),
+        uid: set.uid,
+        gid: set.gid,
+        size: set.size,
+        atime: set.atime.map(time),
+        mtime: set.mtime.map(time),
+        kill_suidgid: set.kill_suidgid,
+    }
+}

@@ -1,0 +1,161 @@
+//! An answer to a FUSE reply: the errno is chosen, logged and counted here.
+
+use nigh_cache::{Answer, Node, Opened, Page};
+use nigh_fuse::abi::flags::fopen;
+use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, Reply, StatFs, Statx, Transport};
+use nigh_types::{Errno, NodeId, Space, Span, Timestamp, birth_time};
+use std::time::Duration;
+
+const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
+const STATX_BASIC_STATS: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
+
+/// What form the reply to a request has, where the answer alone does not say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shape {
+    Natural,
+    /// Done, whatever the answer tells besides.
+    Empty,
+    Statx,
+    /// COPY_FILE_RANGE_64.
+    Copied,
+    Page { size: u32, plus: bool },
+    Ioctl { out_size: u32 },
+}
+
+/// Sends one answer. A kernel that does not want it any more is no error.
+pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Shape, answer: Answer) {
+    let sent = match answer {
+        Answer::Page(page) => send_page(transport, root, unique, shape, &page),
+        Answer::Data(data) | Answer::Value(data) | Answer::Target(data) => {
+            Reply::data(unique, &data).send(transport)
+        }
+        Answer::Flags(flags) => {
+            let bytes = flags.to_le_bytes();
+            let Shape::Ioctl { out_size } = shape else { return };
+            let length = usize::try_from(out_size).unwrap_or(0).min(bytes.len());
+            Reply::ioctl(unique, 0, &bytes[..length]).send(transport)
+        }
+        other => plain(root, unique, shape, &other).send(transport),
+    };
+    if let Err(error) = sent {
+        tracing::warn!(target: "nigh::kernel", %error, unique, "an answer was refused");
+    }
+}
+
+fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static> {
+    match answer {
+        Answer::Failed(errno) => {
+            tracing::trace!(target: "nigh::answer", unique, %errno);
+            Reply::error(unique, errno.raw())
+        }
+        _ if shape == Shape::Empty => Reply::empty(unique),
+        Answer::Done => Reply::empty(unique),
+        Answer::Node(node) => Reply::entry(unique, &entry(root, node)),
+        Answer::Missing(valid) if *valid == Span::ZERO => Reply::error(unique, Errno::NOENT.raw()),
+        Answer::Missing(valid) => Reply::negative(unique, duration(*valid)),
+        Answer::Attr(id, attr, valid) if shape == Shape::Statx => {
+            let btime = birth_time(*id);
+            let stat = Statx {
+                mask: STATX_BASIC_STATS | if btime.is_some() { STATX_BTIME } else { 0 },
+                btime: btime.map_or((0, 0), Timestamp::pair),
+                attr: attributes(*id, attr),
+                ..Statx::default()
+            };
+            Reply::statx(unique, &stat, duration(*valid))
+        }
+        Answer::Attr(id, attr, valid) => Reply::attr(unique, &attributes(*id, attr), duration(*valid)),
+        Answer::Opened(opened) => Reply::open(unique, opened.fh.0, open_flags(opened)),
+        Answer::Created(node, opened) => {
+            Reply::create(unique, &entry(root, node), opened.fh.0, open_flags(opened))
+        }
+        Answer::Written(count) if shape == Shape::Copied => Reply::copied(unique, *count),
+        Answer::Written(count) => Reply::written(unique, u32::try_from(*count).unwrap_or(u32::MAX)),
+        Answer::Size(size) => Reply::xattr_size(unique, *size),
+        Answer::Space(space) => Reply::statfs(unique, &statfs(space)),
+        Answer::Offset(offset) => Reply::lseek(unique, *offset),
+        Answer::Page(_) | Answer::Data(_) | Answer::Value(_) | Answer::Target(_) | Answer::Flags(_) => {
+            Reply::error(unique, Errno::IO.raw())
+        }
+    }
+}
+
+fn send_page(
+    transport: &dyn Transport,
+    root: u64,
+    unique: u64,
+    shape: Shape,
+    page: &Page,
+) -> std::io::Result<()> {
+    let Shape::Page { size, plus } = shape else { return Reply::error(unique, Errno::IO.raw()).send(transport) };
+    let mut buffer = DirBuffer::new(size, plus);
+    let mut names = page.names.as_slice();
+    for slot in &page.entries {
+        let Some((name, rest)) = names.split_at_checked(usize::from(slot.name_len)) else { break };
+        names = rest;
+        let dirent = Dirent { ino: slot.ino, cookie: slot.next.0, kind: slot.mode >> 12, name };
+        let node = slot.node.as_ref().map(|node| entry(root, node));
+        if !buffer.push(&dirent, node.as_ref()) {
+            tracing::error!(target: "nigh::kernel", "a page was larger than the kernel's buffer");
+            break;
+        }
+    }
+    Reply::data(unique, buffer.as_bytes()).send(transport)
+}
+
+fn entry(root: u64, node: &Node) -> Entry {
+    Entry {
+        nodeid: if node.id.ino == root { ROOT } else { node.id.ino },
+        generation: node.id.generation,
+        entry_valid: duration(node.entry_valid),
+        attr_valid: duration(node.attr_valid),
+        attr: attributes(node.id, &node.attr),
+    }
+}
+
+fn attributes(id: NodeId, attr: &nigh_types::Attr) -> Attr {
+    Attr {
+        ino: id.ino,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime.pair(),
+        mtime: attr.mtime.pair(),
+        ctime: attr.ctime.pair(),
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+fn statfs(space: &Space) -> StatFs {
+    StatFs {
+        blocks: space.blocks,
+        bfree: space.blocks_free,
+        bavail: space.blocks_available,
+        files: space.files,
+        ffree: space.files_free,
+        bsize: space.block_size,
+        namelen: space.name_max,
+        frsize: space.fragment_size,
+    }
+}
+
+fn open_flags(opened: &Opened) -> u32 {
+    [
+        (opened.keep_cache, fopen::KEEP_CACHE),
+        (opened.cache_dir, fopen::CACHE_DIR),
+        (opened.no_flush, fopen::NOFLUSH),
+        (opened.direct, fopen::DIRECT_IO),
+    ]
+    .into_iter()
+    .filter(|(set, _)| *set)
+    .fold(0, |all, (_, flag)| all | flag)
+}
+
+fn duration(span: Span) -> Duration {
+    Duration::from_nanos(span.0)
+}

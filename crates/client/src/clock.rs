@@ -1,0 +1,13 @@
+//! The clock of a mount: it goes on while the machine sleeps, so a lease that ended then has ended.
+
+use nigh_types::Time;
+use rustix::time::{ClockId, clock_gettime};
+
+/// Now, by `CLOCK_BOOTTIME`.
+#[must_use]
+pub fn boot_time() -> Time {
+    let now = clock_gettime(ClockId::Boottime);
+    let secs = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    Time(secs * 1_000_000_000 + nanos)
+}

@@ -1,0 +1,117 @@
+//! Signals to callers that wait (S8).
+//!
+//! The kernel sends INTERRUPT once per request, for whichever signal came first, and a caller whose
+//! request was read cannot even be killed until it is answered. So the caller's pending signals are
+//! looked at then, and again while it waits: only a fatal one ends the wait.
+
+use crate::driver::Driver;
+use nigh_types::OpId;
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often callers with a signal are looked at.
+const EVERY: Duration = Duration::from_millis(10);
+const SIGKILL: u64 = 1 << 8;
+/// Signals that end a process by default after a core dump; the kernel leaves them pending as they are
+/// (`complete_signal` turns all other fatal ones into SIGKILL): QUIT ILL TRAP ABRT BUS FPE SEGV XCPU XFSZ SYS.
+const CORE_DUMPING: u64 =
+    1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
+
+/// Requests whose callers have a signal pending.
+#[derive(Default)]
+pub(crate) struct Interrupts {
+    watched: Mutex<BTreeSet<OpId>>,
+    changed: Condvar,
+    stopped: AtomicBool,
+}
+
+impl Interrupts {
+    /// The kernel said that the caller of `op` has a signal pending.
+    pub fn watch(&self, op: OpId) {
+        self.watched.lock().insert(op);
+        self.changed.notify_one();
+    }
+
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// Looks at watched callers until stopped.
+    pub fn run(&self, driver: &Arc<Driver>) {
+        while !self.stopped.load(Ordering::Relaxed) {
+            let ops: Vec<OpId> = {
+                let mut watched = self.watched.lock();
+                if watched.is_empty() {
+                    self.changed.wait_for(&mut watched, Duration::from_secs(1));
+                }
+                watched.iter().copied().collect()
+            };
+            for op in ops {
+                let over = match driver.caller_of(op) {
+                    None => true,
+                    Some(pid) if is_doomed(pid) => {
+                        driver.end_wait(op);
+                        true
+                    }
+                    Some(_) => false,
+                };
+                if over {
+                    self.watched.lock().remove(&op);
+                }
+            }
+            if !self.watched.lock().is_empty() {
+                std::thread::sleep(EVERY);
+            }
+        }
+    }
+}
+
+/// Whether a thread has a signal pending that ends it. One that cannot be seen counts as doomed: it must
+/// never be left unkillable.
+fn is_doomed(pid: u32) -> bool {
+    if pid == 0 {
+        return true;
+    }
+    match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+        Ok(status) => is_fatal(&status),
+        Err(_) => true,
+    }
+}
+
+fn is_fatal(status: &str) -> bool {
+    let mask = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("");
+        u64::from_str_radix(line.trim(), 16).unwrap_or(0)
+    };
+    let pending = mask("SigPnd:") | mask("ShdPnd:");
+    let by_default = pending & !mask("SigBlk:") & !mask("SigIgn:") & !mask("SigCgt:");
+    pending & SIGKILL != 0 || by_default & CORE_DUMPING != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(pending: u64, shared: u64, blocked: u64, ignored: u64, caught: u64) -> String {
+        format!(
+            "Name:\tx\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n"
+        )
+    }
+
+    #[test]
+    fn only_what_ends_a_process_is_fatal() {
+        let alarm = 1 << 13;
+        let quit = 1 << 2;
+        assert!(!is_fatal(&status(0, alarm, 0, 0, alarm)));
+        assert!(is_fatal(&status(SIGKILL, alarm, 0, 0, alarm)));
+        assert!(is_fatal(&status(0, SIGKILL, 0, 0, 0)));
+        assert!(is_fatal(&status(0, quit, 0, 0, 0)));
+        assert!(!is_fatal(&status(0, quit, 0, 0, quit)));
+        assert!(!is_fatal(&status(0, quit, quit, 0, 0)));
+        assert!(!is_fatal(&status(quit, 0, 0, quit, 0)));
+    }
+}

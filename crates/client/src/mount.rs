@@ -1,0 +1,321 @@
+//! Putting a mount together: session first, then the kernel, then threads.
+
+use crate::adapter;
+use crate::clock::boot_time;
+use crate::control::Control;
+use crate::driver::Driver;
+use crate::interrupts::Interrupts;
+use crate::status::{About, Source};
+use nigh_cache::{Cache, Config};
+use nigh_fuse::mount::{MountError, MountOptions};
+use nigh_fuse::{DevFuse, Negotiated, Wanted, handshake};
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::{Event, Output, Remote, Session};
+use nigh_types::Term;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+const READ_BYTES: usize = 256 << 10;
+/// How long the remote may take to greet.
+const GREETING: Duration = Duration::from_secs(30);
+/// Pauses between attempts to reach a remote that was lost.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// A stream to a remote, both ways.
+pub struct Link {
+    stream: UnixStream,
+}
+
+impl From<UnixStream> for Link {
+    fn from(stream: UnixStream) -> Link {
+        Link { stream }
+    }
+}
+
+/// Makes a new link when the old one was lost.
+pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
+
+/// What to mount and how.
+pub struct MountConfig {
+    pub options: MountOptions,
+    pub cache: Config,
+    pub wanted: Wanted,
+    /// The most that the transport may notify; tests mask features with it.
+    pub level: nigh_fuse::Level,
+    /// What the server is asked to export: a path of its machine.
+    pub attach: Vec<u8>,
+    /// How long facts may be believed at the most.
+    pub term: Term,
+    /// Threads that take in requests of the kernel.
+    pub threads: u32,
+    pub reconnect: Option<Reconnect>,
+    /// The directory of this user's sockets.
+    pub runtime: std::path::PathBuf,
+}
+
+/// Why a mount could not be made: one line, with how to mend it.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error("the server refused: {0}")]
+    Refused(String),
+    #[error("the server went away before the mount stood ({0}): try again")]
+    Lost(String),
+    #[error("the kernel did not agree on FUSE: {0}")]
+    Kernel(io::Error),
+}
+
+/// A mount that stands.
+pub struct Mount {
+    driver: Arc<Driver>,
+    interrupts: Arc<Interrupts>,
+    stopping: Arc<AtomicBool>,
+    readers: Vec<JoinHandle<()>>,
+    others: Vec<JoinHandle<()>>,
+    control: Option<Control>,
+    link: Arc<parking_lot::Mutex<UnixStream>>,
+    source: Arc<Source>,
+}
+
+impl Mount {
+    /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
+    pub fn start(config: MountConfig, link: Link) -> Result<Mount, StartError> {
+        let client = || ClientConfig {
+            client: config.cache.client,
+            incarnation: config.cache.incarnation,
+            attach: config.attach.clone(),
+            term: config.term,
+        };
+        let (remote, session, early) = greet(&link.stream, client())?;
+        let mounted = nigh_fuse::mount::mount(&config.options)?;
+        let mountpoint = mounted.mountpoint.clone();
+        let undo = |error: io::Error| {
+            let _ = nigh_fuse::mount::unmount(&mountpoint, true);
+            StartError::Kernel(error)
+        };
+        let device = DevFuse::new(mounted.device, nigh_fuse::Level::NoEpoch);
+        let agreed = handshake(&device, &config.wanted).map_err(undo)?;
+        let level = device.probe_level(config.level);
+        let cache = Cache::new(Config { level: cache_level(level), ..config.cache });
+        let about = About {
+            mountpoint: mountpoint.clone(),
+            source: config.options.source.clone(),
+            level,
+            agreed,
+            budget_bytes: config.cache.budget_bytes,
+        };
+        let driver = Arc::new(Driver::new(cache, remote, Box::new(device)));
+        driver.with(|core, now| {
+            core.cache.handle_event(now, Event::Attached(session.clone()));
+            for event in early {
+                core.cache.handle_event(now, event);
+            }
+        });
+        let mut mount = Mount {
+            source: Arc::new(Source::new(Arc::clone(&driver), about, session)),
+            driver,
+            interrupts: Arc::default(),
+            stopping: Arc::default(),
+            readers: Vec::new(),
+            others: Vec::new(),
+            control: None,
+            link: Arc::new(parking_lot::Mutex::new(link.stream.try_clone().map_err(undo)?)),
+        };
+        mount.start_threads(link.stream, client(), config.reconnect, agreed, config.threads);
+        mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
+            .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
+            .ok();
+        Ok(mount)
+    }
+
+    fn start_threads(
+        &mut self,
+        stream: UnixStream,
+        client: ClientConfig,
+        reconnect: Option<Reconnect>,
+        agreed: Negotiated,
+        threads: u32,
+    ) {
+        let driver = Arc::clone(&self.driver);
+        self.others.push(thread::spawn(move || driver.run_timer()));
+        let driver = Arc::clone(&self.driver);
+        self.others.push(thread::spawn(move || driver.notifier.run(&driver)));
+        let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
+        self.others.push(thread::spawn(move || interrupts.run(&driver)));
+        let (driver, link) = (Arc::clone(&self.driver), Arc::clone(&self.link));
+        self.others.push(thread::spawn(move || write_link(&driver, &link)));
+        let (driver, link, stopping) =
+            (Arc::clone(&self.driver), Arc::clone(&self.link), Arc::clone(&self.stopping));
+        self.others.push(thread::spawn(move || read_link(&driver, stream, &link, &stopping, &client, reconnect)));
+        for _ in 0..threads.max(1) {
+            let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
+            self.readers.push(thread::spawn(move || serve_kernel(&driver, &interrupts, &agreed)));
+        }
+    }
+
+    /// What `nigh status --json` prints of this mount.
+    #[must_use]
+    pub fn status(&self) -> serde_json::Value {
+        self.source.status()
+    }
+
+    /// Serves until the kernel has unmounted, then lets go of everything.
+    pub fn wait(mut self) {
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        self.stopping.store(true, Ordering::Relaxed);
+        drop(self.control.take());
+        self.driver.with(|core, _| core.remote.handle_close("unmounted"));
+        self.driver.stop();
+        self.driver.notifier.stop();
+        self.interrupts.stop();
+        thread::sleep(Duration::from_millis(1));
+        let _ = self.link.lock().shutdown(std::net::Shutdown::Both);
+        for other in self.others.drain(..) {
+            let _ = other.join();
+        }
+    }
+}
+
+fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
+    match level {
+        nigh_fuse::Level::All => nigh_cache::Level::All,
+        nigh_fuse::Level::NoEpoch => nigh_cache::Level::NoEpoch,
+        nigh_fuse::Level::None => nigh_cache::Level::None,
+    }
+}
+
+/// Says hello and waits for the welcome. Events behind it in the same bytes are handed on.
+fn greet(stream: &UnixStream, config: ClientConfig) -> Result<(ClientSession, Session, Vec<Event>), StartError> {
+    let lost = |error: io::Error| StartError::Lost(error.to_string());
+    let mut session = ClientSession::new(boot_time(), config);
+    let mut welcome = None;
+    let mut early = Vec::new();
+    let mut buffer = vec![0; READ_BYTES];
+    stream.set_read_timeout(Some(GREETING)).map_err(lost)?;
+    loop {
+        loop {
+            match session.poll_output() {
+                Output::Transmit(bytes) => (&*stream).write_all(&bytes).map_err(lost)?,
+                Output::Event(Event::Attached(session)) => welcome = Some(session),
+                Output::Event(Event::Lost { why }) => {
+                    return Err(match session.refused() {
+                        Some(refused) => StartError::Refused(refused.message.clone()),
+                        None => StartError::Lost(why),
+                    });
+                }
+                Output::Event(event) => early.push(event),
+                Output::Timeout(..) => break,
+            }
+        }
+        if let Some(welcome) = welcome {
+            stream.set_read_timeout(None).map_err(lost)?;
+            return Ok((session, welcome, early));
+        }
+        let length = (&*stream).read(&mut buffer).map_err(lost)?;
+        if length == 0 {
+            session.handle_disconnect(boot_time(), "it closed the connection");
+        } else {
+            session.handle_input(boot_time(), &buffer[..length]);
+        }
+    }
+}
+
+fn serve_kernel(driver: &Driver, interrupts: &Interrupts, agreed: &Negotiated) {
+    let mut buffer = vec![0; agreed.buffer_len()];
+    loop {
+        match driver.transport.receive(&mut buffer) {
+            Ok(Some(length)) => adapter::receive(driver, interrupts, agreed, &buffer[..length]),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::error!(target: "nigh::kernel", %error, "cannot receive requests");
+                return;
+            }
+        }
+    }
+}
+
+fn write_link(driver: &Driver, link: &parking_lot::Mutex<UnixStream>) {
+    while let Some(bytes) = driver.next_outgoing() {
+        let stream = match link.lock().try_clone() {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::error!(target: "nigh::link", %error);
+                continue;
+            }
+        };
+        // A broken link shows itself to the reader, which mends it.
+        if let Err(error) = (&stream).write_all(&bytes) {
+            tracing::debug!(target: "nigh::link", %error, "cannot write");
+        }
+    }
+}
+
+fn read_link(
+    driver: &Driver,
+    mut stream: UnixStream,
+    link: &parking_lot::Mutex<UnixStream>,
+    stopping: &AtomicBool,
+    client: &ClientConfig,
+    reconnect: Option<Reconnect>,
+) {
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        let why = match (&stream).read(&mut buffer) {
+            Ok(0) => "the server closed the connection".to_owned(),
+            Ok(length) => {
+                driver.with(|core, now| core.remote.handle_input(now, &buffer[..length]));
+                continue;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => error.to_string(),
+        };
+        driver.with(|core, now| core.remote.handle_disconnect(now, &why));
+        let Some(fresh) = reconnect.as_ref().and_then(|r| reattach(driver, stopping, client, r, &why)) else {
+            return;
+        };
+        match fresh.try_clone() {
+            Ok(other) => *link.lock() = other,
+            Err(_) => return,
+        }
+        stream = fresh;
+    }
+}
+
+/// Makes a new session until one stands or the mount ends.
+fn reattach(
+    driver: &Driver,
+    stopping: &AtomicBool,
+    client: &ClientConfig,
+    reconnect: &Reconnect,
+    why: &str,
+) -> Option<UnixStream> {
+    let mut pause = FIRST_PAUSE;
+    while !stopping.load(Ordering::Relaxed) {
+        tracing::warn!(target: "nigh::link", why, "lost the server; trying again");
+        thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let Ok(link) = reconnect() else { continue };
+        match greet(&link.stream, client.clone()) {
+            Ok((remote, session, early)) => {
+                driver.with(|core, now| {
+                    core.adopt(remote);
+                    core.cache.handle_event(now, Event::Attached(session));
+                    for event in early {
+                        core.cache.handle_event(now, event);
+                    }
+                });
+                return Some(link.stream);
+            }
+            Err(error) => tracing::warn!(target: "nigh::link", %error),
+        }
+    }
+    None
+}

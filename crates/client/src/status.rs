@@ -1,0 +1,175 @@
+//! What `nigh status` shows of a mount. The keys are a contract (docs/status.md).
+
+use crate::driver::Driver;
+use nigh_fuse::{Level, Negotiated, opcode_name};
+use nigh_remote::Session;
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What does not change over a mount's life.
+#[derive(Clone, Debug)]
+pub struct About {
+    pub mountpoint: PathBuf,
+    pub source: String,
+    pub level: Level,
+    pub agreed: Negotiated,
+    pub budget_bytes: u64,
+}
+
+/// A mount, as far as its status goes.
+pub struct Source {
+    driver: Arc<Driver>,
+    about: About,
+    session: Session,
+}
+
+impl Source {
+    pub(crate) fn new(driver: Arc<Driver>, about: About, session: Session) -> Source {
+        Source { driver, about, session }
+    }
+
+    /// One object, as `nigh status --json` prints it.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let (counters, gauges, remote, connected) = self.driver.with(|core, _| {
+            (core.cache.counters(), core.cache.gauges(), core.remote_counters(), core.cache.is_attached())
+        });
+        let kernel: Map<String, Value> = self
+            .driver
+            .opcode_counts()
+            .into_iter()
+            .map(|(code, count)| (opcode_name(code).to_owned(), json!(count)))
+            .collect();
+        let fallbacks = self.driver.notifier.epoch_fallbacks.load(Ordering::Relaxed);
+        json!({
+            "mountpoint": self.about.mountpoint.to_string_lossy(),
+            "source": self.about.source,
+            "pid": std::process::id(),
+            "remote": {
+                "kind": "native",
+                "connected": connected,
+                "requests": remote.requests,
+                "renewals": remote.renewals,
+                "by_type": remote.by_type,
+                "waits": counters.waits,
+                "joins": counters.joins,
+                "bytes_sent": remote.bytes_sent,
+                "bytes_received": remote.bytes_received,
+            },
+            "cache": {
+                "entries": gauges.entries,
+                "negative": gauges.negative,
+                "complete_directories": gauges.complete_directories,
+                "bytes": gauges.bytes,
+                "budget_bytes": self.about.budget_bytes,
+                "hits": counters.hits,
+                "misses": counters.misses,
+                "evictions": counters.evictions,
+                "inodes": gauges.inodes,
+                "open_files": gauges.open_files,
+            },
+            "leases": {
+                "read": gauges.grants_read,
+                "write": 0,
+                "recalled": counters.recalled,
+                "updated_in_place": counters.updated_in_place,
+            },
+            "pending": { "operations": gauges.pending_operations, "bytes": 0 },
+            "errors": { "unreported": 0, "total": 0 },
+            "kernel": {
+                "requests": kernel,
+                "protocol": format!("7.{}", self.about.agreed.minor),
+                "notifications": level_name(self.about.level),
+                "epoch_fallbacks": fallbacks,
+                "epoch_planned": counters.epoch_planned,
+            },
+            "guarantees": self.guarantees(),
+        })
+    }
+
+    fn guarantees(&self) -> Value {
+        let mut guarantees = Map::new();
+        let bound = &self.session.host_bound;
+        let one_client = "changes by other mounts of the tree are seen within the limit of S9 only; \
+                          leases between clients are not there yet";
+        guarantees.insert("S1".into(), json!(one_client));
+        guarantees.insert("S2".into(), json!(true));
+        guarantees.insert("S3".into(), json!(true));
+        guarantees.insert("S4".into(), json!("open files do not survive a restart of the server yet"));
+        guarantees.insert("S5".into(), json!("nothing is shipped behind yet: without the server changes wait"));
+        guarantees.insert("S6".into(), json!(true));
+        guarantees.insert("S7".into(), json!(true));
+        guarantees.insert("S8".into(), json!(true));
+        guarantees.insert("S9".into(), if bound.is_empty() { json!(true) } else { json!(bound) });
+        guarantees.insert("S10".into(), json!(true));
+        for (name, why) in &self.session.not_given {
+            guarantees.insert(name.clone(), json!(why));
+        }
+        Value::Object(guarantees)
+    }
+}
+
+fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::All => "all",
+        Level::NoEpoch => "no-epoch",
+        Level::None => "none",
+    }
+}
+
+/// The same, as a page for people.
+#[must_use]
+pub fn page(status: &Value) -> String {
+    let text = |path: &str| match status.pointer(path) {
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+        None => "?".to_owned(),
+    };
+    let number = |path: &str| status.pointer(path).and_then(Value::as_u64).unwrap_or(0);
+    let (hits, misses) = (number("/cache/hits"), number("/cache/misses"));
+    let share = 100.0 * hits as f64 / (hits + misses).max(1) as f64;
+    let connected = status.pointer("/remote/connected").and_then(Value::as_bool).unwrap_or(false);
+    let mut page = format!(
+        "{} on {}\n  server      {}, {} requests, {} waits, {} sent, {} received\n",
+        text("/source"),
+        text("/mountpoint"),
+        if connected { "connected" } else { "not connected: changes wait until it is back" },
+        number("/remote/requests"),
+        number("/remote/waits"),
+        bytes(number("/remote/bytes_sent")),
+        bytes(number("/remote/bytes_received")),
+    );
+    page += &format!(
+        "  cache       {} names in {} complete directories, {} of {}\n",
+        number("/cache/entries"),
+        number("/cache/complete_directories"),
+        bytes(number("/cache/bytes")),
+        bytes(number("/cache/budget_bytes")),
+    );
+    page += &format!("  answered    {hits} from memory, {misses} by waiting ({share:.1} % from memory)\n");
+    page += &format!(
+        "  kernel      FUSE {}, notifications: {}\n",
+        text("/kernel/protocol"),
+        text("/kernel/notifications")
+    );
+    let limits = status.pointer("/guarantees").and_then(Value::as_object);
+    for (name, value) in limits.into_iter().flatten().filter(|(_, value)| !value.is_boolean()) {
+        page += &format!("  {name:<11} {}\n", value.as_str().unwrap_or("?"));
+    }
+    page
+}
+
+fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = larger;
+    }
+    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}

@@ -1,0 +1,282 @@
+//! Mounting and unmounting: as root by mount(2), as a user by `fusermount3`.
+
+mod connection;
+mod error;
+mod fusermount;
+mod mountinfo;
+
+pub use connection::{abort, connection_id};
+pub use error::{MountError, UnmountError};
+pub use mountinfo::{Mount, is_mounted, mounts};
+
+use crate::transport::open_device;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::thread::CapabilitySet;
+use std::ffi::CString;
+use std::fmt::Write;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+/// The filesystem type under which mounts of this kind appear in mountinfo.
+pub const FILESYSTEM_TYPE: &str = "fuse.nigh";
+const SUBTYPE: &str = "nigh";
+/// How long a mount may take to answer before it counts as silent.
+const PROBE_LIMIT: Duration = Duration::from_secs(2);
+
+/// What to mount, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    pub mountpoint: PathBuf,
+    /// What stands as the source in mountinfo and df.
+    pub source: String,
+    /// Other users than the one who mounts may enter.
+    pub allow_other: bool,
+    /// The kernel checks permissions; without it nobody does for cached names.
+    pub default_permissions: bool,
+    pub read_only: bool,
+    pub nosuid: bool,
+    pub nodev: bool,
+    pub noexec: bool,
+    /// Bytes; `None`: no limit of READ but the agreed pages.
+    pub max_read: Option<u32>,
+    /// More options of the kernel's FUSE, as they stand in `-o`.
+    pub extra: Vec<String>,
+}
+
+impl MountOptions {
+    /// nosuid, nodev, permissions checked by the kernel, and for others only when root mounts.
+    #[must_use]
+    pub fn new(mountpoint: impl Into<PathBuf>, source: impl Into<String>) -> MountOptions {
+        MountOptions {
+            mountpoint: mountpoint.into(),
+            source: source.into(),
+            allow_other: is_root(),
+            default_permissions: true,
+            read_only: false,
+            nosuid: true,
+            nodev: true,
+            noexec: false,
+            max_read: None,
+            extra: Vec::new(),
+        }
+    }
+
+    fn flags(&self) -> MountFlags {
+        [
+            (self.read_only, MountFlags::RDONLY),
+            (self.nosuid, MountFlags::NOSUID),
+            (self.nodev, MountFlags::NODEV),
+            (self.noexec, MountFlags::NOEXEC),
+        ]
+        .into_iter()
+        .filter(|(set, _)| *set)
+        .fold(MountFlags::empty(), |all, (_, flag)| all | flag)
+    }
+
+    /// Options that mount(2) and fusermount3 share, each with a comma before it.
+    fn shared(&self) -> String {
+        let mut text = String::new();
+        for (set, option) in
+            [(self.allow_other, ",allow_other"), (self.default_permissions, ",default_permissions")]
+        {
+            text.push_str(if set { option } else { "" });
+        }
+        if let Some(max_read) = self.max_read {
+            let _ = write!(text, ",max_read={max_read}");
+        }
+        for option in &self.extra {
+            let _ = write!(text, ",{option}");
+        }
+        text
+    }
+}
+
+/// A mount that was made. The device must be served (INIT first) before anything can look into it; if it is
+/// dropped, a dead mount stays behind that [`unmount`] clears.
+#[derive(Debug)]
+pub struct Mounted {
+    pub device: OwnedFd,
+    /// Absolute, without symlinks.
+    pub mountpoint: PathBuf,
+}
+
+/// What stands at a path that is to be mounted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// No mount of this kind.
+    Absent,
+    Alive,
+    /// Its daemon ended ("Transport endpoint is not connected"); [`unmount`] clears it.
+    Dead,
+    /// It did not answer within 2 s.
+    Silent,
+}
+
+/// Whether this process can be expected to mount, and if not, why: as root it needs `/dev/fuse` and
+/// CAP_SYS_ADMIN, as a user `fusermount3`, which opens the device with the user's own permission.
+pub fn check_support() -> Result<(), MountError> {
+    if !is_root() {
+        fusermount::check_installed()?;
+        return open_device().map(drop).map_err(MountError::device);
+    }
+    open_device().map_err(MountError::device)?;
+    let capabilities = rustix::thread::capabilities(None).map_err(|_| MountError::NotPermitted)?;
+    match capabilities.effective.contains(CapabilitySet::SYS_ADMIN) {
+        true => Ok(()),
+        false => Err(MountError::NotPermitted),
+    }
+}
+
+/// Mounts. On an error nothing is mounted and nothing left behind.
+pub fn mount(options: &MountOptions) -> Result<Mounted, MountError> {
+    let mountpoint = check_mountpoint(&options.mountpoint)?;
+    let device = if is_root() {
+        mount_as_root(options, &mountpoint)?
+    } else {
+        fusermount::mount(options, &mountpoint)?
+    };
+    Ok(Mounted { device, mountpoint })
+}
+
+/// Unmounts. `lazy` detaches it at once, and it ends when its last user does; without it a mount in use is
+/// [`UnmountError::Busy`]. Works on dead mounts too, and never asks the mounted filesystem anything.
+pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), UnmountError> {
+    let path = locate(mountpoint);
+    if !is_root() {
+        return fusermount::unmount(&path, lazy);
+    }
+    let flags = UnmountFlags::NOFOLLOW | if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(&path, flags).map_err(|error| UnmountError::new(&path, error))
+}
+
+/// Whether a mount of this kind stands at `mountpoint`, and whether it answers. Waits 2 s at the most:
+/// a process of its own does the asking, and may stay behind until a silent mount ends.
+#[must_use]
+pub fn liveness(mountpoint: &Path) -> Liveness {
+    let path = locate(mountpoint);
+    if mountinfo::topmost(&path).is_none_or(|mount| mount.fstype != FILESYSTEM_TYPE) {
+        return Liveness::Absent;
+    }
+    match connection::probe(&path, PROBE_LIMIT) {
+        Some(error) if [libc::ENOTCONN, libc::ECONNABORTED].contains(&error) => Liveness::Dead,
+        Some(_) => Liveness::Alive,
+        None => Liveness::Silent,
+    }
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The absolute path, if a mount can be made there. Touches nothing below a mount of this kind.
+fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
+    let refuse = |path: &Path, liveness| match liveness {
+        Liveness::Absent => None,
+        Liveness::Alive | Liveness::Silent => Some(MountError::Busy { path: path.to_owned() }),
+        Liveness::Dead => Some(MountError::Dead { path: path.to_owned() }),
+    };
+    let absolute = lexical(path);
+    if let Some(error) = refuse(&absolute, liveness(&absolute)) {
+        return Err(error);
+    }
+    let resolved = absolute.canonicalize().map_err(|error| MountError::at(&absolute, error))?;
+    if resolved != absolute
+        && let Some(error) = refuse(&resolved, liveness(&resolved))
+    {
+        return Err(error);
+    }
+    let metadata = resolved.metadata().map_err(|error| MountError::at(&resolved, error))?;
+    if !metadata.is_dir() {
+        return Err(MountError::NotDirectory { path: resolved });
+    }
+    Ok(resolved)
+}
+
+/// Absolute and without `.`; `..` only where the path has it.
+fn lexical(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    absolute.components().filter(|part| *part != Component::CurDir).collect()
+}
+
+/// The path under which mountinfo may have it. Symlinks are resolved only as far as needed, since looking
+/// at a dead or silent mount is what must be avoided.
+fn locate(path: &Path) -> PathBuf {
+    let absolute = lexical(path);
+    if is_mounted(&absolute) {
+        return absolute;
+    }
+    let below = || Some(absolute.parent()?.canonicalize().ok()?.join(absolute.file_name()?));
+    match below() {
+        Some(path) if is_mounted(&path) => path,
+        _ => absolute.canonicalize().unwrap_or(absolute),
+    }
+}
+
+fn mount_as_root(options: &MountOptions, mountpoint: &Path) -> Result<OwnedFd, MountError> {
+    let device = open_device().map_err(MountError::device)?;
+    let root_mode = FileType::Directory.as_raw_mode();
+    let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+    let data = format!(
+        "fd={},rootmode={root_mode:o},user_id={},group_id={}{}",
+        device.as_raw_fd(),
+        uid.as_raw(),
+        gid.as_raw(),
+        options.shared()
+    );
+    let invalid =
+        |_| MountError::system("the mount options hold a NUL byte", io::ErrorKind::InvalidInput.into());
+    let data = CString::new(data).map_err(invalid)?;
+    let source = CString::new(options.source.as_bytes()).map_err(invalid)?;
+    let target = CString::new(mountpoint.as_os_str().as_bytes()).map_err(invalid)?;
+    match rustix::mount::mount(&source, &target, FILESYSTEM_TYPE, options.flags(), &*data) {
+        Ok(()) => Ok(device),
+        Err(Errno::PERM | Errno::ACCESS) => Err(MountError::NotPermitted),
+        Err(Errno::NODEV) => Err(MountError::NoDevice),
+        Err(Errno::INVAL) => Err(MountError::Options { options: options.extra.join(",") }),
+        Err(error) => Err(MountError::system("mount(2) failed", error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_point_must_be_a_directory_that_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        assert!(matches!(check_mountpoint(&missing), Err(MountError::Missing { .. })));
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(matches!(check_mountpoint(&file), Err(MountError::NotDirectory { .. })));
+        assert!(matches!(check_mountpoint(&file.join("x")), Err(MountError::NotDirectory { .. })));
+        assert_eq!(check_mountpoint(dir.path()).unwrap(), dir.path().canonicalize().unwrap());
+        assert_eq!(liveness(dir.path()), Liveness::Absent);
+        assert!(matches!(
+            unmount(dir.path(), true),
+            Err(UnmountError::NotMounted { .. } | UnmountError::NoFusermount)
+        ));
+    }
+
+    #[test]
+    fn options_are_written_as_the_kernel_reads_them() {
+        let mut options = MountOptions::new("/mnt", "host:/dir");
+        (options.allow_other, options.max_read) = (true, Some(65_536));
+        options.extra = vec!["blksize=512".into()];
+        assert_eq!(options.shared(), ",allow_other,default_permissions,max_read=65536,blksize=512");
+        assert_eq!(options.flags(), MountFlags::NOSUID | MountFlags::NODEV);
+        (options.read_only, options.noexec, options.nodev) = (true, true, false);
+        assert_eq!(options.flags(), MountFlags::NOSUID | MountFlags::RDONLY | MountFlags::NOEXEC);
+    }
+
+    #[test]
+    fn paths_are_made_absolute_without_touching_them() {
+        assert_eq!(lexical(Path::new("/a/./b//c/")), Path::new("/a/b/c"));
+        assert!(lexical(Path::new("x")).is_absolute());
+    }
+}

@@ -1,0 +1,151 @@
+//! How requests arrive and answers leave.
+
+use crate::Notification;
+use rustix::io::Errno;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Which notifications a transport carries. Later ones include earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// None at all (virtio-fs).
+    None,
+    /// All but `IncEpoch` (kernels before 6.16).
+    NoEpoch,
+    All,
+}
+
+/// What became of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotifyOutcome {
+    Done,
+    /// The kernel does not have that inode or name (ENOENT).
+    Unknown,
+}
+
+/// A channel to a kernel. Any number of threads may use it at once.
+pub trait Transport: Send + Sync {
+    /// Waits for one request and reads it; its length in `buffer`, which must have
+    /// [`crate::Negotiated::buffer_len`] bytes. `None`: unmounted or aborted, nothing more will come.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>>;
+
+    /// Sends one answer. That the request was given up meanwhile is no error.
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()>;
+
+    /// Tells the kernel something. May wait for requests in flight (see [`Notification`]), so never call
+    /// it before all requests that this thread has received are answered, or with a lock held.
+    fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome>;
+
+    fn level(&self) -> Level;
+}
+
+/// `/dev/fuse`, attached to one mount.
+#[derive(Debug)]
+pub struct DevFuse {
+    fd: OwnedFd,
+    level: AtomicU8,
+}
+
+impl DevFuse {
+    /// Over a device that a mount was made with, or that another process handed over with its mount.
+    /// `level` is what is known of it: [`Level::NoEpoch`] until [`DevFuse::probe_level`] was called.
+    #[must_use]
+    pub fn new(fd: OwnedFd, level: Level) -> DevFuse {
+        DevFuse { fd, level: AtomicU8::new(level as u8) }
+    }
+
+    /// Finds the level by sending one `IncEpoch`, after INIT; not more than `most`, by which tests mask
+    /// features.
+    pub fn probe_level(&self, most: Level) -> Level {
+        let epoch = most == Level::All && self.write(&Notification::IncEpoch).is_ok();
+        let level = if most == Level::All && !epoch { Level::NoEpoch } else { most };
+        self.level.store(level as u8, Ordering::Relaxed);
+        level
+    }
+
+    /// Another channel to the same mount (`FUSE_DEV_IOC_CLONE`): requests received on it must be answered
+    /// on it, and interrupts of them arrive there.
+    pub fn clone_channel(&self) -> io::Result<DevFuse> {
+        let fd = open_device()?;
+        let source = self.fd.as_raw_fd().cast_unsigned();
+        // _IOR(229, 0, uint32_t)
+        const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+        // SAFETY: the ioctl reads one u32 behind the pointer, which lives for the call.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), FUSE_DEV_IOC_CLONE as _, &raw const source) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(DevFuse::new(fd, self.level()))
+    }
+
+    /// To hand the mount to another process.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
+    fn write(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
+        let bytes = notification.encode();
+        loop {
+            match rustix::io::write(&self.fd, &bytes) {
+                Ok(_) => return Ok(NotifyOutcome::Done),
+                Err(Errno::NOENT) => return Ok(NotifyOutcome::Unknown),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for DevFuse {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Transport for DevFuse {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match rustix::io::read(&self.fd, &mut *buffer) {
+                Ok(len) => return Ok(Some(len)),
+                // ENOENT: the request was given up while it was being read.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        loop {
+            match rustix::io::writev(&self.fd, parts) {
+                Ok(_) | Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
+        let level = self.level();
+        if level == Level::None || level == Level::NoEpoch && *notification == Notification::IncEpoch {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.write(notification)
+    }
+
+    fn level(&self) -> Level {
+        match self.level.load(Ordering::Relaxed) {
+            0 => Level::None,
+            1 => Level::NoEpoch,
+            _ => Level::All,
+        }
+    }
+}
+
+/// A device that is attached to nothing yet.
+pub(crate) fn open_device() -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}

@@ -1,0 +1,131 @@
+//! Calls on the wire: one table of tags and fields.
+
+use crate::ProtocolError;
+use crate::wire::{Reader, Wire, Writer};
+use nigh_types::{Call, Credentials, OpName, Request};
+
+/// The longest target of a symlink, in bytes (Linux `PATH_MAX` without its NUL).
+pub(crate) const MAX_TARGET: usize = 4095;
+/// The longest name of an xattr, in bytes (Linux `XATTR_NAME_MAX`).
+const MAX_XATTR_NAME: usize = 255;
+/// The longest value of an xattr, in bytes (Linux `XATTR_SIZE_MAX`).
+const MAX_XATTR_VALUE: usize = 65_536;
+
+/// Makes from one table the tag of each call and the order of its fields.
+macro_rules! calls {
+    ($($tag:literal $variant:ident { $($field:ident),* $(,)? })*) => {
+        /// A call's kind, as its tag on the wire.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub(crate) enum CallType { $($variant = $tag),* }
+
+        impl CallType {
+            pub(crate) fn of(call: &Call) -> CallType {
+                match call { $(Call::$variant { .. } => CallType::$variant),* }
+            }
+        }
+
+        fn put_fields(w: &mut Writer, call: &Call) {
+            match call { $(Call::$variant { $($field),* } => { $($field.put(w);)* })* }
+        }
+
+        fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Call, ProtocolError> {
+            Ok(match tag {
+                $($tag => Call::$variant { $($field: Wire::parse(r)?),* },)*
+                _ => return Err(ProtocolError::Malformed("unknown call")),
+            })
+        }
+    };
+}
+
+calls! {
+    1 Lookup { dir, name }
+    2 Walk { node, names }
+    3 GetAttr { node }
+    4 List { dir }
+    5 ReadLink { node }
+    6 Xattrs { node }
+    7 Xattr { node, name }
+    8 StatFs { node }
+    9 Open { node, access }
+    10 Read { node, handle, offset, length }
+    11 Seek { node, handle, offset, data }
+    12 GetFlags { node }
+    13 Release { handles }
+    32 Create { dir, name, mode, umask, exclusive, access }
+    33 Tmpfile { dir, mode, umask, access }
+    34 Mknod { dir, name, kind, mode, umask, rdev }
+    35 Mkdir { dir, name, mode, umask }
+    36 Symlink { dir, name, target }
+    37 Link { node, dir, name }
+    38 Unlink { dir, name, keep }
+    39 Rmdir { dir, name }
+    40 Rename { from, name, to, new_name, no_replace, exchange, keep }
+    41 SetAttr { node, handle, set }
+    42 Write { node, handle, offset, flags, data }
+    43 Fallocate { node, handle, mode, offset, length }
+    44 CopyRange { from, from_handle, from_offset, to, to_handle, to_offset, length }
+    45 SetXattr { node, name, value, flags, kill_sgid }
+    46 RemoveXattr { node, name }
+    47 Fsync { node, handle, data_only }
+}
+
+impl Wire for Request {
+    fn put(&self, w: &mut Writer) {
+        self.credentials.put(w);
+        self.name.put(w);
+        w.u8(CallType::of(&self.call) as u8);
+        w.record(|w| put_fields(w, &self.call));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Request, ProtocolError> {
+        let credentials = Credentials::parse(r)?;
+        let name = Option::<OpName>::parse(r)?;
+        let tag = r.u8()?;
+        let call = take_fields(tag, &mut r.record()?)?;
+        check(&call)?;
+        if call.is_mutation() != name.is_some() {
+            return Err(ProtocolError::OpName);
+        }
+        Ok(Request { credentials, name, call })
+    }
+}
+
+/// Bytes that a request takes beyond some 2 KiB of fixed fields and names.
+pub(crate) fn payload_bytes(call: &Call) -> usize {
+    match call {
+        Call::Write { data, .. } => data.len(),
+        Call::SetXattr { value, .. } => value.len(),
+        Call::Symlink { target, .. } => target.len(),
+        Call::Release { handles } => handles.len() * 8,
+        Call::Walk { names, .. } => names.iter().map(|name| name.as_bytes().len() + 2).sum(),
+        _ => 0,
+    }
+}
+
+/// Byte strings that the type of their field does not check.
+pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
+    match call {
+        Call::Symlink { target, .. } => check_target(target),
+        Call::Xattr { name, .. } | Call::RemoveXattr { name, .. } => check_xattr(name, &[]),
+        Call::SetXattr { name, value, .. } => check_xattr(name, value),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn check_target(target: &[u8]) -> Result<(), ProtocolError> {
+    if target.is_empty() || target.len() > MAX_TARGET || target.contains(&0) {
+        return Err(ProtocolError::Malformed("a symlink's target is empty, too long or holds a NUL"));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_xattr(name: &[u8], value: &[u8]) -> Result<(), ProtocolError> {
+    if name.is_empty() || name.len() > MAX_XATTR_NAME || name.contains(&0) {
+        return Err(ProtocolError::Malformed("an xattr's name is empty, too long or holds a NUL"));
+    }
+    if value.len() > MAX_XATTR_VALUE {
+        return Err(ProtocolError::Malformed("an xattr's value is too long"));
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! What a client expects in answer to a call; a server cannot lead it elsewhere (invariant 9).
+
+use crate::ProtocolError;
+use crate::call::CallType;
+use nigh_types::{Call, CallId, Cookie, CookieKey, Entry, Kind, Listed, Name, NodeId, Reply, Response, Time};
+
+/// An outstanding call.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    pub(crate) sent: Time,
+    call_type: CallType,
+    /// The node that the reply must be about.
+    node: Option<NodeId>,
+    /// Bytes that a read or write may report at the most.
+    count: u64,
+    /// Of a made inode.
+    kind: Option<Kind>,
+    /// Whether the reply may carry a kept handle.
+    keep: bool,
+    /// The last cookie of the parts of a listing so far.
+    behind: Option<Cookie>,
+}
+
+impl Expected {
+    pub(crate) fn of(call: &Call, sent: Time) -> Expected {
+        let node = match call {
+            Call::GetAttr { node }
+            | Call::SetAttr { node, .. }
+            | Call::Fallocate { node, .. }
+            | Call::SetXattr { node, .. }
+            | Call::RemoveXattr { node, .. }
+            | Call::Link { node, .. } => Some(node.node),
+            _ => None,
+        };
+        let count = match call {
+            Call::Read { length, .. } => u64::from(*length),
+            Call::Write { data, .. } => data.len() as u64,
+            Call::CopyRange { length, .. } => *length,
+            _ => 0,
+        };
+        let kind = match call {
+            Call::Create { .. } | Call::Tmpfile { .. } => Some(Kind::File),
+            Call::Mknod { kind, .. } => Some(*kind),
+            Call::Mkdir { .. } => Some(Kind::Directory),
+            Call::Symlink { .. } => Some(Kind::Symlink),
+            _ => None,
+        };
+        let keep = match call {
+            Call::Unlink { keep, .. } | Call::Rename { keep, .. } => keep.is_some(),
+            _ => false,
+        };
+        Expected { sent, call_type: CallType::of(call), node, count, kind, keep, behind: None }
+    }
+
+    /// Checks a response that came to this call.
+    pub(crate) fn check(
+        &mut self,
+        call: CallId,
+        response: &Response,
+        key: CookieKey,
+    ) -> Result<(), ProtocolError> {
+        let wrong = |what| Err(ProtocolError::WrongReply { call, what });
+        if !response.last && (self.call_type != CallType::List || response.result.is_err()) {
+            return wrong("more is to follow");
+        }
+        match &response.result {
+            Err(_) => Ok(()),
+            Ok(Reply::Listed(listed)) if self.call_type == CallType::List => self.order(call, listed, key),
+            Ok(reply) if self.fits(reply) => self.check_fields(reply).or_else(wrong),
+            Ok(_) => wrong("another kind of reply"),
+        }
+    }
+
+    fn fits(&self, reply: &Reply) -> bool {
+        use CallType as C;
+        match reply {
+            Reply::Looked(_) => self.call_type == C::Lookup,
+            Reply::Attr(..) => matches!(
+                self.call_type,
+                C::GetAttr | C::SetAttr | C::Fallocate | C::SetXattr | C::RemoveXattr
+            ),
+            Reply::Listed(_) => self.call_type == C::List,
+            Reply::Target(_) => self.call_type == C::ReadLink,
+            Reply::Xattrs(_) => self.call_type == C::Xattrs,
+            Reply::Value(_) => self.call_type == C::Xattr,
+            Reply::Space(_) => self.call_type == C::StatFs,
+            Reply::Opened { .. } => self.call_type == C::Open,
+            Reply::Data(_) => self.call_type == C::Read,
+            Reply::Offset(_) => self.call_type == C::Seek,
+            Reply::Flags(_) => self.call_type == C::GetFlags,
+            Reply::Made { .. } => {
+                matches!(self.call_type, C::Create | C::Tmpfile | C::Mknod | C::Mkdir | C::Symlink | C::Link)
+            }
+            Reply::Removed { .. } => matches!(self.call_type, C::Unlink | C::Rmdir),
+            Reply::Renamed { .. } => self.call_type == C::Rename,
+            Reply::Written { .. } => matches!(self.call_type, C::Write | C::CopyRange),
+            Reply::Done => matches!(self.call_type, C::Walk | C::Fsync),
+        }
+    }
+
+    fn check_fields(&self, reply: &Reply) -> Result<(), &'static str> {
+        let counted = |count: u64| if count > self.count { Err("more bytes than asked") } else { Ok(()) };
+        match reply {
+            Reply::Attr(node, _) if self.node != Some(*node) => Err("attributes of another node"),
+            Reply::Data(data) => counted(data.len() as u64),
+            Reply::Written { count, .. } => counted(*count),
+            Reply::Made { entry, handle, .. } => self.check_made(entry, handle.is_some()),
+            Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } if kept.is_some() && !self.keep => {
+                Err("a handle that was not asked for")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_made(&self, entry: &Entry, opened: bool) -> Result<(), &'static str> {
+        if opened != matches!(self.call_type, CallType::Create | CallType::Tmpfile) {
+            return Err("a handle is missing or too many");
+        }
+        if self.call_type == CallType::Link && self.node != Some(entry.id) {
+            return Err("a link to another node");
+        }
+        match self.kind {
+            Some(kind) if entry.attr.kind() != kind => Err("an inode of another type"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Names strictly after each other: by cookie, and parted only between different cookies.
+    fn order(&mut self, call: CallId, listed: &Listed, key: CookieKey) -> Result<(), ProtocolError> {
+        let before = self.behind;
+        let mut same_cookie: Vec<&Name> = Vec::new();
+        let mut last: Option<Cookie> = None;
+        for (name, _) in &listed.entries {
+            let cookie = key.cookie(name.as_bytes());
+            if last != Some(cookie) {
+                same_cookie.clear();
+            }
+            let backwards = last.is_some_and(|last| cookie < last);
+            let split = before.is_some_and(|before| cookie <= before);
+            if backwards || split || same_cookie.contains(&name) {
+                return Err(ProtocolError::Order(call));
+            }
+            same_cookie.push(name);
+            last = Some(cookie);
+        }
+        self.behind = last.or(before);
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Frames: a fixed header, then a body. Layout: docs/protocol.md, "Frames".
+
+use crate::ProtocolError;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: u32 = 16;
+
+/// The longest body that either side takes: file data of [`crate::Limits::max_data`] and what goes
+/// with it (a caller can be in 65,536 groups).
+pub const MAX_BODY: u32 = (4 << 20) + (512 << 10);
+
+/// Set by a sender whose frame a reader that does not know the type may skip.
+pub(crate) const MAY_IGNORE: u8 = 1;
+/// On a response: the last (or only) one to its call.
+pub(crate) const LAST: u8 = 2;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    /// Bytes of the body behind this header.
+    length: U32,
+    frame_type: u8,
+    flags: u8,
+    reserved: U16,
+    /// Of a call, a recall or a ping; else 0.
+    id: U64,
+}
+
+/// What a frame holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum FrameType {
+    Hello = 1,
+    Welcome = 2,
+    Refused = 3,
+    Request = 4,
+    Response = 5,
+    Cancel = 6,
+    Acknowledge = 7,
+    Return = 8,
+    Recall = 9,
+    Ping = 10,
+    Pong = 11,
+    Bye = 12,
+}
+
+impl FrameType {
+    pub(crate) fn of(number: u8) -> Option<FrameType> {
+        Some(match number {
+            1 => FrameType::Hello,
+            2 => FrameType::Welcome,
+            3 => FrameType::Refused,
+            4 => FrameType::Request,
+            5 => FrameType::Response,
+            6 => FrameType::Cancel,
+            7 => FrameType::Acknowledge,
+            8 => FrameType::Return,
+            9 => FrameType::Recall,
+            10 => FrameType::Ping,
+            11 => FrameType::Pong,
+            12 => FrameType::Bye,
+            _ => return None,
+        })
+    }
+}
+
+/// One frame, still in the bytes in which it arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Frame<'a> {
+    pub frame_type: FrameType,
+    pub flags: u8,
+    pub id: u64,
+    pub body: &'a [u8],
+}
+
+/// Space for a header, to which the body is appended; [`seal`] fills it in.
+pub(crate) fn start(body_bytes: usize) -> Vec<u8> {
+    let header = HEADER_BYTES as usize;
+    let mut frame = Vec::with_capacity(header + body_bytes);
+    frame.resize(header, 0);
+    frame
+}
+
+/// Writes the header of a frame begun by [`start`].
+///
+/// # Panics
+/// If the body is longer than [`MAX_BODY`]: whoever made the message had to bound it.
+pub(crate) fn seal(frame: &mut [u8], frame_type: FrameType, flags: u8, id: u64) {
+    let (header, body) = frame.split_at_mut(HEADER_BYTES as usize);
+    let length = crate::wire::length(body.len());
+    assert!(length <= MAX_BODY, "a body of {length} bytes is too long for a frame");
+    let fields = Header {
+        length: U32::new(length),
+        frame_type: frame_type as u8,
+        flags,
+        reserved: U16::ZERO,
+        id: U64::new(id),
+    };
+    header.copy_from_slice(fields.as_bytes());
+}
+
+/// Cuts a stream of bytes into frames.
+///
+/// A frame that lies whole in one input is handed out in place; one that is spread over several is
+/// gathered first. Memory grows with the bytes that arrive, never by a length that was announced.
+#[derive(Debug)]
+pub struct FrameReader {
+    partial: Vec<u8>,
+    /// The frame in `partial` was handed out.
+    spent: bool,
+    limit: u32,
+}
+
+/// What is kept for gathering once a longer frame has gone through.
+const KEPT_BYTES: usize = 256 << 10;
+
+impl FrameReader {
+    /// A reader that takes bodies of up to `limit` bytes.
+    #[must_use]
+    pub fn new(limit: u32) -> FrameReader {
+        FrameReader { partial: Vec::new(), spent: false, limit }
+    }
+
+    pub fn allow(&mut self, limit: u32) {
+        self.limit = limit;
+    }
+
+    /// The next whole frame; takes off `input` what it uses. `None`: more bytes are needed.
+    pub fn next<'a, 'i: 'a>(&'a mut self, input: &mut &'i [u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
+        if self.spent {
+            self.spent = false;
+            self.partial.clear();
+            self.partial.shrink_to(KEPT_BYTES);
+        }
+        while self.partial.is_empty() {
+            let Some((header, total)) = self.header(input)? else { break };
+            let Some((frame, rest)) = input.split_at_checked(total) else { break };
+            *input = rest;
+            if let Some(frame_type) = known(&header)? {
+                return Ok(Some(frame_of(&header, frame_type, frame)));
+            }
+        }
+        self.gather(input)
+    }
+
+    fn gather<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
+        loop {
+            let Some((header, total)) = self.fill_header(input)? else { return Ok(None) };
+            self.fill(input, total);
+            if self.partial.len() < total {
+                return Ok(None);
+            }
+            match known(&header)? {
+                Some(frame_type) => {
+                    self.spent = true;
+                    return Ok(Some(frame_of(&header, frame_type, &self.partial)));
+                }
+                None => self.partial.clear(),
+            }
+        }
+    }
+
+    fn fill_header(&mut self, input: &mut &[u8]) -> Result<Option<(Header, usize)>, ProtocolError> {
+        self.fill(input, HEADER_BYTES as usize);
+        self.header(&self.partial)
+    }
+
+    fn fill(&mut self, input: &mut &[u8], total: usize) {
+        let missing = total.saturating_sub(self.partial.len()).min(input.len());
+        let (taken, rest) = input.split_at(missing);
+        self.partial.extend_from_slice(taken);
+        *input = rest;
+    }
+
+    /// The header at the start of `bytes`, and how long the frame is with it.
+    fn header(&self, bytes: &[u8]) -> Result<Option<(Header, usize)>, ProtocolError> {
+        let Ok((header, _)) = Header::read_from_prefix(bytes) else { return Ok(None) };
+        let length = header.length.get();
+        if length > self.limit {
+            return Err(ProtocolError::FrameTooLong { length, limit: self.limit });
+        }
+        Ok(Some((header, (HEADER_BYTES + length) as usize)))
+    }
+}
+
+/// The type, or `None` where the frame is to be skipped.
+fn known(header: &Header) -> Result<Option<FrameType>, ProtocolError> {
+    match FrameType::of(header.frame_type) {
+        None if header.flags & MAY_IGNORE == 0 => Err(ProtocolError::UnknownType(header.frame_type)),
+        known => Ok(known),
+    }
+}
+
+fn frame_of<'a>(header: &Header, frame_type: FrameType, bytes: &'a [u8]) -> Frame<'a> {
+    Frame { frame_type, flags: header.flags, id: header.id.get(), body: &bytes[HEADER_BYTES as usize..] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(number: u8, flags: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = start(body.len());
+        bytes.extend_from_slice(body);
+        seal(&mut bytes, FrameType::Ping, flags, 7);
+        bytes[4] = number;
+        bytes
+    }
+
+    fn cut(chunks: &[&[u8]]) -> Result<Vec<(u64, Vec<u8>)>, ProtocolError> {
+        let mut reader = FrameReader::new(100);
+        let mut frames = Vec::new();
+        for chunk in chunks {
+            let mut input = *chunk;
+            while let Some(frame) = reader.next(&mut input)? {
+                frames.push((frame.id, frame.body.to_vec()));
+            }
+            assert!(input.is_empty());
+        }
+        Ok(frames)
+    }
+
+    #[test]
+    fn frames_come_out_alike_however_the_stream_is_cut() {
+        let stream = [frame(10, 0, b"one"), frame(99, MAY_IGNORE, b"skip"), frame(11, 0, b"")].concat();
+        let expected = vec![(7, b"one".to_vec()), (7, Vec::new())];
+        for first in 0..=stream.len() {
+            for second in first..=stream.len() {
+                let chunks = [&stream[..first], &stream[first..second], &stream[second..]];
+                assert_eq!(cut(&chunks).unwrap(), expected, "cut at {first} and {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_frame_is_skipped_only_if_it_says_so() {
+        assert_eq!(cut(&[&frame(99, 0, b"x")]), Err(ProtocolError::UnknownType(99)));
+        assert_eq!(cut(&[&frame(99, MAY_IGNORE, b"x")]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_long_frame_is_refused_by_its_header() {
+        let mut bytes = frame(10, 0, b"");
+        bytes[..4].copy_from_slice(&101_u32.to_le_bytes());
+        assert_eq!(cut(&[&bytes]), Err(ProtocolError::FrameTooLong { length: 101, limit: 100 }));
+    }
+}

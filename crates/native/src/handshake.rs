@@ -1,0 +1,228 @@
+//! The first message of each side.
+
+use crate::ProtocolError;
+use crate::reply::{checked_errno, put_errno};
+use crate::wire::{Reader, Wire, Writer};
+use nigh_remote::Session;
+use nigh_types::{Attr, CookieKey, Errno, NodeId, Span, Term};
+
+/// The oldest version of the protocol that this build speaks.
+pub const MIN_VERSION: u16 = 1;
+/// The newest version of the protocol that this build speaks.
+pub const MAX_VERSION: u16 = 1;
+
+/// How long a session stands without renewal (decision 4 of the design).
+pub const SESSION_TERM: Span = Span::from_secs(15);
+
+const MAGIC: [u8; 4] = *b"nigh";
+
+/// What a client says first. Its layout stays over all versions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    pub min_version: u16,
+    pub max_version: u16,
+    /// Optional parts of the protocol that this side knows; none exist yet.
+    pub features: u64,
+    /// The client's durable identity.
+    pub client: u64,
+    /// Random, new with each start of the client.
+    pub incarnation: u64,
+    /// Path or name of the export.
+    pub attach: Vec<u8>,
+    /// How long the client wants grants to live.
+    pub term: Term,
+}
+
+/// The server's consent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    pub version: u16,
+    /// Those of the client's features that this server knows too.
+    pub features: u64,
+    /// This session, as the server numbers it.
+    pub session_id: u64,
+    /// The session ends unless it is renewed within this time; `Span::FOREVER`: it needs no renewal.
+    pub session_term: Span,
+    pub limits: Limits,
+    pub session: Session,
+}
+
+/// What a server takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes of file data in one read or write.
+    pub max_data: u32,
+    /// Calls outstanding at one time.
+    pub max_calls: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { max_data: 4 << 20, max_calls: 1024 }
+    }
+}
+
+/// The server's refusal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    pub errno: Errno,
+    /// For people: what happened and how to mend it.
+    pub message: String,
+}
+
+impl Hello {
+    /// The version to speak, or a refusal that says which side to update.
+    pub(crate) fn choose_version(&self) -> Result<u16, Refused> {
+        let side = if self.max_version < MIN_VERSION {
+            "the client"
+        } else if self.min_version > MAX_VERSION {
+            "the server"
+        } else {
+            return Ok(self.max_version.min(MAX_VERSION));
+        };
+        let message = format!(
+            "the client speaks versions {} to {} of the nigh protocol, the server {MIN_VERSION} to {MAX_VERSION}: \
+             update nigh on {side}'s machine",
+            self.min_version, self.max_version
+        );
+        Err(Refused { errno: Errno::PROTO, message })
+    }
+}
+
+impl Wire for Hello {
+    fn put(&self, w: &mut Writer) {
+        w.raw(&MAGIC);
+        w.u16(self.min_version);
+        w.u16(self.max_version);
+        w.u64(self.features);
+        w.u64(self.client);
+        w.u64(self.incarnation);
+        self.attach.put(w);
+        self.term.put(w);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Hello, ProtocolError> {
+        if r.array::<4>() != Ok(MAGIC) {
+            return Err(ProtocolError::NotNigh);
+        }
+        let hello = Hello {
+            min_version: r.u16()?,
+            max_version: r.u16()?,
+            features: r.u64()?,
+            client: r.u64()?,
+            incarnation: r.u64()?,
+            attach: Vec::parse(r)?,
+            term: Term::parse(r)?,
+        };
+        if hello.min_version > hello.max_version {
+            return Err(ProtocolError::Malformed("the versions offered end before they begin"));
+        }
+        Ok(hello)
+    }
+}
+
+impl Wire for Limits {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            w.u32(self.max_data);
+            w.u32(self.max_calls);
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Limits, ProtocolError> {
+        let r = &mut r.record()?;
+        let limits = Limits { max_data: r.u32()?, max_calls: r.u32()? };
+        if limits.max_data == 0 || limits.max_calls == 0 {
+            return Err(ProtocolError::Malformed("a limit is 0"));
+        }
+        Ok(limits)
+    }
+}
+
+impl Wire for Session {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            self.root.put(w);
+            self.root_attr.put(w);
+            w.raw(&self.cookie_key.0);
+            self.term.put(w);
+            self.has_acls.put(w);
+            self.host_bound.put(w);
+            w.sequence(&self.not_given, |w, (name, why)| {
+                name.put(w);
+                why.put(w);
+            });
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Session, ProtocolError> {
+        let r = &mut r.record()?;
+        let session = Session {
+            root: NodeId::parse(r)?,
+            root_attr: Attr::parse(r)?,
+            cookie_key: CookieKey(r.array()?),
+            term: Term::parse(r)?,
+            has_acls: bool::parse(r)?,
+            host_bound: String::parse(r)?,
+            not_given: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
+        };
+        if !session.root_attr.is_dir() {
+            return Err(ProtocolError::Malformed("the export's root is no directory"));
+        }
+        Ok(session)
+    }
+}
+
+impl Wire for Welcome {
+    fn put(&self, w: &mut Writer) {
+        w.u16(self.version);
+        w.u64(self.features);
+        w.u64(self.session_id);
+        w.u64(self.session_term.0);
+        self.limits.put(w);
+        self.session.put(w);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Welcome, ProtocolError> {
+        let welcome = Welcome {
+            version: r.u16()?,
+            features: r.u64()?,
+            session_id: r.u64()?,
+            session_term: Span(r.u64()?),
+            limits: Limits::parse(r)?,
+            session: Session::parse(r)?,
+        };
+        if welcome.session_term < Span::from_millis(100) {
+            return Err(ProtocolError::Malformed("the session's term is under 100 ms"));
+        }
+        Ok(welcome)
+    }
+}
+
+impl Wire for Refused {
+    fn put(&self, w: &mut Writer) {
+        put_errno(w, self.errno);
+        self.message.put(w);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Refused, ProtocolError> {
+        Ok(Refused { errno: checked_errno(r.u16()?)?, message: String::parse(r)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offering(min_version: u16, max_version: u16) -> Hello {
+        let term = Term::Session;
+        Hello { min_version, max_version, features: 0, client: 1, incarnation: 2, attach: vec![], term }
+    }
+
+    #[test]
+    fn a_refusal_says_which_side_to_update() {
+        assert_eq!(offering(0, 9).choose_version(), Ok(MAX_VERSION));
+        assert!(offering(0, 0).choose_version().unwrap_err().message.ends_with("the client's machine"));
+        assert!(offering(2, 9).choose_version().unwrap_err().message.ends_with("the server's machine"));
+    }
+}

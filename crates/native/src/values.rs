@@ -1,0 +1,255 @@
+//! Layouts of ids, names, places, credentials and grants.
+
+use crate::ProtocolError;
+use crate::wire::{Reader, Wire, Writer};
+use nigh_types::{
+    Access, Covers, Credentials, Grant, GrantId, Handle, Mode, Name, NodeId, OpName, Place, Recall, RecallId,
+    Span, Term, WriteFlags,
+};
+
+/// The most groups that a process can be in (Linux `NGROUPS_MAX`).
+const MAX_GROUPS: usize = 65_536;
+
+impl Wire for NodeId {
+    fn put(&self, w: &mut Writer) {
+        w.u64(self.ino);
+        w.u64(self.generation);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<NodeId, ProtocolError> {
+        let id = NodeId { ino: r.u64()?, generation: r.u64()? };
+        if id.ino == 0 {
+            return Err(ProtocolError::Malformed("an inode number is 0"));
+        }
+        Ok(id)
+    }
+}
+
+impl Wire for Handle {
+    fn put(&self, w: &mut Writer) {
+        w.u64(self.0);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Handle, ProtocolError> {
+        r.u64().map(Handle)
+    }
+}
+
+impl Wire for Vec<Handle> {
+    fn put(&self, w: &mut Writer) {
+        w.sequence(self, |w, handle| handle.put(w));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Vec<Handle>, ProtocolError> {
+        r.sequence(8, Handle::parse)
+    }
+}
+
+/// u16 length, bytes.
+impl Wire for Name {
+    fn put(&self, w: &mut Writer) {
+        let bytes = self.as_bytes();
+        w.u16(u16::try_from(bytes.len()).expect("a name has at most 255 bytes"));
+        w.raw(bytes);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Name, ProtocolError> {
+        let length = r.u16()?;
+        let bytes = r.raw(u32::from(length))?;
+        Name::new(bytes).map_err(|_| ProtocolError::Malformed("a name is empty, too long or forbidden"))
+    }
+}
+
+impl Wire for Vec<Name> {
+    fn put(&self, w: &mut Writer) {
+        w.sequence(self, |w, name| name.put(w));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Vec<Name>, ProtocolError> {
+        r.sequence(3, Name::parse)
+    }
+}
+
+impl Wire for Place {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            self.node.put(w);
+            self.hint.is_some().put(w);
+            if let Some((parent, name)) = &self.hint {
+                parent.put(w);
+                name.put(w);
+            }
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Place, ProtocolError> {
+        let mut r = r.record()?;
+        let node = NodeId::parse(&mut r)?;
+        let hint = match bool::parse(&mut r)? {
+            true => Some((NodeId::parse(&mut r)?, Name::parse(&mut r)?)),
+            false => None,
+        };
+        Ok(Place { node, hint })
+    }
+}
+
+impl Wire for Credentials {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            w.u32(self.uid);
+            w.u32(self.gid);
+            w.sequence(&self.groups, |w, group| w.u32(*group));
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Credentials, ProtocolError> {
+        let mut r = r.record()?;
+        let (uid, gid) = (r.u32()?, r.u32()?);
+        let groups = r.sequence(4, Reader::u32)?;
+        if groups.len() > MAX_GROUPS {
+            return Err(ProtocolError::Malformed("a caller is in more than 65,536 groups"));
+        }
+        Ok(Credentials { uid, gid, groups })
+    }
+}
+
+impl Wire for OpName {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            w.u64(self.client);
+            w.u64(self.incarnation);
+            w.u64(self.sequence);
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<OpName, ProtocolError> {
+        let mut r = r.record()?;
+        Ok(OpName { client: r.u64()?, incarnation: r.u64()?, sequence: r.u64()? })
+    }
+}
+
+fn bits(flags: &[bool]) -> u8 {
+    flags.iter().rev().fold(0, |bits, &flag| bits << 1 | u8::from(flag))
+}
+
+fn flags<const N: usize>(bits: u8) -> Result<[bool; N], ProtocolError> {
+    if u32::from(bits) >> N != 0 {
+        return Err(ProtocolError::Malformed("unknown flag bits"));
+    }
+    Ok(std::array::from_fn(|i| bits >> i & 1 == 1))
+}
+
+impl Wire for Access {
+    fn put(&self, w: &mut Writer) {
+        w.u8(bits(&[self.read, self.write, self.truncate, self.direct, self.sync]));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Access, ProtocolError> {
+        let [read, write, truncate, direct, sync] = flags(r.u8()?)?;
+        Ok(Access { read, write, truncate, direct, sync })
+    }
+}
+
+impl Wire for WriteFlags {
+    fn put(&self, w: &mut Writer) {
+        w.u8(bits(&[self.append, self.kill_suidgid, self.sync]));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<WriteFlags, ProtocolError> {
+        let [append, kill_suidgid, sync] = flags(r.u8()?)?;
+        Ok(WriteFlags { append, kill_suidgid, sync })
+    }
+}
+
+impl Wire for Covers {
+    fn put(&self, w: &mut Writer) {
+        w.u8(match self {
+            Covers::Names => 1,
+            Covers::Inode => 2,
+            Covers::Data => 3,
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Covers, ProtocolError> {
+        match r.u8()? {
+            1 => Ok(Covers::Names),
+            2 => Ok(Covers::Inode),
+            3 => Ok(Covers::Data),
+            _ => Err(ProtocolError::Malformed("unknown facts under a grant")),
+        }
+    }
+}
+
+impl Wire for Mode {
+    fn put(&self, w: &mut Writer) {
+        w.u8(match self {
+            Mode::Read => 1,
+            Mode::Write => 2,
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Mode, ProtocolError> {
+        match r.u8()? {
+            1 => Ok(Mode::Read),
+            2 => Ok(Mode::Write),
+            _ => Err(ProtocolError::Malformed("unknown mode of a grant")),
+        }
+    }
+}
+
+/// Nanoseconds; all ones: as long as the session.
+impl Wire for Term {
+    fn put(&self, w: &mut Writer) {
+        w.u64(match self {
+            Term::Session => u64::MAX,
+            Term::Limited(span) => span.0.min(u64::MAX - 1),
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Term, ProtocolError> {
+        Ok(match r.u64()? {
+            u64::MAX => Term::Session,
+            nanos => Term::Limited(Span(nanos)),
+        })
+    }
+}
+
+impl Wire for Grant {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            w.u64(self.id.0);
+            self.node.put(w);
+            self.covers.put(w);
+            self.mode.put(w);
+            self.term.put(w);
+            self.recallable.put(w);
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Grant, ProtocolError> {
+        let r = &mut r.record()?;
+        Ok(Grant {
+            id: GrantId(r.u64()?),
+            node: NodeId::parse(r)?,
+            covers: Covers::parse(r)?,
+            mode: Mode::parse(r)?,
+            term: Term::parse(r)?,
+            recallable: bool::parse(r)?,
+        })
+    }
+}
+
+/// Without its id, which stands in the frame's header.
+pub(crate) fn put_recall(w: &mut Writer, recall: &Recall) {
+    recall.node.put(w);
+    recall.covers.put(w);
+    recall.names.put(w);
+}
+
+pub(crate) fn take_recall(id: RecallId, r: &mut Reader<'_>) -> Result<Recall, ProtocolError> {
+    let (node, covers, names) = (NodeId::parse(r)?, Covers::parse(r)?, Vec::parse(r)?);
+    if covers != Covers::Names && !names.is_empty() {
+        return Err(ProtocolError::Malformed("a recall that is not of names carries some"));
+    }
+    Ok(Recall { id, node, covers, names })
+}

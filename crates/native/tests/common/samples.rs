@@ -1,0 +1,240 @@
+//! One sample of every kind of message, call and reply.
+
+use nigh_native::{Hello, Limits, Message, Refused, Session, Welcome};
+use nigh_types::*;
+
+pub fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+pub fn id(ino: u64) -> NodeId {
+    NodeId { ino, generation: 1_700_000_000_123_456_789 }
+}
+
+pub fn place() -> Place {
+    Place { node: id(7), hint: Some((id(1), name("file"))) }
+}
+
+pub fn dir() -> Place {
+    Place::bare(id(1))
+}
+
+pub fn attr(mode: u32) -> Attr {
+    let at = |secs| Timestamp { secs, nanos: 999_999_999 };
+    Attr {
+        size: 5 << 30,
+        blocks: 16,
+        mode,
+        nlink: 2,
+        uid: 1000,
+        gid: 100,
+        rdev: 0x0103,
+        atime: at(1),
+        mtime: at(-2),
+        ctime: at(3),
+    }
+}
+
+pub fn entry(mode: u32) -> Entry {
+    let target = (mode & 0o170_000 == 0o120_000).then(|| b"../target".as_slice().into());
+    Entry { id: id(7), attr: attr(mode), target, no_xattrs: true }
+}
+
+pub fn access() -> Access {
+    Access { read: true, write: false, truncate: true, direct: false, sync: true }
+}
+
+pub fn session() -> Session {
+    Session {
+        root: id(1),
+        root_attr: attr(0o040_755),
+        cookie_key: CookieKey(*b"0123456789abcdef"),
+        term: Term::Limited(Span::from_secs(5)),
+        has_acls: true,
+        host_bound: "changes are seen within 5 s".to_owned(),
+        not_given: vec![("S4".to_owned(), "overlayfs".to_owned())],
+    }
+}
+
+pub fn hello() -> Hello {
+    Hello {
+        min_version: 1,
+        max_version: 1,
+        features: 0,
+        client: 0x1122_3344_5566_7788,
+        incarnation: 9,
+        attach: b"/srv/tree".to_vec(),
+        term: Term::Session,
+    }
+}
+
+pub fn queries() -> Vec<Call> {
+    let (node, handle) = (place(), Some(Handle(4)));
+    vec![
+        Call::Lookup { dir: dir(), name: name("x") },
+        Call::Walk { node: id(7), names: vec![name("a"), name("b")] },
+        Call::GetAttr { node: node.clone() },
+        Call::List { dir: dir() },
+        Call::ReadLink { node: node.clone() },
+        Call::Xattrs { node: node.clone() },
+        Call::Xattr { node: node.clone(), name: b"user.a".to_vec() },
+        Call::StatFs { node: node.clone() },
+        Call::Open { node: node.clone(), access: Access { truncate: false, ..access() } },
+        Call::Read { node: node.clone(), handle, offset: 1 << 33, length: 4096 },
+        Call::Seek { node: node.clone(), handle: None, offset: 5, data: true },
+        Call::GetFlags { node },
+        Call::Release { handles: vec![Handle(1), Handle(2)] },
+    ]
+}
+
+pub fn mutations() -> Vec<Call> {
+    let (node, handle, x) = (place(), Some(Handle(4)), || name("x"));
+    let (mode, umask, offset, length) = (0o644, 0o022, 1 << 33, 10);
+    let flags = WriteFlags { append: true, kill_suidgid: false, sync: true };
+    let set = SetAttr {
+        mode: Some(0o755),
+        size: Some(9),
+        atime: Some(SetTime::Now),
+        mtime: Some(SetTime::At(Timestamp { secs: -5, nanos: 6 })),
+        kill_suidgid: true,
+        ..SetAttr::default()
+    };
+    vec![
+        Call::Open { node: node.clone(), access: access() },
+        Call::Create { dir: dir(), name: x(), mode, umask, exclusive: true, access: access() },
+        Call::Tmpfile { dir: dir(), mode, umask, access: access() },
+        Call::Mknod { dir: dir(), name: x(), kind: Kind::CharDevice, mode, umask, rdev: 0x0103 },
+        Call::Mkdir { dir: dir(), name: x(), mode, umask },
+        Call::Symlink { dir: dir(), name: x(), target: b"../target".to_vec() },
+        Call::Link { node: node.clone(), dir: dir(), name: x() },
+        Call::Unlink { dir: dir(), name: x(), keep: Some(id(7)) },
+        Call::Rmdir { dir: dir(), name: x() },
+        Call::Rename {
+            from: dir(),
+            name: x(),
+            to: place(),
+            new_name: name("y"),
+            no_replace: true,
+            exchange: false,
+            keep: None,
+        },
+        Call::SetAttr { node: node.clone(), handle, set },
+        Call::Write { node: node.clone(), handle, offset, data: b"data".to_vec(), flags },
+        Call::Fallocate { node: node.clone(), handle, mode: 3, offset, length },
+        Call::CopyRange {
+            from: place(),
+            from_handle: None,
+            from_offset: 1,
+            to: dir(),
+            to_handle: handle,
+            to_offset: 2,
+            length: u64::MAX,
+        },
+        Call::SetXattr {
+            node: place(),
+            name: b"user.a".to_vec(),
+            value: vec![0, 255],
+            flags: 1,
+            kill_sgid: true,
+        },
+        Call::RemoveXattr { node: place(), name: b"user.a".to_vec() },
+        Call::Fsync { node, handle, data_only: true },
+    ]
+}
+
+pub fn replies() -> Vec<Reply> {
+    let file = || entry(0o100_644);
+    let handle = Handle(4);
+    let xattr = |name: &[u8], value: Option<&[u8]>| (name.into(), value.map(Box::from));
+    let space = Space {
+        blocks: 1,
+        files: 2,
+        block_size: 4096,
+        fragment_size: 512,
+        name_max: 255,
+        ..Space::default()
+    };
+    vec![
+        Reply::Looked(None),
+        Reply::Looked(Some(entry(0o120_777))),
+        Reply::Attr(id(7), attr(0o100_644)),
+        Reply::Listed(Listed { entries: vec![(name("a"), file()), (name("b"), entry(0o040_755))] }),
+        Reply::Target(b"../target".as_slice().into()),
+        Reply::Xattrs(XattrSet { items: vec![xattr(b"user.a", Some(b"1")), xattr(b"user.b", None)] }),
+        Reply::Value(vec![1, 2, 3]),
+        Reply::Space(space),
+        Reply::Opened { handle, attr: attr(0o100_644) },
+        Reply::Data(b"data".to_vec()),
+        Reply::Offset(1 << 33),
+        Reply::Flags(0x10),
+        Reply::Made { entry: file(), handle: Some(handle), existed: true },
+        Reply::Removed { node: id(7), kept: None },
+        Reply::Renamed { moved: id(7), replaced: Some(id(8)), kept: Some(handle) },
+        Reply::Written { offset: 3, count: 4 },
+        Reply::Done,
+    ]
+}
+
+pub fn grant() -> Grant {
+    Grant {
+        id: GrantId(3),
+        node: id(1),
+        covers: Covers::Names,
+        mode: Mode::Read,
+        term: Term::Session,
+        recallable: true,
+    }
+}
+
+pub fn request(call: Call) -> Request {
+    let credentials = Credentials { uid: 1000, gid: 100, groups: vec![4, 24] };
+    let named = call.is_mutation();
+    let name = named.then_some(OpName { client: 0x1122_3344_5566_7788, incarnation: 9, sequence: 1 });
+    Request { credentials, name, call }
+}
+
+/// Groups of named messages: one golden file each.
+pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
+    let one = |message| vec![(String::new(), message)];
+    let requests = queries()
+        .into_iter()
+        .chain(mutations())
+        .map(|call| (call.type_name().to_owned(), Message::Request(CallId(5), request(call))));
+    let response = |result| {
+        let last = !matches!(result, Ok(Reply::Listed(_)));
+        let (after, grants) = (vec![(id(1), attr(0o040_755))], vec![grant()]);
+        Message::Response(CallId(5), Response { result, after, grants, last })
+    };
+    let mut responses: Vec<_> =
+        replies().into_iter().map(|reply| (variant(&reply), response(Ok(reply)))).collect();
+    responses.push(("error".to_owned(), response(Err(Errno::NOTEMPTY))));
+    let recall = Recall { id: RecallId(6), node: id(1), covers: Covers::Names, names: vec![name("x")] };
+    let welcome = Welcome {
+        version: 1,
+        features: 0,
+        session_id: 12,
+        session_term: Span::from_secs(15),
+        limits: Limits::default(),
+        session: session(),
+    };
+    let refused = Refused { errno: Errno::NOENT, message: "there is no export of this name".to_owned() };
+    vec![
+        ("hello", one(Message::Hello(hello()))),
+        ("welcome", one(Message::Welcome(welcome))),
+        ("refused", one(Message::Refused(refused))),
+        ("request", requests.collect()),
+        ("response", responses),
+        ("cancel", one(Message::Cancel(CallId(5)))),
+        ("acknowledge", one(Message::Acknowledge(RecallId(6)))),
+        ("return", one(Message::Return(vec![GrantId(3), GrantId(4)]))),
+        ("recall", one(Message::Recall(recall))),
+        ("ping", one(Message::Ping(2))),
+        ("pong", one(Message::Pong(2))),
+        ("bye", one(Message::Bye("unmounted".to_owned()))),
+    ]
+}
+
+fn variant(reply: &Reply) -> String {
+    let text = format!("{reply:?}");
+    text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_lowercase()
+}

@@ -1,0 +1,319 @@
+//! Makes calls for the cases, and checks of every response what holds of all.
+
+use super::Harness;
+use crate::{Event, Remote, Session};
+use nigh_types::{
+    Access, Attr, Call, CallId, Covers, Entry, Errno, Handle, Name, NodeId, OpName, Place, Reply, Request,
+    Response, SetAttr, Timestamp, WriteFlags,
+};
+use std::collections::BTreeMap;
+
+pub(super) const READ_WRITE: Access =
+    Access { read: true, write: true, truncate: false, direct: false, sync: false };
+
+pub(super) struct Caller<'a> {
+    harness: &'a mut dyn Harness,
+    remote: Box<dyn Remote>,
+    pub(super) session: Session,
+    next_call: u64,
+    sequence: u64,
+    responses: BTreeMap<CallId, Vec<Response>>,
+    calls: BTreeMap<CallId, Call>,
+}
+
+pub(super) fn name(bytes: &[u8]) -> Name {
+    Name::new(bytes).expect("a case uses proper names")
+}
+
+/// Where a node stands in a directory.
+pub(super) fn at(dir: &Place, leaf: &[u8], node: NodeId) -> Place {
+    Place { node, hint: Some((dir.node, name(leaf))) }
+}
+
+/// Attributes without what a filesystem may change later by itself.
+pub(super) fn steady(attr: Attr) -> Attr {
+    Attr { blocks: 0, atime: Timestamp::default(), ..attr }
+}
+
+impl<'a> Caller<'a> {
+    pub(super) fn attach(harness: &'a mut dyn Harness) -> Caller<'a> {
+        let mut remote = harness.attach();
+        let mut events = harness.pump(&mut *remote).into_iter();
+        let Some(Event::Attached(session)) = events.next() else {
+            panic!("the first event of a remote is that it is attached")
+        };
+        assert_eq!(events.next(), None, "nothing comes unasked after attaching");
+        assert!(session.root_attr.is_dir(), "the root is a directory");
+        let (responses, calls) = (BTreeMap::new(), BTreeMap::new());
+        Caller { harness, remote, session, next_call: 1, sequence: 1, responses, calls }
+    }
+
+    pub(super) fn root(&self) -> Place {
+        Place::bare(self.session.root)
+    }
+
+    /// Sends a call without waiting.
+    pub(super) fn start(&mut self, call: Call) -> CallId {
+        let id = CallId(self.next_call);
+        self.next_call += 1;
+        let name = call.is_mutation().then(|| {
+            self.sequence += 1;
+            OpName { client: 7, incarnation: 7, sequence: self.sequence - 1 }
+        });
+        self.calls.insert(id, call.clone());
+        let request = Request { credentials: self.harness.credentials(), name, call };
+        self.remote.handle_call(self.harness.now(), id, request);
+        id
+    }
+
+    /// All responses to a call that was started.
+    #[track_caller]
+    pub(super) fn finish(&mut self, id: CallId) -> Vec<Response> {
+        while self.responses.get(&id).and_then(|parts| parts.last()).is_none_or(|part| !part.last) {
+            let events = self.harness.pump(&mut *self.remote);
+            assert!(!events.is_empty(), "no answer to {:?}", self.calls[&id]);
+            for event in events {
+                self.take(event);
+            }
+        }
+        let responses = self.responses.remove(&id).expect("it was just looked at");
+        let call = self.calls.remove(&id).expect("the call was started");
+        check_grants(&call, &responses);
+        responses
+    }
+
+    #[track_caller]
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Response { call, response } => {
+                let parts = self.responses.entry(call).or_default();
+                assert!(self.calls.contains_key(&call), "a response to a call that has none outstanding");
+                assert!(parts.last().is_none_or(|part| !part.last), "a response after the last one");
+                parts.push(response);
+            }
+            Event::Recall(recall) => self.remote.handle_acknowledge(self.harness.now(), recall.id),
+            Event::Attached(_) => panic!("attached twice"),
+            Event::Lost { why } => panic!("the session was lost: {why}"),
+        }
+    }
+
+    /// The one response to a call.
+    #[track_caller]
+    pub(super) fn call(&mut self, call: Call) -> Response {
+        let id = self.start(call);
+        let mut responses = self.finish(id);
+        assert_eq!(responses.len(), 1, "one response");
+        responses.remove(0)
+    }
+
+    #[track_caller]
+    pub(super) fn ok(&mut self, call: Call) -> Reply {
+        let text = format!("{call:?}");
+        match self.call(call).result {
+            Ok(reply) => reply,
+            Err(errno) => panic!("{errno} from {text}"),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn errno(&mut self, call: Call) -> Errno {
+        let text = format!("{call:?}");
+        match self.call(call).result {
+            Ok(reply) => panic!("{reply:?} from {text}"),
+            Err(errno) => errno,
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn made(&mut self, call: Call) -> (Entry, Option<Handle>) {
+        match self.ok(call) {
+            Reply::Made { entry, handle, existed: false } => (entry, handle),
+            other => panic!("not made: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn mkdir(&mut self, dir: &Place, leaf: &[u8]) -> Place {
+        let call = Call::Mkdir { dir: dir.clone(), name: name(leaf), mode: 0o755, umask: 0 };
+        at(dir, leaf, self.made(call).0.id)
+    }
+
+    /// A new empty file, open.
+    #[track_caller]
+    pub(super) fn create(&mut self, dir: &Place, leaf: &[u8]) -> (Place, Handle) {
+        let (entry, handle) = self.made(create(dir, leaf, true));
+        (at(dir, leaf, entry.id), handle.expect("a created file comes open"))
+    }
+
+    /// A new file that is not open.
+    #[track_caller]
+    pub(super) fn file(&mut self, dir: &Place, leaf: &[u8], data: &[u8]) -> Place {
+        let (place, handle) = self.create(dir, leaf);
+        self.write(&place, handle, 0, data);
+        self.release(handle);
+        place
+    }
+
+    pub(super) fn release(&mut self, handle: Handle) {
+        self.start(Call::Release { handles: vec![handle] });
+    }
+
+    #[track_caller]
+    pub(super) fn open(&mut self, node: &Place) -> Handle {
+        match self.ok(Call::Open { node: node.clone(), access: READ_WRITE }) {
+            Reply::Opened { handle, .. } => handle,
+            other => panic!("not opened: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn write(&mut self, node: &Place, handle: Handle, offset: u64, data: &[u8]) {
+        let (node, handle, flags) = (node.clone(), Some(handle), WriteFlags::default());
+        let call = Call::Write { node, handle, offset, data: data.to_vec(), flags };
+        assert_eq!(self.ok(call), Reply::Written { offset, count: data.len() as u64 });
+    }
+
+    #[track_caller]
+    pub(super) fn read(&mut self, node: &Place, handle: Option<Handle>, offset: u64, length: u32) -> Vec<u8> {
+        match self.ok(Call::Read { node: node.clone(), handle, offset, length }) {
+            Reply::Data(data) => data,
+            other => panic!("no data: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn lookup(&mut self, dir: &Place, leaf: &[u8]) -> Option<Entry> {
+        match self.ok(Call::Lookup { dir: dir.clone(), name: name(leaf) }) {
+            Reply::Looked(entry) => entry,
+            other => panic!("not looked up: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn getattr(&mut self, node: &Place) -> Attr {
+        match self.ok(Call::GetAttr { node: node.clone() }) {
+            Reply::Attr(id, attr) if id == node.node => attr,
+            other => panic!("not its attributes: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn setattr(&mut self, node: &Place, set: SetAttr) -> Attr {
+        match self.ok(Call::SetAttr { node: node.clone(), handle: None, set }) {
+            Reply::Attr(id, attr) if id == node.node => attr,
+            other => panic!("not its attributes: {other:?}"),
+        }
+    }
+
+    /// A whole listing, checked to be in cookie order.
+    #[track_caller]
+    pub(super) fn list(&mut self, dir: &Place) -> Vec<(Name, Entry)> {
+        let id = self.start(Call::List { dir: dir.clone() });
+        let responses = self.finish(id);
+        self.listed(responses)
+    }
+
+    #[track_caller]
+    pub(super) fn listed(&self, responses: Vec<Response>) -> Vec<(Name, Entry)> {
+        let mut all: Vec<(Name, Entry)> = Vec::new();
+        let cookie = |name: &Name| self.session.cookie_key.cookie(name.as_bytes());
+        for response in responses {
+            let Ok(Reply::Listed(part)) = response.result else { panic!("not listed: {response:?}") };
+            if let (Some((before, _)), Some((first, _))) = (all.last(), part.entries.first()) {
+                assert!(cookie(before) < cookie(first), "parts are cut between different cookies");
+            }
+            all.extend(part.entries);
+        }
+        assert!(all.is_sorted_by_key(|(name, _)| cookie(name)), "in cookie order");
+        all
+    }
+
+    #[track_caller]
+    pub(super) fn names(&mut self, dir: &Place) -> Vec<Name> {
+        let mut names: Vec<Name> = self.list(dir).into_iter().map(|(name, _)| name).collect();
+        names.sort();
+        names
+    }
+}
+
+/// A call that creates a file.
+pub(super) fn create(dir: &Place, leaf: &[u8], exclusive: bool) -> Call {
+    let (dir, name) = (dir.clone(), name(leaf));
+    Call::Create { dir, name, mode: 0o644, umask: 0, exclusive, access: READ_WRITE }
+}
+
+pub(super) fn unlink(dir: &Place, leaf: &[u8]) -> Call {
+    Call::Unlink { dir: dir.clone(), name: name(leaf), keep: None }
+}
+
+pub(super) fn rename(from: &Place, old: &[u8], to: &Place, new: &[u8]) -> Call {
+    Call::Rename {
+        from: from.clone(),
+        name: name(old),
+        to: to.clone(),
+        new_name: name(new),
+        no_replace: false,
+        exchange: false,
+        keep: None,
+    }
+}
+
+/// No grant is for a node that neither call nor answer speaks of, and none of names or data for what
+/// has none.
+#[track_caller]
+fn check_grants(call: &Call, responses: &[Response]) {
+    let mut known: BTreeMap<NodeId, Option<Attr>> = named(call).into_iter().map(|id| (id, None)).collect();
+    for response in responses {
+        known.extend(response.after.iter().map(|(id, attr)| (*id, Some(*attr))));
+        match &response.result {
+            Ok(Reply::Looked(Some(entry)) | Reply::Made { entry, .. }) => {
+                known.insert(entry.id, Some(entry.attr));
+            }
+            Ok(Reply::Attr(id, attr)) => {
+                known.insert(*id, Some(*attr));
+            }
+            Ok(Reply::Listed(part)) => {
+                known.extend(part.entries.iter().map(|(_, entry)| (entry.id, Some(entry.attr))));
+            }
+            Ok(Reply::Renamed { moved, .. }) => {
+                known.entry(*moved).or_default();
+            }
+            _ => {}
+        }
+        for grant in &response.grants {
+            let attr = known.get(&grant.node);
+            let attr = attr.unwrap_or_else(|| panic!("{grant:?} is for a node of which nobody spoke"));
+            let fits = match grant.covers {
+                Covers::Names => attr.is_none_or(|attr| attr.is_dir()),
+                Covers::Data => attr.is_none_or(|attr| !attr.is_dir()),
+                Covers::Inode => true,
+            };
+            assert!(fits, "{grant:?} cannot cover {attr:?}");
+            assert!(
+                attr.is_none_or(|attr| attr.nlink > 0 || grant.covers != Covers::Names),
+                "granted and gone"
+            );
+        }
+    }
+}
+
+/// Nodes that a call names, in places or hints.
+fn named(call: &Call) -> Vec<NodeId> {
+    let places: Vec<&Place> = match call {
+        Call::Lookup { dir, .. } | Call::List { dir } | Call::Create { dir, .. } => vec![dir],
+        Call::Tmpfile { dir, .. } | Call::Mknod { dir, .. } | Call::Mkdir { dir, .. } => vec![dir],
+        Call::Symlink { dir, .. } | Call::Unlink { dir, .. } | Call::Rmdir { dir, .. } => vec![dir],
+        Call::GetAttr { node } | Call::ReadLink { node } | Call::Xattrs { node } => vec![node],
+        Call::Xattr { node, .. } | Call::StatFs { node } | Call::Open { node, .. } => vec![node],
+        Call::Read { node, .. } | Call::Seek { node, .. } | Call::GetFlags { node } => vec![node],
+        Call::SetAttr { node, .. } | Call::Write { node, .. } | Call::Fallocate { node, .. } => vec![node],
+        Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } | Call::Fsync { node, .. } => vec![node],
+        Call::Link { node, dir, .. } => vec![node, dir],
+        Call::Rename { from, to, .. } | Call::CopyRange { from, to, .. } => vec![from, to],
+        Call::Walk { .. } | Call::Release { .. } => vec![],
+    };
+    places
+        .into_iter()
+        .flat_map(|p| std::iter::once(p.node).chain(p.hint.iter().map(|(dir, _)| *dir)))
+        .collect()
+}

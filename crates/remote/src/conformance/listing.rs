@@ -1,0 +1,113 @@
+//! Listings.
+
+use super::Named;
+use super::caller::{Caller, create, name, steady, unlink};
+use nigh_types::{Call, CallId, Cookie, Name, Place, Reply};
+
+pub(super) const CASES: &[Named] = &[
+    ("a_listing_is_complete_and_in_cookie_order", complete),
+    ("entries_are_what_lookup_says", entries),
+    ("cookies_are_stable", stable),
+    ("an_empty_directory_lists_nothing", empty),
+    ("what_stays_is_listed_once_whatever_changes", during_mutations),
+    ("a_listing_ends_with_its_directorys_attributes", last_part),
+];
+
+/// Makes files `f0` … and returns their names, sorted.
+fn fill(c: &mut Caller<'_>, dir: &Place, count: u32) -> Vec<Name> {
+    let leaves: Vec<Vec<u8>> = (0..count).map(|i| format!("f{i}").into_bytes()).collect();
+    let calls: Vec<CallId> = leaves.iter().map(|leaf| c.start(create(dir, leaf, true))).collect();
+    for id in calls {
+        let responses = c.finish(id);
+        let Ok(Reply::Made { handle: Some(handle), .. }) = responses[0].result else {
+            panic!("{responses:?}")
+        };
+        c.release(handle);
+    }
+    let mut names: Vec<Name> = leaves.iter().map(|leaf| name(leaf)).collect();
+    names.sort();
+    names
+}
+
+fn complete(c: &mut Caller<'_>) {
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    let expected = fill(c, &dir, 1500);
+    assert_eq!(c.names(&dir), expected);
+    assert_eq!(c.names(&root), [name(b"d")]);
+}
+
+fn entries(c: &mut Caller<'_>) {
+    let root = c.root();
+    let file = c.file(&root, b"file", b"12345");
+    c.mkdir(&root, b"dir");
+    c.made(Call::Symlink { dir: root.clone(), name: name(b"link"), target: b"file".to_vec() });
+    c.made(Call::Link { node: file, dir: root.clone(), name: name(b"second") });
+    let listed = c.list(&root);
+    assert_eq!(listed.len(), 4);
+    for (leaf, entry) in listed {
+        let looked = c.lookup(&root, leaf.as_bytes()).expect("it is listed");
+        assert_eq!((entry.id, steady(entry.attr)), (looked.id, steady(looked.attr)), "{leaf}");
+    }
+}
+
+fn stable(c: &mut Caller<'_>) {
+    let root = c.root();
+    fill(c, &root, 100);
+    let order =
+        |c: &mut Caller<'_>| -> Vec<Name> { c.list(&root).into_iter().map(|(name, _)| name).collect() };
+    let before = order(c);
+    c.ok(unlink(&root, b"f3"));
+    c.file(&root, b"new", b"");
+    let after = order(c);
+    let kept = |names: Vec<Name>| -> Vec<Name> {
+        names.into_iter().filter(|leaf| ![&b"f3"[..], b"new"].contains(&leaf.as_bytes())).collect()
+    };
+    assert_eq!(kept(before), kept(after.clone()));
+    let cookies: Vec<Cookie> =
+        after.iter().map(|leaf| c.session.cookie_key.cookie(leaf.as_bytes())).collect();
+    assert!(cookies.is_sorted());
+}
+
+fn empty(c: &mut Caller<'_>) {
+    let root = c.root();
+    assert_eq!(c.names(&root), []);
+    let id = c.start(Call::List { dir: root });
+    let responses = c.finish(id);
+    assert!(responses.last().is_some_and(|part| part.last));
+}
+
+fn during_mutations(c: &mut Caller<'_>) {
+    let root = c.root();
+    let steady = fill(c, &root, 700);
+    let going: Vec<Vec<u8>> = (0..50_u32).map(|i| format!("going{i}").into_bytes()).collect();
+    for leaf in &going {
+        c.file(&root, leaf, b"");
+    }
+    let list = c.start(Call::List { dir: root.clone() });
+    let mut others: Vec<CallId> = going.iter().map(|leaf| c.start(unlink(&root, leaf))).collect();
+    let coming = (0..50_u32).map(|i| format!("coming{i}").into_bytes());
+    others.extend(coming.map(|leaf| c.start(create(&root, &leaf, true))));
+    let responses = c.finish(list);
+    let mut listed: Vec<Name> = c.listed(responses).into_iter().map(|(name, _)| name).collect();
+    listed.sort();
+    assert!(listed.windows(2).all(|pair| pair[0] != pair[1]), "no name twice");
+    listed.retain(|leaf| leaf.as_bytes().starts_with(b"f"));
+    assert_eq!(listed, steady);
+    for id in others {
+        let responses = c.finish(id);
+        assert!(responses[0].result.is_ok(), "{responses:?}");
+    }
+    assert_eq!(c.names(&root).len(), 750);
+}
+
+fn last_part(c: &mut Caller<'_>) {
+    let root = c.root();
+    fill(c, &root, 600);
+    let id = c.start(Call::List { dir: root.clone() });
+    let responses = c.finish(id);
+    let (last, earlier) = responses.split_last().expect("there is a part");
+    assert!(earlier.iter().all(|part| part.after.is_empty()));
+    let (_, told) = last.after.iter().find(|(id, _)| *id == root.node).expect("the directory's own");
+    assert_eq!(steady(*told), steady(c.getattr(&root)));
+}

@@ -1,0 +1,104 @@
+//! Places: hints that lead elsewhere, nodes that are gone, walks.
+
+use super::Named;
+use super::caller::{Caller, at, create, name, rename, unlink};
+use nigh_types::{Attr, Call, Errno, Name, NodeId, Place, Reply};
+
+pub(super) const CASES: &[Named] = &[
+    ("a_moved_file_is_found_or_walked_to", moved_file),
+    ("a_moved_directory_is_found_or_walked_to", moved_directory),
+    ("a_hint_to_another_inode_never_answers_for_it", wrong_hint),
+    ("a_node_that_is_gone_is_estale", gone),
+    ("a_node_of_another_generation_is_estale", generation),
+    ("a_walk_that_leads_elsewhere_is_estale", bad_walk),
+    ("the_root_is_reached_without_a_hint", root),
+];
+
+/// Attributes of a node by a place that may be out of date; walks once where that is needed.
+#[track_caller]
+fn mended(c: &mut Caller<'_>, stale: &Place, path: &[&[u8]], fresh: &Place) -> Attr {
+    match c.call(Call::GetAttr { node: stale.clone() }).result {
+        Ok(Reply::Attr(id, attr)) => {
+            assert_eq!(id, stale.node);
+            attr
+        }
+        Err(Errno::STALE) => {
+            let names: Vec<Name> = path.iter().map(|leaf| name(leaf)).collect();
+            assert_eq!(c.ok(Call::Walk { node: stale.node, names }), Reply::Done);
+            c.getattr(fresh)
+        }
+        other => panic!("neither found nor stale: {other:?}"),
+    }
+}
+
+fn moved_file(c: &mut Caller<'_>) {
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    let old = c.file(&root, b"a", b"12345");
+    c.ok(rename(&root, b"a", &dir, b"b"));
+    let new = at(&dir, b"b", old.node);
+    assert_eq!(mended(c, &old, &[b"d", b"b"], &new).size, 5);
+}
+
+fn moved_directory(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (dir, other) = (c.mkdir(&root, b"d"), c.mkdir(&root, b"e"));
+    let file = c.file(&dir, b"f", b"12345");
+    c.ok(rename(&root, b"d", &other, b"moved"));
+    assert_eq!(mended(c, &file, &[b"e", b"moved", b"f"], &file).size, 5);
+    let moved = at(&other, b"moved", dir.node);
+    assert!(mended(c, &dir, &[b"e", b"moved"], &moved).is_dir());
+    assert_eq!(c.names(&moved), [name(b"f")]);
+}
+
+fn wrong_hint(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (a, b) = (c.file(&root, b"a", b"1"), c.file(&root, b"b", b"22"));
+    let wrong = at(&root, b"b", a.node);
+    assert_eq!(mended(c, &wrong, &[b"a"], &a).size, 1);
+    c.ok(unlink(&root, b"a"));
+    assert_eq!(c.errno(Call::GetAttr { node: wrong }), Errno::STALE);
+    assert_eq!(c.getattr(&b).size, 2);
+}
+
+fn gone(c: &mut Caller<'_>) {
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    let file = c.file(&dir, b"f", b"");
+    c.ok(unlink(&dir, b"f"));
+    let again = c.file(&dir, b"f", b"new");
+    assert_ne!(again.node, file.node);
+    assert_eq!(c.errno(Call::GetAttr { node: file.clone() }), Errno::STALE);
+    assert_eq!(c.errno(Call::Open { node: file, access: super::caller::READ_WRITE }), Errno::STALE);
+    c.ok(unlink(&dir, b"f"));
+    c.ok(Call::Rmdir { dir: root, name: name(b"d") });
+    assert_eq!(c.errno(Call::List { dir: dir.clone() }), Errno::STALE);
+    assert_eq!(c.errno(Call::Lookup { dir: dir.clone(), name: name(b"x") }), Errno::STALE);
+    assert_eq!(c.errno(create(&dir, b"x", true)), Errno::STALE);
+}
+
+fn generation(c: &mut Caller<'_>) {
+    let root = c.root();
+    let file = c.file(&root, b"f", b"");
+    let generation = file.node.generation ^ 1;
+    let other = at(&root, b"f", NodeId { generation, ..file.node });
+    assert_eq!(c.errno(Call::GetAttr { node: other }), Errno::STALE);
+}
+
+fn bad_walk(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (a, _) = (c.file(&root, b"a", b""), c.file(&root, b"b", b""));
+    for names in [vec![name(b"b")], vec![name(b"missing")], vec![name(b"a"), name(b"x")], vec![]] {
+        assert_eq!(c.errno(Call::Walk { node: a.node, names }), Errno::STALE);
+    }
+    assert_eq!(c.ok(Call::Walk { node: a.node, names: vec![name(b"a")] }), Reply::Done);
+    let names = vec![];
+    assert_eq!(c.ok(Call::Walk { node: root.node, names }), Reply::Done);
+}
+
+fn root(c: &mut Caller<'_>) {
+    let root = c.root();
+    let attr = c.getattr(&root);
+    assert!(attr.is_dir());
+    assert_eq!(attr.mode, c.session.root_attr.mode);
+}

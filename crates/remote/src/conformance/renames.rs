@@ -1,0 +1,134 @@
+//! Renames.
+
+use super::Named;
+use super::caller::{Caller, at, name, rename};
+use nigh_types::{Call, Errno, NodeId, Place, Reply};
+
+pub(super) const CASES: &[Named] = &[
+    ("rename_moves_and_keeps_the_inode", moves),
+    ("rename_replaces_a_file", replaces),
+    ("rename_keeps_what_it_replaces_on_request", keeps_replaced),
+    ("rename_replaces_only_empty_directories", directories),
+    ("rename_checks_types", types),
+    ("rename_never_makes_a_loop", no_loop),
+    ("rename_between_links_of_one_file_does_nothing", same_inode),
+    ("rename_noreplace", no_replace),
+    ("rename_exchange", exchange),
+];
+
+fn with(call: Call, want_no_replace: bool, want_exchange: bool, want_keep: Option<NodeId>) -> Call {
+    match call {
+        Call::Rename { from, name, to, new_name, .. } => Call::Rename {
+            from,
+            name,
+            to,
+            new_name,
+            no_replace: want_no_replace,
+            exchange: want_exchange,
+            keep: want_keep,
+        },
+        other => other,
+    }
+}
+
+fn renamed(moved: &Place, replaced: Option<&Place>) -> Reply {
+    Reply::Renamed { moved: moved.node, replaced: replaced.map(|place| place.node), kept: None }
+}
+
+fn moves(c: &mut Caller<'_>) {
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    let file = c.file(&root, b"a", b"data");
+    assert_eq!(c.ok(rename(&root, b"a", &dir, b"b")), renamed(&file, None));
+    assert_eq!(c.lookup(&root, b"a"), None);
+    assert_eq!(c.lookup(&dir, b"b").map(|entry| entry.id), Some(file.node));
+    assert_eq!(c.read(&at(&dir, b"b", file.node), None, 0, 10), b"data");
+    assert_eq!(c.errno(rename(&root, b"a", &dir, b"c")), Errno::NOENT);
+    assert_eq!(c.ok(rename(&root, b"d", &root, b"e")), renamed(&dir, None));
+    let dir = at(&root, b"e", dir.node);
+    assert_eq!(c.names(&dir), [name(b"b")]);
+}
+
+fn replaces(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (a, b) = (c.file(&root, b"a", b"new"), c.file(&root, b"b", b"old"));
+    let response = c.call(rename(&root, b"a", &root, b"b"));
+    assert_eq!(response.result, Ok(renamed(&a, Some(&b))));
+    let gone = response.after.iter().find(|(id, _)| *id == b.node).expect("what is gone is told");
+    assert_eq!(gone.1.nlink, 0);
+    assert_eq!(c.names(&root), [name(b"b")]);
+    assert_eq!(c.read(&at(&root, b"b", a.node), None, 0, 10), b"new");
+    assert_eq!(c.errno(Call::GetAttr { node: b }), Errno::STALE);
+}
+
+fn keeps_replaced(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (_, b) = (c.file(&root, b"a", b"new"), c.file(&root, b"b", b"old"));
+    let call = with(rename(&root, b"a", &root, b"b"), false, false, Some(b.node));
+    let Reply::Renamed { kept: Some(handle), .. } = c.ok(call) else { panic!("not kept") };
+    assert_eq!(c.read(&b, Some(handle), 0, 10), b"old");
+}
+
+fn directories(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (a, b) = (c.mkdir(&root, b"a"), c.mkdir(&root, b"b"));
+    c.file(&a, b"in_a", b"");
+    c.file(&b, b"in_b", b"");
+    assert_eq!(c.errno(rename(&root, b"a", &root, b"b")), Errno::NOTEMPTY);
+    c.ok(super::caller::unlink(&b, b"in_b"));
+    assert_eq!(c.ok(rename(&root, b"a", &root, b"b")), renamed(&a, Some(&b)));
+    assert_eq!(c.names(&root), [name(b"b")]);
+    assert_eq!(c.names(&at(&root, b"b", a.node)), [name(b"in_a")]);
+}
+
+fn types(c: &mut Caller<'_>) {
+    let root = c.root();
+    let file = c.file(&root, b"f", b"");
+    c.mkdir(&root, b"d");
+    assert_eq!(c.errno(rename(&root, b"f", &root, b"d")), Errno::ISDIR);
+    assert_eq!(c.errno(rename(&root, b"d", &root, b"f")), Errno::NOTDIR);
+    assert_eq!(c.errno(rename(&root, b"f", &file, b"x")), Errno::NOTDIR);
+    assert_eq!(c.errno(rename(&file, b"x", &root, b"x")), Errno::NOTDIR);
+}
+
+fn no_loop(c: &mut Caller<'_>) {
+    let root = c.root();
+    let a = c.mkdir(&root, b"a");
+    let b = c.mkdir(&a, b"b");
+    assert_eq!(c.errno(rename(&root, b"a", &b, b"x")), Errno::INVAL);
+    assert_eq!(c.errno(rename(&root, b"a", &a, b"x")), Errno::INVAL);
+    assert_eq!(c.errno(rename(&a, b"b", &root, b"a")), Errno::NOTEMPTY);
+    assert_eq!(c.names(&a), [name(b"b")]);
+}
+
+fn same_inode(c: &mut Caller<'_>) {
+    let root = c.root();
+    let file = c.file(&root, b"a", b"");
+    c.made(Call::Link { node: file.clone(), dir: root.clone(), name: name(b"b") });
+    c.ok(rename(&root, b"a", &root, b"b"));
+    assert_eq!(c.names(&root), [name(b"a"), name(b"b")]);
+    c.ok(rename(&root, b"a", &root, b"a"));
+    assert_eq!(c.getattr(&file).nlink, 2);
+}
+
+fn no_replace(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (a, _) = (c.file(&root, b"a", b""), c.file(&root, b"b", b""));
+    let call = |new| with(rename(&root, b"a", &root, new), true, false, None);
+    assert_eq!(c.errno(call(b"b")), Errno::EXIST);
+    assert_eq!(c.ok(call(b"c")), renamed(&a, None));
+    assert_eq!(c.names(&root), [name(b"b"), name(b"c")]);
+}
+
+fn exchange(c: &mut Caller<'_>) {
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    let inner = c.mkdir(&dir, b"inner");
+    let file = c.file(&dir, b"f", b"file");
+    let call = |old: &[u8], to: &Place, new: &[u8]| with(rename(&dir, old, to, new), false, true, None);
+    assert_eq!(c.errno(call(b"f", &root, b"missing")), Errno::NOENT);
+    assert_eq!(c.ok(call(b"f", &dir, b"inner")), renamed(&file, Some(&inner)));
+    assert_eq!(c.lookup(&dir, b"f").map(|entry| entry.id), Some(inner.node));
+    assert_eq!(c.read(&at(&dir, b"inner", file.node), None, 0, 10), b"file");
+    assert_eq!(c.errno(call(b"f", &root, b"d")), Errno::INVAL);
+}

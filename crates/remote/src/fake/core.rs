@@ -1,0 +1,342 @@
+//! The server's side of the fake: sessions, plans, recalls.
+
+use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
+use crate::tree::Change;
+use nigh_types::{
+    Call, CallId, Covers, Errno, GrantId, Handle, Name, NodeId, Recall, RecallId, Reply, Request, Response,
+    Span, Time,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub(super) struct Core {
+    pub(super) tree: Tree,
+    pub(super) recalls_by_itself: bool,
+    pub(super) pending: Vec<Pending>,
+    now: Time,
+    clients: BTreeMap<u64, Client>,
+    next_recall: u64,
+    sequence: u64,
+}
+
+/// A mutation that waits for acknowledgements of other clients.
+pub(super) struct Pending {
+    client: u64,
+    call: CallId,
+    request: Request,
+    fate: Fate,
+    changes: Vec<Change>,
+    owed: BTreeSet<RecallId>,
+}
+
+/// One session, as the server sees it.
+#[derive(Default)]
+pub(super) struct Client {
+    pub(super) plans: Vec<(Which, Fate)>,
+    pub(super) calls: BTreeMap<&'static str, u64>,
+    pub(super) acknowledged: BTreeSet<RecallId>,
+    pub(super) cancelled: Vec<CallId>,
+    pub(super) handles: BTreeSet<Handle>,
+    lost: bool,
+    /// Sent and not yet delivered, by the moment of delivery and the order of sending.
+    events: BTreeMap<(Time, u64), Event>,
+    /// Calls on their way to the server.
+    arriving: BTreeMap<(Time, u64), (CallId, Request, Fate)>,
+    held: BTreeMap<CallId, (Request, Fate)>,
+    held_replies: BTreeMap<CallId, VecDeque<Response>>,
+    grants: BTreeMap<GrantId, (NodeId, Covers)>,
+    recalls: BTreeMap<RecallId, Recall>,
+}
+
+impl Client {
+    pub(super) fn held_calls(&self) -> Vec<CallId> {
+        self.held.keys().chain(self.held_replies.keys()).copied().collect()
+    }
+
+    pub(super) fn holds(&self, node: NodeId, covers: Covers) -> bool {
+        self.grants.values().any(|grant| *grant == (node, covers))
+    }
+
+    fn fate(&self, call: CallId, request: &Request) -> Fate {
+        let rank = |which: &Which| match which {
+            Which::Every => Some(0),
+            Which::Type(name) => (*name == request.call.type_name()).then_some(1),
+            Which::Call(id) => (*id == call).then_some(2),
+        };
+        let fitting = self.plans.iter().filter_map(|(which, fate)| Some((rank(which)?, *fate)));
+        fitting.max_by_key(|(rank, _)| *rank).map(|(_, fate)| fate).unwrap_or_default()
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        let event = self.events.keys().next();
+        event.into_iter().chain(self.arriving.keys().next()).map(|(due, _)| *due).min()
+    }
+}
+
+impl Core {
+    pub(super) fn new(config: TreeConfig) -> Core {
+        Core {
+            tree: Tree::new(config),
+            recalls_by_itself: true,
+            pending: Vec::new(),
+            now: Time(0),
+            clients: BTreeMap::new(),
+            next_recall: 1,
+            sequence: 0,
+        }
+    }
+
+    pub(super) fn client(&self, client: u64) -> &Client {
+        &self.clients[&client]
+    }
+
+    pub(super) fn client_mut(&mut self, client: u64) -> &mut Client {
+        self.clients.get_mut(&client).expect("a client of this server")
+    }
+
+    pub(super) fn connect(&mut self, now: Time) -> u64 {
+        self.advance(now);
+        let id = self.clients.len() as u64;
+        self.clients.insert(id, Client::default());
+        let root = self.tree.root();
+        self.send(
+            id,
+            Span::ZERO,
+            Event::Attached(Session {
+                root,
+                root_attr: self.tree.attr(root).expect("the root is always there"),
+                cookie_key: self.tree.config().cookie_key,
+                term: self.tree.config().term,
+                has_acls: false,
+                host_bound: String::new(),
+                not_given: Vec::new(),
+            }),
+        );
+        id
+    }
+
+    /// Time goes on; calls arrive.
+    pub(super) fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        while let Some((client, key)) = self.arrived() {
+            let arrived = self.client_mut(client).arriving.remove(&key);
+            let (call, request, fate) = arrived.expect("it was just found");
+            self.arrive(client, call, request, fate);
+        }
+    }
+
+    /// The first of the calls that have arrived by now.
+    fn arrived(&self) -> Option<(u64, (Time, u64))> {
+        let first =
+            self.clients.iter().filter_map(|(id, client)| Some((*id, *client.arriving.keys().next()?)));
+        first.filter(|(_, (due, _))| *due <= self.now).min_by_key(|(_, key)| *key)
+    }
+
+    pub(super) fn handle_call(&mut self, now: Time, client: u64, call: CallId, request: Request) {
+        self.advance(now);
+        if self.client(client).lost {
+            return;
+        }
+        *self.client_mut(client).calls.entry(request.call.type_name()).or_default() += 1;
+        let fate = self.client(client).fate(call, &request);
+        let key = self.later(fate.arrives_after);
+        self.client_mut(client).arriving.insert(key, (call, request, fate));
+        self.advance(now);
+    }
+
+    /// Nothing was executed: `EINTR`. Else its answer comes as it would have.
+    pub(super) fn handle_cancel(&mut self, now: Time, client: u64, call: CallId) {
+        self.advance(now);
+        let session = self.client_mut(client);
+        session.cancelled.push(call);
+        let before = session.arriving.len() + session.held.len();
+        session.arriving.retain(|_, (arriving, ..)| *arriving != call);
+        session.held.remove(&call);
+        let stopped = session.arriving.len() + session.held.len() < before;
+        let waiting = self.pending.len();
+        self.pending.retain(|pending| (pending.client, pending.call) != (client, call));
+        if stopped || self.pending.len() < waiting {
+            let response = Response::plain(Err(Errno::INTR));
+            self.send(client, Span::ZERO, Event::Response { call, response });
+        }
+    }
+
+    pub(super) fn handle_acknowledge(&mut self, now: Time, client: u64, recall: RecallId) {
+        self.advance(now);
+        let session = self.client_mut(client);
+        if session.lost {
+            return;
+        }
+        let Some(recalled) = session.recalls.remove(&recall) else {
+            panic!("recall {} was acknowledged but is not outstanding", recall.0);
+        };
+        session.acknowledged.insert(recall);
+        session.grants.retain(|_, grant| *grant != (recalled.node, recalled.covers));
+        self.settle(&[recall]);
+    }
+
+    pub(super) fn handle_return(&mut self, now: Time, client: u64, grants: &[GrantId]) {
+        self.advance(now);
+        self.client_mut(client).grants.retain(|id, _| !grants.contains(id));
+    }
+
+    pub(super) fn recall(&mut self, client: u64, node: NodeId, covers: Covers, names: Vec<Name>) -> RecallId {
+        let id = RecallId(self.next_recall);
+        self.next_recall += 1;
+        let recall = Recall { id, node, covers, names };
+        self.client_mut(client).recalls.insert(id, recall.clone());
+        self.send(client, Span::ZERO, Event::Recall(recall));
+        id
+    }
+
+    pub(super) fn lose(&mut self, client: u64, why: &str) {
+        let session = self.client_mut(client);
+        if session.lost {
+            return;
+        }
+        let owed: Vec<RecallId> = session.recalls.keys().copied().collect();
+        let handles: Vec<Handle> = session.handles.iter().copied().collect();
+        *session = Client {
+            plans: std::mem::take(&mut session.plans),
+            calls: std::mem::take(&mut session.calls),
+            acknowledged: std::mem::take(&mut session.acknowledged),
+            cancelled: std::mem::take(&mut session.cancelled),
+            lost: true,
+            ..Client::default()
+        };
+        self.tree.release(&handles);
+        self.pending.retain(|pending| pending.client != client);
+        self.send(client, Span::ZERO, Event::Lost { why: why.to_owned() });
+        self.settle(&owed);
+    }
+
+    pub(super) fn release(&mut self, client: u64, call: CallId) {
+        let session = self.client_mut(client);
+        if let Some((request, fate)) = session.held.remove(&call) {
+            self.submit(client, call, request, fate);
+        } else {
+            let replies = session.held_replies.remove(&call);
+            for response in replies.expect("the call is held") {
+                self.send(client, Span::ZERO, Event::Response { call, response });
+            }
+        }
+    }
+
+    pub(super) fn release_part(&mut self, client: u64, call: CallId) {
+        let replies = self.client_mut(client).held_replies.get_mut(&call);
+        let response = replies.and_then(VecDeque::pop_front).expect("an answer to the call is held");
+        if response.last {
+            self.client_mut(client).held_replies.remove(&call);
+        }
+        self.send(client, Span::ZERO, Event::Response { call, response });
+    }
+
+    pub(super) fn poll(&mut self, client: u64) -> Output {
+        let now = self.now;
+        let session = self.client_mut(client);
+        if let Some(first) = session.events.first_entry().filter(|first| first.key().0 <= now) {
+            return Output::Event(first.remove());
+        }
+        match session.next_due() {
+            Some(due) => Output::Timeout(due, Reason::Delay),
+            None => Output::Timeout(Time::FAR, Reason::Idle),
+        }
+    }
+
+    /// A key for what happens `span` from now, behind all else of that moment.
+    fn later(&mut self, span: Span) -> (Time, u64) {
+        self.sequence += 1;
+        (self.now.after(span), self.sequence)
+    }
+
+    fn send(&mut self, client: u64, delay: Span, event: Event) {
+        let key = self.later(delay);
+        self.client_mut(client).events.insert(key, event);
+    }
+
+    fn arrive(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
+        if let Some(errno) = fate.refuse {
+            let response = Response::plain(Err(errno));
+            self.send(client, fate.answered_after, Event::Response { call, response });
+        } else if fate.hold_call {
+            self.client_mut(client).held.insert(call, (request, fate));
+        } else {
+            self.submit(client, call, request, fate);
+        }
+    }
+
+    /// Executes a call, once nobody else holds what it changes. A client's own acknowledgements are
+    /// never waited for (invariant 6).
+    fn submit(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
+        let changes = if self.recalls_by_itself { self.tree.affected(&request.call) } else { Vec::new() };
+        let mut owed = BTreeSet::new();
+        let others: Vec<u64> = self.clients.keys().copied().filter(|other| *other != client).collect();
+        for other in others {
+            for Change { node, covers, names } in &changes {
+                if self.client(other).holds(*node, *covers) && self.tree.config().recallable {
+                    owed.insert(self.recall(other, *node, *covers, names.clone()));
+                }
+            }
+        }
+        if owed.is_empty() {
+            self.execute(client, call, &request, fate);
+        } else {
+            self.pending.push(Pending { client, call, request, fate, changes, owed });
+        }
+    }
+
+    /// Goes on with what waited for nothing but these acknowledgements.
+    fn settle(&mut self, recalls: &[RecallId]) {
+        for pending in &mut self.pending {
+            pending.owed.retain(|owed| !recalls.contains(owed));
+        }
+        while let Some(ready) = self.pending.iter().position(|pending| pending.owed.is_empty()) {
+            let Pending { client, call, request, fate, .. } = self.pending.remove(ready);
+            self.submit(client, call, request, fate);
+        }
+    }
+
+    fn execute(&mut self, client: u64, call: CallId, request: &Request, fate: Fate) {
+        if let Call::Release { handles } = &request.call {
+            self.client_mut(client).handles.retain(|handle| !handles.contains(handle));
+        }
+        let mut responses = self.tree.execute(self.now, request);
+        for response in &mut responses {
+            self.register(client, response, fate);
+        }
+        if fate.drop_reply {
+            return;
+        }
+        if fate.hold_reply && !responses.is_empty() {
+            self.client_mut(client).held_replies.insert(call, responses.into());
+            return;
+        }
+        let mut delay = fate.answered_after;
+        for response in responses {
+            self.send(client, delay, Event::Response { call, response });
+            delay = Span(delay.0.saturating_add(fate.part_pause.0));
+        }
+    }
+
+    /// Notes what a response hands out; takes out grants of what is being recalled.
+    fn register(&mut self, client: u64, response: &mut Response, fate: Fate) {
+        let changing = |node: NodeId, covers: Covers| {
+            let mut changes = self.pending.iter().flat_map(|pending| &pending.changes);
+            let mut recalls = self.clients[&client].recalls.values();
+            changes.any(|change| (change.node, change.covers) == (node, covers))
+                || recalls.any(|recall| (recall.node, recall.covers) == (node, covers))
+        };
+        response.grants.retain(|grant| !fate.ungranted && !changing(grant.node, grant.covers));
+        let session = self.client_mut(client);
+        session.grants.extend(response.grants.iter().map(|grant| (grant.id, (grant.node, grant.covers))));
+        session.handles.extend(response.result.as_ref().ok().and_then(handle));
+    }
+}
+
+fn handle(reply: &Reply) -> Option<Handle> {
+    match reply {
+        Reply::Opened { handle, .. } => Some(*handle),
+        Reply::Made { handle, .. } => *handle,
+        Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => *kept,
+        _ => None,
+    }
+}

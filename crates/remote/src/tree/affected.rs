@@ -1,0 +1,99 @@
+//! Which facts a call would make false.
+
+use super::Tree;
+use nigh_types::{Access, Call, Covers, Name, NodeId, Place};
+
+/// Facts that a call changes: those under `(node, covers)`; with names, only those of these names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub node: NodeId,
+    pub covers: Covers,
+    pub names: Vec<Name>,
+}
+
+impl Tree {
+    /// What `call` would change if it were executed now. Whoever serves the tree recalls the grants
+    /// that cover it before executing the call.
+    #[must_use]
+    pub fn affected(&self, call: &Call) -> Vec<Change> {
+        let mut changes = Changes { tree: self, list: Vec::new() };
+        match call {
+            Call::Create { dir, name, access, .. } => match self.child(dir.node.ino, name) {
+                Some(there) if access.truncate => changes.file(there),
+                Some(_) => {}
+                None => changes.name(dir, name),
+            },
+            Call::Mknod { dir, name, .. }
+            | Call::Mkdir { dir, name, .. }
+            | Call::Symlink { dir, name, .. } => {
+                changes.name(dir, name);
+            }
+            Call::Link { node, dir, name } => {
+                changes.name(dir, name);
+                changes.attributes(node.node.ino);
+            }
+            Call::Unlink { dir, name, .. } | Call::Rmdir { dir, name } => changes.removed(dir, name),
+            Call::Rename { from, name, to, new_name, .. } => {
+                changes.removed(from, name);
+                changes.removed(to, new_name);
+            }
+            Call::SetAttr { node, set, .. } if set.size.is_none() => changes.attributes(node.node.ino),
+            Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => {
+                changes.attributes(node.node.ino);
+            }
+            Call::Open { node, access: Access { truncate: true, .. } }
+            | Call::SetAttr { node, .. }
+            | Call::Write { node, .. }
+            | Call::Fallocate { node, .. }
+            | Call::CopyRange { to: node, .. } => changes.file(node.node.ino),
+            _ => {}
+        }
+        changes.list
+    }
+}
+
+struct Changes<'a> {
+    tree: &'a Tree,
+    list: Vec<Change>,
+}
+
+impl Changes<'_> {
+    fn push(&mut self, node: NodeId, covers: Covers, name: Option<&Name>) {
+        match self.list.iter_mut().find(|change| change.node == node && change.covers == covers) {
+            Some(change) => change.names.extend(name.filter(|name| !change.names.contains(name)).cloned()),
+            None => self.list.push(Change { node, covers, names: name.into_iter().cloned().collect() }),
+        }
+    }
+
+    /// A name comes or goes: so do its directory's times.
+    fn name(&mut self, dir: &Place, name: &Name) {
+        if self.tree.attr(dir.node).is_some() {
+            self.push(dir.node, Covers::Names, Some(name));
+            self.push(dir.node, Covers::Inode, None);
+        }
+    }
+
+    fn removed(&mut self, dir: &Place, name: &Name) {
+        self.name(dir, name);
+        if let Some(ino) = self.tree.child(dir.node.ino, name) {
+            self.attributes(ino);
+        }
+    }
+
+    fn attributes(&mut self, ino: u64) {
+        let Some(node) = self.tree.nodes.get(&ino) else { return };
+        self.push(node.id, Covers::Inode, None);
+        if !node.attr.is_dir() {
+            for (parent, name) in &node.links {
+                self.push(self.tree.nodes[parent].id, Covers::Names, Some(name));
+            }
+        }
+    }
+
+    fn file(&mut self, ino: u64) {
+        self.attributes(ino);
+        if let Some(node) = self.tree.nodes.get(&ino) {
+            self.push(node.id, Covers::Data, None);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Mutations that make inodes and names.
+
+use super::content::Content;
+use super::node::{Body, Directory, Node};
+use super::{Outcome, Tree};
+use nigh_types::{Access, Attr, Covers, Credentials, Errno, Kind, Name, NodeId, Place, Reply, Timestamp};
+
+const SETGID: u32 = 0o2000;
+
+/// What a new inode is to be.
+pub(super) struct Plan<'a> {
+    pub(super) now: Timestamp,
+    pub(super) credentials: &'a Credentials,
+    pub(super) kind: Kind,
+    /// Permission bits, without the umask's.
+    pub(super) mode: u32,
+    pub(super) rdev: u32,
+    pub(super) target: &'a [u8],
+}
+
+impl Tree {
+    /// A new name for a new inode.
+    pub(super) fn make(&mut self, dir: &Place, name: &Name, plan: &Plan<'_>) -> Result<Outcome, Errno> {
+        let dir = self.reach_dir(dir)?;
+        if self.child(dir, name).is_some() {
+            return Err(Errno::EXIST);
+        }
+        let ino = self.new_inode(dir, plan);
+        self.add_name(plan.now, dir, name, ino);
+        Ok(self.made(dir, ino, false, false))
+    }
+
+    pub(super) fn create(
+        &mut self,
+        dir: &Place,
+        name: &Name,
+        exclusive: bool,
+        access: Access,
+        plan: &Plan<'_>,
+    ) -> Result<Outcome, Errno> {
+        let parent = self.reach_dir(dir)?;
+        match self.child(parent, name) {
+            None => {
+                let ino = self.new_inode(parent, plan);
+                self.add_name(plan.now, parent, name, ino);
+                Ok(self.made(parent, ino, true, false))
+            }
+            Some(_) if exclusive => Err(Errno::EXIST),
+            Some(ino) => {
+                match self.nodes[&ino].attr.kind() {
+                    Kind::File => {}
+                    Kind::Directory => return Err(Errno::ISDIR),
+                    Kind::Symlink => return Err(Errno::LOOP),
+                    _ => return Err(Errno::NXIO),
+                }
+                if access.truncate {
+                    self.resize(plan.now, ino, 0)?;
+                }
+                Ok(self.made(parent, ino, true, true))
+            }
+        }
+    }
+
+    pub(super) fn tmpfile(&mut self, dir: &Place, plan: &Plan<'_>) -> Result<Outcome, Errno> {
+        let dir = self.reach_dir(dir)?;
+        let ino = self.new_inode(dir, plan);
+        self.node_mut(ino).nameless = true;
+        Ok(self.made(dir, ino, true, false))
+    }
+
+    pub(super) fn link(
+        &mut self,
+        now: Timestamp,
+        node: &Place,
+        dir: &Place,
+        name: &Name,
+    ) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(node)?;
+        let dir = self.reach_dir(dir)?;
+        let linked = &self.nodes[&ino];
+        if linked.attr.is_dir() {
+            return Err(Errno::PERM);
+        }
+        if self.child(dir, name).is_some() {
+            return Err(Errno::EXIST);
+        }
+        if linked.attr.nlink == 0 && !linked.nameless {
+            return Err(Errno::NOENT);
+        }
+        self.add_name(now, dir, name, ino);
+        self.node_mut(ino).attr.ctime = now;
+        Ok(self.made(dir, ino, false, false))
+    }
+
+    fn made(&mut self, dir: u64, ino: u64, open: bool, existed: bool) -> Outcome {
+        let handle = open.then(|| self.open(ino));
+        let mut granted = vec![(self.nodes[&dir].id, Covers::Names), self.covering(ino, Some(dir))];
+        let id = self.nodes[&ino].id;
+        if open {
+            granted.push((id, Covers::Data));
+        }
+        if self.nodes[&ino].attr.is_dir() {
+            granted.push((id, Covers::Names));
+        }
+        let touched = if existed { Vec::new() } else { vec![dir] };
+        let entry = self.nodes[&ino].entry();
+        Outcome { reply: Reply::Made { entry, handle, existed }, touched, granted }
+    }
+
+    fn new_inode(&mut self, dir: u64, plan: &Plan<'_>) -> u64 {
+        let ino = self.spare.pop().unwrap_or_else(|| {
+            self.next_ino += 1;
+            self.next_ino - 1
+        });
+        self.generation += 1;
+        let id = NodeId { ino, generation: self.generation };
+        let parent = &self.nodes[&dir].attr;
+        let inherits = parent.mode & SETGID != 0;
+        let sticky_gid = if inherits && plan.kind == Kind::Directory { SETGID } else { 0 };
+        let body = match plan.kind {
+            Kind::File => Body::File(Content::default()),
+            Kind::Directory => Body::Directory(Directory::default()),
+            Kind::Symlink => Body::Symlink(plan.target.into()),
+            _ => Body::Special,
+        };
+        let (size, blocks) = match plan.kind {
+            Kind::Directory => (4096, 8),
+            Kind::Symlink => (plan.target.len() as u64, 0),
+            _ => (0, 0),
+        };
+        let attr = Attr {
+            size,
+            blocks,
+            mode: plan.kind.mode_bits() | plan.mode & 0o7777 | sticky_gid,
+            nlink: u32::from(plan.kind == Kind::Directory),
+            uid: plan.credentials.uid,
+            gid: if inherits { parent.gid } else { plan.credentials.gid },
+            rdev: plan.rdev,
+            atime: plan.now,
+            mtime: plan.now,
+            ctime: plan.now,
+        };
+        self.nodes.insert(ino, Node::new(id, attr, body));
+        ino
+    }
+
+    /// Gives an inode a name that is free; its link count and the directory's attributes follow.
+    pub(super) fn add_name(&mut self, now: Timestamp, dir: u64, name: &Name, ino: u64) {
+        let key = self.config.cookie_key;
+        let is_dir = self.nodes[&ino].attr.is_dir();
+        let parent = self.node_mut(dir);
+        let Body::Directory(entries) = &mut parent.body else { unreachable!("reach_dir looked") };
+        entries.insert(key, name.clone(), ino);
+        parent.attr.nlink += u32::from(is_dir);
+        (parent.attr.mtime, parent.attr.ctime) = (now, now);
+        let node = self.node_mut(ino);
+        node.links.push((dir, name.clone()));
+        node.attr.nlink += 1;
+    }
+
+    /// Takes a name away.
+    pub(super) fn remove_name(&mut self, now: Timestamp, dir: u64, name: &Name, ino: u64) {
+        let key = self.config.cookie_key;
+        let is_dir = self.nodes[&ino].attr.is_dir();
+        let parent = self.node_mut(dir);
+        let Body::Directory(entries) = &mut parent.body else { unreachable!("reach_dir looked") };
+        entries.remove(key, name);
+        parent.attr.nlink -= u32::from(is_dir);
+        (parent.attr.mtime, parent.attr.ctime) = (now, now);
+        let node = self.node_mut(ino);
+        node.links.retain(|link| *link != (dir, name.clone()));
+        node.attr.nlink -= 1;
+        node.attr.ctime = now;
+        node.nameless = false;
+    }
+}

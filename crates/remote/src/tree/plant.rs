@@ -1,0 +1,87 @@
+//! Changes beside every protocol: what tests prepare, and what a host does on its own disk.
+
+use super::Tree;
+use nigh_types::{Access, Call, Credentials, Errno, Name, NodeId, Place, Reply, Request, Time, WriteFlags};
+
+impl Tree {
+    /// The inode at a path of names parted by `/`; the root for an empty one.
+    #[must_use]
+    pub fn find(&self, path: &str) -> Option<NodeId> {
+        let names = path.split('/').filter(|part| !part.is_empty());
+        let ino = names
+            .into_iter()
+            .try_fold(self.root.ino, |at, part| self.child(at, &Name::new(part.as_bytes()).ok()?))?;
+        Some(self.nodes[&ino].id)
+    }
+
+    /// Makes a directory, with those above it that are missing.
+    ///
+    /// # Panics
+    /// Where something else stands in the way.
+    pub fn plant_dir(&mut self, now: Time, path: &str) -> NodeId {
+        let mut at = self.root;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let name = planted_name(part);
+            at = match self.child(at.ino, &name) {
+                Some(ino) => self.nodes[&ino].id,
+                None => self.plant(now, Call::Mkdir { dir: Place::bare(at), name, mode: 0o755, umask: 0 }),
+            };
+        }
+        at
+    }
+
+    /// Writes a whole file, new or not.
+    ///
+    /// # Panics
+    /// Where something else stands in the way.
+    pub fn plant_file(&mut self, now: Time, path: &str, data: &[u8]) -> NodeId {
+        let (dir, name) = self.plant_parent(now, path);
+        let access = Access { read: false, write: true, truncate: true, direct: false, sync: false };
+        let call = Call::Create { dir, name, mode: 0o644, umask: 0, exclusive: false, access };
+        let node = self.plant(now, call);
+        let (place, data, flags) = (Place::bare(node), data.to_vec(), WriteFlags::default());
+        let write = Call::Write { node: place, handle: None, offset: 0, data, flags };
+        self.beside(now, write).expect("a planted file takes data");
+        node
+    }
+
+    /// Makes a symlink.
+    ///
+    /// # Panics
+    /// Where something stands in the way.
+    pub fn plant_symlink(&mut self, now: Time, path: &str, target: &[u8]) -> NodeId {
+        let (dir, name) = self.plant_parent(now, path);
+        self.plant(now, Call::Symlink { dir, name, target: target.to_vec() })
+    }
+
+    /// Executes a call as the host's root, without a client.
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn beside(&mut self, now: Time, call: Call) -> Result<Reply, Errno> {
+        let by_hint_only = std::mem::replace(&mut self.config.by_hint_only, false);
+        let request = Request { credentials: Credentials::default(), name: None, call };
+        let response = self.execute(now, &request).into_iter().last();
+        self.config.by_hint_only = by_hint_only;
+        response.map_or(Ok(Reply::Done), |response| response.result)
+    }
+
+    fn plant_parent(&mut self, now: Time, path: &str) -> (Place, Name) {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        (Place::bare(self.plant_dir(now, dir)), planted_name(name))
+    }
+
+    fn plant(&mut self, now: Time, call: Call) -> NodeId {
+        match self.beside(now, call) {
+            Ok(Reply::Made { entry, handle, .. }) => {
+                self.release(handle.as_slice());
+                entry.id
+            }
+            other => panic!("could not be planted: {other:?}"),
+        }
+    }
+}
+
+fn planted_name(part: &str) -> Name {
+    Name::new(part.as_bytes()).expect("a planted path has proper names")
+}

@@ -1,0 +1,195 @@
+//! Calls that change nothing.
+
+use super::node::Body;
+use super::{Outcome, Tree, dir_of};
+use nigh_types::{
+    Access, Call, Cookie, Covers, Errno, Handle, Kind, Listed, Name, NodeId, Place, Reply, Response, Space,
+};
+
+impl Tree {
+    /// The outcome of a call that changes nothing; `None`: it is a mutation.
+    pub(super) fn query(&mut self, call: &Call) -> Option<Result<Outcome, Errno>> {
+        Some(match call {
+            Call::Lookup { dir, name } => self.lookup(dir, name),
+            Call::Walk { node, names } => self.walk(*node, names),
+            Call::GetAttr { node } => self.getattr(node),
+            Call::ReadLink { node } => self.readlink(node),
+            Call::Xattrs { node } => self.xattrs(node),
+            Call::Xattr { node, name } => self.xattr(node, name),
+            Call::StatFs { node } => self.statfs(node),
+            Call::Open { node, access: access @ Access { truncate: false, .. } } => {
+                self.open_file(node, *access)
+            }
+            Call::Read { node, handle, offset, length } => self.read(node, *handle, *offset, *length),
+            Call::Seek { node, handle, offset, data } => self.seek(node, *handle, *offset, *data),
+            Call::GetFlags { node } => self.getflags(node),
+            _ => return None,
+        })
+    }
+
+    fn lookup(&self, dir: &Place, name: &Name) -> Result<Outcome, Errno> {
+        let dir = self.reach_dir(dir)?;
+        let mut granted = vec![(self.nodes[&dir].id, Covers::Names)];
+        let found = self.child(dir, name);
+        granted.extend(found.map(|ino| self.covering(ino, Some(dir))));
+        let reply = Reply::Looked(found.map(|ino| self.nodes[&ino].entry()));
+        Ok(Outcome { reply, touched: Vec::new(), granted })
+    }
+
+    fn walk(&mut self, node: NodeId, names: &[Name]) -> Result<Outcome, Errno> {
+        let mut at = self.root.ino;
+        for name in names {
+            at = self.child(at, name).ok_or(Errno::STALE)?;
+        }
+        if self.nodes[&at].id != node {
+            return Err(Errno::STALE);
+        }
+        self.walked.insert(at);
+        Ok(Outcome::plain(Reply::Done))
+    }
+
+    fn getattr(&self, place: &Place) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        Ok(self.attr_outcome(ino, place))
+    }
+
+    /// A place, or a file without names that somebody has open.
+    pub(super) fn reach_maybe_open(&self, place: &Place) -> Result<u64, Errno> {
+        match self.nodes.get(&place.node.ino) {
+            Some(node) if node.id == place.node && node.opens > 0 => Ok(node.id.ino),
+            _ => self.reach(place),
+        }
+    }
+
+    pub(super) fn attr_outcome(&self, ino: u64, place: &Place) -> Outcome {
+        let node = &self.nodes[&ino];
+        let granted = vec![self.covering(ino, dir_of(place))];
+        Outcome { reply: Reply::Attr(node.id, node.attr), touched: Vec::new(), granted }
+    }
+
+    /// A fact about a node that stands beside its attributes.
+    pub(super) fn fact(&self, ino: u64, place: &Place, reply: Reply) -> Outcome {
+        Outcome { reply, touched: Vec::new(), granted: vec![self.covering(ino, dir_of(place))] }
+    }
+
+    fn readlink(&self, place: &Place) -> Result<Outcome, Errno> {
+        let ino = self.reach(place)?;
+        match &self.nodes[&ino].body {
+            Body::Symlink(target) => Ok(self.fact(ino, place, Reply::Target(target.clone()))),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn statfs(&self, place: &Place) -> Result<Outcome, Errno> {
+        self.reach(place)?;
+        let files = self.nodes.len() as u64;
+        Ok(Outcome::plain(Reply::Space(Space {
+            blocks: 1 << 28,
+            blocks_free: 1 << 27,
+            blocks_available: 1 << 27,
+            files: files + (1 << 20),
+            files_free: 1 << 20,
+            block_size: 4096,
+            fragment_size: 4096,
+            name_max: 255,
+        })))
+    }
+
+    pub(super) fn open_file(&mut self, place: &Place, _access: Access) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        match self.nodes[&ino].attr.kind() {
+            Kind::File => {}
+            Kind::Directory => return Err(Errno::ISDIR),
+            Kind::Symlink => return Err(Errno::LOOP),
+            _ => return Err(Errno::NXIO),
+        }
+        let handle = self.open(ino);
+        let node = &self.nodes[&ino];
+        let granted = vec![(node.id, Covers::Data), (node.id, Covers::Inode)];
+        Ok(Outcome { reply: Reply::Opened { handle, attr: node.attr }, touched: Vec::new(), granted })
+    }
+
+    fn read(
+        &self,
+        place: &Place,
+        handle: Option<Handle>,
+        offset: u64,
+        length: u32,
+    ) -> Result<Outcome, Errno> {
+        let ino = self.reach_file(place, handle)?;
+        let node = &self.nodes[&ino];
+        let length = u64::from(length).min(node.attr.size.saturating_sub(offset));
+        match &node.body {
+            Body::File(content) => Ok(Outcome {
+                reply: Reply::Data(content.read(offset, length)),
+                touched: vec![ino],
+                granted: vec![(node.id, Covers::Data)],
+            }),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn seek(&self, place: &Place, handle: Option<Handle>, offset: u64, data: bool) -> Result<Outcome, Errno> {
+        let ino = self.reach_file(place, handle)?;
+        let node = &self.nodes[&ino];
+        let Body::File(content) = &node.body else { return Err(Errno::INVAL) };
+        let size = node.attr.size;
+        if offset >= size {
+            return Err(Errno::NXIO);
+        }
+        let found = match data {
+            true => content.next_data(offset, size).ok_or(Errno::NXIO)?,
+            false => content.next_hole(offset, size),
+        };
+        Ok(Outcome::plain(Reply::Offset(found)))
+    }
+
+    fn getflags(&self, place: &Place) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        match self.nodes[&ino].attr.kind() {
+            Kind::File | Kind::Directory => Ok(Outcome::plain(Reply::Flags(0))),
+            _ => Err(Errno::NOTTY),
+        }
+    }
+
+    /// All parts of a listing, as of now.
+    pub(super) fn list(&mut self, place: &Place) -> Vec<Response> {
+        let dir = match self.reach_dir(place) {
+            Ok(dir) => dir,
+            Err(errno) => return vec![Response::plain(Err(errno))],
+        };
+        let id = self.nodes[&dir].id;
+        let parts = self.parts(dir);
+        let count = parts.len();
+        let mut responses = Vec::new();
+        for (i, inos) in parts.into_iter().enumerate() {
+            let mut facts = if i == 0 { vec![(id, Covers::Names), (id, Covers::Inode)] } else { Vec::new() };
+            let uncovered = inos.iter().filter(|(_, ino)| !self.nodes[ino].attr.covered_by_parent());
+            facts.extend(uncovered.map(|(_, ino)| (self.nodes[ino].id, Covers::Inode)));
+            let grants = self.grants(facts);
+            let entries = inos.into_iter().map(|(name, ino)| (name, self.nodes[&ino].entry())).collect();
+            let last = i + 1 == count;
+            let after = if last { vec![(id, self.nodes[&dir].attr)] } else { Vec::new() };
+            responses.push(Response { result: Ok(Reply::Listed(Listed { entries })), after, grants, last });
+        }
+        responses
+    }
+
+    /// Names and inodes, cut into parts between different cookies. An empty directory has one part.
+    fn parts(&self, dir: u64) -> Vec<Vec<(Name, u64)>> {
+        let Body::Directory(directory) = &self.nodes[&dir].body else { return vec![Vec::new()] };
+        let mut parts: Vec<Vec<(Name, u64)>> = vec![Vec::new()];
+        let mut last: Option<Cookie> = None;
+        let mut room = self.config.part_entries.max(1);
+        for ((cookie, name), ino) in &directory.entries {
+            if room == 0 && last != Some(*cookie) {
+                parts.push(Vec::new());
+                room = self.config.part_entries.max(1);
+            }
+            parts.last_mut().expect("there is a part").push((name.clone(), *ino));
+            room = room.saturating_sub(1);
+            last = Some(*cookie);
+        }
+        parts
+    }
+}

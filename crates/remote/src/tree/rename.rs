@@ -1,0 +1,98 @@
+//! Renaming.
+
+use super::{Outcome, Tree};
+use nigh_types::{Covers, Errno, Handle, Name, NodeId, Place, Reply, Timestamp};
+
+/// Both ends of a rename.
+pub(super) struct Ends<'a> {
+    pub(super) from: &'a Place,
+    pub(super) name: &'a Name,
+    pub(super) to: &'a Place,
+    pub(super) new_name: &'a Name,
+}
+
+impl Tree {
+    pub(super) fn rename(
+        &mut self,
+        now: Timestamp,
+        ends: &Ends<'_>,
+        no_replace: bool,
+        exchange: bool,
+        keep: Option<NodeId>,
+    ) -> Result<Outcome, Errno> {
+        if no_replace && exchange {
+            return Err(Errno::INVAL);
+        }
+        let (from, to) = (self.reach_dir(ends.from)?, self.reach_dir(ends.to)?);
+        let moved = self.child(from, ends.name).ok_or(Errno::NOENT)?;
+        let there = self.child(to, ends.new_name);
+        if self.is_below(to, moved) {
+            return Err(Errno::INVAL);
+        }
+        match there {
+            None if exchange => return Err(Errno::NOENT),
+            Some(_) if no_replace => return Err(Errno::EXIST),
+            Some(there) if self.is_below(from, there) => {
+                return Err(if exchange { Errno::INVAL } else { Errno::NOTEMPTY });
+            }
+            Some(there) if there == moved => return Ok(self.renamed(from, to, moved, None, None)),
+            Some(there) if !exchange => self.check_replaced(moved, there)?,
+            _ => {}
+        }
+        self.remove_name(now, from, ends.name, moved);
+        if let Some(there) = there {
+            self.remove_name(now, to, ends.new_name, there);
+            self.bury(there, exchange);
+        }
+        self.add_name(now, to, ends.new_name, moved);
+        if let (Some(there), true) = (there, exchange) {
+            self.add_name(now, from, ends.name, there);
+        }
+        let kept = there.filter(|there| keep == Some(self.nodes[there].id) && !exchange);
+        let kept = kept.map(|there| self.open(there));
+        Ok(self.renamed(from, to, moved, there, kept))
+    }
+
+    /// An empty directory that is replaced loses its own `.` with its name.
+    fn bury(&mut self, ino: u64, exchange: bool) {
+        let node = self.node_mut(ino);
+        if node.attr.is_dir() && !exchange {
+            node.attr.nlink = 0;
+        }
+    }
+
+    fn renamed(&self, from: u64, to: u64, moved: u64, there: Option<u64>, kept: Option<Handle>) -> Outcome {
+        let id = |ino: u64| self.nodes[&ino].id;
+        let mut touched = vec![from, to, moved];
+        touched.extend(there);
+        touched.sort_unstable();
+        let granted =
+            vec![(id(from), Covers::Names), (id(to), Covers::Names), self.covering(moved, Some(to))];
+        let reply = Reply::Renamed { moved: id(moved), replaced: there.map(id), kept };
+        Outcome { reply, touched, granted }
+    }
+
+    fn check_replaced(&self, moved: u64, there: u64) -> Result<(), Errno> {
+        let (moved, there) = (&self.nodes[&moved], &self.nodes[&there]);
+        match (moved.attr.is_dir(), there.attr.is_dir()) {
+            (true, false) => Err(Errno::NOTDIR),
+            (false, true) => Err(Errno::ISDIR),
+            (true, true) if !there.is_empty_dir() => Err(Errno::NOTEMPTY),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a directory is `above` or lies below it.
+    fn is_below(&self, dir: u64, above: u64) -> bool {
+        let mut at = dir;
+        loop {
+            if at == above {
+                return true;
+            }
+            match self.nodes[&at].links.first() {
+                Some((parent, _)) => at = *parent,
+                None => return false,
+            }
+        }
+    }
+}

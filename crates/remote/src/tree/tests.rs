@@ -1,0 +1,127 @@
+//! What the tree promises beyond the conformance suite.
+
+use super::*;
+use nigh_types::{Access, Credentials, SetAttr, WriteFlags};
+
+const T0: Time = Time(5_000_000_000);
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn execute(tree: &mut Tree, call: Call) -> Response {
+    let request = Request { credentials: Credentials { uid: 3, gid: 4, groups: vec![] }, name: None, call };
+    tree.execute(T0, &request).remove(0)
+}
+
+fn facts(response: &Response) -> Vec<(NodeId, Covers)> {
+    response.grants.iter().map(|grant| (grant.node, grant.covers)).collect()
+}
+
+#[test]
+fn grants_are_as_the_words_say() {
+    let mut tree = Tree::default();
+    let (root, dir) = (tree.root(), tree.plant_dir(T0, "d"));
+    let file = tree.plant_file(T0, "d/f", b"x");
+    let in_dir = Place { node: file, hint: Some((dir, name("f"))) };
+    let lookup = |dir, leaf| Call::Lookup { dir: Place::bare(dir), name: name(leaf) };
+    let found = execute(&mut tree, lookup(root, "d"));
+    assert_eq!(facts(&found), [(root, Covers::Names), (dir, Covers::Inode)]);
+    assert_eq!(facts(&execute(&mut tree, lookup(dir, "f"))), [(dir, Covers::Names)]);
+    assert_eq!(facts(&execute(&mut tree, lookup(dir, "none"))), [(dir, Covers::Names)]);
+    let getattr = Call::GetAttr { node: in_dir.clone() };
+    assert_eq!(facts(&execute(&mut tree, getattr.clone())), [(dir, Covers::Names)]);
+    let link = Call::Link { node: in_dir.clone(), dir: Place::bare(root), name: name("g") };
+    assert_eq!(facts(&execute(&mut tree, link)), [(root, Covers::Names), (file, Covers::Inode)]);
+    assert_eq!(facts(&execute(&mut tree, getattr)), [(file, Covers::Inode)]);
+    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let opened = execute(&mut tree, Call::Open { node: in_dir, access });
+    assert_eq!(facts(&opened), [(file, Covers::Data), (file, Covers::Inode)]);
+    let listed = execute(&mut tree, Call::List { dir: Place::bare(root) });
+    let mut granted = facts(&listed);
+    assert_eq!(granted.remove(0), (root, Covers::Names));
+    granted.sort();
+    assert_eq!(granted, [(root, Covers::Inode), (dir, Covers::Inode), (file, Covers::Inode)]);
+    let ids: BTreeSet<GrantId> = listed.grants.iter().map(|grant| grant.id).collect();
+    assert_eq!(ids.len(), listed.grants.len());
+}
+
+/// Everything that a call changes was said to be affected before.
+#[test]
+fn affected_foresees_what_changes() {
+    let mut tree = Tree::default();
+    let root = tree.root();
+    let (dir, file) = (tree.plant_dir(T0, "d"), tree.plant_file(T0, "f", b"x"));
+    let place = Place { node: file, hint: Some((root, name("f"))) };
+    let link = Call::Link { node: place.clone(), dir: Place::bare(dir), name: name("g") };
+    let said = tree.affected(&link);
+    let change = |node, covers, names: &[&str]| {
+        let names = names.iter().map(|leaf| name(leaf)).collect();
+        Change { node, covers, names }
+    };
+    let expected = [
+        change(dir, Covers::Names, &["g"]),
+        change(dir, Covers::Inode, &[]),
+        change(file, Covers::Inode, &[]),
+        change(root, Covers::Names, &["f"]),
+    ];
+    assert_eq!(said, expected);
+    execute(&mut tree, link);
+    let write = Call::Write {
+        node: place,
+        handle: None,
+        offset: 0,
+        data: b"y".to_vec(),
+        flags: WriteFlags::default(),
+    };
+    let expected = [
+        change(file, Covers::Inode, &[]),
+        change(root, Covers::Names, &["f"]),
+        change(dir, Covers::Names, &["g"]),
+        change(file, Covers::Data, &[]),
+    ];
+    assert_eq!(tree.affected(&write), expected);
+    assert_eq!(tree.affected(&Call::GetAttr { node: Place::bare(file) }), []);
+}
+
+#[test]
+fn inode_numbers_come_back_only_if_asked_and_never_with_their_generation() {
+    for reuse_inos in [false, true] {
+        let mut tree = Tree::new(TreeConfig { reuse_inos, ..TreeConfig::default() });
+        let first = tree.plant_file(T0, "a", b"");
+        let unlink = Call::Unlink { dir: Place::bare(tree.root()), name: name("a"), keep: None };
+        assert!(tree.beside(T0, unlink).is_ok());
+        let second = tree.plant_file(T0, "b", b"");
+        assert_eq!(first.ino == second.ino, reuse_inos);
+        assert_ne!(first.generation, second.generation);
+        assert_eq!((tree.attr(first), tree.find("a")), (None, None));
+        assert_eq!(tree.find("b"), Some(second));
+    }
+}
+
+#[test]
+fn owners_setgid_and_times_follow_the_maker() {
+    let mut tree = Tree::default();
+    let dir = tree.plant_dir(T0, "d");
+    let set = SetAttr { mode: Some(0o2775), gid: Some(9), ..SetAttr::default() };
+    execute(&mut tree, Call::SetAttr { node: Place::bare(dir), handle: None, set });
+    let mkdir = Call::Mkdir { dir: Place::bare(dir), name: name("e"), mode: 0o777, umask: 0o77 };
+    let Ok(Reply::Made { entry, .. }) = execute(&mut tree, mkdir).result else { panic!("not made") };
+    assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.mode), (3, 9, 0o042_700));
+    assert_eq!(entry.attr.mtime, Timestamp { secs: 1_700_000_005, nanos: 0 });
+    assert_eq!(tree.attr(dir).map(|attr| attr.nlink), Some(3));
+}
+
+#[test]
+fn writers_lose_setuid_as_on_linux() {
+    let mut tree = Tree::default();
+    let file = Place::bare(tree.plant_file(T0, "f", b"x"));
+    let flags = WriteFlags { kill_suidgid: true, ..WriteFlags::default() };
+    for (mode, left) in [(0o6755, 0o755), (0o6745, 0o2745)] {
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        execute(&mut tree, Call::SetAttr { node: file.clone(), handle: None, set });
+        let (node, data) = (file.clone(), b"y".to_vec());
+        execute(&mut tree, Call::Write { node, handle: None, offset: 0, data, flags });
+        assert_eq!(tree.attr(file.node).map(|attr| attr.mode), Some(0o100_000 | left));
+    }
+}

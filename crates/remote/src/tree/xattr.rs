@@ -1,0 +1,83 @@
+//! Extended attributes.
+
+use super::{Outcome, Tree};
+use nigh_types::{Errno, Kind, Place, Reply, Timestamp, XattrSet};
+
+/// Linux `XATTR_SIZE_MAX`.
+const MAX_VALUE: usize = 65_536;
+/// Values above this are left out of a set.
+const INLINE_VALUE: usize = 4096;
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+
+impl Tree {
+    pub(super) fn xattrs(&self, place: &Place) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        let items = self.nodes[&ino].xattrs.iter().map(|(name, value)| {
+            let value = (value.len() <= INLINE_VALUE).then(|| value.as_slice().into());
+            (name.as_slice().into(), value)
+        });
+        Ok(self.fact(ino, place, Reply::Xattrs(XattrSet { items: items.collect() })))
+    }
+
+    pub(super) fn xattr(&self, place: &Place, name: &[u8]) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        let value = self.nodes[&ino].xattrs.get(name).ok_or(Errno::NODATA)?;
+        Ok(self.fact(ino, place, Reply::Value(value.clone())))
+    }
+
+    pub(super) fn set_xattr(
+        &mut self,
+        now: Timestamp,
+        place: &Place,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        self.check_xattr(ino, name)?;
+        if value.len() > MAX_VALUE {
+            return Err(Errno::TOOBIG);
+        }
+        let node = self.node_mut(ino);
+        let there = node.xattrs.contains_key(name);
+        match flags {
+            XATTR_CREATE if there => return Err(Errno::EXIST),
+            XATTR_REPLACE if !there => return Err(Errno::NODATA),
+            0 | XATTR_CREATE | XATTR_REPLACE => {}
+            _ => return Err(Errno::INVAL),
+        }
+        node.xattrs.insert(name.to_vec(), value.to_vec());
+        node.attr.ctime = now;
+        Ok(self.attr_outcome(ino, place))
+    }
+
+    pub(super) fn remove_xattr(
+        &mut self,
+        now: Timestamp,
+        place: &Place,
+        name: &[u8],
+    ) -> Result<Outcome, Errno> {
+        let ino = self.reach_maybe_open(place)?;
+        let node = self.node_mut(ino);
+        node.xattrs.remove(name).ok_or(Errno::NODATA)?;
+        node.attr.ctime = now;
+        Ok(self.attr_outcome(ino, place))
+    }
+
+    /// `user.` names stand on files and directories only (xattr(7)).
+    fn check_xattr(&self, ino: u64, name: &[u8]) -> Result<(), Errno> {
+        let plain = matches!(self.nodes[&ino].attr.kind(), Kind::File | Kind::Directory);
+        match name {
+            _ if name.len() > 255 => Err(Errno::RANGE),
+            _ if name.starts_with(b"user.") && !plain => Err(Errno::PERM),
+            _ if [&b"user."[..], b"trusted.", b"security.", b"system."]
+                .iter()
+                .any(|p| name.starts_with(p)) =>
+            {
+                Ok(())
+            }
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+}

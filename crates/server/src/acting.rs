@@ -1,0 +1,154 @@
+//! Doing something as somebody else, on this thread only. See docs/decisions/0005-credentials.md.
+
+use crate::error::{Fault, Result};
+use nigh_types::{Credentials, Errno};
+use rustix::fs::Mode;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use std::cell::Cell;
+
+/// Whether this server can act as its callers: it runs as root with the capabilities for it.
+pub(crate) fn can_act() -> bool {
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN;
+    rustix::process::geteuid().is_root()
+        && rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
+}
+
+/// Until dropped, this thread has the filesystem ids, groups and (if not root) no capabilities of
+/// the caller. Reach inodes before: what only the server may open cannot be opened meanwhile.
+pub(crate) struct Acting {
+    /// This thread's own capabilities; `None` where nothing was changed.
+    saved: Option<CapabilitySets>,
+}
+
+impl Acting {
+    /// `kill_suidgid`: without `CAP_FSETID` even as root, so that the kernel drops those bits.
+    pub(crate) fn begin(can_act: bool, who: &Credentials, kill_suidgid: bool) -> Result<Acting> {
+        if !can_act {
+            return Ok(Acting { saved: None });
+        }
+        let own_identity = who.uid == 0 && who.gid == 0 && who.groups.is_empty();
+        if own_identity && !kill_suidgid && OWN_GROUPS_EMPTY.get() {
+            return Ok(Acting { saved: None });
+        }
+        let capabilities = rustix::thread::capabilities(None)?;
+        // From here on dropping it restores whatever was changed.
+        let acting = Acting { saved: Some(capabilities) };
+        OWN_GROUPS_EMPTY.set(false);
+        change_groups(&who.groups)?;
+        change_filesystem_ids(who.uid, who.gid)?;
+        let effective = match (who.uid, kill_suidgid) {
+            (0, false) => return Ok(acting),
+            (0, true) => capabilities.effective - CapabilitySet::FSETID,
+            _ => CapabilitySet::empty(),
+        };
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..capabilities })?;
+        Ok(acting)
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        let Some(own) = self.saved else { return };
+        let restored = rustix::thread::set_capabilities(None, own)
+            .map_err(Fault::from)
+            .and_then(|()| change_filesystem_ids(0, 0))
+            .and_then(|()| change_groups(&[]));
+        // Going on as another user would answer others with that user's rights.
+        assert!(restored.is_ok(), "could not take back the server's own credentials: {restored:?}");
+        // Taking fsuid 0 raises filesystem capabilities from the permitted set; keep exactly what was.
+        let exact = rustix::thread::set_capabilities(None, own);
+        assert!(exact.is_ok(), "could not take back the server's own capabilities: {exact:?}");
+        OWN_GROUPS_EMPTY.set(true);
+    }
+}
+
+thread_local! {
+    /// Whether this thread is known to have no supplementary groups.
+    static OWN_GROUPS_EMPTY: Cell<bool> = const { Cell::new(false) };
+    static OWN_UMASK: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+fn change_groups(groups: &[u32]) -> Result<()> {
+    // libc's wrapper would change all threads.
+    // SAFETY: pointer and count are of one live slice.
+    let result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+}
+
+fn change_filesystem_ids(uid: u32, gid: u32) -> Result<()> {
+    // An id of all ones asks for the present one and changes nothing.
+    if uid == u32::MAX || gid == u32::MAX {
+        return Err(Fault(Errno::INVAL));
+    }
+    // SAFETY: these take integers. They answer the previous id; asking again tells whether it took.
+    let taken = unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+        (libc::syscall(libc::SYS_setfsuid, u32::MAX), libc::syscall(libc::SYS_setfsgid, u32::MAX))
+    };
+    let same = |got: libc::c_long, wanted: u32| u32::try_from(got & 0xffff_ffff) == Ok(wanted);
+    if same(taken.0, uid) && same(taken.1, gid) { Ok(()) } else { Err(Fault(Errno::PERM)) }
+}
+
+/// Gives this thread a file-mode mask of its own, so that the kernel itself decides between mask and
+/// default ACL.
+pub(crate) fn use_umask(mask: u32) -> Result<()> {
+    let mask = mask & 0o777;
+    let own = OWN_UMASK.get();
+    if own == Some(mask) {
+        return Ok(());
+    }
+    if own.is_none() {
+        // SAFETY: CLONE_FS ends the sharing of mask and working directory, nothing that Rust relies on.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+    }
+    rustix::process::umask(Mode::from_raw_mode(mask));
+    OWN_UMASK.set(Some(mask));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn acting_gives_files_to_the_caller_and_ends_with_the_guard() {
+        if !can_act() {
+            println!("SKIPPED: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let who = Credentials { uid: 1000, gid: 1001, groups: vec![1002] };
+        {
+            let _acting = Acting::begin(true, &who, false).unwrap();
+            std::fs::write(dir.path().join("theirs"), "").unwrap();
+            assert!(rustix::thread::capabilities(None).unwrap().effective.is_empty());
+            assert!(std::fs::read("/proc/1/environ").is_err());
+        }
+        std::fs::write(dir.path().join("ours"), "").unwrap();
+        let theirs = std::fs::metadata(dir.path().join("theirs")).unwrap();
+        assert_eq!((theirs.uid(), theirs.gid()), (1000, 1001));
+        assert_eq!(std::fs::metadata(dir.path().join("ours")).unwrap().uid(), 0);
+        assert!(can_act());
+    }
+
+    #[test]
+    fn the_mask_is_this_threads_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_owned();
+        std::thread::spawn(move || {
+            use_umask(0o077).unwrap();
+            std::fs::write(path.join("masked"), "").unwrap();
+        })
+        .join()
+        .unwrap();
+        std::fs::write(dir.path().join("plain"), "").unwrap();
+        let mode = |name: &str| std::fs::metadata(dir.path().join(name)).unwrap().mode() & 0o777;
+        assert_eq!(mode("masked"), 0o600);
+        assert_ne!(mode("plain"), 0o600);
+    }
+}

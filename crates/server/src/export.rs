@@ -1,0 +1,374 @@
+//! One exported directory.
+
+use crate::acting::can_act;
+use crate::error::{Fault, Result};
+use crate::files::SessionFiles;
+use crate::filesystem::{Filesystem, identify};
+use crate::handle::Opener;
+use crate::ids::Ids;
+use crate::ops::{Context, Outcome, attributes, data, list, look, make, open, remove, rename};
+use crate::reach::{Bounds, Node, Reach};
+use crate::record::{Log, Record};
+use crate::stat::{self, Stat};
+use lru::LruCache;
+use nigh_native::Session;
+use nigh_types::{Call, CallId, Errno, NodeId, Request, Response};
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How much an export remembers. Descriptors are bounded by `directories + readers`, besides those
+/// of files that sessions opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    /// Directories whose place (parent and name) is remembered; about 150 bytes each.
+    pub places: NonZeroUsize,
+    /// Directories held open.
+    pub directories: NonZeroUsize,
+    /// Files whose handle is remembered; about 100 bytes each.
+    pub handles: NonZeroUsize,
+    /// Files held open for reads that name no open file.
+    pub readers: NonZeroUsize,
+}
+
+impl Default for ExportOptions {
+    fn default() -> ExportOptions {
+        let number = |n: usize| NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN);
+        ExportOptions {
+            places: number(1 << 17),
+            directories: number(512),
+            handles: number(1 << 15),
+            readers: number(64),
+        }
+    }
+}
+
+/// Why a directory cannot be exported. One line, for people.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error("cannot export {}: {error}", path.display())]
+    Open { path: PathBuf, error: std::io::Error },
+    #[error("cannot export {}: it is no directory", path.display())]
+    NotADirectory { path: PathBuf },
+    #[error("cannot export {}: its state in {} cannot be used: {error}", path.display(), state.display())]
+    State { path: PathBuf, state: PathBuf, error: std::io::Error },
+    #[error("cannot export {}: /proc is needed and not mounted", path.display())]
+    NoProc { path: PathBuf },
+}
+
+impl ExportError {
+    /// The errno for a refusal.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            ExportError::Open { error, .. } | ExportError::State { error, .. } => {
+                Fault::from_io(error).into()
+            }
+            ExportError::NotADirectory { .. } => Errno::NOTDIR,
+            ExportError::NoProc { .. } => Errno::NODEV,
+        }
+    }
+}
+
+/// A directory of a Linux filesystem, with all that lies below it, served to sessions.
+///
+/// Thread-safe. What it must remember over restarts is in a file below the state directory, which one
+/// export uses at a time.
+#[derive(Debug)]
+pub struct Export {
+    reach: Reach,
+    acts: bool,
+    id: String,
+    readers: Mutex<LruCache<NodeId, (Arc<OwnedFd>, Instant)>>,
+}
+
+/// A descriptor that no read used for so long is closed: it may be a removed file's last hold.
+const READER_IDLE: Duration = Duration::from_secs(2);
+
+/// How long to wait for the state of an export that is in use.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Export {
+    /// Opens the directory at `path`; symlinks in `path` itself are followed. Its own state directory is
+    /// made below `state_dir` (0700).
+    pub fn open(
+        path: &Path,
+        state_dir: &Path,
+        options: ExportOptions,
+    ) -> std::result::Result<Export, ExportError> {
+        let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
+        let opened = Opened::new(path)?;
+        let id = opened.id(path);
+        let state = state_dir.join(&id);
+        let state_error = |error| ExportError::State { path: path.into(), state: state.clone(), error };
+        make_private(&state).map_err(state_error)?;
+        let mut key = [0; 16];
+        getrandom::fill(&mut key).map_err(|e| state_error(std::io::Error::other(e.to_string())))?;
+        let first = Record::Key { version: 1, key };
+        let (log, records) = open_log(&state.join("ids"), first).map_err(state_error)?;
+        let Opened { root, readable, stat, filesystem } = opened;
+        let ids = Ids::new(&stat, filesystem, log, &records);
+        let opener = readable.and_then(Opener::new);
+        let bounds =
+            Bounds { places: options.places, directories: options.directories, handles: options.handles };
+        let reach = Reach::new(root, stat, ids, opener, bounds)
+            .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
+        Ok(Export { reach, acts: can_act(), id, readers: Mutex::new(LruCache::new(options.readers)) })
+    }
+
+    /// What identifies the export, and names its state directory: its filesystem's UUID, subvolume, and root.
+    pub fn identify(path: &Path) -> std::result::Result<String, ExportError> {
+        Ok(Opened::new(path)?.id(path))
+    }
+
+    /// See [`Export::identify`].
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The root, and what its filesystem can and cannot give; the term is the one of `files`.
+    pub fn session(&self, files: &SessionFiles) -> std::result::Result<Session, Errno> {
+        let root = self.reach.root();
+        let place = nigh_types::Place::bare(root);
+        let node = self.reach.node(&place, files)?;
+        self.reach.ids.settle()?;
+        let filesystem = self.reach.ids.filesystem();
+        Ok(Session {
+            root,
+            root_attr: node.stat.attr,
+            cookie_key: self.reach.ids.cookie_key(),
+            term: files.term(),
+            has_acls: has_acls(&node),
+            host_bound: "changes on the server's own disk are not watched".into(),
+            not_given: not_given(&filesystem),
+        })
+    }
+
+    /// Executes one call. `sink` is called once, or several times for a listing, the last time with
+    /// `last` set; not at all for `Release`. May be called from several threads; a thread that calls it
+    /// gets a umask and working directory of its own.
+    pub fn execute(
+        &self,
+        files: &SessionFiles,
+        call: CallId,
+        request: Request,
+        sink: &mut dyn FnMut(Response),
+    ) {
+        let Request { credentials, call: what, .. } = request;
+        let cx = Context { export: self, files, who: &credentials };
+        match what {
+            Call::Release { handles } => files.release(&handles),
+            Call::List { dir } => {
+                if let Err(fault) = list::list(cx, &dir, sink) {
+                    sink(Response::plain(Err(fault.into())));
+                }
+            }
+            what => {
+                let done = dispatch(cx, &what).and_then(|outcome| {
+                    self.reach.ids.settle()?;
+                    Ok(outcome)
+                });
+                let response = match done {
+                    Ok(outcome) => outcome.into_response(),
+                    Err(fault) => {
+                        let errno = Errno::from(fault);
+                        tracing::trace!(call = call.0, kind = what.type_name(), %errno, "refused");
+                        Response::plain(Err(errno))
+                    }
+                };
+                sink(response);
+            }
+        }
+    }
+
+    /// Closes descriptors that nothing has used for a while. To be called every few seconds.
+    pub fn close_idle(&self, now: Instant) {
+        let mut idle = Vec::new();
+        let mut readers = self.readers.lock();
+        while let Some((_, (_, used))) = readers.peek_lru() {
+            if now.saturating_duration_since(*used) < READER_IDLE {
+                break;
+            }
+            idle.extend(readers.pop_lru());
+        }
+        drop(readers); // closing may wait for the disk
+    }
+
+    pub(crate) fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
+    pub(crate) fn acts(&self) -> bool {
+        self.acts
+    }
+
+    pub(crate) fn passing_reader(&self, node: NodeId) -> Option<Arc<OwnedFd>> {
+        let mut readers = self.readers.lock();
+        let (fd, used) = readers.get_mut(&node)?;
+        *used = Instant::now();
+        Some(Arc::clone(fd))
+    }
+
+    pub(crate) fn note_passing_reader(&self, node: &Node, fd: &Arc<OwnedFd>) {
+        if self.reach.may_hold(node) {
+            let evicted = self.readers.lock().push(node.id, (Arc::clone(fd), Instant::now()));
+            drop(evicted);
+        }
+    }
+
+    pub(crate) fn forget_passing_reader(&self, node: NodeId) {
+        let held = self.readers.lock().pop(&node);
+        drop(held);
+    }
+}
+
+fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
+    match call {
+        Call::Lookup { dir, name } => look::lookup(cx, dir, name),
+        Call::Walk { node, names } => {
+            cx.reach().walk(*node, names).map(|()| Outcome::plain(nigh_types::Reply::Done))
+        }
+        Call::GetAttr { node } => look::getattr(cx, node),
+        Call::ReadLink { node } => look::readlink(cx, node),
+        Call::Xattrs { node } => look::xattrs(cx, node),
+        Call::Xattr { node, name } => look::xattr(cx, node, name),
+        Call::StatFs { node } => look::statfs(cx, node),
+        Call::Open { node, access } => open::open(cx, node, *access),
+        Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
+        Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
+        Call::GetFlags { node } => look::flags(cx, node),
+        // Answered by `execute`, the one in parts and the other not at all.
+        Call::List { .. } | Call::Release { .. } => Err(Fault(Errno::PROTO)),
+        _ => mutate(cx, call),
+    }
+}
+
+fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
+    match call {
+        Call::Create { dir, name, mode, umask, exclusive, access } => {
+            make::create(cx, dir, &make::New { name, mode: *mode, umask: *umask }, *exclusive, *access)
+        }
+        Call::Tmpfile { dir, mode, umask, access } => make::tmpfile(cx, dir, *mode, *umask, *access),
+        Call::Mknod { dir, name, kind, mode, umask, rdev } => {
+            make::mknod(cx, dir, &make::New { name, mode: *mode, umask: *umask }, *kind, *rdev)
+        }
+        Call::Mkdir { dir, name, mode, umask } => {
+            make::mkdir(cx, dir, &make::New { name, mode: *mode, umask: *umask })
+        }
+        Call::Symlink { dir, name, target } => make::symlink(cx, dir, name, target),
+        Call::Link { node, dir, name } => make::link(cx, node, dir, name),
+        Call::Unlink { dir, name, keep } => remove::unlink(cx, dir, name, *keep),
+        Call::Rmdir { dir, name } => remove::rmdir(cx, dir, name),
+        Call::Rename { from, name, to, new_name, no_replace, exchange, keep } => {
+            let names = rename::Names { from, name, to, new_name };
+            rename::rename(cx, &names, *no_replace, *exchange, *keep)
+        }
+        Call::SetAttr { node, handle, set } => attributes::setattr(cx, node, *handle, set),
+        Call::Write { node, handle, offset, data, flags } => {
+            data::write(cx, node, *handle, *offset, data, *flags)
+        }
+        Call::Fallocate { node, handle, mode, offset, length } => {
+            data::fallocate(cx, node, *handle, *mode, *offset, *length)
+        }
+        Call::CopyRange { from, from_handle, from_offset, to, to_handle, to_offset, length } => {
+            let from = data::End { place: from, handle: *from_handle, offset: *from_offset };
+            let to = data::End { place: to, handle: *to_handle, offset: *to_offset };
+            data::copy(cx, from, to, *length)
+        }
+        Call::SetXattr { node, name, value, flags, kill_sgid } => {
+            attributes::setxattr(cx, node, (name, value), *flags, *kill_sgid)
+        }
+        Call::RemoveXattr { node, name } => attributes::removexattr(cx, node, name),
+        Call::Fsync { node, handle, data_only } => data::fsync(cx, node, *handle, *data_only),
+        _ => Err(Fault(Errno::PROTO)),
+    }
+}
+
+/// A root before its state is opened.
+struct Opened {
+    root: OwnedFd,
+    /// Open for reading, where that is allowed.
+    readable: Option<OwnedFd>,
+    stat: Stat,
+    filesystem: Filesystem,
+}
+
+impl Opened {
+    fn new(path: &Path) -> std::result::Result<Opened, ExportError> {
+        let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
+        if !Path::new("/proc/self/fd").exists() {
+            return Err(ExportError::NoProc { path: path.into() });
+        }
+        let flags = OFlags::CLOEXEC | OFlags::DIRECTORY;
+        let root = match rustix::fs::open(path, flags | OFlags::PATH, Mode::empty()) {
+            Err(rustix::io::Errno::NOTDIR) => return Err(ExportError::NotADirectory { path: path.into() }),
+            other => other.map_err(|errno| at(errno.into()))?,
+        };
+        let readable = rustix::fs::openat(&root, c".", flags | OFlags::RDONLY, Mode::empty()).ok();
+        let stat = stat::of_fd(&root)
+            .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
+        let filesystem = identify(&root, &stat).map_err(at)?;
+        Ok(Opened { root, readable, stat, filesystem })
+    }
+
+    fn id(&self, path: &Path) -> String {
+        use std::fmt::Write;
+        let mut id = String::new();
+        if let Some(identity) = self.filesystem.identity {
+            for byte in identity.uuid {
+                let _ = write!(id, "{byte:02x}");
+            }
+            let _ = write!(id, "-{:x}", identity.subvolume);
+        } else {
+            let path = path.as_os_str().as_encoded_bytes();
+            let _ = write!(id, "path-{:016x}", nigh_types::CookieKey::default().cookie(path).0);
+        }
+        let _ = write!(id, "-{:x}-{:x}", self.stat.ino, self.stat.birth_ns);
+        id
+    }
+}
+
+/// Waits a little for another thread that is closing the same export, and for a child of this process
+/// between fork and exec, which holds the lock too.
+fn open_log(path: &Path, first: Record) -> std::io::Result<(Log, Vec<Record>)> {
+    let give_up = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match Log::open(path, first) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn make_private(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Whether the root's filesystem knows POSIX ACLs: asking for one says that there is none, not that
+/// there is no such thing.
+fn has_acls(root: &Node) -> bool {
+    let path = crate::reach::proc_path(&root.fd);
+    let asked = rustix::fs::getxattr(path, "system.posix_acl_access", &mut [0_u8; 0]);
+    !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
+}
+
+fn not_given(filesystem: &Filesystem) -> Vec<(String, String)> {
+    let why = if filesystem.overlay {
+        "overlayfs may change a file's inode number when it is first written, and a reused number cannot be told from the old one"
+    } else if filesystem.in_memory() {
+        "tmpfs: inode numbers live as long as that mount"
+    } else if filesystem.identity.is_none() {
+        "has no UUID: inode numbers below other mounts may change when the server restarts"
+    } else {
+        return Vec::new();
+    };
+    vec![("S4".into(), format!("{}: {why}", filesystem.label()))]
+}

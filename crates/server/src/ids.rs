@@ -1,0 +1,270 @@
+//! From inodes to node ids. See docs/decisions/0001-node-ids.md.
+
+use crate::error::{Fault, Result};
+use crate::filesystem::{Filesystem, Identity, identify};
+use crate::record::{Log, Record};
+use crate::stat::{Dev, Stat};
+use nigh_types::{CookieKey, Errno, NodeId};
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Device index of numbers that have no place elsewhere.
+const MAPPED: u64 = 0x7fff;
+/// In [`Record::Number`]: the main filesystem.
+const MAIN: u64 = 0x7ffe;
+const FOREIGN: u64 = 1 << 63;
+const DELEGATED: u64 = 1 << 62;
+const SHORT: u64 = 1 << 48;
+
+/// Makes node ids for one export; the same ones after a restart.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    main: Main,
+    cookie_key: CookieKey,
+    /// By what statx says; the mount's id keeps a reused `st_dev` apart.
+    seen: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
+    map: Mutex<Map>,
+    dirty: AtomicBool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Main {
+    dev: Dev,
+    subvolume: u64,
+    root_ino: u64,
+    filesystem: Filesystem,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    index: u64,
+    overlay: bool,
+    durable: bool,
+}
+
+/// Lock order: `Ids::map` before `Ids::seen`.
+#[derive(Debug)]
+struct Map {
+    log: Log,
+    devices: FxHashMap<Identity, u64>,
+    next_device: u64,
+    /// Of filesystems without an identity; counts down.
+    next_passing_device: u64,
+    numbers: FxHashMap<(u64, u64), u64>,
+    next_number: u64,
+    /// Of inodes on filesystems without an identity; counts down.
+    next_passing_number: u64,
+}
+
+impl Ids {
+    pub(crate) fn new(root: &Stat, filesystem: Filesystem, log: Log, records: &[Record]) -> Ids {
+        let mut map = Map {
+            log,
+            devices: FxHashMap::default(),
+            next_device: 0,
+            next_passing_device: MAIN - 1,
+            numbers: FxHashMap::default(),
+            next_number: 0,
+            next_passing_number: SHORT - 1,
+        };
+        let mut cookie_key = CookieKey::default();
+        for record in records {
+            match *record {
+                Record::Key { key, .. } => cookie_key = CookieKey(key),
+                Record::Device { index, uuid, subvolume } => {
+                    map.devices.insert(Identity { uuid, subvolume }, index);
+                    map.next_device = map.next_device.max(index + 1);
+                }
+                Record::Number { short, index, ino } => {
+                    map.numbers.insert((index, ino), short);
+                    map.next_number = map.next_number.max(short + 1);
+                }
+            }
+        }
+        let main = Main { dev: root.dev, subvolume: root.subvolume, root_ino: root.ino, filesystem };
+        Ids { main, cookie_key, seen: RwLock::default(), map: Mutex::new(map), dirty: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn cookie_key(&self) -> CookieKey {
+        self.cookie_key
+    }
+
+    pub(crate) fn filesystem(&self) -> Filesystem {
+        self.main.filesystem
+    }
+
+    /// The node that `stat` is of. `open` gives an `O_PATH` descriptor of it, needed when its
+    /// filesystem is met for the first time.
+    pub(crate) fn node(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<NodeId> {
+        if stat.dev == self.main.dev && stat.subvolume == self.main.subvolume {
+            return self.main_node(stat);
+        }
+        let key = (stat.dev, stat.mount, stat.subvolume);
+        let known = self.seen.read().get(&key).copied();
+        let device = match known {
+            Some(device) => device,
+            None => self.meet(key, &identify(open()?, stat)?)?,
+        };
+        if device.index == MAIN {
+            return self.main_node(stat);
+        }
+        let ino = if stat.ino < SHORT {
+            FOREIGN | (device.index << 48) | stat.ino
+        } else {
+            self.number(device.index, stat.ino, device.durable)?
+        };
+        Ok(NodeId { ino, generation: if device.overlay { 0 } else { stat.birth_ns } })
+    }
+
+    /// Makes durable what the ids made so far need. Before any of them is sent.
+    pub(crate) fn settle(&self) -> Result<()> {
+        if self.dirty.load(Ordering::Acquire) {
+            let mut map = self.map.lock();
+            map.log.sync()?;
+            self.dirty.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn main_node(&self, stat: &Stat) -> Result<NodeId> {
+        let plain = stat.ino < DELEGATED && (stat.ino > 1 || stat.ino == self.main.root_ino);
+        let durable = self.main.filesystem.identity.is_some();
+        let ino = if plain { stat.ino } else { self.number(MAIN, stat.ino, durable)? };
+        Ok(NodeId { ino, generation: if self.main.filesystem.overlay { 0 } else { stat.birth_ns } })
+    }
+
+    fn meet(&self, key: (Dev, u64, u64), filesystem: &Filesystem) -> Result<Device> {
+        let mut map = self.map.lock();
+        let known = self.seen.read().get(&key).copied();
+        if let Some(device) = known {
+            return Ok(device);
+        }
+        let main = self.main.filesystem.identity;
+        let (index, durable) = match filesystem.identity {
+            None => (map.passing_device()?, false),
+            identity if identity == main => (MAIN, true),
+            Some(identity) => (self.durable_device(&mut map, identity)?, true),
+        };
+        let device = Device { index, overlay: filesystem.overlay, durable };
+        self.seen.write().insert(key, device);
+        Ok(device)
+    }
+
+    fn durable_device(&self, map: &mut Map, identity: Identity) -> Result<u64> {
+        if let Some(&index) = map.devices.get(&identity) {
+            return Ok(index);
+        }
+        let index = map.next_device;
+        if index > map.next_passing_device {
+            return Err(Fault(Errno::OVERFLOW));
+        }
+        map.next_device += 1;
+        map.devices.insert(identity, index);
+        map.log.push(Record::Device { index, uuid: identity.uuid, subvolume: identity.subvolume });
+        self.dirty.store(true, Ordering::Release);
+        Ok(index)
+    }
+
+    fn number(&self, index: u64, ino: u64, durable: bool) -> Result<u64> {
+        let mut map = self.map.lock();
+        let map = &mut *map;
+        let short = match map.numbers.get(&(index, ino)) {
+            Some(&short) => short,
+            None if map.next_number > map.next_passing_number => return Err(Fault(Errno::OVERFLOW)),
+            None => {
+                let short = if durable { map.next_number } else { map.next_passing_number };
+                if durable {
+                    map.next_number += 1;
+                    map.log.push(Record::Number { short, index, ino });
+                    self.dirty.store(true, Ordering::Release);
+                } else {
+                    map.next_passing_number -= 1;
+                }
+                map.numbers.insert((index, ino), short);
+                short
+            }
+        };
+        Ok(FOREIGN | (MAPPED << 48) | short)
+    }
+}
+
+impl Map {
+    fn passing_device(&mut self) -> Result<u64> {
+        if self.next_passing_device < self.next_device || self.next_passing_device == 0 {
+            return Err(Fault(Errno::OVERFLOW));
+        }
+        self.next_passing_device -= 1;
+        Ok(self.next_passing_device + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn stat(dev: u32, ino: u64) -> Stat {
+        Stat { attr: nigh_types::Attr::default(), ino, dev: Dev(0, dev), birth_ns: 5, mount: 1, subvolume: 0 }
+    }
+
+    fn on(uuid: u8) -> Filesystem {
+        let identity = Some(Identity { uuid: [uuid; 16], subvolume: 0 });
+        Filesystem { identity, overlay: false, kind: 0 }
+    }
+
+    fn ids(path: &Path) -> Ids {
+        let (log, records) = Log::open(path, Record::Key { version: 1, key: [1; 16] }).unwrap();
+        Ids::new(&stat(1, 2), on(1), log, &records)
+    }
+
+    fn refuse() -> Result<OwnedFd> {
+        Err(Fault(Errno::IO))
+    }
+
+    #[test]
+    fn numbers_of_the_main_filesystem_stay_and_large_ones_and_one_are_mapped() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids = ids(&dir.path().join("ids"));
+        let ino = |n| ids.node(&stat(1, n), refuse).unwrap().ino;
+        assert_eq!(ino(2), 2);
+        assert_eq!(ino(DELEGATED - 1), DELEGATED - 1);
+        let mapped = [ino(1), ino(DELEGATED), ino(u64::MAX)];
+        assert!(mapped.iter().all(|n| n >> 48 == 0xffff));
+        assert_eq!(mapped, [ino(1), ino(DELEGATED), ino(u64::MAX)]);
+        assert!(mapped[0] != mapped[1] && mapped[1] != mapped[2]);
+    }
+
+    #[test]
+    fn mapped_numbers_and_devices_are_the_same_after_a_restart_and_in_another_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ids");
+        let node = |ids: &Ids, dev: u32, uuid: u8, ino: u64| {
+            ids.meet((Dev(0, dev), 1, 0), &on(uuid)).unwrap();
+            ids.node(&stat(dev, ino), refuse).unwrap()
+        };
+        let before = {
+            let ids = ids(&path);
+            let all = [
+                node(&ids, 7, 70, 3),
+                node(&ids, 8, 80, 3),
+                node(&ids, 8, 80, SHORT),
+                node(&ids, 7, 70, SHORT),
+            ];
+            ids.settle().unwrap();
+            all
+        };
+        let ids = ids(&path);
+        let mut after = [
+            node(&ids, 27, 70, SHORT),
+            node(&ids, 28, 80, SHORT),
+            node(&ids, 28, 80, 3),
+            node(&ids, 27, 70, 3),
+        ];
+        after.reverse();
+        assert_eq!(before, after);
+        assert!(before[0] != before[1] && before[2] != before[3]);
+        assert_eq!(node(&ids, 30, 1, 9).ino, 9, "the main filesystem mounted once more inside itself");
+    }
+}

@@ -1,0 +1,120 @@
+//! Calls that change attributes.
+
+use super::{Context, Outcome, attr_now};
+use crate::error::{Fault, Result};
+use crate::reach::{Node, proc_path};
+use nigh_types::{Errno, Handle, Kind, Place, Reply, SetAttr, SetTime};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags};
+
+/// Owner, then mode, then size, then times: changing the owner drops setuid bits that the mode may
+/// set again, and changing the size sets times.
+pub(crate) fn setattr(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    set: &SetAttr,
+) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    let open = handle.map(|handle| cx.files.find(handle, place.node)).transpose()?;
+    {
+        let _acting = cx.act_killing(set.kill_suidgid)?;
+        if set.uid.is_some() || set.gid.is_some() {
+            let owner = set.uid.map(uid).transpose()?;
+            let group = set.gid.map(gid).transpose()?;
+            rustix::fs::chownat(&node.fd, c"", owner, group, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = set.mode {
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            rustix::fs::chmodat(CWD, proc_path(&node.fd), mode, AtFlags::empty())?;
+        }
+        if let Some(size) = set.size {
+            match open.as_ref().filter(|file| file.writable) {
+                Some(file) => rustix::fs::ftruncate(&file.fd, size)?,
+                None => truncate(&node, size)?,
+            }
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let times =
+                Timestamps { last_access: timespec(set.atime)?, last_modification: timespec(set.mtime)? };
+            rustix::fs::utimensat(&node.fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+    }
+    attr_reply(cx, &node)
+}
+
+pub(crate) fn setxattr(
+    cx: Context<'_>,
+    place: &Place,
+    (name, value): (&[u8], &[u8]),
+    flags: u32,
+    kill_sgid: bool,
+) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    let path = proc_path(&node.fd);
+    {
+        let _acting = cx.act()?;
+        rustix::fs::setxattr(&path, name, value, XattrFlags::from_bits_retain(flags))?;
+        if kill_sgid {
+            let (_, attr) = attr_now(&node)?;
+            if attr.mode & 0o2000 != 0 {
+                let mode = Mode::from_raw_mode(attr.mode & 0o5777);
+                rustix::fs::chmodat(CWD, &path, mode, AtFlags::empty())?;
+            }
+        }
+    }
+    attr_reply(cx, &node)
+}
+
+pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    {
+        let _acting = cx.act()?;
+        rustix::fs::removexattr(proc_path(&node.fd), name)?;
+    }
+    attr_reply(cx, &node)
+}
+
+fn attr_reply(cx: Context<'_>, node: &Node) -> Result<Outcome> {
+    let (id, attr) = attr_now(node)?;
+    Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants: vec![cx.attr_grant(node)] })
+}
+
+fn truncate(node: &Node, size: u64) -> Result<()> {
+    match node.stat.attr.kind() {
+        Kind::File => {}
+        Kind::Directory => return Err(Fault(Errno::ISDIR)),
+        _ => return Err(Fault(Errno::INVAL)),
+    }
+    let size = libc::off64_t::try_from(size).map_err(|_| Fault(Errno::FBIG))?;
+    let path = std::ffi::CString::new(proc_path(&node.fd)).map_err(|_| Fault(Errno::INVAL))?;
+    // SAFETY: the path ends with NUL. (Opening for writing instead would fail on a running program
+    // and check other rights.)
+    if unsafe { libc::truncate64(path.as_ptr(), size) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(())
+}
+
+/// All ones means "leave it" to chown(2), so it is no owner that can be asked for.
+fn uid(id: u32) -> Result<Uid> {
+    if id == u32::MAX { Err(Fault(Errno::INVAL)) } else { Ok(Uid::from_raw(id)) }
+}
+
+fn gid(id: u32) -> Result<Gid> {
+    if id == u32::MAX { Err(Fault(Errno::INVAL)) } else { Ok(Gid::from_raw(id)) }
+}
+
+fn timespec(time: Option<SetTime>) -> Result<Timespec> {
+    let (tv_sec, tv_nsec) = match time {
+        None => (0, UTIME_OMIT),
+        Some(SetTime::Now) => (0, UTIME_NOW),
+        Some(SetTime::At(at)) => {
+            let (secs, nanos) = at.pair();
+            if nanos >= 1_000_000_000 {
+                return Err(Fault(Errno::INVAL));
+            }
+            (secs, nanos.into())
+        }
+    };
+    Ok(Timespec { tv_sec, tv_nsec })
+}

@@ -1,0 +1,245 @@
+//! Calls on file data.
+
+use super::open::{DataFile, for_reading, for_writing};
+use super::{Context, Outcome};
+use crate::error::{Fault, Result};
+use crate::reach::reopen;
+use crate::stat;
+use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, WriteFlags};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::io::ReadWriteFlags;
+use std::io::IoSlice;
+
+/// Bytes of one answer to a read.
+const MAX_READ: u32 = 4 << 20;
+/// Bytes that one call copies at the most; the caller sees a short count and goes on.
+const MAX_COPY: u64 = 1 << 30;
+const COPY_BUFFER: u64 = 1 << 20;
+
+pub(crate) fn read(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    offset: u64,
+    length: u32,
+) -> Result<Outcome> {
+    let file = for_reading(cx, place, handle)?;
+    // Before the data: if it changes meanwhile, the attributes are seen to be older.
+    let after = vec![now(place.node, &file)?];
+    let grants = vec![cx.grant(place.node, Covers::Data)];
+    let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
+    let mut data = Vec::with_capacity(wanted);
+    while data.len() < wanted {
+        let at = offset.checked_add(data.len() as u64).ok_or(Fault(Errno::INVAL))?;
+        let room = data.spare_capacity_mut();
+        let limit = room.len().min(wanted);
+        let (init, _) = match rustix::io::pread(file.fd(), &mut room[..limit], at) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => other?,
+        };
+        let count = init.len();
+        if count == 0 {
+            break;
+        }
+        // SAFETY: pread initialised that many bytes after the present end.
+        unsafe { data.set_len(data.len() + count) };
+    }
+    Ok(Outcome { reply: Reply::Data(data), after, grants })
+}
+
+pub(crate) fn seek(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    offset: u64,
+    data: bool,
+) -> Result<Outcome> {
+    let file = for_reading(cx, place, handle)?;
+    let from = if data { SeekFrom::Data(offset) } else { SeekFrom::Hole(offset) };
+    let _position = file.lock_position();
+    Ok(Outcome::plain(Reply::Offset(rustix::fs::seek(file.fd(), from)?)))
+}
+
+pub(crate) fn write(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    offset: u64,
+    data: &[u8],
+    flags: WriteFlags,
+) -> Result<Outcome> {
+    let file = for_writing(cx, place, handle)?;
+    let mut how = ReadWriteFlags::empty();
+    if flags.sync {
+        how |= ReadWriteFlags::DSYNC;
+    }
+    let _acting = cx.act_killing(flags.kill_suidgid)?;
+    let (offset, count) = if flags.append {
+        let _position = file.lock_position();
+        let count = rustix::io::pwritev2(
+            file.fd(),
+            &[IoSlice::new(data)],
+            u64::MAX, // at and moving the descriptor's own position, which tells where it was
+            how | ReadWriteFlags::APPEND,
+        )? as u64;
+        let end = rustix::fs::tell(file.fd())?;
+        (end.saturating_sub(count), count)
+    } else {
+        (offset, write_at(&file, offset, data, how)?)
+    };
+    let after = vec![now(place.node, &file)?];
+    Ok(Outcome { reply: Reply::Written { offset, count }, after, grants: Vec::new() })
+}
+
+pub(crate) fn fallocate(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    mode: u32,
+    offset: u64,
+    length: u64,
+) -> Result<Outcome> {
+    let file = for_writing(cx, place, handle)?;
+    {
+        let _acting = cx.act()?;
+        rustix::fs::fallocate(file.fd(), FallocateFlags::from_bits_retain(mode), offset, length)?;
+    }
+    let (id, attr) = now(place.node, &file)?;
+    Ok(Outcome::plain(Reply::Attr(id, attr)))
+}
+
+/// One side of a copy.
+pub(crate) struct End<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) handle: Option<Handle>,
+    pub(crate) offset: u64,
+}
+
+pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> Result<Outcome> {
+    let source = for_reading(cx, from.place, from.handle)?;
+    let target = for_writing(cx, to.place, to.handle)?;
+    let length = length.min(MAX_COPY);
+    let acting = cx.act()?;
+    let (mut read_at, mut write_at) = (from.offset, to.offset);
+    let mut left = length;
+    while left > 0 {
+        let step = usize::try_from(left).unwrap_or(usize::MAX);
+        let copied = rustix::fs::copy_file_range(
+            source.fd(),
+            Some(&mut read_at),
+            target.fd(),
+            Some(&mut write_at),
+            step,
+        );
+        match copied {
+            Ok(0) => break,
+            Ok(count) => left = left.saturating_sub(count as u64),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) if left < length => break,
+            Err(rustix::io::Errno::XDEV | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
+                left -= copy_through(&source, &target, read_at, write_at, left)?;
+                break;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    drop(acting);
+    let after = vec![now(to.place.node, &target)?];
+    let reply = Reply::Written { offset: to.offset, count: length - left };
+    Ok(Outcome { reply, after, grants: Vec::new() })
+}
+
+/// Makes a file or directory durable, and the directory that names it.
+pub(crate) fn fsync(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    data_only: bool,
+) -> Result<Outcome> {
+    if let Some(handle) = handle {
+        let file = cx.files.find(handle, place.node)?;
+        sync(&file.fd, data_only)?;
+    } else {
+        let node = cx.reach().node(place, cx.files)?;
+        if matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
+            let open = match reopen(&node, OFlags::RDONLY) {
+                Err(Fault(Errno::ACCES)) => reopen(&node, OFlags::WRONLY),
+                other => other,
+            };
+            sync(&open?, data_only)?;
+        }
+    }
+    if let Some((parent, _)) = &place.hint
+        && !data_only
+    {
+        match cx.reach().directory(&Place::bare(*parent), cx.files) {
+            Ok(dir) => match reopen(&dir, OFlags::RDONLY) {
+                Ok(open) => rustix::fs::fsync(&open)?,
+                // A directory that may be searched and not read cannot be synced alone.
+                Err(Fault(Errno::ACCES)) => {}
+                Err(fault) => return Err(fault),
+            },
+            // The file lost that name: there is none to make durable.
+            Err(Fault::STALE) => {}
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(Outcome::plain(Reply::Done))
+}
+
+fn sync(fd: &std::os::fd::OwnedFd, data_only: bool) -> Result<()> {
+    let done = if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
+    Ok(done?)
+}
+
+fn now(node: NodeId, file: &DataFile) -> Result<(NodeId, Attr)> {
+    Ok((node, stat::of_fd(file.fd())?.attr))
+}
+
+fn write_at(file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> Result<u64> {
+    let mut done = 0;
+    loop {
+        let at = offset.checked_add(done as u64).ok_or(Fault(Errno::FBIG))?;
+        if at > i64::MAX.cast_unsigned() {
+            return Err(Fault(Errno::FBIG));
+        }
+        match rustix::io::pwritev2(file.fd(), &[IoSlice::new(&data[done..])], at, how) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno.into()),
+        }
+        if done == data.len() {
+            break;
+        }
+    }
+    Ok(done as u64)
+}
+
+/// Copies by reading and writing, up to a bound; answers how much.
+fn copy_through(
+    source: &DataFile,
+    target: &DataFile,
+    mut read_offset: u64,
+    mut write_offset: u64,
+    length: u64,
+) -> Result<u64> {
+    let mut done = 0;
+    let mut buffer = vec![0_u8; usize::try_from(COPY_BUFFER.min(length)).unwrap_or(0)];
+    while done < length.min(64 * COPY_BUFFER) {
+        let step = usize::try_from(length - done).unwrap_or(usize::MAX).min(buffer.len());
+        let count = rustix::io::pread(source.fd(), &mut buffer[..step], read_offset)?;
+        if count == 0 {
+            break;
+        }
+        let written = write_at(target, write_offset, &buffer[..count], ReadWriteFlags::empty())?;
+        done += written;
+        read_offset += written;
+        write_offset += written;
+        if written < count as u64 {
+            break;
+        }
+    }
+    Ok(done)
+}

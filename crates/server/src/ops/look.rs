@@ -1,0 +1,136 @@
+//! Calls that look at names and inodes.
+
+use super::{Context, Outcome, attr_now, entry};
+use crate::error::{Fault, Result};
+use crate::reach::{Node, proc_path, reopen};
+use nigh_types::{Errno, Kind, Name, Place, Reply, Space, XattrSet};
+use rustix::fs::OFlags;
+
+pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
+    let dir = cx.reach().directory(dir, cx.files)?;
+    // Before looking: what changes meanwhile is recalled.
+    let mut grants = cx.name_grants(dir.id, None);
+    let opened = {
+        let _acting = cx.act()?;
+        cx.reach().open_child(&dir, name)
+    };
+    let looked = match opened.and_then(|fd| cx.reach().adopt(&dir, name, fd)) {
+        Ok(child) => {
+            grants.extend(cx.name_grants(dir.id, Some(&child)).into_iter().skip(1));
+            Some(entry(&child)?)
+        }
+        Err(Fault(Errno::NOENT)) => None,
+        Err(fault) => return Err(fault),
+    };
+    Ok(Outcome { reply: Reply::Looked(looked), after: Vec::new(), grants })
+}
+
+pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    let grants = vec![cx.attr_grant(&node)];
+    let (id, attr) = attr_now(&node)?;
+    Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
+}
+
+pub(crate) fn readlink(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    if node.stat.attr.kind() != Kind::Symlink {
+        return Err(Fault(Errno::INVAL));
+    }
+    let grants = vec![cx.attr_grant(&node)];
+    Ok(Outcome { reply: Reply::Target(target(&node)?), after: Vec::new(), grants })
+}
+
+/// Where a symlink leads, as it is written.
+pub(crate) fn target(node: &Node) -> Result<Box<[u8]>> {
+    let target = rustix::fs::readlinkat(&node.fd, c"", Vec::with_capacity(256))?;
+    Ok(target.into_bytes().into())
+}
+
+/// Bytes of values that go along with [`Reply::Xattrs`].
+const XATTR_BUDGET: usize = 64 << 10;
+
+/// All names are told, and the values that the caller may read; `None` for others, which are asked
+/// for one by one.
+pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    let grants = vec![cx.attr_grant(&node)];
+    let path = proc_path(&node.fd);
+    let mut left = XATTR_BUDGET;
+    let mut set = XattrSet::default();
+    let names = names(&path)?;
+    let _acting = cx.act()?;
+    for name in names.split(|&b| b == 0).filter(|n| !n.is_empty()) {
+        let value = match value(&path, name) {
+            Ok(value) if value.len() <= left => {
+                left -= value.len();
+                Some(value.into())
+            }
+            // Removed since the names were listed, unless the caller is merely not allowed to see it.
+            Err(Fault(Errno::NODATA)) if !name.starts_with(b"trusted.") => continue,
+            _ => None,
+        };
+        set.items.push((name.into(), value));
+    }
+    Ok(Outcome { reply: Reply::Xattrs(set), after: Vec::new(), grants })
+}
+
+pub(crate) fn xattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    let grants = vec![cx.attr_grant(&node)];
+    let _acting = cx.act()?;
+    let value = value(&proc_path(&node.fd), name)?;
+    Ok(Outcome { reply: Reply::Value(value), after: Vec::new(), grants })
+}
+
+pub(crate) fn statfs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    let said = rustix::fs::fstatvfs(&node.fd)?;
+    let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    Ok(Outcome::plain(Reply::Space(Space {
+        blocks: said.f_blocks,
+        blocks_free: said.f_bfree,
+        blocks_available: said.f_bavail,
+        files: said.f_files,
+        files_free: said.f_ffree,
+        block_size: narrow(said.f_bsize),
+        fragment_size: narrow(said.f_frsize),
+        name_max: narrow(said.f_namemax),
+    })))
+}
+
+pub(crate) fn flags(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    if !matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
+        return Err(Fault(Errno::NOTTY));
+    }
+    let open = reopen(&node, OFlags::RDONLY)?;
+    let flags = rustix::fs::ioctl_getflags(&open)?;
+    Ok(Outcome::plain(Reply::Flags(flags.bits())))
+}
+
+/// The names that listxattr(2) tells, each ended by NUL.
+fn names(path: &str) -> Result<Vec<u8>> {
+    let mut size = 256;
+    loop {
+        let mut buffer = Vec::with_capacity(size);
+        match rustix::fs::listxattr(path, rustix::buffer::spare_capacity(&mut buffer)) {
+            Ok(_) => return Ok(buffer),
+            Err(rustix::io::Errno::RANGE) if size < XATTR_BUDGET => size = XATTR_BUDGET,
+            Err(rustix::io::Errno::OPNOTSUPP) => return Ok(Vec::new()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn value(path: &str, name: &[u8]) -> Result<Vec<u8>> {
+    let mut size = 256;
+    loop {
+        let mut buffer = Vec::with_capacity(size);
+        match rustix::fs::getxattr(path, name, rustix::buffer::spare_capacity(&mut buffer)) {
+            Ok(_) => return Ok(buffer),
+            Err(rustix::io::Errno::RANGE) if size < XATTR_BUDGET => size = XATTR_BUDGET,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

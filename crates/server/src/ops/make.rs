@@ -1,0 +1,174 @@
+//! Calls that make inodes and names.
+
+use super::open::{buffered, flags_of, keep, open_as_caller};
+use super::{Context, Outcome, attr_now, entry};
+use crate::acting::use_umask;
+use crate::error::{Fault, Result};
+use crate::reach::{Node, proc_path};
+use nigh_types::{Access, Covers, Errno, Handle, Kind, Name, Place, Reply};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// `mode` is not masked yet: with `umask` as the thread's own, the kernel masks it or follows the
+/// directory's default ACL.
+pub(crate) struct New<'a> {
+    pub(crate) name: &'a Name,
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+}
+
+pub(crate) fn create(
+    cx: Context<'_>,
+    dir: &Place,
+    new: &New<'_>,
+    exclusive: bool,
+    access: Access,
+) -> Result<Outcome> {
+    let dir = parent(cx, dir, new.name)?;
+    cx.files.has_room()?;
+    let flags = flags_of(access) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // Others may make and remove the name between the two attempts.
+    for _ in 0..16 {
+        let made = {
+            let _acting = cx.act()?;
+            use_umask(new.umask)?;
+            rustix::fs::openat(&dir.fd, new.name.as_bytes(), flags, permissions(new.mode))
+        };
+        match made {
+            Ok(fd) => return opened(cx, &dir, buffered(fd, access)?, access),
+            Err(rustix::io::Errno::EXIST) if !exclusive => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        match open_existing(cx, &dir, new.name, access) {
+            Err(Fault(Errno::NOENT)) => {}
+            done => return done,
+        }
+    }
+    Err(Fault(Errno::AGAIN))
+}
+
+fn open_existing(cx: Context<'_>, dir: &Node, name: &Name, access: Access) -> Result<Outcome> {
+    let node = cx.reach().child(dir, name)?;
+    match node.stat.attr.kind() {
+        Kind::File => {}
+        Kind::Directory => return Err(Fault(Errno::ISDIR)),
+        // The caller's kernel must follow it or open it itself: let it look again.
+        _ => return Err(Fault::STALE),
+    }
+    let fd = open_as_caller(cx, &node, access)?;
+    cx.reach().note_handle(&node);
+    let handle = keep(cx, node.id, fd, access)?;
+    let node = Node { stat: crate::stat::of_fd(&node.fd)?, ..node };
+    made(cx, dir, &node, Some(handle), true)
+}
+
+pub(crate) fn tmpfile(
+    cx: Context<'_>,
+    dir: &Place,
+    mode: u32,
+    umask: u32,
+    access: Access,
+) -> Result<Outcome> {
+    let dir = cx.reach().directory(dir, cx.files)?;
+    cx.files.has_room()?;
+    let flags = flags_of(access) | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let fd = {
+        let _acting = cx.act()?;
+        use_umask(umask)?;
+        rustix::fs::openat(&dir.fd, c".", flags, permissions(mode))?
+    };
+    let node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
+    let handle = keep(cx, node.id, buffered(fd, access)?, access)?;
+    let grants = vec![cx.grant(node.id, Covers::Inode), cx.grant(node.id, Covers::Data)];
+    let reply = Reply::Made { entry: entry(&node)?, handle: Some(handle), existed: false };
+    Ok(Outcome { reply, after: vec![attr_now(&dir)?], grants })
+}
+
+pub(crate) fn mknod(cx: Context<'_>, dir: &Place, new: &New<'_>, kind: Kind, rdev: u32) -> Result<Outcome> {
+    let file_type = match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharacterDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+        Kind::Directory | Kind::Symlink => return Err(Fault(Errno::INVAL)),
+    };
+    make(cx, dir, new, |dir, name| {
+        let dev = crate::stat::decode_dev(rdev);
+        rustix::fs::mknodat(dir, name, file_type, permissions(new.mode), dev)
+    })
+}
+
+pub(crate) fn mkdir(cx: Context<'_>, dir: &Place, new: &New<'_>) -> Result<Outcome> {
+    make(cx, dir, new, |dir, name| rustix::fs::mkdirat(dir, name, permissions(new.mode)))
+}
+
+pub(crate) fn symlink(cx: Context<'_>, dir: &Place, name: &Name, target: &[u8]) -> Result<Outcome> {
+    let new = New { name, mode: 0o777, umask: 0 };
+    make(cx, dir, &new, |dir, name| rustix::fs::symlinkat(target, dir, name))
+}
+
+pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> Result<Outcome> {
+    let dir = parent(cx, dir, name)?;
+    let node = cx.reach().node(place, cx.files)?;
+    if node.stat.attr.is_dir() {
+        return Err(Fault(Errno::PERM));
+    }
+    // A file without a name can be linked only through a descriptor that was opened.
+    let open = if node.stat.attr.nlink == 0 { cx.files.of_node(node.id) } else { None };
+    let path = open.as_ref().map_or_else(|| proc_path(&node.fd), |file| proc_path(&file.fd));
+    {
+        let _acting = cx.act()?;
+        rustix::fs::linkat(CWD, path, &dir.fd, name.as_bytes(), AtFlags::SYMLINK_FOLLOW)?;
+    }
+    let node = Node { stat: crate::stat::of_fd(&node.fd)?, under: Some(dir.id), ..node };
+    made(cx, &dir, &node, None, false)
+}
+
+/// Makes one name as the caller, then looks at what it leads to.
+fn make(
+    cx: Context<'_>,
+    dir: &Place,
+    new: &New<'_>,
+    how: impl FnOnce(&Arc<OwnedFd>, &[u8]) -> rustix::io::Result<()>,
+) -> Result<Outcome> {
+    let dir = parent(cx, dir, new.name)?;
+    {
+        let _acting = cx.act()?;
+        use_umask(new.umask)?;
+        how(&dir.fd, new.name.as_bytes())?;
+    }
+    let node = cx.reach().child(&dir, new.name)?;
+    made(cx, &dir, &node, None, false)
+}
+
+fn opened(cx: Context<'_>, dir: &Node, fd: OwnedFd, access: Access) -> Result<Outcome> {
+    let mut node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
+    node.under = Some(dir.id);
+    cx.reach().note_handle(&node);
+    let handle = keep(cx, node.id, fd, access)?;
+    made(cx, dir, &node, Some(handle), false)
+}
+
+fn made(cx: Context<'_>, dir: &Node, node: &Node, handle: Option<Handle>, existed: bool) -> Result<Outcome> {
+    let mut grants = cx.name_grants(dir.id, Some(node));
+    if handle.is_some() {
+        grants.push(cx.grant(node.id, Covers::Data));
+    }
+    let reply = Reply::Made { entry: entry(node)?, handle, existed };
+    Ok(Outcome { reply, after: vec![attr_now(dir)?], grants })
+}
+
+/// The directory in which a name is to be changed.
+pub(super) fn parent(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Node> {
+    let dir = cx.reach().directory(dir, cx.files)?;
+    if cx.reach().hides(dir.id, name.as_bytes()) {
+        return Err(Fault(Errno::PERM));
+    }
+    Ok(dir)
+}
+
+fn permissions(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & 0o7777)
+}

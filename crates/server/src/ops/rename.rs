@@ -1,0 +1,69 @@
+//! Renaming.
+
+use super::make::parent;
+use super::remove::{gone, pin_if_kept, unpin};
+use super::{Context, Outcome, attr_now};
+use crate::error::{Fault, Result};
+use nigh_types::{Errno, Name, NodeId, Place, Reply};
+use rustix::fs::RenameFlags;
+
+/// The two names.
+pub(crate) struct Names<'a> {
+    pub(crate) from: &'a Place,
+    pub(crate) name: &'a Name,
+    pub(crate) to: &'a Place,
+    pub(crate) new_name: &'a Name,
+}
+
+pub(crate) fn rename(
+    cx: Context<'_>,
+    names: &Names<'_>,
+    no_replace: bool,
+    exchange: bool,
+    keep: Option<NodeId>,
+) -> Result<Outcome> {
+    let from = parent(cx, names.from, names.name)?;
+    let to = parent(cx, names.to, names.new_name)?;
+    let moved = cx.reach().child(&from, names.name)?;
+    let replaced = match cx.reach().child(&to, names.new_name) {
+        Ok(node) => Some(node),
+        Err(Fault(Errno::NOENT)) if keep.is_none() => None,
+        Err(Fault(Errno::NOENT)) => return Err(Fault::STALE),
+        Err(fault) => return Err(fault),
+    };
+    let mut flags = RenameFlags::empty();
+    flags.set(RenameFlags::NOREPLACE, no_replace);
+    flags.set(RenameFlags::EXCHANGE, exchange);
+    let kept = match &replaced {
+        Some(node) => pin_if_kept(cx, node, keep)?,
+        None => None,
+    };
+    let renamed = {
+        let _acting = cx.act()?;
+        rustix::fs::renameat_with(&from.fd, names.name.as_bytes(), &to.fd, names.new_name.as_bytes(), flags)
+    };
+    if let Err(errno) = renamed {
+        unpin(cx, kept);
+        return Err(errno.into());
+    }
+    let mut after = vec![attr_now(&from)?];
+    if to.id != from.id {
+        after.push(attr_now(&to)?);
+    }
+    if moved.stat.attr.is_dir() {
+        cx.reach().note_place(moved.id, to.id, names.new_name);
+    }
+    if let Some(other) = replaced.as_ref().filter(|node| node.id != moved.id) {
+        if exchange {
+            if other.stat.attr.is_dir() {
+                cx.reach().note_place(other.id, from.id, names.name);
+            }
+            after.push(attr_now(other)?);
+        } else {
+            after.push(gone(cx, other)?);
+        }
+    }
+    after.push(attr_now(&moved)?);
+    let replaced = replaced.map(|node| node.id);
+    Ok(Outcome { reply: Reply::Renamed { moved: moved.id, replaced, kept }, after, grants: Vec::new() })
+}

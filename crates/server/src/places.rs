@@ -1,0 +1,116 @@
+//! Where a user's server keeps its socket and its state (decision 21 of the design).
+
+use std::env;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The directories of one user's server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Places {
+    /// Socket, locks and log; 0700.
+    pub runtime: PathBuf,
+    /// A directory for each export.
+    pub state: PathBuf,
+}
+
+impl Places {
+    /// Root: `/run/nigh` and `/var/lib/nigh`. Others: `$XDG_RUNTIME_DIR/nigh` (or `/tmp/nigh-UID`) and
+    /// `$XDG_STATE_HOME/nigh` (or `~/.local/state/nigh`). `NIGH_RUNTIME_DIR` and `NIGH_STATE_DIR`
+    /// override them.
+    pub fn of_user() -> io::Result<Places> {
+        Places::find(rustix::process::geteuid().as_raw(), |name| env::var_os(name).map(PathBuf::from))
+    }
+
+    /// The socket on which the server listens.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.runtime.join("serve.sock")
+    }
+
+    fn find(uid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> io::Result<Places> {
+        let set = |name: &str| variable(name).filter(|path| path.is_absolute());
+        let runtime = match set("NIGH_RUNTIME_DIR") {
+            Some(chosen) => chosen,
+            None if uid == 0 => "/run/nigh".into(),
+            None => match set("XDG_RUNTIME_DIR") {
+                Some(dir) => dir.join("nigh"),
+                None => format!("/tmp/nigh-{uid}").into(),
+            },
+        };
+        let state = match set("NIGH_STATE_DIR") {
+            Some(chosen) => chosen,
+            None if uid == 0 => "/var/lib/nigh".into(),
+            None => set("XDG_STATE_HOME")
+                .or_else(|| set("HOME").map(|home| home.join(".local/state")))
+                .ok_or_else(|| io::Error::other("neither XDG_STATE_HOME nor HOME is set"))?
+                .join("nigh"),
+        };
+        Ok(Places { runtime, state })
+    }
+
+    /// Makes the runtime directory, or checks that the one there is this user's alone: in `/tmp` another
+    /// could have made it first.
+    pub fn make_runtime(&self) -> io::Result<()> {
+        if let Some(parent) = self.runtime.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        match std::fs::DirBuilder::new().mode(0o700).create(&self.runtime) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+        check_private(&self.runtime)
+    }
+}
+
+fn check_private(dir: &Path) -> io::Result<()> {
+    let found = std::fs::symlink_metadata(dir)?;
+    let own = rustix::process::geteuid().as_raw();
+    let problem = if !found.is_dir() {
+        "is no directory"
+    } else if found.uid() != own {
+        "belongs to somebody else"
+    } else if found.mode() & 0o077 != 0 {
+        "may be entered by others (chmod 700 it)"
+    } else {
+        return Ok(());
+    };
+    let message = format!("{} {problem}: no server can be trusted there", dir.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn follows_the_environment_and_ignores_relative_paths() {
+        let with = |uid, set: &'static [(&str, &str)]| {
+            Places::find(uid, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+        };
+        let of = |runtime: &str, state: &str| Places { runtime: runtime.into(), state: state.into() };
+        assert_eq!(with(0, &[("XDG_RUNTIME_DIR", "/x")]).unwrap(), of("/run/nigh", "/var/lib/nigh"));
+        assert_eq!(with(7, &[("HOME", "/h")]).unwrap(), of("/tmp/nigh-7", "/h/.local/state/nigh"));
+        let all = &[("XDG_RUNTIME_DIR", "/r"), ("XDG_STATE_HOME", "/s"), ("HOME", "/h")];
+        assert_eq!(with(7, all).unwrap(), of("/r/nigh", "/s/nigh"));
+        assert_eq!(
+            with(7, &[("NIGH_RUNTIME_DIR", "rel"), ("HOME", "/h")]).unwrap().runtime,
+            Path::new("/tmp/nigh-7")
+        );
+        assert!(with(7, &[]).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_enter_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };
+        places.make_runtime().unwrap();
+        places.make_runtime().unwrap();
+        std::fs::set_permissions(&places.runtime, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(places.make_runtime().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        std::fs::remove_dir(&places.runtime).unwrap();
+        std::os::unix::fs::symlink(dir.path(), &places.runtime).unwrap();
+        assert!(places.make_runtime().is_err());
+    }
+}

@@ -1,0 +1,342 @@
+//! From node ids to inodes, never leaving the export. See docs/decisions/0001-node-ids.md.
+
+use crate::error::{Fault, Result};
+use crate::files::SessionFiles;
+use crate::handle::{FileHandle, Opener};
+use crate::ids::Ids;
+use crate::stat::{self, Stat};
+use lru::LruCache;
+use nigh_types::{Errno, Kind, Name, NodeId, Place};
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// An inode that was reached: it lies in the export and is the one asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    /// `O_PATH`, or a file open in the session.
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) stat: Stat,
+    /// The directory whose name led here just now.
+    pub(crate) under: Option<NodeId>,
+}
+
+/// Where directories were seen, descriptors of the latest ones, and handles of files.
+///
+/// All three are bounded and may forget anything at any time: the client walks again. None of their
+/// locks is held during a system call.
+#[derive(Debug)]
+pub(crate) struct Reach {
+    root: Node,
+    pub(crate) ids: Ids,
+    opener: Option<Opener>,
+    places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
+    /// Directories on the root's own mount only: a descriptor would keep others from being unmounted.
+    directories: Mutex<LruCache<NodeId, Arc<OwnedFd>>>,
+    handles: Mutex<LruCache<NodeId, FileHandle>>,
+}
+
+/// How much [`Reach`] remembers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) places: NonZeroUsize,
+    pub(crate) directories: NonZeroUsize,
+    pub(crate) handles: NonZeroUsize,
+}
+
+/// Where a server keeps files that have lost their last name (decision 21 of the design).
+const ORPHANS: &[u8] = b".nigh-orphans";
+/// Names are joined to paths of this many bytes for one openat2 (`PATH_MAX` is 4096).
+const PATH_CHUNK: usize = 3500;
+/// More levels than this are taken for a cycle of outdated entries.
+const MAX_DEPTH: u32 = 1 << 20;
+
+impl Reach {
+    pub(crate) fn new(
+        root: OwnedFd,
+        root_stat: Stat,
+        ids: Ids,
+        opener: Option<Opener>,
+        bounds: Bounds,
+    ) -> Result<Reach> {
+        let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
+        Ok(Reach {
+            root: Node { id, fd: Arc::new(root), stat: root_stat, under: None },
+            ids,
+            opener,
+            places: Mutex::new(LruCache::new(bounds.places)),
+            directories: Mutex::new(LruCache::new(bounds.directories)),
+            handles: Mutex::new(LruCache::new(bounds.handles)),
+        })
+    }
+
+    pub(crate) fn root(&self) -> NodeId {
+        self.root.id
+    }
+
+    /// Reaches what a call names; `ESTALE` where its hint and all that is remembered fail.
+    pub(crate) fn node(&self, place: &Place, files: &SessionFiles) -> Result<Node> {
+        if let Some(found) = self.held_directory(place.node)? {
+            return Ok(found);
+        }
+        if let Some((parent, name)) = &place.hint
+            && let Some(found) = absent_if_stale(self.by_name(place.node, *parent, name))?
+        {
+            return Ok(found);
+        }
+        if let Some(found) = absent_if_stale(self.by_places(place.node))? {
+            return Ok(found);
+        }
+        if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
+            return Ok(found);
+        }
+        let open = files.of_node(place.node).ok_or(Fault::STALE)?;
+        let stat = stat::of_fd(&open.fd)?;
+        let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
+        Ok(Node { id: place.node, fd, stat, under: None })
+    }
+
+    /// The same for what must be a directory.
+    pub(crate) fn directory(&self, place: &Place, files: &SessionFiles) -> Result<Node> {
+        let found = self.node(place, files)?;
+        if found.stat.attr.is_dir() { Ok(found) } else { Err(Fault(Errno::NOTDIR)) }
+    }
+
+    /// Opens one name of a directory as `O_PATH`; a symlink itself.
+    pub(crate) fn child(&self, dir: &Node, name: &Name) -> Result<Node> {
+        self.adopt(dir, name, self.open_child(dir, name)?)
+    }
+
+    /// The first half of [`Reach::child`], which may be done on a caller's behalf.
+    pub(crate) fn open_child(&self, dir: &Node, name: &Name) -> Result<OwnedFd> {
+        if self.hides(dir.id, name.as_bytes()) {
+            return Err(Fault(Errno::NOENT));
+        }
+        open_beneath(&dir.fd, name.as_bytes())
+    }
+
+    /// The second half, which must not be.
+    pub(crate) fn adopt(&self, dir: &Node, name: &Name, fd: OwnedFd) -> Result<Node> {
+        let mut found = self.opened(fd)?;
+        found.under = Some(dir.id);
+        self.remember(dir.id, name, &found);
+        Ok(found)
+    }
+
+    /// Whether a name is the server's own and no part of the export.
+    pub(crate) fn hides(&self, dir: NodeId, name: &[u8]) -> bool {
+        name == ORPHANS && dir == self.root.id
+    }
+
+    /// Goes along `names` from the root; `ESTALE` unless they lead to `node`.
+    pub(crate) fn walk(&self, node: NodeId, names: &[Name]) -> Result<()> {
+        let mut at = self.root.clone();
+        let mut last = None;
+        for name in names {
+            let parent = at.id;
+            at = self.child(&at, name).map_err(Fault::or_stale)?;
+            last = Some((parent, name.clone()));
+        }
+        if at.id != node {
+            return Err(Fault::STALE);
+        }
+        if let Some(place) = last {
+            self.places.lock().put(node, place);
+        }
+        Ok(())
+    }
+
+    /// The id of what `stat` describes, `name` in `dir`.
+    pub(crate) fn id_of(&self, dir: impl AsFd, name: &[u8], stat: &Stat) -> Result<NodeId> {
+        self.ids.node(stat, || open_beneath(dir, name))
+    }
+
+    /// A directory has this place.
+    pub(crate) fn note_place(&self, id: NodeId, parent: NodeId, name: &Name) {
+        if id != self.root.id {
+            self.places.lock().put(id, (parent, name.clone()));
+        }
+    }
+
+    /// So that an opened file is found again when its names are lost.
+    pub(crate) fn note_handle(&self, node: &Node) {
+        let wanted = self.opener.is_some() && self.may_hold(node);
+        if !wanted || self.handles.lock().contains(&node.id) {
+            return;
+        }
+        if let Ok(handle) = FileHandle::of(&node.fd) {
+            self.handles.lock().put(node.id, handle);
+        }
+    }
+
+    /// Whether a descriptor of it may be held beyond a call: not of what may have to be unmounted.
+    pub(crate) fn may_hold(&self, node: &Node) -> bool {
+        node.stat.mount == self.root.stat.mount
+    }
+
+    /// Drops what is remembered of an inode that is gone.
+    pub(crate) fn forget(&self, id: NodeId) {
+        self.places.lock().pop(&id);
+        let held = self.directories.lock().pop(&id);
+        self.handles.lock().pop(&id);
+        drop(held);
+    }
+
+    /// What an `O_PATH` descriptor stands for.
+    pub(crate) fn opened(&self, fd: OwnedFd) -> Result<Node> {
+        let stat = stat::of_fd(&fd)?;
+        let id = self.ids.node(&stat, || Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?))?;
+        Ok(Node { id, fd: Arc::new(fd), stat, under: None })
+    }
+
+    fn remember(&self, parent: NodeId, name: &Name, node: &Node) {
+        if !node.stat.attr.is_dir() || node.id == self.root.id {
+            return;
+        }
+        self.note_place(node.id, parent, name);
+        if self.may_hold(node) {
+            let evicted = self.directories.lock().push(node.id, Arc::clone(&node.fd));
+            drop(evicted);
+        }
+    }
+
+    /// The root, or a directory whose descriptor is held and still lies in the export.
+    fn held_directory(&self, id: NodeId) -> Result<Option<Node>> {
+        if id == self.root.id {
+            return Ok(Some(Node { stat: stat::of_fd(&self.root.fd)?, ..self.root.clone() }));
+        }
+        let held = self.directories.lock().get(&id).cloned();
+        let Some(fd) = held else { return Ok(None) };
+        if !self.contains(&fd) {
+            self.directories.lock().pop(&id);
+            return Ok(None);
+        }
+        Ok(Some(Node { id, stat: stat::of_fd(&fd)?, fd, under: None }))
+    }
+
+    fn by_name(&self, id: NodeId, parent: NodeId, name: &Name) -> Result<Node> {
+        let dir = match self.held_directory(parent)? {
+            Some(dir) => dir,
+            None => match absent_if_stale(self.by_places(parent))? {
+                Some(dir) => dir,
+                None => self.by_handle(parent)?,
+            },
+        };
+        let fd = self.open_child(&dir, name).map_err(Fault::or_stale)?;
+        let mut found = self.verified(fd, id)?;
+        found.under = Some(parent);
+        self.remember(parent, name, &found);
+        Ok(found)
+    }
+
+    /// Along remembered places, from the nearest ancestor that is held.
+    fn by_places(&self, id: NodeId) -> Result<Node> {
+        let mut names: Vec<Name> = Vec::new();
+        let mut at = id;
+        let mut parent_of_id = None;
+        let mut base = None;
+        for _ in 0..MAX_DEPTH {
+            let Some((parent, name)) = self.places.lock().get(&at).cloned() else { break };
+            parent_of_id.get_or_insert(parent);
+            names.push(name);
+            at = parent;
+            base = self.held_directory(at)?;
+            if base.is_some() {
+                break;
+            }
+        }
+        let mut fd = base.ok_or(Fault::STALE)?.fd;
+        let mut path = Vec::new();
+        while let Some(name) = names.pop() {
+            path.extend_from_slice(name.as_bytes());
+            if names.is_empty() || path.len() > PATH_CHUNK - usize::from(Name::MAX) {
+                fd = Arc::new(open_beneath(&fd, &path).map_err(Fault::or_stale)?);
+                path.clear();
+            } else {
+                path.push(b'/');
+            }
+        }
+        let mut found = self.verified(Arc::into_inner(fd).ok_or(Fault::STALE)?, id)?;
+        found.under = parent_of_id;
+        if found.stat.attr.is_dir() && self.may_hold(&found) {
+            let evicted = self.directories.lock().push(id, Arc::clone(&found.fd));
+            drop(evicted);
+        }
+        Ok(found)
+    }
+
+    fn by_handle(&self, id: NodeId) -> Result<Node> {
+        let opener = self.opener.as_ref().ok_or(Fault::STALE)?;
+        let handle = self.handles.lock().get(&id).cloned().ok_or(Fault::STALE)?;
+        let found = self.verified(opener.open(&handle)?, id)?;
+        if self.contains(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
+    }
+
+    fn verified(&self, fd: OwnedFd, id: NodeId) -> Result<Node> {
+        let found = self.opened(fd)?;
+        if found.id == id { Ok(found) } else { Err(Fault::STALE) }
+    }
+
+    /// Whether the path of an open inode lies below the root's. The kernel composes each path at one
+    /// moment; a path too long to be told counts as outside, and is walked again.
+    fn contains(&self, fd: &OwnedFd) -> bool {
+        let (Some(root), Some(path)) = (link(&self.root.fd), link(fd)) else { return false };
+        root == b"/"
+            || path == root
+            || path.strip_prefix(&root[..]).is_some_and(|rest| rest.starts_with(b"/"))
+    }
+}
+
+/// `/proc/self/fd/N`, through which an `O_PATH` descriptor is opened, changed, linked.
+pub(crate) fn proc_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+/// Opens a reached regular file or directory itself; other types are never opened.
+pub(crate) fn reopen(node: &Node, flags: OFlags) -> Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    match node.stat.attr.kind() {
+        Kind::File => Ok(rustix::fs::open(proc_path(&node.fd), flags, Mode::empty())?),
+        Kind::Directory => Ok(rustix::fs::openat(&node.fd, c".", flags | OFlags::DIRECTORY, Mode::empty())?),
+        Kind::Symlink => Err(Fault(Errno::LOOP)),
+        _ => Err(Fault(Errno::NXIO)),
+    }
+}
+
+/// Reading through it leaves the access time alone, where the server (not the caller) may ask for that.
+pub(crate) fn without_atime(fd: OwnedFd) -> OwnedFd {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(&fd) {
+        // Only the owner and CAP_FOWNER may; for others reading goes on as usual.
+        let _ = rustix::fs::fcntl_setfl(&fd, flags | OFlags::NOATIME);
+    }
+    fd
+}
+
+fn link(fd: &OwnedFd) -> Option<Vec<u8>> {
+    let path = rustix::fs::readlink(proc_path(fd), Vec::with_capacity(256)).ok()?;
+    Some(path.into_bytes())
+}
+
+fn open_beneath(dir: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    for _ in 0..8 {
+        match rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
+            // A mount or rename happened meanwhile.
+            Err(rustix::io::Errno::AGAIN) => {}
+            other => return Ok(other?),
+        }
+    }
+    Err(Fault(Errno::AGAIN))
+}
+
+fn absent_if_stale(found: Result<Node>) -> Result<Option<Node>> {
+    match found {
+        Ok(node) => Ok(Some(node)),
+        Err(Fault::STALE) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}

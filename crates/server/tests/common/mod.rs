@@ -1,0 +1,169 @@
+//! An exported temporary directory, and short ways to call it.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use nigh_server::{Export, ExportOptions, SessionFiles};
+use nigh_types::*;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tempfile::TempDir;
+
+pub struct Exported {
+    pub dir: TempDir,
+    pub state: TempDir,
+    pub export: Export,
+    pub files: SessionFiles,
+    pub root: NodeId,
+}
+
+pub const READ: Access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+pub const BOTH: Access = Access { write: true, ..READ };
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether a test can go on that needs root; says why not.
+pub fn needs_root(test: &str) -> bool {
+    if !is_root() {
+        println!("SKIPPED: {test} needs root");
+    }
+    is_root()
+}
+
+pub fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+pub fn me() -> Credentials {
+    Credentials {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: vec![],
+    }
+}
+
+pub fn open(path: &Path, state: &Path) -> (Export, SessionFiles, NodeId) {
+    let export = Export::open(path, state, ExportOptions::default()).unwrap();
+    let files = SessionFiles::new(64, Term::Limited(Span::from_secs(5)));
+    let root = export.session(&files).unwrap().root;
+    (export, files, root)
+}
+
+impl Exported {
+    pub fn new() -> Exported {
+        Exported::of(tempfile::tempdir().unwrap())
+    }
+
+    pub fn of(dir: TempDir) -> Exported {
+        let state = tempfile::tempdir().unwrap();
+        let (export, files, root) = open(dir.path(), state.path());
+        Exported { dir, state, export, files, root }
+    }
+
+    /// The same directory, by a server that was started again.
+    pub fn reopen(self) -> Exported {
+        let Exported { dir, state, export, files, .. } = self;
+        drop((export, files));
+        let (export, files, root) = open(dir.path(), state.path());
+        Exported { dir, state, export, files, root }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn responses(&self, who: &Credentials, call: Call) -> Vec<Response> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let sequence = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 1, sequence });
+        let request = Request { credentials: who.clone(), name, call };
+        let mut all = Vec::new();
+        self.export.execute(&self.files, CallId(sequence), request, &mut |response| all.push(response));
+        all
+    }
+
+    pub fn response(&self, call: Call) -> Response {
+        self.response_as(&me(), call)
+    }
+
+    pub fn response_as(&self, who: &Credentials, call: Call) -> Response {
+        let mut all = self.responses(who, call);
+        assert_eq!(all.len(), 1);
+        let one = all.remove(0);
+        assert!(one.last);
+        one
+    }
+
+    pub fn call(&self, call: Call) -> Result<Reply, Errno> {
+        self.response(call).result
+    }
+
+    pub fn entry(&self, dir: &Place, text: &str) -> Option<Entry> {
+        match self.call(Call::Lookup { dir: dir.clone(), name: name(text) }) {
+            Ok(Reply::Looked(entry)) => entry,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn top(&self) -> Place {
+        Place::bare(self.root)
+    }
+
+    /// What a path leads to, with the hint that a client would give.
+    pub fn place(&self, path: &str) -> Place {
+        let mut at = self.top();
+        for part in path.split('/') {
+            let entry = self.entry(&at, part).unwrap_or_else(|| panic!("no {part} of {path}"));
+            at = Place { node: entry.id, hint: Some((at.node, name(part))) };
+        }
+        at
+    }
+
+    pub fn attr(&self, place: &Place) -> Result<Attr, Errno> {
+        match self.call(Call::GetAttr { node: place.clone() })? {
+            Reply::Attr(id, attr) => {
+                assert_eq!(id, place.node);
+                Ok(attr)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn create(&self, dir: &Place, text: &str, mode: u32) -> (Place, Handle) {
+        let call = Call::Create {
+            dir: dir.clone(),
+            name: name(text),
+            mode,
+            umask: 0o022,
+            exclusive: true,
+            access: BOTH,
+        };
+        match self.call(call) {
+            Ok(Reply::Made { entry, handle: Some(handle), existed: false }) => {
+                (Place { node: entry.id, hint: Some((dir.node, name(text))) }, handle)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn read(&self, node: &Place, handle: Option<Handle>) -> Result<Vec<u8>, Errno> {
+        match self.call(Call::Read { node: node.clone(), handle, offset: 0, length: 1 << 20 })? {
+            Reply::Data(data) => Ok(data),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn list(&self, dir: &Place) -> Vec<(Name, Entry)> {
+        let all = self.responses(&me(), Call::List { dir: dir.clone() });
+        let count = all.len();
+        let mut entries = Vec::new();
+        for (at, response) in all.into_iter().enumerate() {
+            assert_eq!(response.last, at + 1 == count);
+            match response.result {
+                Ok(Reply::Listed(part)) => entries.extend(part.entries),
+                other => panic!("{other:?}"),
+            }
+        }
+        entries
+    }
+}

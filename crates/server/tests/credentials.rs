@@ -1,0 +1,205 @@
+//! On whose behalf things are done.
+
+mod common;
+
+use common::*;
+use nigh_types::*;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+
+fn user(uid: u32, groups: &[u32]) -> Credentials {
+    Credentials { uid, gid: uid, groups: groups.to_vec() }
+}
+
+fn mode(x: &Exported, name: &str, mode: u32) {
+    fs::set_permissions(x.path(name), fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn mkdir(dir: &Place, text: &str) -> Call {
+    Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o777, umask: 0o022 }
+}
+
+#[test]
+fn what_a_user_makes_is_the_users_and_setgid_directories_pass_their_group_on() {
+    if !needs_root("what_a_user_makes_is_the_users") {
+        return;
+    }
+    let x = Exported::new();
+    mode(&x, "", 0o777);
+    fs::create_dir(x.path("shared")).unwrap();
+    chown(x.path("shared"), Some(0), Some(500)).unwrap();
+    mode(&x, "shared", 0o2777);
+    let who = user(1000, &[7]);
+    assert!(x.response_as(&who, mkdir(&x.top(), "own")).result.is_ok());
+    assert!(x.response_as(&who, mkdir(&x.place("shared"), "sub")).result.is_ok());
+    let own = fs::metadata(x.path("own")).unwrap();
+    assert_eq!((own.uid(), own.gid(), own.mode() & 0o7777), (1000, 1000, 0o755));
+    let sub = fs::metadata(x.path("shared/sub")).unwrap();
+    assert_eq!((sub.uid(), sub.gid(), sub.mode() & 0o7777), (1000, 500, 0o2755));
+    assert!(x.call(mkdir(&x.top(), "roots")).is_ok());
+    assert_eq!(fs::metadata(x.path("roots")).unwrap().uid(), 0);
+}
+
+#[test]
+fn the_kernel_refuses_what_the_caller_may_not() {
+    if !needs_root("the_kernel_refuses_what_the_caller_may_not") {
+        return;
+    }
+    let x = Exported::new();
+    fs::create_dir(x.path("sticky")).unwrap();
+    fs::create_dir(x.path("group")).unwrap();
+    fs::write(x.path("sticky/a"), "").unwrap();
+    fs::write(x.path("private"), "secret").unwrap();
+    mode(&x, "", 0o755);
+    mode(&x, "sticky", 0o1777);
+    mode(&x, "private", 0o600);
+    chown(x.path("group"), Some(0), Some(77)).unwrap();
+    mode(&x, "group", 0o770);
+    let (who, member) = (user(1000, &[]), user(1000, &[77]));
+    let unlink = Call::Unlink { dir: x.place("sticky"), name: name("a"), keep: None };
+    assert_eq!(x.response_as(&who, unlink).result, Err(Errno::PERM));
+    assert_eq!(x.response_as(&who, mkdir(&x.top(), "d")).result, Err(Errno::ACCES));
+    assert_eq!(x.response_as(&who, mkdir(&x.place("group"), "d")).result, Err(Errno::ACCES));
+    assert!(x.response_as(&member, mkdir(&x.place("group"), "d")).result.is_ok());
+    assert_eq!(x.response_as(&who, Call::List { dir: x.place("group") }).result, Err(Errno::ACCES));
+    assert_eq!(
+        x.response_as(&who, Call::Open { node: x.place("private"), access: READ }).result,
+        Err(Errno::ACCES)
+    );
+    let set = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    assert_eq!(
+        x.response_as(&who, Call::SetAttr { node: x.place("private"), handle: None, set }).result,
+        Err(Errno::PERM)
+    );
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    assert_eq!(
+        x.response_as(&who, Call::SetAttr { node: x.place("private"), handle: None, set }).result,
+        Err(Errno::ACCES)
+    );
+    let device = Call::Mknod {
+        dir: x.place("sticky"),
+        name: name("dev"),
+        kind: Kind::CharDevice,
+        mode: 0o666,
+        umask: 0,
+        rdev: 0x0103,
+    };
+    assert_eq!(x.response_as(&who, device).result, Err(Errno::PERM));
+    let trusted = Call::SetXattr {
+        node: x.place("sticky"),
+        name: b"trusted.x".to_vec(),
+        value: vec![1],
+        flags: 0,
+        kill_sgid: false,
+    };
+    assert_eq!(x.response_as(&who, trusted).result, Err(Errno::PERM));
+    assert_eq!(fs::read(x.path("private")).unwrap(), b"secret");
+}
+
+#[test]
+fn setuid_bits_fall_as_the_kernel_lets_them() {
+    if !needs_root("setuid_bits_fall_as_the_kernel_lets_them") {
+        return;
+    }
+    let x = Exported::new();
+    let bits = |x: &Exported| fs::metadata(x.path("f")).unwrap().mode() & 0o7777;
+    let set_bits = |x: &Exported| {
+        fs::write(x.path("f"), "abc").unwrap();
+        mode(x, "f", 0o6777);
+    };
+    set_bits(&x);
+    let write = |who: &Credentials, kill_suidgid| {
+        let flags = WriteFlags { kill_suidgid, ..WriteFlags::default() };
+        x.response_as(
+            who,
+            Call::Write { node: x.place("f"), handle: None, offset: 0, data: b"x".to_vec(), flags },
+        )
+    };
+    assert!(write(&me(), false).result.is_ok());
+    assert_eq!(bits(&x), 0o6777);
+    assert!(write(&user(1000, &[]), false).result.is_ok());
+    assert_eq!(bits(&x), 0o777);
+    set_bits(&x);
+    assert!(write(&me(), true).result.is_ok());
+    assert_eq!(bits(&x), 0o777);
+    set_bits(&x);
+    let set = SetAttr { size: Some(1), kill_suidgid: true, ..SetAttr::default() };
+    assert!(x.call(Call::SetAttr { node: x.place("f"), handle: None, set }).is_ok());
+    assert_eq!(bits(&x), 0o777);
+    set_bits(&x);
+    let set = SetAttr { gid: Some(5), ..SetAttr::default() };
+    let Ok(Reply::Attr(_, attr)) = x.call(Call::SetAttr { node: x.place("f"), handle: None, set }) else {
+        panic!()
+    };
+    assert_eq!((attr.mode & 0o7777, attr.gid), (0o777, 5));
+}
+
+#[test]
+fn default_acls_win_over_the_umask() {
+    let x = Exported::new();
+    fs::create_dir(x.path("d")).unwrap();
+    // Version 2; user::rwx, group::rwx, other::r-x.
+    let mut acl = 2_u32.to_le_bytes().to_vec();
+    for (tag, perm) in [(1_u16, 7_u16), (4, 7), (0x20, 5)] {
+        acl.extend_from_slice(&tag.to_le_bytes());
+        acl.extend_from_slice(&perm.to_le_bytes());
+        acl.extend_from_slice(&u32::MAX.to_le_bytes());
+    }
+    let set = Call::SetXattr {
+        node: x.place("d"),
+        name: b"system.posix_acl_default".to_vec(),
+        value: acl,
+        flags: 0,
+        kill_sgid: false,
+    };
+    match x.call(set) {
+        Err(Errno::OPNOTSUPP) => {
+            assert!(!x.export.session(&x.files).unwrap().has_acls);
+            return println!("SKIPPED: no ACLs here");
+        }
+        other => assert!(other.is_ok(), "{other:?}"),
+    }
+    assert!(x.export.session(&x.files).unwrap().has_acls);
+    let create = |dir: &Place, text: &str| {
+        let call = Call::Create {
+            dir: dir.clone(),
+            name: name(text),
+            mode: 0o666,
+            umask: 0o077,
+            exclusive: true,
+            access: BOTH,
+        };
+        assert!(x.call(call).is_ok());
+    };
+    create(&x.top(), "plain");
+    create(&x.place("d"), "inherits");
+    let bits = |path: &str| fs::metadata(x.path(path)).unwrap().mode() & 0o777;
+    assert_eq!((bits("plain"), bits("d/inherits")), (0o600, 0o664));
+}
+
+#[test]
+fn threads_act_for_different_callers_at_once() {
+    if !needs_root("threads_act_for_different_callers_at_once") {
+        return;
+    }
+    let x = Exported::new();
+    mode(&x, "", 0o1777);
+    std::thread::scope(|scope| {
+        for uid in 1000..1004 {
+            let x = &x;
+            scope.spawn(move || {
+                for n in 0..200 {
+                    assert!(
+                        x.response_as(&user(uid, &[uid + 10]), mkdir(&x.top(), &format!("{uid}-{n}")))
+                            .result
+                            .is_ok()
+                    );
+                }
+            });
+        }
+    });
+    for (name, entry) in x.list(&x.top()) {
+        let text = String::from_utf8(name.as_bytes().to_vec()).unwrap();
+        assert_eq!(text[..4].parse(), Ok(entry.attr.uid));
+    }
+}

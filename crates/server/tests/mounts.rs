@@ -1,0 +1,159 @@
+//! Exports that contain other filesystems.
+
+mod common;
+
+use common::*;
+use nigh_types::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Unmounts when dropped.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn mount(args: &[&str], at: &Path) -> Option<Mounted> {
+    fs::create_dir_all(at).unwrap();
+    let done = Command::new("mount").args(args).arg(at).output();
+    done.is_ok_and(|o| o.status.success()).then(|| Mounted(at.to_owned()))
+}
+
+#[test]
+fn a_nested_tmpfs_has_ids_of_its_own_and_can_be_unmounted() {
+    if !needs_root("a_nested_tmpfs_has_ids_of_its_own") {
+        return;
+    }
+    let x = Exported::new();
+    let Some(first) = mount(&["-t", "tmpfs", "none"], &x.path("a")) else {
+        return println!("SKIPPED: cannot mount a tmpfs");
+    };
+    let _second = mount(&["-t", "tmpfs", "none"], &x.path("b")).unwrap();
+    for dir in ["a", "b"] {
+        fs::create_dir(x.path(&format!("{dir}/sub"))).unwrap();
+        fs::write(x.path(&format!("{dir}/sub/f")), dir).unwrap();
+    }
+    let nodes = ["a", "b", "a/sub", "b/sub", "a/sub/f", "b/sub/f"].map(|path| x.place(path));
+    assert!(nodes.iter().all(|place| place.node.ino >> 63 == 1));
+    let distinct: std::collections::BTreeSet<_> = nodes.iter().map(|place| place.node.ino).collect();
+    assert_eq!(distinct.len(), nodes.len());
+    assert_eq!(x.read(&nodes[4], None).unwrap(), b"a");
+    assert_eq!(x.read(&nodes[5], None).unwrap(), b"b");
+    assert!(x.attr(&Place::bare(nodes[2].node)).is_ok());
+    let listed: Vec<_> = x.list(&x.top()).into_iter().map(|(_, entry)| entry.id).collect();
+    assert!(listed.contains(&nodes[0].node) && listed.contains(&nodes[1].node));
+    let call = Call::Link { node: nodes[4].clone(), dir: x.top(), name: name("l") };
+    assert_eq!(x.call(call), Err(Errno::XDEV));
+    // Nothing that the server holds keeps it busy.
+    let plain = Command::new("umount").arg(&first.0).output().unwrap();
+    assert!(plain.status.success(), "{plain:?}");
+    assert_eq!(x.attr(&nodes[2]), Err(Errno::STALE));
+    assert!(x.place("a").node.ino >> 63 == 0);
+}
+
+#[test]
+fn ids_of_a_nested_filesystem_survive_remounting_under_another_device_number() {
+    if !needs_root("ids_of_a_nested_filesystem_survive_remounting") {
+        return;
+    }
+    let x = Exported::new();
+    let images = tempfile::tempdir().unwrap();
+    let make = |name: &str| {
+        let image = images.path().join(name);
+        fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+        let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image).output();
+        made.is_ok_and(|o| o.status.success()).then_some(image)
+    };
+    let (Some(one), Some(two)) = (make("one"), make("two")) else {
+        return println!("SKIPPED: no mkfs.ext4");
+    };
+    let loop_mount = |image: &Path, at: &str| mount(&["-o", "loop", image.to_str().unwrap()], &x.path(at));
+    let (before, other) = {
+        let Some(_one) = loop_mount(&one, "one") else {
+            return println!("SKIPPED: cannot mount a loop device");
+        };
+        let _two = loop_mount(&two, "two").unwrap();
+        fs::write(x.path("one/f"), "").unwrap();
+        fs::write(x.path("two/f"), "").unwrap();
+        (x.place("one/f").node, x.place("two/f").node)
+    };
+    assert_ne!(before.ino, other.ino);
+    let x = x.reopen();
+    let loop_mount = |image: &Path, at: &str| mount(&["-o", "loop", image.to_str().unwrap()], &x.path(at));
+    let _two = loop_mount(&two, "two").unwrap();
+    assert_eq!(x.place("two/f").node, other, "met in another order");
+    let _one = loop_mount(&one, "one").unwrap();
+    assert_eq!(x.place("one/f").node, before);
+}
+
+#[test]
+fn subvolumes_have_ids_of_their_own() {
+    if !needs_root("subvolumes_have_ids_of_their_own") {
+        return;
+    }
+    let images = tempfile::tempdir().unwrap();
+    let image = images.path().join("btrfs");
+    fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).output().is_ok_and(|o| o.status.success())
+    };
+    if !run("mkfs.btrfs", &["-q", image.to_str().unwrap()]) {
+        return println!("SKIPPED: no mkfs.btrfs");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_mounted) = mount(&["-o", "loop", image.to_str().unwrap()], dir.path()) else {
+        return println!("SKIPPED: cannot mount btrfs");
+    };
+    for sub in ["s", "t"] {
+        assert!(run("btrfs", &["subvolume", "create", dir.path().join(sub).to_str().unwrap()]));
+        fs::write(dir.path().join(sub).join("f"), sub).unwrap();
+    }
+    fs::write(dir.path().join("f"), "").unwrap();
+    let x = Exported::of(dir);
+    let ids = |x: &Exported| ["f", "s", "t", "s/f", "t/f"].map(|path| x.place(path).node);
+    let before = ids(&x);
+    assert_eq!(before.iter().map(|id| id.ino).collect::<std::collections::BTreeSet<_>>().len(), 5);
+    assert!(before[0].ino >> 63 == 0 && before[1..].iter().all(|id| id.ino >> 63 == 1));
+    let x = x.reopen();
+    let _ = x.place("t/f");
+    assert_eq!(ids(&x), before);
+    let place = x.place("s/f");
+    assert!(x.attr(&Place::bare(place.hint.unwrap().0)).is_ok());
+    drop(x.export);
+}
+
+#[test]
+fn an_overlay_can_be_exported() {
+    if !needs_root("an_overlay_can_be_exported") {
+        return;
+    }
+    let layers = tempfile::tempdir().unwrap();
+    // Layers on one filesystem of their own, which an overlay may not be.
+    let Some(_layers) = mount(&["-t", "tmpfs", "none"], layers.path()) else {
+        return println!("SKIPPED: cannot mount a tmpfs");
+    };
+    let path = |name: &str| layers.path().join(name).to_str().unwrap().to_owned();
+    for dir in ["lower", "upper", "work"] {
+        fs::create_dir(path(dir)).unwrap();
+    }
+    fs::write(layers.path().join("lower/f"), "low").unwrap();
+    let options = format!("lowerdir={},upperdir={},workdir={}", path("lower"), path("upper"), path("work"));
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_overlay) = mount(&["-t", "overlay", "overlay", "-o", &options], dir.path()) else {
+        return println!("SKIPPED: cannot mount an overlay");
+    };
+    let x = Exported::of(dir);
+    let f = x.place("f");
+    let flags = WriteFlags::default();
+    let write = Call::Write { node: f.clone(), handle: None, offset: 0, data: b"up!".to_vec(), flags };
+    assert_eq!(x.call(write), Ok(Reply::Written { offset: 0, count: 3 }));
+    assert_eq!(fs::read(layers.path().join("upper/f")).unwrap(), b"up!");
+    assert_eq!(x.place("f").node, f.node);
+    assert_eq!(x.read(&f, None).unwrap(), b"up!");
+    let given_up = x.export.session(&x.files).unwrap().not_given;
+    assert!(given_up.iter().any(|(name, why)| name == "S4" && why.contains("overlayfs")));
+}

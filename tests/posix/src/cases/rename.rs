@@ -1,0 +1,230 @@
+//! rename(2) and renameat2(2).
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::{Result, ensure};
+
+use crate::room::{Room, or_skip_invalid, refuses};
+use crate::sys;
+
+super::cases! { rename::
+    file, over_file, over_itself, over_hard_link, between_directories, directory, directory_over_empty,
+    directory_over_full, directory_into_itself, file_over_directory, directory_over_file, missing, no_replace,
+    exchange, exchange_kinds, exchange_missing, open_file, names_at_once, dot_dot_follows, whiteout_flags, many;
+}
+
+fn file(room: &Room) -> Result<()> {
+    let old = room.file("a", b"contents")?;
+    let before = fs::metadata(&old)?;
+    refuses(fs::metadata(room.at("b")), libc::ENOENT)?;
+    fs::rename(&old, room.at("b"))?;
+    refuses(fs::metadata(&old), libc::ENOENT)?;
+    let after = fs::metadata(room.at("b"))?;
+    ensure!(after.ino() == before.ino() && after.nlink() == 1);
+    ensure!(fs::read(room.at("b"))? == b"contents");
+    ensure!(listed(room)? == ["b"]);
+    Ok(())
+}
+
+fn listed(room: &Room) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&room.path)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn over_file(room: &Room) -> Result<()> {
+    room.file("a", b"new")?;
+    room.file("b", b"old")?;
+    fs::rename(room.at("a"), room.at("b"))?;
+    ensure!(fs::read(room.at("b"))? == b"new" && listed(room)? == ["b"]);
+    Ok(())
+}
+
+fn over_itself(room: &Room) -> Result<()> {
+    room.file("a", b"same")?;
+    fs::rename(room.at("a"), room.at("a"))?;
+    ensure!(fs::read(room.at("a"))? == b"same");
+    Ok(())
+}
+
+fn over_hard_link(room: &Room) -> Result<()> {
+    room.file("a", b"same")?;
+    fs::hard_link(room.at("a"), room.at("b"))?;
+    fs::rename(room.at("a"), room.at("b"))?;
+    ensure!(listed(room)? == ["a", "b"], "two links of one inode: rename does nothing");
+    ensure!(fs::metadata(room.at("a"))?.nlink() == 2);
+    Ok(())
+}
+
+fn between_directories(room: &Room) -> Result<()> {
+    room.dir("x")?;
+    room.dir("y")?;
+    room.file("x/f", b"moved")?;
+    fs::rename(room.at("x/f"), room.at("y/g"))?;
+    ensure!(fs::read(room.at("y/g"))? == b"moved");
+    ensure!(fs::read_dir(room.at("x"))?.count() == 0 && fs::read_dir(room.at("y"))?.count() == 1);
+    refuses(fs::metadata(room.at("x/f")), libc::ENOENT)
+}
+
+fn directory(room: &Room) -> Result<()> {
+    room.dir("x")?;
+    room.dir("y")?;
+    fs::create_dir_all(room.at("x/d/e"))?;
+    room.file("x/d/e/f", b"deep")?;
+    ensure!(fs::metadata(room.at("x"))?.nlink() >= 1);
+    fs::rename(room.at("x/d"), room.at("y/d2"))?;
+    ensure!(fs::read(room.at("y/d2/e/f"))? == b"deep");
+    refuses(fs::metadata(room.at("x/d/e/f")), libc::ENOENT)
+}
+
+fn directory_over_empty(room: &Room) -> Result<()> {
+    room.dir("a")?;
+    room.file("a/f", b"kept")?;
+    room.dir("b")?;
+    let (moved, gone) = (fs::metadata(room.at("a"))?.ino(), fs::metadata(room.at("b"))?.ino());
+    fs::rename(room.at("a"), room.at("b"))?;
+    ensure!(fs::read(room.at("b/f"))? == b"kept");
+    let now = fs::metadata(room.at("b"))?.ino();
+    ensure!(now == moved && now != gone);
+    Ok(())
+}
+
+fn directory_over_full(room: &Room) -> Result<()> {
+    room.dir("a")?;
+    room.dir("b")?;
+    room.file("b/f", b"")?;
+    let refused = fs::rename(room.at("a"), room.at("b"));
+    ensure!(
+        matches!(refused.map_err(|e| e.raw_os_error()), Err(Some(libc::ENOTEMPTY | libc::EEXIST))),
+        "renamed over a full directory"
+    );
+    ensure!(fs::metadata(room.at("a"))?.is_dir() && fs::metadata(room.at("b/f"))?.is_file());
+    Ok(())
+}
+
+fn directory_into_itself(room: &Room) -> Result<()> {
+    fs::create_dir_all(room.at("a/b"))?;
+    refuses(fs::rename(room.at("a"), room.at("a/b/c")), libc::EINVAL)?;
+    refuses(fs::rename(room.at("a/b"), room.at("a")), libc::ENOTEMPTY)
+}
+
+fn file_over_directory(room: &Room) -> Result<()> {
+    room.file("f", b"")?;
+    room.dir("d")?;
+    refuses(fs::rename(room.at("f"), room.at("d")), libc::EISDIR)
+}
+
+fn directory_over_file(room: &Room) -> Result<()> {
+    room.file("f", b"")?;
+    room.dir("d")?;
+    refuses(fs::rename(room.at("d"), room.at("f")), libc::ENOTDIR)
+}
+
+fn missing(room: &Room) -> Result<()> {
+    refuses(fs::rename(room.at("a"), room.at("b")), libc::ENOENT)?;
+    room.file("a", b"")?;
+    refuses(fs::rename(room.at("a"), room.at("no/b")), libc::ENOENT)
+}
+
+fn no_replace(room: &Room) -> Result<()> {
+    room.file("a", b"a")?;
+    room.file("b", b"b")?;
+    let refused = sys::rename2(&room.at("a"), &room.at("b"), libc::RENAME_NOREPLACE);
+    if refused.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
+        return crate::room::skip("no RENAME_NOREPLACE here");
+    }
+    refuses(refused, libc::EEXIST)?;
+    sys::rename2(&room.at("a"), &room.at("c"), libc::RENAME_NOREPLACE)?;
+    ensure!(listed(room)? == ["b", "c"] && fs::read(room.at("c"))? == b"a");
+    Ok(())
+}
+
+fn exchange(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    room.file("a", b"a")?;
+    room.file("d/b", b"b")?;
+    let (one, two) = (fs::metadata(room.at("a"))?.ino(), fs::metadata(room.at("d/b"))?.ino());
+    or_skip_invalid(sys::rename2(&room.at("a"), &room.at("d/b"), libc::RENAME_EXCHANGE), "RENAME_EXCHANGE")?;
+    ensure!(fs::read(room.at("a"))? == b"b" && fs::read(room.at("d/b"))? == b"a");
+    ensure!(fs::metadata(room.at("a"))?.ino() == two && fs::metadata(room.at("d/b"))?.ino() == one);
+    Ok(())
+}
+
+fn exchange_kinds(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    room.file("d/inside", b"")?;
+    room.file("f", b"file")?;
+    or_skip_invalid(sys::rename2(&room.at("f"), &room.at("d"), libc::RENAME_EXCHANGE), "RENAME_EXCHANGE")?;
+    ensure!(fs::read(room.at("d"))? == b"file");
+    ensure!(fs::metadata(room.at("f/inside"))?.is_file());
+    Ok(())
+}
+
+fn exchange_missing(room: &Room) -> Result<()> {
+    room.file("f", b"file")?;
+    refuses(sys::rename2(&room.at("f"), &room.at("g"), libc::RENAME_EXCHANGE), libc::ENOENT)
+}
+
+fn open_file(room: &Room) -> Result<()> {
+    use std::io::Write;
+    let mut file = fs::File::create_new(room.at("a"))?;
+    file.write_all(b"before ")?;
+    fs::rename(room.at("a"), room.at("b"))?;
+    file.write_all(b"after")?;
+    room.file("a", b"another")?;
+    ensure!(fs::read(room.at("b"))? == b"before after");
+    ensure!(file.metadata()?.ino() == fs::metadata(room.at("b"))?.ino());
+    Ok(())
+}
+
+fn names_at_once(room: &Room) -> Result<()> {
+    room.file("f", b"0")?;
+    let (path, new) = (room.at("f"), room.at("new"));
+    let pid = sys::fork(move || {
+        (1..200).all(|i| fs::write(&new, format!("{i}")).is_ok() && fs::rename(&new, &path).is_ok())
+    })?;
+    let mut last = 0_u32;
+    while last < 199 {
+        let text = fs::read_to_string(room.at("f"));
+        let text = text.map_err(|e| anyhow::anyhow!("a name that is always there: {e}"))?;
+        let now: u32 = text.parse().map_err(|e| anyhow::anyhow!("half a file: {text:?} ({e})"))?;
+        ensure!(now >= last, "went back from {last} to {now}");
+        last = now;
+    }
+    ensure!(sys::joined(pid, std::time::Duration::from_secs(10)));
+    Ok(())
+}
+
+fn dot_dot_follows(room: &Room) -> Result<()> {
+    fs::create_dir_all(room.at("x/d"))?;
+    room.dir("y")?;
+    let y = fs::metadata(room.at("y"))?.ino();
+    fs::rename(room.at("x/d"), room.at("y/d"))?;
+    ensure!(fs::metadata(room.at("y/d/.."))?.ino() == y);
+    Ok(())
+}
+
+fn whiteout_flags(room: &Room) -> Result<()> {
+    room.file("a", b"")?;
+    let both = libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE;
+    refuses(sys::rename2(&room.at("a"), &room.at("b"), both), libc::EINVAL)
+}
+
+fn many(room: &Room) -> Result<()> {
+    for i in 0..100 {
+        room.file(&format!("{i}.tmp"), format!("{i}").as_bytes())?;
+    }
+    for i in 0..100 {
+        fs::rename(room.at(format!("{i}.tmp")), room.at(format!("{i}")))?;
+    }
+    ensure!(listed(room)?.len() == 100);
+    for i in 0..100 {
+        ensure!(fs::read_to_string(room.at(format!("{i}")))? == format!("{i}"));
+        refuses(fs::metadata(room.at(format!("{i}.tmp"))), libc::ENOENT)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! What a case is given: a directory of its own, and words to say what it expects.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+
+/// A case's own directory.
+pub struct Room {
+    pub path: PathBuf,
+    /// The same directory by another way, for the table of shared cases.
+    pub beside: PathBuf,
+    /// Within what time a change made beside must be seen here.
+    pub within: Duration,
+}
+
+impl Room {
+    #[must_use]
+    pub fn at(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The same name by the other way.
+    #[must_use]
+    pub fn over(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.beside.join(name)
+    }
+
+    /// A regular file with these contents.
+    pub fn file(&self, name: &str, contents: &[u8]) -> io::Result<PathBuf> {
+        let path = self.at(name);
+        std::fs::write(&path, contents)?;
+        Ok(path)
+    }
+
+    pub fn dir(&self, name: &str) -> io::Result<PathBuf> {
+        let path = self.at(name);
+        std::fs::create_dir(&path)?;
+        Ok(path)
+    }
+
+    /// Asks again until it is so, for as long as a change may take to be seen.
+    pub fn comes(&self, what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if is_so() {
+                return Ok(());
+            }
+            if start.elapsed() > self.within {
+                bail!("{what}: not seen within {:?}", self.within);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Why a case does not apply here.
+#[derive(Debug)]
+pub struct Skip(pub String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// Ends a case as not applicable.
+pub fn skip<T>(why: &str) -> Result<T> {
+    Err(anyhow!(Skip(why.to_owned())))
+}
+
+/// A case that only root can run.
+pub fn needs_root() -> Result<()> {
+    if crate::sys::uid() == 0 { Ok(()) } else { skip("needs root") }
+}
+
+/// The call must fail with exactly this errno.
+pub fn refuses<T>(result: io::Result<T>, errno: i32) -> Result<()> {
+    match result {
+        Ok(_) => bail!("succeeded, expected {}", io::Error::from_raw_os_error(errno)),
+        Err(e) if e.raw_os_error() == Some(errno) => Ok(()),
+        Err(e) => bail!("{e}, expected {}", io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// Skips where the filesystem below has no such operation.
+pub fn or_skip<T>(result: io::Result<T>, what: &str) -> Result<T> {
+    match result {
+        Ok(value) => Ok(value),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY)) => {
+            skip(&format!("no {what} here"))
+        }
+        Err(e) => Err(anyhow!("{what}: {e}")),
+    }
+}
+
+/// As [`or_skip`], where refusal may also be said as `EINVAL` (flags, `O_DIRECT`).
+pub fn or_skip_invalid<T>(result: io::Result<T>, what: &str) -> Result<T> {
+    match result {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => skip(&format!("no {what} here")),
+        other => or_skip(other, what),
+    }
+}

@@ -1,0 +1,6 @@
+pub mod null;
+#[derive(clap::Args)]
+pub struct Options {}
+pub fn run(_: &Options) -> anyhow::Result<bool> {
+    anyhow::bail!("being written")
+}

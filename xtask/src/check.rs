@@ -1,0 +1,95 @@
+//! `cargo xtask check`: what a commit must pass.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::tally::Tally;
+use crate::{licences, process, root, tidy};
+
+/// Crates without clock, socket or randomness.
+pub const PURE: &[&str] = &["nigh-types", "nigh-cache", "nigh-remote", "nigh-native"];
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Leave the unit tests out.
+    #[arg(long)]
+    no_tests: bool,
+}
+
+/// True if all is well.
+pub fn run(options: &Options) -> Result<bool> {
+    let mut tally = Tally::new();
+    let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    cargo(&mut tally, "format", &["fmt", "--all", "--check"], &[]);
+    cargo(&mut tally, "lints", &clippy, &[]);
+    pure_lints(&mut tally);
+    listed(&mut tally, "tidy", tidy::problems());
+    listed(&mut tally, "licences", licences::problems());
+    advisories(&mut tally);
+    if !options.no_tests {
+        crate::test::groups::unit::run(&mut tally);
+    }
+    Ok(tally.close())
+}
+
+fn cargo(tally: &mut Tally, name: &str, arguments: &[&str], variables: &[(&str, &str)]) {
+    let start = Instant::now();
+    let mut command = Command::new(root::cargo());
+    command.current_dir(root::checkout()).args(arguments).envs(variables.iter().copied());
+    match command.status() {
+        Ok(status) if status.success() => tally.pass(name, start.elapsed()),
+        Ok(status) => tally.fail(name, &format!("cargo {} ended with {status}", arguments.join(" "))),
+        Err(e) => tally.fail(name, &e.to_string()),
+    }
+}
+
+fn pure_lints(tally: &mut Tally) {
+    let rules = root::checkout().join("xtask/pure");
+    let mut arguments = vec!["clippy", "--locked", "--lib"];
+    for name in PURE {
+        arguments.extend(["--package", name]);
+    }
+    arguments.extend(["--", "-D", "warnings", "-D", "clippy::iter_over_hash_type"]);
+    cargo(tally, "lints of pure crates", &arguments, &[("CLIPPY_CONF_DIR", &rules.to_string_lossy())]);
+}
+
+fn listed(tally: &mut Tally, name: &str, problems: Result<Vec<String>>) {
+    let start = Instant::now();
+    match problems {
+        Ok(problems) if problems.is_empty() => tally.pass(name, start.elapsed()),
+        Ok(problems) => tally.fail(name, &format!("{}\n  {}", problems.len(), problems.join("\n  "))),
+        Err(e) => tally.fail(name, &format!("{e:#}")),
+    }
+}
+
+/// Known vulnerabilities: needs cargo-deny and its database, which is a git repository.
+fn advisories(tally: &mut Tally) {
+    if process::which("cargo-deny").is_none() {
+        println!("NOT RUN: advisories: cargo-deny is not installed (cargo install --locked cargo-deny)");
+        return;
+    }
+    let start = Instant::now();
+    let mut command = Command::new(root::cargo());
+    command.current_dir(root::checkout()).args([
+        "deny",
+        "--locked",
+        "check",
+        "advisories",
+        "bans",
+        "sources",
+    ]);
+    match command.output() {
+        Ok(out) if out.status.success() => tally.pass("advisories", start.elapsed()),
+        Ok(out) => {
+            let said = String::from_utf8_lossy(&out.stderr);
+            if said.contains("failed to fetch") || said.contains("fetch advisory database") {
+                println!("NOT RUN: advisories: the advisory database cannot be reached");
+            } else {
+                tally.fail("advisories", said.trim());
+            }
+        }
+        Err(e) => tally.fail("advisories", &e.to_string()),
+    }
+}

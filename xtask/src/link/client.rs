@@ -1,0 +1,76 @@
+//! Starts a link emulator as a process of its own, and asks it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// A running emulator; ended when dropped.
+pub struct Emulator {
+    /// Where clients connect.
+    pub socket: PathBuf,
+    control: PathBuf,
+    child: Child,
+}
+
+impl Emulator {
+    /// Between a new socket below `dir` and the server's socket. `rtt` as `10ms`, `bandwidth` as `1Gbit`.
+    pub fn start(xtask: &Path, dir: &Path, to: &Path, rtt: &str, bandwidth: &str) -> Result<Emulator> {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let socket = dir.join(format!("link{number}.sock"));
+        let control = dir.join(format!("link{number}.control"));
+        for path in [&socket, &control] {
+            let _ = fs::remove_file(path);
+        }
+        let unix = |path: &Path| format!("unix:{}", path.display());
+        let mut command = Command::new(xtask);
+        command.args(["link-emulator", "--listen", &unix(&socket), "--control", &unix(&control)]);
+        command.args(["--to", &unix(to), "--rtt", rtt, "--bandwidth", bandwidth]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        let end = Instant::now() + Duration::from_secs(5);
+        while !socket.exists() || !control.exists() {
+            if Instant::now() > end {
+                bail!("the link emulator does not start");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(Emulator { socket, control, child })
+    }
+
+    /// `to_server` and `to_client`, each with `bytes` and `flights`.
+    pub fn counts(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&self.ask("counts")?)?)
+    }
+
+    pub fn pause(&self) -> Result<()> {
+        self.ask("pause").map(drop)
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        self.ask("resume").map(drop)
+    }
+
+    fn ask(&self, command: &str) -> Result<String> {
+        let mut stream = UnixStream::connect(&self.control)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        writeln!(stream, "{command}")?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        Ok(line)
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

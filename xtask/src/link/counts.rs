@@ -1,0 +1,37 @@
+//! What passed in one direction.
+
+use std::time::{Duration, Instant};
+
+/// Bytes, and flights: a burst after silence.
+#[derive(Default)]
+pub struct Direction {
+    pub bytes: u64,
+    pub flights: u64,
+    last: Option<Instant>,
+}
+
+impl Direction {
+    /// Bytes arrived. After `silence` without any, they begin a new flight.
+    pub fn arrived(&mut self, now: Instant, bytes: u64, silence: Duration) {
+        self.bytes += bytes;
+        if self.last.is_none_or(|last| now.duration_since(last) >= silence) {
+            self.flights += 1;
+        }
+        self.last = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_after_silence_is_a_flight() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut direction = Direction::default();
+        for at in [0, 1, 2, 20, 21, 60] {
+            direction.arrived(start + ms(at), 100, ms(5));
+        }
+        assert_eq!((direction.bytes, direction.flights), (600, 3));
+    }
+}

@@ -1,0 +1,281 @@
+//! Connections through the link: for each direction a thread that reads and one that writes when a chunk
+//! is due.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::counts::Direction;
+
+const CHUNK: usize = 64 * 1024;
+
+/// One emulated link; all connections share its bandwidth.
+pub struct Link {
+    one_way: Duration,
+    silence: Duration,
+    bits_per_second: u64,
+    paused: AtomicBool,
+    to_server: Lane,
+    to_client: Lane,
+}
+
+/// One direction: when the wire is free again, and what passed.
+struct Lane {
+    free: Mutex<Instant>,
+    passed: Mutex<Direction>,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        Lane { free: Mutex::new(Instant::now()), passed: Mutex::default() }
+    }
+
+    fn json(&self) -> Value {
+        let passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        json!({ "bytes": passed.bytes, "flights": passed.flights })
+    }
+}
+
+struct Chunk {
+    due: Instant,
+    bytes: Vec<u8>,
+}
+
+impl Link {
+    #[must_use]
+    pub fn new(rtt: Duration, bits_per_second: u64) -> Link {
+        Link {
+            one_way: rtt / 2,
+            silence: (rtt / 4).max(Duration::from_millis(1)),
+            bits_per_second,
+            paused: AtomicBool::new(false),
+            to_server: Lane::new(),
+            to_client: Lane::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> Value {
+        json!({ "to_server": self.to_server.json(), "to_client": self.to_client.json() })
+    }
+
+    /// While paused nothing is delivered; it is late by that much afterwards.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    /// Relays every connection until the process ends.
+    pub fn serve(self: Arc<Self>, listener: &Listener, to: &str) {
+        while let Ok(near) = listener.accept() {
+            match Wire::connect(to) {
+                Ok(far) => {
+                    if let Err(e) = self.relay(&near, &far) {
+                        eprintln!("link emulator: {e}");
+                    }
+                }
+                Err(e) => eprintln!("link emulator: {to}: {e}"),
+            }
+        }
+    }
+
+    fn relay(self: &Arc<Self>, near: &Wire, far: &Wire) -> io::Result<()> {
+        for to_server in [true, false] {
+            let (from, to) = if to_server { (near, far) } else { (far, near) };
+            let (mut from, mut to) = (from.duplicate()?, to.duplicate()?);
+            // As much as the sender may have on its way; then it waits, as on a real link.
+            let (sender, receiver) = sync_channel(1024);
+            let (reading, writing) = (Arc::clone(self), Arc::clone(self));
+            std::thread::spawn(move || reading.read(to_server, &mut from, &sender));
+            std::thread::spawn(move || writing.write(&mut to, &receiver));
+        }
+        Ok(())
+    }
+
+    fn read(&self, to_server: bool, from: &mut Wire, sender: &SyncSender<Chunk>) {
+        let lane = if to_server { &self.to_server } else { &self.to_client };
+        let mut buffer = vec![0; CHUNK];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            let now = Instant::now();
+            let length = u64::try_from(count).unwrap_or(u64::MAX);
+            lane.passed.lock().unwrap_or_else(PoisonError::into_inner).arrived(now, length, self.silence);
+            let due = self.due(lane, now, length);
+            if sender.send(Chunk { due, bytes: buffer[..count].to_vec() }).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// When the last byte is through the wire and over the distance.
+    fn due(&self, lane: &Lane, now: Instant, bytes: u64) -> Instant {
+        let on_wire = Duration::from_secs_f64(bytes as f64 * 8.0 / self.bits_per_second as f64);
+        let mut free = lane.free.lock().unwrap_or_else(PoisonError::into_inner);
+        *free = (*free).max(now) + on_wire;
+        *free + self.one_way
+    }
+
+    fn write(&self, to: &mut Wire, receiver: &Receiver<Chunk>) {
+        for chunk in receiver {
+            sleep_until(chunk.due);
+            while self.paused.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if to.write_all(&chunk.bytes).is_err() {
+                return;
+            }
+        }
+        to.finish();
+    }
+}
+
+/// A sleep oversleeps by some 60 µs; a link of 1 ms may not.
+fn sleep_until(due: Instant) {
+    let spin = Duration::from_micros(100);
+    let left = due.saturating_duration_since(Instant::now());
+    if left > spin {
+        std::thread::sleep(left - spin);
+    }
+    while Instant::now() < due {
+        std::hint::spin_loop();
+    }
+}
+
+/// Where connections arrive.
+pub enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    pub fn bind(address: &str) -> io::Result<Listener> {
+        match address.strip_prefix("unix:") {
+            Some(path) => UnixListener::bind(path).map(Listener::Unix),
+            None => TcpListener::bind(address.strip_prefix("tcp:").unwrap_or(address)).map(Listener::Tcp),
+        }
+    }
+
+    fn accept(&self) -> io::Result<Wire> {
+        match self {
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Wire::Unix(stream)),
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nodelay(true)?;
+                Ok(Wire::Tcp(stream))
+            }
+        }
+    }
+}
+
+/// One end of a connection.
+enum Wire {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Wire {
+    fn connect(address: &str) -> io::Result<Wire> {
+        match address.strip_prefix("unix:") {
+            Some(path) => UnixStream::connect(path).map(Wire::Unix),
+            None => {
+                let stream = TcpStream::connect(address.strip_prefix("tcp:").unwrap_or(address))?;
+                stream.set_nodelay(true)?;
+                Ok(Wire::Tcp(stream))
+            }
+        }
+    }
+
+    fn duplicate(&self) -> io::Result<Wire> {
+        match self {
+            Wire::Unix(stream) => stream.try_clone().map(Wire::Unix),
+            Wire::Tcp(stream) => stream.try_clone().map(Wire::Tcp),
+        }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Wire::Unix(stream) => stream.read(buffer),
+            Wire::Tcp(stream) => stream.read(buffer),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Wire::Unix(stream) => stream.write_all(bytes),
+            Wire::Tcp(stream) => stream.write_all(bytes),
+        }
+    }
+
+    fn finish(&self) {
+        let _ = match self {
+            Wire::Unix(stream) => stream.shutdown(Shutdown::Write),
+            Wire::Tcp(stream) => stream.shutdown(Shutdown::Write),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An echoing server behind a link, and a client in front of it.
+    fn echo_through(rtt: Duration, bits_per_second: u64) -> (Arc<Link>, TcpStream) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            stream.set_nodelay(true).unwrap();
+            let mut buffer = vec![0; CHUNK];
+            while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                stream.write_all(&buffer[..count]).unwrap();
+            }
+        });
+        let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
+        let Listener::Tcp(inner) = &listener else { unreachable!() };
+        let address = inner.local_addr().unwrap();
+        let link = Arc::new(Link::new(rtt, bits_per_second));
+        let serving = Arc::clone(&link);
+        std::thread::spawn(move || serving.serve(&listener, &to));
+        let client = TcpStream::connect(address).unwrap();
+        client.set_nodelay(true).unwrap();
+        (link, client)
+    }
+
+    #[test]
+    fn a_ping_takes_a_round_trip() {
+        let rtt = Duration::from_millis(20);
+        let (link, mut client) = echo_through(rtt, 1_000_000_000);
+        let mut times = Vec::new();
+        for _ in 0..15 {
+            let start = Instant::now();
+            client.write_all(b"ping").unwrap();
+            client.read_exact(&mut [0; 4]).unwrap();
+            times.push(start.elapsed());
+        }
+        times.sort();
+        assert!(times[0] >= rtt, "faster than the link: {:?}", times[0]);
+        assert!(times[7] < rtt + Duration::from_millis(4), "median {:?}", times[7]);
+        let counts = link.counts();
+        assert_eq!(counts["to_server"]["bytes"], 60);
+        assert_eq!(counts["to_server"]["flights"], 15);
+        assert_eq!(counts["to_client"]["flights"], 15);
+    }
+
+    #[test]
+    fn bytes_are_paced() {
+        let (_link, client) = echo_through(Duration::from_millis(2), 80_000_000);
+        let start = Instant::now();
+        let mut writer = client.try_clone().unwrap();
+        let writing = std::thread::spawn(move || writer.write_all(&vec![b'x'; 2_000_000]).unwrap());
+        let mut reader = client;
+        reader.read_exact(&mut vec![0; 2_000_000]).unwrap();
+        writing.join().unwrap();
+        let took = start.elapsed();
+        assert!(took >= Duration::from_millis(200), "2 MB at 80 Mbit/s in {took:?}");
+        assert!(took < Duration::from_millis(400), "2 MB at 80 Mbit/s in {took:?}");
+    }
+}

@@ -1,0 +1,123 @@
+//! `cargo xtask matrix`: the POSIX table in every combination of user, notification level, protocol minor and
+//! masked features. Answers must be the same in every cell, and so must the number of remote requests.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+use crate::process;
+use crate::root;
+use crate::tally::Tally;
+use crate::test::mount::{How, Mount};
+use crate::test::table::{self, Table, Verdict, Verdicts};
+use crate::test::world::{As, World};
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Protocol minors, divided by commas.
+    #[arg(long, value_delimiter = ',', default_value = "31,34,36,38,40,45")]
+    minors: Vec<u32>,
+    /// Values of `--feature-mask`, divided by commas; `0` masks nothing.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0,readdirplus,tmpfile,posix-acl,splice,cache-symlinks"
+    )]
+    masks: Vec<String>,
+    /// Test this binary instead of building one.
+    #[arg(long, value_name = "PATH")]
+    nigh: Option<std::path::PathBuf>,
+    /// Remote requests may differ from the first cell's by this many in a hundred: what is asked again
+    /// depends on when deadlines pass.
+    #[arg(long, default_value_t = 2)]
+    request_slack_percent: u64,
+}
+
+/// What one cell showed.
+struct Cell {
+    verdicts: Verdicts,
+    requests: u64,
+}
+
+pub fn run(options: &Options) -> Result<bool> {
+    if !root::is_root() {
+        bail!("the matrix needs root: it mounts as root and as an ordinary user");
+    }
+    let world = World::new(options.nigh.as_deref(), true, false)?;
+    let mut users = vec![As::Us];
+    if process::which("fusermount3").is_some() {
+        users.extend(world.tester);
+    }
+    let mut tally = Tally::new();
+    let mut first: BTreeMap<&str, Cell> = BTreeMap::new();
+    println!(
+        "{:6} {:9} {:>5} {:16} {:>6} {:>6} {:>9} {:>7}",
+        "user", "level", "minor", "masked", "passed", "failed", "requests", "time"
+    );
+    for who in users {
+        for level in ["all", "no-epoch", "none"] {
+            for minor in &options.minors {
+                for mask in &options.masks {
+                    let start = Instant::now();
+                    let name = format!("{} {level} 7.{minor} without {mask}", who.name());
+                    match cell(&world, who, level, *minor, mask) {
+                        Ok(cell) => {
+                            let count =
+                                |f: fn(&Verdict) -> bool| cell.verdicts.values().filter(|v| f(v)).count();
+                            let passed = count(|v| *v == Verdict::Passed);
+                            let failed = count(|v| matches!(v, Verdict::Failed(_)));
+                            println!(
+                                "{:6} {level:9} {minor:>5} {mask:16} {passed:>6} {failed:>6} {:>9} {:>6.1}s",
+                                who.name(),
+                                cell.requests,
+                                start.elapsed().as_secs_f64()
+                            );
+                            let result = match first.get(who.name()) {
+                                Some(model) => same(model, &cell, options.request_slack_percent),
+                                None => Ok(()),
+                            };
+                            tally.record(&name, start.elapsed(), result);
+                            first.entry(who.name()).or_insert(cell);
+                        }
+                        Err(e) => tally.fail(&name, &format!("{e:#}")),
+                    }
+                }
+            }
+        }
+    }
+    drop(world);
+    Ok(tally.close())
+}
+
+fn cell(world: &World, who: As, level: &str, minor: u32, mask: &str) -> Result<Cell> {
+    let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
+    let mut how = How::new(who).with("--host-timeout=forever");
+    how = how.set("NIGH_NOTIFY_LEVEL", level).set("NIGH_FUSE_MINOR", &minor.to_string());
+    if mask != "0" {
+        how = how.with("--feature-mask").with(mask);
+    }
+    let mount = Mount::new(world, &source, &point, &how)?;
+    let verdicts = table::run(world, &point, who, &Table::EVERYDAY, Some(&mount))?;
+    let requests = requests(&mount.status()?);
+    mount.unmount()?;
+    Ok(Cell { verdicts, requests })
+}
+
+fn requests(status: &Value) -> u64 {
+    status["remote"]["requests"].as_u64().unwrap_or(0)
+}
+
+fn same(model: &Cell, cell: &Cell, slack_percent: u64) -> Result<()> {
+    for (case, verdict) in &model.verdicts {
+        if cell.verdicts.get(case) != Some(verdict) {
+            bail!("{case}: {:?}, in the first cell {verdict:?}", cell.verdicts.get(case));
+        }
+    }
+    let apart = model.requests.abs_diff(cell.requests);
+    if apart * 100 > model.requests * slack_percent {
+        bail!("{} remote requests, {} in the first cell", cell.requests, model.requests);
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Child processes under a limit.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How a command ended, and what it said (standard output and error together, its end if long).
+pub struct Ended {
+    pub how: How,
+    pub said: String,
+    pub took: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    Exited(ExitStatus),
+    TimedOut,
+}
+
+impl Ended {
+    #[must_use]
+    pub fn ok(&self) -> bool {
+        matches!(self.how, How::Exited(status) if status.success())
+    }
+
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        match self.how {
+            How::Exited(status) => status.code(),
+            How::TimedOut => None,
+        }
+    }
+
+    /// The last lines, for a report.
+    #[must_use]
+    pub fn tail(&self, lines: usize) -> String {
+        let all: Vec<&str> = self.said.lines().collect();
+        let mut out = all[all.len().saturating_sub(lines)..].join("\n");
+        if self.how == How::TimedOut {
+            out.push_str(&format!("\n(given up after {:.0?})", self.took));
+        }
+        out
+    }
+}
+
+/// Runs to its end or its limit, in a process group of its own, without standard input. What it says
+/// goes to `log`. A process that does not die of SIGKILL is left behind after five seconds: the caller
+/// aborts the mount that it hangs in.
+pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<Ended> {
+    let file = File::create(log)?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
+    let start = Instant::now();
+    let mut child = command.spawn()?;
+    let how = match wait(&mut child, limit)? {
+        Some(status) => How::Exited(status),
+        None => {
+            kill_group(child.id());
+            wait(&mut child, Duration::from_secs(5))?;
+            How::TimedOut
+        }
+    };
+    Ok(Ended { how, said: end_of(log)?, took: start.elapsed() })
+}
+
+/// `None`: still running after the limit.
+pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
+    let mut pause = Duration::from_micros(500);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            return Ok(None);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+pub fn kill_group(process: u32) {
+    if let Ok(pid) = i32::try_from(process) {
+        unsafe { libc::kill(-pid, libc::SIGKILL) };
+    }
+}
+
+pub fn signal(process: u32, signal: i32) {
+    if let Ok(pid) = i32::try_from(process) {
+        unsafe { libc::kill(pid, signal) };
+    }
+}
+
+/// The last MiB of a log, as text.
+fn end_of(log: &Path) -> io::Result<String> {
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(1 << 20)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Where a program is, by `PATH` and the system's own directories.
+#[must_use]
+pub fn which(program: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    path.split(':').chain(system.split(':')).map(|dir| Path::new(dir).join(program)).find(|p| p.is_file())
+}
+
+/// Standard output of a command that must succeed.
+pub fn output(command: &mut Command) -> anyhow::Result<String> {
+    let out = command.stdin(Stdio::null()).stderr(Stdio::piped()).output()?;
+    anyhow::ensure!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}

@@ -1,0 +1,27 @@
+//! Where the checkout is, and where cargo puts what it builds.
+
+use std::path::{Path, PathBuf};
+
+/// The top of the checkout.
+#[must_use]
+pub fn checkout() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+/// cargo's target directory.
+#[must_use]
+pub fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| checkout().join("target"), PathBuf::from)
+}
+
+/// The cargo that runs this.
+#[must_use]
+pub fn cargo() -> PathBuf {
+    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+#[must_use]
+pub fn is_root() -> bool {
+    unsafe { libc::geteuid() == 0 }
+}

@@ -1,0 +1,73 @@
+//! Counts what passed, failed and was skipped, and says it while it happens.
+
+use std::time::Duration;
+
+/// Results so far.
+#[derive(Default)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: u64,
+    pub skipped: u64,
+    failures: Vec<String>,
+    not_run: Vec<String>,
+    /// With `CI=true` whatever cannot run counts as failed.
+    pub strict: bool,
+}
+
+impl Tally {
+    #[must_use]
+    pub fn new() -> Tally {
+        Tally { strict: std::env::var("CI").is_ok_and(|v| v == "true"), ..Tally::default() }
+    }
+
+    pub fn pass(&mut self, name: &str, took: Duration) {
+        self.passed += 1;
+        println!("ok {name} ({:.1} s)", took.as_secs_f64());
+    }
+
+    /// Passed without a line of its own.
+    pub fn passed_quietly(&mut self, count: u64) {
+        self.passed += count;
+    }
+
+    pub fn fail(&mut self, name: &str, why: &str) {
+        self.failed += 1;
+        println!("FAILED {name}: {why}");
+        self.failures.push(name.to_owned());
+    }
+
+    pub fn skip(&mut self, name: &str, why: &str) {
+        self.skipped += 1;
+        println!("skip {name}: {why}");
+    }
+
+    /// A whole group, or a tool, that this machine cannot run.
+    pub fn not_run(&mut self, what: &str, why: &str) {
+        println!("NOT RUN: {what}: {why}");
+        self.not_run.push(format!("NOT RUN: {what}: {why}"));
+        if self.strict {
+            self.failed += 1;
+            self.failures.push(format!("{what} (could not run)"));
+        }
+    }
+
+    /// One test from its result.
+    pub fn record(&mut self, name: &str, took: Duration, result: anyhow::Result<()>) {
+        match result {
+            Ok(()) => self.pass(name, took),
+            Err(e) => self.fail(name, &format!("{e:#}")),
+        }
+    }
+
+    /// Says again what did not run or failed, then the closing line. True if nothing failed.
+    pub fn close(&self) -> bool {
+        for line in &self.not_run {
+            println!("{line}");
+        }
+        for name in &self.failures {
+            println!("failed: {name}");
+        }
+        println!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
+        self.failed == 0
+    }
+}

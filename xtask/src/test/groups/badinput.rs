@@ -1,0 +1,204 @@
+//! Mistakes: one line that says what happened and how to mend it, exit 1 or 2, nothing mounted, nothing
+//! left behind. And what remains after a daemon was killed can be mended.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::process::Ended;
+use crate::root;
+use crate::tally::Tally;
+use crate::test::mount::{How, Mount, device_of};
+use crate::test::world::{As, World};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let tests: &[super::Test] = &[
+        ("an export that is a file", export_is_file),
+        ("an export that is missing", export_missing),
+        ("a mount point that is missing", point_missing),
+        ("a mount point that is a file", point_is_file),
+        ("a mount point that is busy", point_busy),
+        ("a cache of size 0", |w| refused_option(w, &["--cache-size", "0"], &[1, 2])),
+        ("a bare number for a time", |w| refused_option(w, &["--host-timeout=5"], &[1, 2])),
+        ("a time with an unknown unit", |w| refused_option(w, &["--host-timeout=5 parsecs"], &[1, 2])),
+        ("an option that nobody knows", |w| refused_option(w, &["--no-such-option"], &[2])),
+        ("a mount option that nobody knows", |w| refused_option(w, &["-o", "nonsense"], &[1, 2])),
+        ("no arguments", no_arguments),
+        ("umount of what is not mounted", umount_nothing),
+        ("umount while busy", umount_busy),
+        ("status of what is not mounted", status_nothing),
+        ("a daemon that was killed: mounting again", mount_after_kill),
+        ("a daemon that was killed: umount", umount_after_kill),
+        ("mount in the background, then umount", background),
+    ];
+    for (name, test) in tests {
+        let start = Instant::now();
+        let result = test(world);
+        tally.record(name, start.elapsed(), result);
+    }
+    let start = Instant::now();
+    match world.tester.filter(|_| root::is_root()) {
+        Some(who) => tally.record("a path without permission", start.elapsed(), export_forbidden(world, who)),
+        None => tally.skip("a path without permission", "needs root to make it"),
+    }
+}
+
+fn nigh(world: &World, who: As, arguments: &[&str]) -> Result<Ended> {
+    let mut command = world.command(world.nigh(), who);
+    command.args(arguments);
+    world.run(command, LIMIT)
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn dirs(world: &World) -> Result<(PathBuf, PathBuf)> {
+    Ok((world.dir("source", As::Us)?, world.dir("mnt", As::Us)?))
+}
+
+/// Refused, in one line that names what it is about, with nothing mounted.
+fn refused(world: &World, who: As, arguments: &[&str], codes: &[i32], names: &str) -> Result<()> {
+    let before = fs::read_to_string("/proc/self/mountinfo")?;
+    let ended = nigh(world, who, arguments)?;
+    let said = ended.said.trim();
+    ensure!(
+        ended.code().is_some_and(|c| codes.contains(&c)),
+        "exit {:?}, expected {codes:?}: {said}",
+        ended.code()
+    );
+    ensure!(!said.is_empty(), "nothing was said");
+    ensure!(said.lines().count() == 1, "more than one line: {said}");
+    ensure!(said.contains(names), "the line does not name {names}: {said}");
+    ensure!(!said.contains("panicked"), "{said}");
+    ensure!(fs::read_to_string("/proc/self/mountinfo")? == before, "something was mounted");
+    Ok(())
+}
+
+fn export_is_file(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    let file = source.join("file");
+    fs::write(&file, b"")?;
+    refused(world, As::Us, &["mount", &text(&file), &text(&point)], &[1], "file")
+}
+
+fn export_missing(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    refused(world, As::Us, &["mount", &text(&source.join("gone")), &text(&point)], &[1], "gone")
+}
+
+fn export_forbidden(world: &World, who: As) -> Result<()> {
+    let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", who)?);
+    fs::create_dir(source.join("closed"))?;
+    let mut close = Command::new("chmod");
+    crate::process::output(close.arg("700").arg(source.join("closed")))?;
+    refused(world, who, &["mount", &text(&source.join("closed")), &text(&point)], &[1], "closed")
+}
+
+fn point_missing(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    refused(world, As::Us, &["mount", &text(&source), &text(&point.join("gone"))], &[1], "gone")
+}
+
+fn point_is_file(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    fs::write(point.join("file"), b"")?;
+    refused(world, As::Us, &["mount", &text(&source), &text(&point.join("file"))], &[1], "file")
+}
+
+fn point_busy(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    refused(world, As::Us, &["mount", &text(&source), &text(&point)], &[1], "mnt")?;
+    fs::write(point.join("still works"), b"")?;
+    mount.unmount()
+}
+
+fn refused_option(world: &World, options: &[&str], codes: &[i32]) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    let (source, point) = (text(&source), text(&point));
+    let mut arguments = vec!["mount", &source, &point];
+    arguments.extend(options);
+    let last = options.last().unwrap_or(&"");
+    let names = last.split('=').next().unwrap_or(last);
+    refused(world, As::Us, &arguments, codes, names)
+}
+
+fn no_arguments(world: &World) -> Result<()> {
+    let ended = nigh(world, As::Us, &["mount"])?;
+    ensure!(ended.code() == Some(2), "exit {:?}", ended.code());
+    Ok(())
+}
+
+fn umount_nothing(world: &World) -> Result<()> {
+    let (_, point) = dirs(world)?;
+    refused(world, As::Us, &["umount", &text(&point)], &[1], "mnt")
+}
+
+fn status_nothing(world: &World) -> Result<()> {
+    let (_, point) = dirs(world)?;
+    refused(world, As::Us, &["status", &text(&point)], &[1], "mnt")
+}
+
+fn umount_busy(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    fs::write(source.join("f"), b"")?;
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    let open = fs::File::open(point.join("f"))?;
+    refused(world, As::Us, &["umount", &text(&point)], &[1], "busy")?;
+    ensure!(device_of(&point).is_some(), "unmounted although busy");
+    drop(open);
+    mount.unmount()
+}
+
+/// A daemon killed with SIGKILL leaves a mount that answers ENOTCONN.
+fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
+    let (source, point) = dirs(world)?;
+    fs::write(source.join("f"), b"contents")?;
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    crate::process::signal(mount.daemon(), libc::SIGKILL);
+    let end = Instant::now() + Duration::from_secs(5);
+    while fs::metadata(point.join("f")).is_ok() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The guard would tidy up; what is asked here is whether nigh does.
+    std::mem::forget(mount);
+    Ok((source, point))
+}
+
+fn mount_after_kill(world: &World) -> Result<()> {
+    let (source, point) = killed(world)?;
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    ensure!(fs::read(point.join("f"))? == b"contents");
+    mount.unmount()?;
+    ensure!(device_of(&point).is_none(), "the dead mount is still below");
+    Ok(())
+}
+
+fn umount_after_kill(world: &World) -> Result<()> {
+    let (_, point) = killed(world)?;
+    let ended = nigh(world, As::Us, &["umount", &text(&point)])?;
+    ensure!(ended.ok(), "{}", ended.tail(3));
+    ensure!(device_of(&point).is_none(), "still mounted");
+    ensure!(fs::read_dir(&point)?.next().is_none());
+    Ok(())
+}
+
+fn background(world: &World) -> Result<()> {
+    let (source, point) = dirs(world)?;
+    fs::write(source.join("f"), b"contents")?;
+    let ended = nigh(world, As::Us, &["mount", &text(&source), &text(&point)])?;
+    ensure!(ended.ok(), "{}", ended.tail(3));
+    let read = fs::read(point.join("f"));
+    let umount = nigh(world, As::Us, &["umount", &text(&point)])?;
+    ensure!(read? == b"contents", "`nigh mount` returned before the mount answered");
+    if !umount.ok() || device_of(&point).is_some() {
+        bail!("nigh umount: {}", umount.tail(3));
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! `nigh demo`: under a minute, exit 0, nothing left.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::tally::Tally;
+use crate::test::world::{As, World};
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let mut users = vec![As::Us];
+    users.extend(world.tester.filter(|who| *who != As::Us));
+    for who in users {
+        let start = Instant::now();
+        let result = demo(world, who);
+        tally.record(&format!("demo as {}", who.name()), start.elapsed(), result);
+    }
+}
+
+fn demo(world: &World, who: As) -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let temporary = world.dir("demo-tmp", who)?;
+    let mut command = world.command(world.nigh(), who);
+    command.arg("demo").env("TMPDIR", &temporary);
+    let ended = world.run(command, Duration::from_secs(60))?;
+    ensure!(ended.ok(), "exit {:?}: {}", ended.code(), ended.tail(8));
+    ensure!(!ended.said.trim().is_empty(), "it shows nothing");
+    ensure!(fs::read_to_string("/proc/self/mountinfo")? == mounts, "something is still mounted");
+    let left: Vec<_> = fs::read_dir(&temporary)?.flatten().map(|e| e.file_name()).collect();
+    ensure!(left.is_empty(), "left in the temporary directory: {left:?}");
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! `cargo xtask test`: every group of tests that this machine can run.
+
+pub mod clean;
+pub mod groups;
+pub mod mount;
+mod packages;
+pub mod table;
+pub mod world;
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::tally::Tally;
+use world::World;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Install no packages.
+    #[arg(long)]
+    no_install: bool,
+    /// Only these groups, divided by commas.
+    #[arg(long, value_delimiter = ',')]
+    groups: Vec<String>,
+    /// Print the groups and what they need.
+    #[arg(long)]
+    list: bool,
+    /// Give up root first: what an ordinary user can run.
+    #[arg(long)]
+    as_user: bool,
+    /// Shorter forms of the long tests (fsx with 50,000 operations).
+    #[arg(long)]
+    short: bool,
+    /// Test this binary instead of building one.
+    #[arg(long, value_name = "PATH")]
+    nigh: Option<std::path::PathBuf>,
+}
+
+pub fn run(options: &Options) -> Result<bool> {
+    let known = groups::all();
+    if options.list {
+        for group in known {
+            println!("{:12} {} ({})", group.name, group.what, group.time);
+        }
+        return Ok(true);
+    }
+    if let Some(unknown) = options.groups.iter().find(|name| !known.iter().any(|g| g.name == **name)) {
+        bail!("no group {unknown}; `cargo xtask test --list` names them");
+    }
+    let wanted: Vec<_> = known
+        .iter()
+        .filter(|g| options.groups.is_empty() || options.groups.iter().any(|n| n == g.name))
+        .collect();
+    let mut tally = Tally::new();
+    packages::prepare(&wanted, options.no_install);
+    let mut world = None;
+    for group in wanted {
+        println!("\n== {} — {} ({})", group.name, group.what, group.time);
+        let start = Instant::now();
+        match &group.run {
+            groups::Run::Plain(run) => run(&mut tally),
+            groups::Run::Mounted(run) => {
+                let made = match world.take() {
+                    Some(world) => Ok(world),
+                    None => World::new(options.nigh.as_deref(), options.short, options.as_user),
+                };
+                match made {
+                    Ok(ready) => {
+                        run(&ready, &mut tally);
+                        world = Some(ready);
+                    }
+                    Err(e) => tally.not_run(group.name, &format!("{e:#}")),
+                }
+            }
+        }
+        println!("== {}: {:.0} s", group.name, start.elapsed().as_secs_f64());
+    }
+    drop(world);
+    println!();
+    Ok(tally.close())
+}

@@ -1,0 +1,221 @@
+//! One mount under guard: whatever hangs in it can be freed.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+use super::world::{As, World};
+use crate::process::{self, Ended};
+
+const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// How to mount.
+#[derive(Clone)]
+pub struct How {
+    pub who: As,
+    /// For the daemon.
+    pub variables: Vec<(String, String)>,
+    /// Behind `nigh mount SOURCE MOUNTPOINT`.
+    pub arguments: Vec<String>,
+}
+
+impl How {
+    #[must_use]
+    pub fn new(who: As) -> How {
+        How { who, variables: Vec::new(), arguments: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn with(mut self, argument: &str) -> How {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn set(mut self, name: &str, value: &str) -> How {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}
+
+/// A mount by a daemon in the foreground, taken down when dropped.
+pub struct Mount<'w> {
+    world: &'w World,
+    pub point: PathBuf,
+    pub how: How,
+    daemon: Child,
+    log: PathBuf,
+    connection: Option<u32>,
+}
+
+impl<'w> Mount<'w> {
+    /// Mounts and waits until it answers.
+    pub fn new(world: &'w World, source: &Path, point: &Path, how: &How) -> Result<Mount<'w>> {
+        let log = world.log();
+        let file = File::create(&log)?;
+        let mut command = world.command(world.nigh(), how.who);
+        command.arg("mount").arg(source).arg(point).arg("--foreground").args(&how.arguments);
+        command.envs(how.variables.iter().cloned()).process_group(0);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let daemon = command.spawn()?;
+        let point = point.to_owned();
+        let mut mount = Mount { world, point, how: how.clone(), daemon, log, connection: None };
+        mount.wait_until_ready()?;
+        Ok(mount)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let end = Instant::now() + READY_LIMIT;
+        while Instant::now() < end {
+            if let Some(status) = self.daemon.try_wait()? {
+                bail!("nigh mount ended with {status}: {}", self.said());
+            }
+            if device_of(&self.point).is_some() {
+                self.connection = connection_of(&self.point);
+                let mut look = self.world.command("stat", self.how.who);
+                look.arg("--").arg(self.point.join("."));
+                let looked = self.run(look, READY_LIMIT)?;
+                if !looked.ok() {
+                    bail!("the mount does not answer: {}", looked.tail(5));
+                }
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        bail!("not mounted after {READY_LIMIT:?}: {}", self.said())
+    }
+
+    /// Runs a command that works in the mount. If it does not end in time the connection is aborted.
+    pub fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
+        let ended = self.world.run(command, limit)?;
+        if ended.how == process::How::TimedOut {
+            self.abort();
+        }
+        Ok(ended)
+    }
+
+    /// Frees everything that waits for this mount.
+    pub fn abort(&self) {
+        if let Some(id) = self.connection {
+            abort_connection(id);
+        }
+    }
+
+    #[must_use]
+    pub fn daemon(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// `nigh status --json`.
+    pub fn status(&self) -> Result<Value> {
+        let mut command = self.world.command(self.world.nigh(), self.how.who);
+        command.arg("status").arg(&self.point).arg("--json").stdin(Stdio::null());
+        let out = command.output()?;
+        if !out.status.success() {
+            bail!("nigh status: {}", String::from_utf8_lossy(&out.stderr).trim());
+        }
+        Ok(serde_json::from_slice(&out.stdout)?)
+    }
+
+    /// The daemon's last words.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(8)..].join(" / ")
+    }
+
+    /// Unmounts as a user would; an error if that does not end well.
+    pub fn unmount(mut self) -> Result<()> {
+        let mut command = self.world.command(self.world.nigh(), self.how.who);
+        command.arg("umount").arg(&self.point);
+        let ended = self.world.run(command, Duration::from_secs(10))?;
+        if !ended.ok() {
+            bail!("nigh umount: {}", ended.tail(3));
+        }
+        if device_of(&self.point).is_some() {
+            bail!("still mounted after nigh umount");
+        }
+        match process::wait(&mut self.daemon, Duration::from_secs(10))? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => bail!("the daemon ended with {status}: {}", self.said()),
+            None => bail!("the daemon stays after nigh umount"),
+        }
+    }
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        if device_of(&self.point).is_some() {
+            let mut command = self.world.command(self.world.nigh(), self.how.who);
+            command.arg("umount").arg(&self.point);
+            let _ = self.world.run(command, Duration::from_secs(10));
+        }
+        if device_of(&self.point).is_some() {
+            self.abort();
+            let _ = Command::new("umount").arg("--lazy").arg(&self.point).stderr(Stdio::null()).status();
+            let _ = Command::new("fusermount3")
+                .args(["-u", "-z"])
+                .arg(&self.point)
+                .stderr(Stdio::null())
+                .status();
+        }
+        if !matches!(process::wait(&mut self.daemon, Duration::from_secs(2)), Ok(Some(_))) {
+            process::kill_group(self.daemon.id());
+            let _ = process::wait(&mut self.daemon, Duration::from_secs(2));
+        }
+    }
+}
+
+/// Aborts a FUSE connection by its number (the mount's minor device number).
+pub fn abort_connection(id: u32) {
+    let _ = fs::write(format!("/sys/fs/fuse/connections/{id}/abort"), "1");
+}
+
+/// The minor device number of what is mounted there, asking only the mount table: a stat could hang.
+#[must_use]
+pub fn device_of(point: &Path) -> Option<u32> {
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    device_in(&table, point)
+}
+
+/// The number of the FUSE connection mounted there, if it is one.
+#[must_use]
+pub fn connection_of(point: &Path) -> Option<u32> {
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let fuse: Vec<&str> = table.lines().filter(|line| line.contains(" - fuse")).collect();
+    device_in(&fuse.join("\n"), point)
+}
+
+fn device_in(table: &str, point: &Path) -> Option<u32> {
+    let wanted = point.to_string_lossy().replace(' ', "\\040");
+    let mut found = None;
+    for line in table.lines() {
+        let mut fields = line.split(' ').skip(2);
+        let device = fields.next()?;
+        if fields.nth(1) == Some(wanted.as_str()) {
+            found = device.split_once(':').and_then(|(_, minor)| minor.parse().ok());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topmost_mount_counts() {
+        let table = "30 1 8:1 / / rw - ext4 /dev/a rw\n\
+                     41 30 0:55 / /tmp/a rw - fuse.nigh x rw\n\
+                     42 30 0:56 / /tmp/a rw - fuse.nigh x rw\n";
+        assert_eq!(device_in(table, Path::new("/tmp/a")), Some(56));
+        assert_eq!(device_in(table, Path::new("/tmp")), None);
+    }
+}

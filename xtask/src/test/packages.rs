@@ -1,0 +1,132 @@
+//! What groups need from outside: Debian packages and two exercisers from crates.io. Said before it is
+//! installed.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use super::groups::Group;
+use crate::{process, root};
+
+/// A program that some group needs, and the package that brings it.
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    groups: &'static [&'static str],
+}
+
+const NEEDS: &[Need] = &[
+    Need { program: "fusermount3", package: "fuse3", groups: &["posix-user", "levels", "tools", "demo"] },
+    Need { program: "git", package: "git", groups: &["tools"] },
+    Need { program: "make", package: "make", groups: &["tools"] },
+    Need { program: "gcc", package: "gcc", groups: &["tools"] },
+    Need { program: "/usr/bin/python3", package: "python3", groups: &["tools"] },
+    Need { program: "mkfs.ext4", package: "e2fsprogs", groups: &["tools", "filesystems"] },
+    Need { program: "mkfs.xfs", package: "xfsprogs", groups: &["filesystems"] },
+    Need { program: "mkfs.btrfs", package: "btrfs-progs", groups: &["filesystems"] },
+    Need { program: "losetup", package: "mount", groups: &["tools", "filesystems"] },
+    Need { program: "/usr/include/sys/acl.h", package: "libacl1-dev", groups: &["tools"] },
+    Need { program: "setfacl", package: "acl", groups: &["tools"] },
+];
+
+/// Exercisers from crates.io, with the versions that our exceptions were made for.
+const EXERCISERS: &[(&str, &str)] = &[("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
+
+/// Where `cargo install` puts them.
+pub fn tools() -> PathBuf {
+    root::target().join("tools")
+}
+
+/// An exerciser, if it is installed.
+pub fn exerciser(name: &str) -> Option<PathBuf> {
+    Some(tools().join("bin").join(name)).filter(|p| p.is_file())
+}
+
+/// Says what is missing and, unless told not to, installs it. What cannot be installed shows later, as a
+/// group that did not run.
+pub fn prepare(groups: &[&Group], no_install: bool) {
+    let wanted = |need: &&Need| need.groups.iter().any(|n| groups.iter().any(|g| g.name == *n));
+    let missing: Vec<&str> =
+        NEEDS.iter().filter(wanted).filter(|n| !present(n.program)).map(|n| n.package).collect();
+    if missing.is_empty() {
+        println!("packages: nothing to install");
+    } else if no_install {
+        println!("packages missing: {} (nothing is installed: --no-install)", missing.join(" "));
+    } else {
+        install(&missing);
+    }
+    if groups.iter().any(|g| g.name == "tools") {
+        exercisers(no_install);
+    }
+}
+
+fn present(program: &str) -> bool {
+    if program.starts_with('/') {
+        std::path::Path::new(program).exists()
+    } else {
+        process::which(program).is_some()
+    }
+}
+
+/// apt-get as root or through sudo without asking for a password.
+fn apt(arguments: &[&str]) -> Option<Command> {
+    let mut command = if root::is_root() {
+        Command::new("apt-get")
+    } else {
+        let mut sudo = Command::new(process::which("sudo")?);
+        sudo.args(["--non-interactive", "apt-get"]);
+        sudo
+    };
+    process::which("apt-get")?;
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    Some(command)
+}
+
+fn install(missing: &[&str]) {
+    let mut simulate = vec!["install", "--no-install-recommends", "--assume-no"];
+    simulate.extend(missing);
+    println!("installing: {} (about a minute)", missing.join(" "));
+    let Some(mut update) = apt(&["--quiet", "--quiet", "update"]) else {
+        println!("cannot install: neither root with apt-get nor sudo without a password");
+        return;
+    };
+    if update.status().is_err() {
+        return;
+    }
+    if let Some(said) = apt(&simulate).and_then(|mut c| c.output().ok()) {
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        for line in said.lines().filter(|l| l.starts_with("Need to get") || l.starts_with("After this")) {
+            println!("  {line}");
+        }
+    }
+    let mut arguments = vec!["--quiet", "--quiet", "--yes", "install", "--no-install-recommends"];
+    arguments.extend(missing);
+    match apt(&arguments).map(|mut c| c.stdout(Stdio::null()).status()) {
+        Some(Ok(status)) if status.success() => println!("  installed"),
+        other => println!("  apt-get did not install them: {other:?}"),
+    }
+}
+
+fn exercisers(no_install: bool) {
+    for (name, version) in EXERCISERS {
+        if exerciser(name).is_some() {
+            continue;
+        }
+        if no_install {
+            println!("exerciser missing: {name} {version} (nothing is installed: --no-install)");
+            continue;
+        }
+        println!(
+            "installing: {name} {version} from crates.io into {} (one to three minutes)",
+            tools().display()
+        );
+        let mut command = Command::new(root::cargo());
+        command
+            .args(["install", "--quiet", "--locked", "--root"])
+            .arg(tools())
+            .arg(format!("{name}@{version}"));
+        command.arg("--target-dir").arg(tools().join("build")).stdin(Stdio::null());
+        if !command.status().is_ok_and(|s| s.success()) {
+            println!("  cargo did not install it");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Runs the POSIX table and compares what it says on a mount with what it says on a local directory.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::mount::{How, Mount};
+use super::world::{As, World};
+use crate::process::Ended;
+use crate::tally::Tally;
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// One case's verdict.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+pub type Verdicts = BTreeMap<String, Verdict>;
+
+/// Which table to run, and how.
+#[derive(Clone)]
+pub struct Table<'a> {
+    pub name: &'a str,
+    pub beside: Option<&'a Path>,
+    pub within: Duration,
+}
+
+impl Table<'_> {
+    pub const EVERYDAY: Table<'static> = Table { name: "everyday", beside: None, within: Duration::ZERO };
+}
+
+/// Runs a table in a directory; `guard` frees what hangs.
+pub fn run(
+    world: &World,
+    dir: &Path,
+    who: As,
+    table: &Table<'_>,
+    guard: Option<&Mount<'_>>,
+) -> Result<Verdicts> {
+    let mut command = world.command(world.root.join("bin/nigh-posix"), who);
+    command.arg("--dir").arg(dir).args(["--table", table.name]);
+    if let Some(beside) = table.beside {
+        command.arg("--beside").arg(beside);
+        command.arg("--within-ms").arg(table.within.as_millis().to_string());
+    }
+    let ended = match guard {
+        Some(mount) => mount.run(command, LIMIT)?,
+        None => world.run(command, LIMIT)?,
+    };
+    let verdicts = parse(&ended);
+    if verdicts.is_empty() {
+        bail!("the table said nothing: {}", ended.tail(5));
+    }
+    Ok(verdicts)
+}
+
+fn parse(ended: &Ended) -> Verdicts {
+    let mut verdicts = Verdicts::new();
+    for line in ended.said.lines() {
+        let named = |rest: &str| {
+            let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
+            (name.to_owned(), why.to_owned())
+        };
+        if let Some(rest) = line.strip_prefix("ok ") {
+            verdicts.insert(rest.to_owned(), Verdict::Passed);
+        } else if let Some(rest) = line.strip_prefix("skip ") {
+            let (name, why) = named(rest);
+            verdicts.insert(name, Verdict::Skipped(why));
+        } else if let Some(rest) = line.strip_prefix("FAILED ") {
+            let (name, why) = named(rest);
+            verdicts.insert(name, Verdict::Failed(why));
+        }
+    }
+    verdicts
+}
+
+/// The table as a control in `local`, then on a mount of `source`; counts each case. A case that the local
+/// directory passes may not be skipped on the mount.
+pub fn compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how: &How) {
+    if let Err(e) = try_compare(world, tally, name, source, how) {
+        tally.fail(name, &format!("{e:#}"));
+    }
+}
+
+fn try_compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how: &How) -> Result<()> {
+    let start = Instant::now();
+    let inner = source.join("control");
+    std::fs::create_dir_all(&inner)?;
+    world.give(&inner, how.who)?;
+    let local = run(world, &inner, how.who, &Table::EVERYDAY, None)?;
+    std::fs::remove_dir_all(&inner)?;
+    let point = world.dir("mnt", how.who)?;
+    let mount = Mount::new(world, source, &point, how)?;
+    let mounted = run(world, &point, how.who, &Table::EVERYDAY, Some(&mount))?;
+    count(tally, name, &local, &mounted);
+    let unmounted = mount.unmount();
+    tally.record(&format!("{name} as a whole, and unmounted"), start.elapsed(), unmounted);
+    Ok(())
+}
+
+/// Counts a table's cases against its control.
+pub fn count(tally: &mut Tally, name: &str, local: &Verdicts, mounted: &Verdicts) {
+    let mut passed = 0;
+    for (case, expected) in local {
+        let name = format!("{name}: {case}");
+        match (expected, mounted.get(case)) {
+            (_, Some(Verdict::Passed)) => passed += 1,
+            (Verdict::Failed(why), _) => tally.fail(&name, &format!("on the local directory too: {why}")),
+            (Verdict::Skipped(_), Some(Verdict::Skipped(why))) => tally.skip(&name, why),
+            (_, Some(Verdict::Skipped(why))) => {
+                tally.fail(&name, &format!("only skipped on the mount: {why}"))
+            }
+            (_, Some(Verdict::Failed(why))) => tally.fail(&name, why),
+            (_, None) => tally.fail(&name, "did not run on the mount"),
+        }
+    }
+    println!("{passed} of {} cases pass: {name}", local.len());
+    tally.passed_quietly(passed);
+}
+
+/// Counts a table without a control.
+pub fn count_alone(tally: &mut Tally, name: &str, verdicts: &Verdicts) {
+    let mut passed = 0;
+    for (case, verdict) in verdicts {
+        match verdict {
+            Verdict::Passed => passed += 1,
+            Verdict::Skipped(why) => tally.skip(&format!("{name}: {case}"), why),
+            Verdict::Failed(why) => tally.fail(&format!("{name}: {case}"), why),
+        }
+    }
+    println!("{passed} of {} cases pass: {name}", verdicts.len());
+    tally.passed_quietly(passed);
+}
