@@ -39,6 +39,8 @@ enum Chore {
     Matrix(matrix::Options),
     /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
     LinkEmulator(link::Options),
+    /// Runs one workload in a directory and prints its time.
+    Workload(bench::workload::Options),
     /// Mounts the null daemon: a filesystem that answers from memory and keeps nothing.
     NullDaemon(bench::null::Options),
 }
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Chore::Bench(options) => bench::run(&options),
         Chore::Matrix(options) => matrix::run(&options),
         Chore::LinkEmulator(options) => link::run(&options),
+        Chore::Workload(options) => bench::workload::run(&options),
         Chore::NullDaemon(options) => bench::null::run(&options),
     };
     match result {

@@ -56,8 +56,8 @@ pub struct Cache {
     /// When grants end on inodes that the kernel holds open.
     pub(crate) watched: BTreeSet<(Time, u64)>,
     pub(crate) missing_given: u64,
-    /// The free space, until then.
-    pub(crate) space: Option<(nigh_types::Space, Time)>,
+    /// The free space around an inode, until then.
+    pub(crate) space: Option<(u64, nigh_types::Space, Time)>,
     pub(crate) next_call: u64,
     pub(crate) next_fh: u64,
     pub(crate) next_invalidation: u64,
@@ -149,9 +149,9 @@ impl Cache {
 
     fn start_making(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         match op {
-            Op::Symlink { dir, name, target } => self.make(now, id, caller, dir, name, None, |dir, name| {
-                Call::Symlink { dir, name, target }
-            }),
+            Op::Symlink { dir, name, target } => {
+                self.make(now, id, caller, dir, name, None, |dir, name| Call::Symlink { dir, name, target })
+            }
             Op::Mknod { dir, name, kind, mode, umask, rdev } => {
                 self.make(now, id, caller, dir, name, None, |dir, name| Call::Mknod {
                     dir,
@@ -163,7 +163,12 @@ impl Cache {
                 })
             }
             Op::Mkdir { dir, name, mode, umask } => {
-                self.make(now, id, caller, dir, name, None, |dir, name| Call::Mkdir { dir, name, mode, umask })
+                self.make(now, id, caller, dir, name, None, |dir, name| Call::Mkdir {
+                    dir,
+                    name,
+                    mode,
+                    umask,
+                })
             }
             Op::Link { ino, dir, name } => {
                 let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
@@ -302,7 +307,7 @@ impl Cache {
             Purpose::Rename { .. } => self.renamed(now, &flight, &response),
             Purpose::Change { ino, xattrs } => self.changed(now, &flight, (*ino, *xattrs), &response),
             Purpose::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
-            Purpose::Space => self.space_arrived(&flight, &response),
+            Purpose::Space { ino } => self.space_arrived(&flight, *ino, &response),
             Purpose::Flags | Purpose::Seek | Purpose::Fsync => plain(&response),
         };
         self.answer_all(&flight.waiters, &answer);

@@ -102,7 +102,14 @@ impl Cache {
 
     /// Attributes of a child came with a grant on its directory, which knows nothing of it yet: the
     /// remote reached it by that name.
-    fn learn_home(&mut self, now: Time, flight: &Flight, id: NodeId, attr: Attr, grants: &[Grant]) -> Option<Held> {
+    fn learn_home(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        id: NodeId,
+        attr: Attr,
+        grants: &[Grant],
+    ) -> Option<Held> {
         if !attr.covered_by_parent() || flight.sequence.is_some() {
             return None;
         }
@@ -209,12 +216,16 @@ impl Cache {
         }
     }
 
-    /// A directory's grant has ended.
+    /// A directory's grant has ended. What a listing in flight has brought goes on serving those who wait
+    /// for it, and nobody else.
     pub(crate) fn forget_names(&mut self, dir: u64) {
-        if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.forget();
-            self.recount(dir);
+        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
+        if let Some(flight) = flight.filter(|f| f.begun && f.aside.is_none()) {
+            flight.aside = Some(Box::new(std::mem::take(&mut directory.rows)));
         }
+        directory.forget();
+        self.recount(dir);
     }
 
     /// Brings the byte count up to date after a directory's rows changed.
@@ -296,9 +307,10 @@ impl Cache {
         let ino = match stale {
             Stale::Attr { ino } => Some(*ino),
             Stale::Entry { dir, name } => {
-                let row = self.dirs.get(dir).and_then(|d| {
-                    d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())
-                });
+                let row = self
+                    .dirs
+                    .get(dir)
+                    .and_then(|d| d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes()));
                 row.and_then(|r| r.child.as_ref()).map(|c| c.id.ino)
             }
             Stale::Data { .. } | Stale::Epoch => None,

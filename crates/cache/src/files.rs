@@ -126,7 +126,9 @@ impl Cache {
         offset: u64,
         size: u32,
     ) -> Option<Answer> {
-        let Some((node, handle)) = self.reach(ino, Some(fh)) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some((node, handle)) = self.reach(ino, Some(fh)) else {
+            return Some(Answer::Failed(Errno::STALE));
+        };
         let call = Call::Read { node, handle, offset, length: size };
         let id = self.send(now, None, Purpose::Read { ino, offset, size }, call);
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
@@ -140,7 +142,14 @@ impl Cache {
         Some((node, handle.or(pinned)))
     }
 
-    pub(crate) fn read_arrived(&mut self, now: Time, flight: &Flight, ino: u64, range: (u64, u32), response: Response) {
+    pub(crate) fn read_arrived(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        ino: u64,
+        range: (u64, u32),
+        response: Response,
+    ) {
         let data = match response.result {
             Ok(Reply::Data(data)) => data,
             Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
@@ -200,7 +209,14 @@ impl Cache {
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
     }
 
-    pub(crate) fn write_arrived(&mut self, now: Time, flight: &Flight, ino: u64, at: u64, response: &Response) -> Answer {
+    pub(crate) fn write_arrived(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        ino: u64,
+        at: u64,
+        response: &Response,
+    ) -> Answer {
         self.learn_after(now, flight, response);
         self.mark_inode(ino);
         self.wrote(now, ino, response);

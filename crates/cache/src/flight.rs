@@ -8,32 +8,80 @@ use nigh_types::{Call, CallId, Covers, Errno, Grant, Name, NodeId, OpId, Respons
 /// What a call's reply is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    Lookup { dir: u64, name: Name },
-    Attr { ino: u64 },
-    List { dir: u64 },
-    Target { ino: u64 },
-    Xattrs { ino: u64 },
+    Lookup {
+        dir: u64,
+        name: Name,
+    },
+    Attr {
+        ino: u64,
+    },
+    List {
+        dir: u64,
+    },
+    Target {
+        ino: u64,
+    },
+    Xattrs {
+        ino: u64,
+    },
     Xattr,
-    Space,
+    Space {
+        ino: u64,
+    },
     Flags,
-    Read { ino: u64, offset: u64, size: u32 },
+    Read {
+        ino: u64,
+        offset: u64,
+        size: u32,
+    },
     Seek,
-    Open { ino: u64, file: NewFile },
+    Open {
+        ino: u64,
+        file: NewFile,
+    },
     /// A name is made, and opened if `file` says how.
-    Make { dir: u64, name: Name, file: Option<NewFile> },
-    Tmpfile { file: NewFile },
-    Remove { dir: u64, name: Name },
-    Rename { from: u64, name: Name, to: u64, new_name: Name, exchange: bool },
+    Make {
+        dir: u64,
+        name: Name,
+        file: Option<NewFile>,
+    },
+    Tmpfile {
+        file: NewFile,
+    },
+    Remove {
+        dir: u64,
+        name: Name,
+    },
+    Rename {
+        from: u64,
+        name: Name,
+        to: u64,
+        new_name: Name,
+        exchange: bool,
+    },
     /// Attributes or xattrs of one inode are changed.
-    Change { ino: u64, xattrs: bool },
-    Write { ino: u64, offset: u64, size: u64 },
+    Change {
+        ino: u64,
+        xattrs: bool,
+    },
+    Write {
+        ino: u64,
+        offset: u64,
+        size: u64,
+    },
     Fsync,
     /// The remote keeps an open file; then the waiting request goes on.
-    Pin { ino: u64 },
+    Pin {
+        ino: u64,
+    },
     /// Is what the kernel holds of an open file still true?
-    Renew { ino: u64 },
+    Renew {
+        ino: u64,
+    },
     /// The remote learns again how to reach an inode; then `then` is sent again.
-    Walk { then: CallId },
+    Walk {
+        then: CallId,
+    },
 }
 
 /// A file about to be open.
@@ -50,10 +98,22 @@ pub(crate) struct NewFile {
 pub(crate) enum Want {
     /// As the call's purpose says.
     Reply,
-    Xattr { name: Vec<u8>, size: u32 },
-    XattrNames { size: u32 },
-    Page { fh: Fh, offset: nigh_types::Cookie, size: u32, plus: bool },
-    OpenDir { ino: u64 },
+    Xattr {
+        name: Vec<u8>,
+        size: u32,
+    },
+    XattrNames {
+        size: u32,
+    },
+    Page {
+        fh: Fh,
+        offset: nigh_types::Cookie,
+        size: u32,
+        plus: bool,
+    },
+    OpenDir {
+        ino: u64,
+    },
     /// By trying again.
     Again(Box<Op>),
 }
@@ -149,7 +209,14 @@ impl Cache {
     }
 
     /// Lets a request wait for a call.
-    pub(crate) fn wait(&mut self, op: OpId, caller: Caller, call: CallId, want: Want, joined: bool) -> Option<Answer> {
+    pub(crate) fn wait(
+        &mut self,
+        op: OpId,
+        caller: Caller,
+        call: CallId,
+        want: Want,
+        joined: bool,
+    ) -> Option<Answer> {
         self.counters.misses += 1;
         if let Some(flight) = self.flights.get_mut(&call) {
             flight.waiters.push(op);
@@ -159,7 +226,14 @@ impl Cache {
     }
 
     /// Sends a call for one request.
-    pub(crate) fn ask(&mut self, now: Time, op: OpId, caller: Caller, purpose: Purpose, call: Call) -> Option<Answer> {
+    pub(crate) fn ask(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        purpose: Purpose,
+        call: Call,
+    ) -> Option<Answer> {
         let on_behalf = (call.is_mutation() || matches!(call, Call::Open { .. })).then_some(caller);
         let id = self.send(now, on_behalf, purpose, call);
         self.wait(op, caller, id, Want::Reply, false)

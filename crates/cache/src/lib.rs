@@ -40,6 +40,4 @@ pub use cache::Cache;
 pub use config::Config;
 pub use counters::{Counters, Gauges};
 pub use kernel::Level;
-pub use op::{
-    Answer, Caller, Fh, Invalidation, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale,
-};
+pub use op::{Answer, Caller, Fh, Invalidation, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale};

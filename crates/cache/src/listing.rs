@@ -90,7 +90,14 @@ impl Cache {
         }
     }
 
-    fn keep_part(&mut self, now: Time, dir: u64, flight: &Flight, entries: &[(Name, Entry)], grants: &[Grant]) {
+    fn keep_part(
+        &mut self,
+        now: Time,
+        dir: u64,
+        flight: &Flight,
+        entries: &[(Name, Entry)],
+        grants: &[Grant],
+    ) {
         let own: FxHashMap<NodeId, &Grant> =
             grants.iter().filter(|g| g.covers == Covers::Inode).map(|g| (g.node, g)).collect();
         let mut progress = None;
@@ -123,7 +130,14 @@ impl Cache {
 
     /// A listed inode's own attributes: under its own grant if it needs one, else those in its
     /// directory's row take the place of what an older grant of its own said.
-    fn list_own(&mut self, now: Time, flight: &Flight, entry: &Entry, home: (u64, &Name), grant: Option<&Grant>) {
+    fn list_own(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        entry: &Entry,
+        home: (u64, &Name),
+        grant: Option<&Grant>,
+    ) {
         let recalled = flight.seen.recalled.contains(&(entry.id, Covers::Inode));
         if entry.attr.covered_by_parent() {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
@@ -142,7 +156,14 @@ impl Cache {
     }
 
     /// The last part has come: own mutations answered meanwhile are laid over the listing.
-    fn listing_completes(&mut self, now: Time, call: CallId, dir: u64, flight: &mut Flight, response: &Response) {
+    fn listing_completes(
+        &mut self,
+        now: Time,
+        call: CallId,
+        dir: u64,
+        flight: &mut Flight,
+        response: &Response,
+    ) {
         let patches = std::mem::take(&mut flight.seen.names);
         let key = self.key;
         let mut scrap = Rows::default();
@@ -202,7 +223,9 @@ impl Cache {
                         return false;
                     }
                     let id = self.id_of(dir);
-                    if let (Some(open), Some(rows), Some(id)) = (self.open_dirs.get_mut(&fh), &flight.aside, id) {
+                    if let (Some(open), Some(rows), Some(id)) =
+                        (self.open_dirs.get_mut(&fh), &flight.aside, id)
+                    {
                         open.snapshot = Some(Box::new((id, rows.as_ref().copy())));
                     }
                     let page = self.snapshot_page(fh, offset, size, plus);

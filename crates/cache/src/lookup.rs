@@ -6,7 +6,14 @@ use crate::op::{Answer, Caller, Op};
 use nigh_types::{Call, Errno, Name, NodeId, OpId, Reply, Response, Span, Time};
 
 impl Cache {
-    pub(crate) fn lookup(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+    pub(crate) fn lookup(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        dir: u64,
+        name: Name,
+    ) -> Option<Answer> {
         let cookie = self.key.cookie(name.as_bytes());
         if let Some((directory, held)) = self.names(now, dir) {
             let row = directory.rows.find(cookie, name.as_bytes());

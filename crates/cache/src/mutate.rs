@@ -6,7 +6,8 @@ use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op};
 use crate::rows::{Child, Row};
 use nigh_types::{
-    Access, Call, Covers, Entry, Errno, Handle, Name, NodeId, OpId, Place, Reply, Response, SetAttr, Span, Time,
+    Access, Call, Covers, Entry, Errno, Handle, Name, NodeId, OpId, Place, Reply, Response, SetAttr, Span,
+    Time,
 };
 
 impl Cache {
@@ -76,7 +77,8 @@ impl Cache {
 
     /// A directory just made is empty, and known to be if its names were granted.
     fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
-        let granted = flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
+        let granted =
+            flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
         let held = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let directory = self.directory(entry.id);
@@ -86,7 +88,13 @@ impl Cache {
         }
     }
 
-    pub(crate) fn tmpfile_made(&mut self, now: Time, flight: &Flight, file: NewFile, response: &Response) -> Answer {
+    pub(crate) fn tmpfile_made(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        file: NewFile,
+        response: &Response,
+    ) -> Answer {
         let (entry, handle) = match &response.result {
             Ok(Reply::Made { entry, handle: Some(handle), .. }) => (entry, *handle),
             Ok(_) => return Answer::Failed(Errno::PROTO),
@@ -103,14 +111,28 @@ impl Cache {
         Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
     }
 
-    pub(crate) fn unlink(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+    pub(crate) fn unlink(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        dir: u64,
+        name: Name,
+    ) -> Option<Answer> {
         let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         let keep = self.unpinned_at(dir, &name);
         let call = Call::Unlink { dir: place, name: name.clone(), keep };
         self.ask(now, op, caller, Purpose::Remove { dir, name }, call)
     }
 
-    pub(crate) fn rmdir(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
+    pub(crate) fn rmdir(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        dir: u64,
+        name: Name,
+    ) -> Option<Answer> {
         let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = Call::Rmdir { dir: place, name: name.clone() };
         self.ask(now, op, caller, Purpose::Remove { dir, name }, call)

@@ -20,43 +20,177 @@ pub struct Fh(pub u64);
 /// One request. Inodes are named by `ino`, the number in [`NodeId`]; offsets and sizes are bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    Lookup { dir: u64, name: Name },
+    Lookup {
+        dir: u64,
+        name: Name,
+    },
     /// `.` of an inode that an exporting server knows only by number.
-    LookupSelf { ino: u64 },
-    LookupParent { ino: u64 },
-    GetAttr { ino: u64 },
-    SetAttr { ino: u64, fh: Option<Fh>, set: SetAttr },
-    ReadLink { ino: u64 },
-    Symlink { dir: u64, name: Name, target: Vec<u8> },
-    Mknod { dir: u64, name: Name, kind: Kind, mode: u32, umask: u32, rdev: u32 },
-    Mkdir { dir: u64, name: Name, mode: u32, umask: u32 },
-    Unlink { dir: u64, name: Name },
-    Rmdir { dir: u64, name: Name },
-    Rename { from: u64, name: Name, to: u64, new_name: Name, no_replace: bool, exchange: bool },
-    Link { ino: u64, dir: u64, name: Name },
-    Open { ino: u64, access: Access, append: bool },
-    Create { dir: u64, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access, append: bool },
-    Tmpfile { dir: u64, mode: u32, umask: u32, access: Access },
-    Read { ino: u64, fh: Fh, offset: u64, size: u32 },
-    Write { ino: u64, fh: Fh, offset: u64, data: Vec<u8>, kill_suidgid: bool, from_page_cache: bool },
-    Flush { fh: Fh },
-    Release { fh: Fh },
-    Fsync { ino: u64, fh: Option<Fh>, data_only: bool },
-    OpenDir { ino: u64 },
+    LookupSelf {
+        ino: u64,
+    },
+    LookupParent {
+        ino: u64,
+    },
+    GetAttr {
+        ino: u64,
+    },
+    SetAttr {
+        ino: u64,
+        fh: Option<Fh>,
+        set: SetAttr,
+    },
+    ReadLink {
+        ino: u64,
+    },
+    Symlink {
+        dir: u64,
+        name: Name,
+        target: Vec<u8>,
+    },
+    Mknod {
+        dir: u64,
+        name: Name,
+        kind: Kind,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    },
+    Mkdir {
+        dir: u64,
+        name: Name,
+        mode: u32,
+        umask: u32,
+    },
+    Unlink {
+        dir: u64,
+        name: Name,
+    },
+    Rmdir {
+        dir: u64,
+        name: Name,
+    },
+    Rename {
+        from: u64,
+        name: Name,
+        to: u64,
+        new_name: Name,
+        no_replace: bool,
+        exchange: bool,
+    },
+    Link {
+        ino: u64,
+        dir: u64,
+        name: Name,
+    },
+    Open {
+        ino: u64,
+        access: Access,
+        append: bool,
+    },
+    Create {
+        dir: u64,
+        name: Name,
+        mode: u32,
+        umask: u32,
+        exclusive: bool,
+        access: Access,
+        append: bool,
+    },
+    Tmpfile {
+        dir: u64,
+        mode: u32,
+        umask: u32,
+        access: Access,
+    },
+    Read {
+        ino: u64,
+        fh: Fh,
+        offset: u64,
+        size: u32,
+    },
+    Write {
+        ino: u64,
+        fh: Fh,
+        offset: u64,
+        data: Vec<u8>,
+        kill_suidgid: bool,
+        from_page_cache: bool,
+    },
+    Flush {
+        fh: Fh,
+    },
+    Release {
+        fh: Fh,
+    },
+    Fsync {
+        ino: u64,
+        fh: Option<Fh>,
+        data_only: bool,
+    },
+    OpenDir {
+        ino: u64,
+    },
     /// `size`: bytes that the kernel takes; see [`crate::Config::entry_size`].
-    ReadDir { ino: u64, fh: Fh, offset: Cookie, size: u32, plus: bool },
-    ReleaseDir { fh: Fh },
+    ReadDir {
+        ino: u64,
+        fh: Fh,
+        offset: Cookie,
+        size: u32,
+        plus: bool,
+    },
+    ReleaseDir {
+        fh: Fh,
+    },
     /// `size` 0 asks for the length of the value.
-    GetXattr { ino: u64, name: Vec<u8>, size: u32 },
-    ListXattr { ino: u64, size: u32 },
-    SetXattr { ino: u64, name: Vec<u8>, value: Vec<u8>, flags: u32, kill_sgid: bool },
-    RemoveXattr { ino: u64, name: Vec<u8> },
-    StatFs { ino: u64 },
-    Fallocate { ino: u64, fh: Fh, mode: u32, offset: u64, length: u64 },
+    GetXattr {
+        ino: u64,
+        name: Vec<u8>,
+        size: u32,
+    },
+    ListXattr {
+        ino: u64,
+        size: u32,
+    },
+    SetXattr {
+        ino: u64,
+        name: Vec<u8>,
+        value: Vec<u8>,
+        flags: u32,
+        kill_sgid: bool,
+    },
+    RemoveXattr {
+        ino: u64,
+        name: Vec<u8>,
+    },
+    StatFs {
+        ino: u64,
+    },
+    Fallocate {
+        ino: u64,
+        fh: Fh,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    },
     /// `SEEK_DATA` or `SEEK_HOLE`.
-    Seek { ino: u64, fh: Fh, offset: u64, data: bool },
-    CopyRange { ino: u64, fh: Fh, offset: u64, to_ino: u64, to_fh: Fh, to_offset: u64, length: u64 },
-    GetFlags { ino: u64 },
+    Seek {
+        ino: u64,
+        fh: Fh,
+        offset: u64,
+        data: bool,
+    },
+    CopyRange {
+        ino: u64,
+        fh: Fh,
+        offset: u64,
+        to_ino: u64,
+        to_fh: Fh,
+        to_offset: u64,
+        length: u64,
+    },
+    GetFlags {
+        ino: u64,
+    },
 }
 
 /// An inode as the kernel is told of it. A validity of zero: ask again each time.
@@ -133,10 +267,19 @@ pub struct Invalidation(pub u64);
 /// Something that the kernel must forget.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stale {
-    Attr { ino: u64 },
+    Attr {
+        ino: u64,
+    },
     /// `length` 0: to the end. Of a directory: its cached listing.
-    Data { ino: u64, offset: u64, length: u64 },
-    Entry { dir: u64, name: Name },
+    Data {
+        ino: u64,
+        offset: u64,
+        length: u64,
+    },
+    Entry {
+        dir: u64,
+        name: Name,
+    },
     /// Every name of the mount.
     Epoch,
 }
@@ -145,12 +288,23 @@ pub enum Stale {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
     /// An answer that had to wait.
-    Answer { op: OpId, answer: Answer },
+    Answer {
+        op: OpId,
+        answer: Answer,
+    },
     /// For the remote. On behalf of `caller`, or of the mount itself where it is `None`.
-    Call { id: CallId, caller: Option<Caller>, name: Option<OpName>, call: Call },
+    Call {
+        id: CallId,
+        caller: Option<Caller>,
+        name: Option<OpName>,
+        call: Call,
+    },
     Cancel(CallId),
     /// Tell the kernel, without holding up anything else, then call `handle_invalidated`.
-    Invalidate { id: Invalidation, stale: Vec<Stale> },
+    Invalidate {
+        id: Invalidation,
+        stale: Vec<Stale>,
+    },
     Acknowledge(RecallId),
     Return(Vec<GrantId>),
     /// Nothing until then, or until the next input.

@@ -110,7 +110,14 @@ impl Cache {
     }
 
     /// A page from facts; `None` if the listing has not come far enough.
-    pub(crate) fn page(&mut self, now: Time, ino: u64, offset: Cookie, size: u32, plus: bool) -> Option<Page> {
+    pub(crate) fn page(
+        &mut self,
+        now: Time,
+        ino: u64,
+        offset: Cookie,
+        size: u32,
+        plus: bool,
+    ) -> Option<Page> {
         let (chosen, full) = {
             let held = self.names(now, ino)?.1;
             let directory = self.dirs.get(&ino)?;
@@ -182,7 +189,15 @@ impl Cache {
         (chosen, false)
     }
 
-    fn fill(&mut self, now: Time, ino: u64, offset: Cookie, size: u32, plus: bool, chosen: Vec<Chosen>) -> Page {
+    fn fill(
+        &mut self,
+        now: Time,
+        ino: u64,
+        offset: Cookie,
+        size: u32,
+        plus: bool,
+        chosen: Vec<Chosen>,
+    ) -> Page {
         let mut page = Page::default();
         let mut room = self.room(Cookie(2), size, plus);
         let parent = self.inodes.get(&ino).and_then(|i| i.home.as_ref()).map_or(ino, |(dir, _)| *dir);
@@ -198,8 +213,8 @@ impl Cache {
         for Chosen { row, next, node } in chosen {
             let Some(child) = &row.child else { continue };
             let name = row.name.as_bytes();
-            let node =
-                node.map(|(id, attr, under)| self.node(now, Some((ino, &row.name)), id, attr, held, Some(under)));
+            let node = node
+                .map(|(id, attr, under)| self.node(now, Some((ino, &row.name)), id, attr, held, Some(under)));
             page.entries.push(PageEntry {
                 ino: child.id.ino,
                 mode: child.attr.mode & 0o170_000,

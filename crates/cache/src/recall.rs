@@ -63,7 +63,9 @@ impl Cache {
         let mut entries = Vec::new();
         for row in directory.rows.iter() {
             let Some(child) = &row.child else { continue };
-            let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else { continue };
+            let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
+                continue;
+            };
             if child.attr.covered_by_parent() {
                 inode.xattrs = None;
             }
@@ -242,7 +244,6 @@ impl Cache {
         }
     }
 }
-
 
 /// The ranges (offset, length; 0 = to the end) of a file that leave out `busy`.
 fn gaps(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {

@@ -152,7 +152,8 @@ impl Rows {
 
     fn position(&self, cookie: Cookie, name: &[u8]) -> Result<(usize, usize), (usize, usize)> {
         let key = (cookie, name);
-        let chunk = self.chunks.partition_point(|c| c.last().is_some_and(|r| (r.cookie, r.name.as_bytes()) < key));
+        let chunk =
+            self.chunks.partition_point(|c| c.last().is_some_and(|r| (r.cookie, r.name.as_bytes()) < key));
         match self.chunks.get(chunk) {
             None => Err((chunk, 0)),
             Some(rows) => rows
@@ -192,8 +193,13 @@ mod tests {
 
     fn row(cookie: u64, name: &[u8], there: bool) -> Row {
         let id = NodeId { ino: cookie + 1000, generation: 1 };
-        let child =
-            there.then(|| Child { id, attr: Attr::default(), attr_known: true, no_xattrs: true, target: None });
+        let child = there.then(|| Child {
+            id,
+            attr: Attr::default(),
+            attr_known: true,
+            no_xattrs: true,
+            target: None,
+        });
         Row { cookie: Cookie(cookie), name: Name::new(name).unwrap(), child }
     }
 

@@ -11,19 +11,17 @@ const OLDEST: Span = Span::from_secs(60);
 
 impl Cache {
     pub(crate) fn stat_fs(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        if let Some((space, until)) = self.space
+        if let Some((of, space, until)) = self.space
+            && of == ino
             && now < until
         {
             return Some(Answer::Space(space));
         }
-        // Of the root: nested filesystems are not told apart, as df asks by mount point.
-        let Some(node) = self.place(if self.root == 0 { ino } else { self.root }) else {
-            return Some(Answer::Failed(Errno::STALE));
-        };
-        self.ask(now, op, caller, Purpose::Space, Call::StatFs { node })
+        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.ask(now, op, caller, Purpose::Space { ino }, Call::StatFs { node })
     }
 
-    pub(crate) fn space_arrived(&mut self, flight: &Flight, response: &Response) -> Answer {
+    pub(crate) fn space_arrived(&mut self, flight: &Flight, ino: u64, response: &Response) -> Answer {
         match response.result {
             Ok(Reply::Space(space)) => {
                 let oldest = match self.term {
@@ -31,7 +29,7 @@ impl Cache {
                     Term::Limited(span) => span.min(OLDEST),
                 };
                 if flight.seen.is_empty() {
-                    self.space = Some((space, flight.sent.after(oldest)));
+                    self.space = Some((ino, space, flight.sent.after(oldest)));
                 }
                 Answer::Space(space)
             }

@@ -35,7 +35,14 @@ impl Cache {
         }
     }
 
-    pub(crate) fn list_xattr(&mut self, now: Time, op: OpId, caller: Caller, ino: u64, size: u32) -> Option<Answer> {
+    pub(crate) fn list_xattr(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        ino: u64,
+        size: u32,
+    ) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if self.has_no_xattrs(now, id) {
             return Some(sized(Vec::new(), size));

@@ -39,7 +39,9 @@ fn run(command: Command) -> Result<()> {
 
 fn serve(listen: &str) -> Result<()> {
     if listen != "user" {
-        bail!(options::Usage(format!("--listen {listen}: only `user` is there yet, the server of your own mounts")));
+        bail!(options::Usage(format!(
+            "--listen {listen}: only `user` is there yet, the server of your own mounts"
+        )));
     }
     log_to_stderr("info");
     nigh_server::daemon::run_user_server().context("serving")
@@ -64,8 +66,7 @@ fn status(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
         println!("{value:#}");
     } else if statuses.is_empty() {
         println!("nothing is mounted");
-    }
-    else {
+    } else {
         for status in statuses {
             print!("{}", nigh_client::status::page(&status));
         }

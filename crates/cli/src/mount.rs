@@ -76,14 +76,16 @@ fn prepare(args: &MountArgs, places: &Places) -> Result<MountConfig> {
 
 fn source_directory(source: &Path) -> Result<PathBuf> {
     let text = source.to_string_lossy();
-    for (scheme, what) in [("nigh://", "a nigh server"), ("smb://", "SMB"), ("9p://", "9P"), ("unix://", "a socket")] {
+    for (scheme, what) in
+        [("nigh://", "a nigh server"), ("smb://", "SMB"), ("9p://", "9P"), ("unix://", "a socket")]
+    {
         if text.starts_with(scheme) {
             bail!(Usage(format!("{text}: {what} cannot be mounted yet; name a directory of this machine")));
         }
     }
-    let path = source
-        .canonicalize()
-        .with_context(|| format!("{}: name a directory that is there and that you may enter", source.display()))?;
+    let path = source.canonicalize().with_context(|| {
+        format!("{}: name a directory that is there and that you may enter", source.display())
+    })?;
     if !path.is_dir() {
         bail!("{}: not a directory; only directories can be mounted", source.display());
     }
@@ -123,7 +125,9 @@ fn connect() -> std::io::Result<UnixStream> {
 
 fn start(config: MountConfig, places: &Places) -> Result<Mount> {
     let link: Link = connect()
-        .with_context(|| format!("reaching your server; its log is {}", places.runtime.join("serve.log").display()))?
+        .with_context(|| {
+            format!("reaching your server; its log is {}", places.runtime.join("serve.log").display())
+        })?
         .into();
     Ok(Mount::start(config, link)?)
 }

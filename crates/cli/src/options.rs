@@ -54,7 +54,8 @@ impl Options {
             "nodev" => self.dev = false,
             "noac" => self.term = Some(Term::Limited(Span::ZERO)),
             // What mount(8) adds for every filesystem.
-            "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "relatime" | "noatime" => {}
+            "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "relatime"
+            | "noatime" => {}
             _ => return Err(Usage(format!("-o {option}: not known; there are {KNOWN}"))),
         }
         Ok(())

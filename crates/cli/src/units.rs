@@ -23,7 +23,8 @@ pub fn term(option: &str, text: &str) -> Result<Term, Usage> {
         }
         _ => return Err(Usage(format!("{option} {text}: want a time such as 500ms, 10s, off or forever"))),
     };
-    let number: u64 = number.parse().map_err(|_| Usage(format!("{option} {text}: want a time such as 10s")))?;
+    let number: u64 =
+        number.parse().map_err(|_| Usage(format!("{option} {text}: want a time such as 10s")))?;
     Ok(Term::Limited(Span::from_millis(number.saturating_mul(per_unit))))
 }
 
@@ -39,7 +40,8 @@ pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
         "G" | "GiB" => 30,
         _ => return Err(Usage(format!("{option} {text}: want a size such as 64M or 1G"))),
     };
-    let number: u64 = number.parse().map_err(|_| Usage(format!("{option} {text}: want a size such as 64M")))?;
+    let number: u64 =
+        number.parse().map_err(|_| Usage(format!("{option} {text}: want a size such as 64M")))?;
     match number.checked_mul(1 << shift) {
         Some(bytes) if bytes >= LEAST => Ok(bytes),
         Some(_) => Err(Usage(format!("{option} {text}: at least 1M is needed to hold any directory"))),

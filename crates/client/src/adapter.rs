@@ -29,7 +29,9 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
     let root = driver.root();
     let real = |node: u64| if node == ROOT { root } else { node };
     match operation {
-        Operation::Forget { nlookup } => driver.with(|core, _| core.cache.handle_forget(real(header.nodeid), nlookup)),
+        Operation::Forget { nlookup } => {
+            driver.with(|core, _| core.cache.handle_forget(real(header.nodeid), nlookup))
+        }
         Operation::BatchForget(forgets) => driver.with(|core, _| {
             for (node, count) in forgets.iter() {
                 core.cache.handle_forget(real(node), count);

@@ -19,8 +19,13 @@ pub(crate) enum Shape {
     Statx,
     /// COPY_FILE_RANGE_64.
     Copied,
-    Page { size: u32, plus: bool },
-    Ioctl { out_size: u32 },
+    Page {
+        size: u32,
+        plus: bool,
+    },
+    Ioctl {
+        out_size: u32,
+    },
 }
 
 /// Sends one answer. A kernel that does not want it any more is no error.
@@ -87,7 +92,9 @@ fn send_page(
     shape: Shape,
     page: &Page,
 ) -> std::io::Result<()> {
-    let Shape::Page { size, plus } = shape else { return Reply::error(unique, Errno::IO.raw()).send(transport) };
+    let Shape::Page { size, plus } = shape else {
+        return Reply::error(unique, Errno::IO.raw()).send(transport);
+    };
     let mut buffer = DirBuffer::new(size, plus);
     let mut names = page.names.as_slice();
     for slot in &page.entries {

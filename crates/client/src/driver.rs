@@ -123,7 +123,8 @@ impl Driver {
 
     /// Requests received, by opcode.
     pub fn opcode_counts(&self) -> Vec<(u32, u64)> {
-        let counts = (0u32..).zip(&self.opcodes).map(|(code, counter)| (code, counter.load(Ordering::Relaxed)));
+        let counts =
+            (0u32..).zip(&self.opcodes).map(|(code, counter)| (code, counter.load(Ordering::Relaxed)));
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
@@ -154,7 +155,11 @@ impl Driver {
         result
     }
 
-    fn settle(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, mut core: parking_lot::MutexGuard<'_, Core>) {
+    fn settle(
+        &self,
+        gate: parking_lot::RwLockReadGuard<'_, ()>,
+        mut core: parking_lot::MutexGuard<'_, Core>,
+    ) {
         let batch = self.drive(&mut core);
         drop(core);
         self.finish(gate, batch);

@@ -152,7 +152,8 @@ impl Mount {
         self.others.push(thread::spawn(move || write_link(&driver, &link)));
         let (driver, link, stopping) =
             (Arc::clone(&self.driver), Arc::clone(&self.link), Arc::clone(&self.stopping));
-        self.others.push(thread::spawn(move || read_link(&driver, stream, &link, &stopping, &client, reconnect)));
+        self.others
+            .push(thread::spawn(move || read_link(&driver, stream, &link, &stopping, &client, reconnect)));
         for _ in 0..threads.max(1) {
             let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
             self.readers.push(thread::spawn(move || serve_kernel(&driver, &interrupts, &agreed)));
@@ -193,7 +194,10 @@ fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
 }
 
 /// Says hello and waits for the welcome. Events behind it in the same bytes are handed on.
-fn greet(stream: &UnixStream, config: ClientConfig) -> Result<(ClientSession, Session, Vec<Event>), StartError> {
+fn greet(
+    stream: &UnixStream,
+    config: ClientConfig,
+) -> Result<(ClientSession, Session, Vec<Event>), StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
     let mut session = ClientSession::new(boot_time(), config);
     let mut welcome = None;

@@ -107,7 +107,8 @@ impl Notifier {
             return;
         }
         let epoch = driver.transport.level() == Level::All;
-        let in_time = if epoch { worker.done.recv_timeout(PATIENCE).is_ok() } else { worker.done.recv().is_ok() };
+        let in_time =
+            if epoch { worker.done.recv_timeout(PATIENCE).is_ok() } else { worker.done.recv().is_ok() };
         if !in_time {
             self.epoch_fallbacks.fetch_add(1, Ordering::Relaxed);
             send(driver, &Notification::IncEpoch);

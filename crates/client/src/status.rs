@@ -98,7 +98,8 @@ impl Source {
         guarantees.insert("S2".into(), json!(true));
         guarantees.insert("S3".into(), json!(true));
         guarantees.insert("S4".into(), json!("open files do not survive a restart of the server yet"));
-        guarantees.insert("S5".into(), json!("nothing is shipped behind yet: without the server changes wait"));
+        guarantees
+            .insert("S5".into(), json!("nothing is shipped behind yet: without the server changes wait"));
         guarantees.insert("S6".into(), json!(true));
         guarantees.insert("S7".into(), json!(true));
         guarantees.insert("S8".into(), json!(true));

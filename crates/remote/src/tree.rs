@@ -211,7 +211,7 @@ impl Tree {
         self.nodes.get_mut(&ino).expect("an inode of this tree is there while something refers to it")
     }
 
-    /// The inode that a place names.
+    /// The inode that a place names; it may have lost its last name while somebody has it open.
     fn reach(&self, place: &Place) -> Result<u64, Errno> {
         let node = self.nodes.get(&place.node.ino).filter(|node| node.id == place.node);
         let node = node.ok_or(Errno::STALE)?;
@@ -219,8 +219,8 @@ impl Tree {
             Some((parent, name)) => self.child(parent.ino, name) == Some(node.id.ino),
             None => node.id == self.root,
         };
-        if node.attr.nlink == 0 || self.config.by_hint_only && !hinted && !self.walked.contains(&node.id.ino)
-        {
+        let known = hinted || node.opens > 0 || self.walked.contains(&node.id.ino);
+        if self.config.by_hint_only && !known {
             return Err(Errno::STALE);
         }
         Ok(node.id.ino)

@@ -5,6 +5,7 @@ use nigh_types::{Credentials, Errno};
 use rustix::fs::Mode;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::cell::Cell;
+use std::os::fd::AsFd;
 
 /// Whether this server can act as its callers: it runs as root with the capabilities for it.
 pub(crate) fn can_act() -> bool {
@@ -66,6 +67,7 @@ thread_local! {
     /// Whether this thread is known to have no supplementary groups.
     static OWN_GROUPS_EMPTY: Cell<bool> = const { Cell::new(false) };
     static OWN_UMASK: Cell<Option<u32>> = const { Cell::new(None) };
+    static OWN_FS: Cell<bool> = const { Cell::new(false) };
 }
 
 fn change_groups(groups: &[u32]) -> Result<()> {
@@ -94,18 +96,42 @@ fn change_filesystem_ids(uid: u32, gid: u32) -> Result<()> {
 /// default ACL.
 pub(crate) fn use_umask(mask: u32) -> Result<()> {
     let mask = mask & 0o777;
-    let own = OWN_UMASK.get();
-    if own == Some(mask) {
+    if OWN_UMASK.get() != Some(mask) {
+        stop_sharing()?;
+        rustix::process::umask(Mode::from_raw_mode(mask));
+        OWN_UMASK.set(Some(mask));
+    }
+    Ok(())
+}
+
+/// Until dropped, names are relative to a directory for this thread; then to `/` again.
+pub(crate) struct Inside(());
+
+impl Inside {
+    pub(crate) fn enter(dir: impl AsFd) -> Result<Inside> {
+        stop_sharing()?;
+        rustix::process::fchdir(dir)?;
+        Ok(Inside(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // Staying would only keep that directory's filesystem busy.
+        let _ = rustix::process::chdir(c"/");
+    }
+}
+
+/// Mask and working directory are this thread's own from here on.
+fn stop_sharing() -> Result<()> {
+    if OWN_FS.get() {
         return Ok(());
     }
-    if own.is_none() {
-        // SAFETY: CLONE_FS ends the sharing of mask and working directory, nothing that Rust relies on.
-        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-            return Err(std::io::Error::last_os_error().into());
-        }
+    // SAFETY: CLONE_FS ends the sharing of mask and working directory, nothing that Rust relies on.
+    if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
     }
-    rustix::process::umask(Mode::from_raw_mode(mask));
-    OWN_UMASK.set(Some(mask));
+    OWN_FS.set(true);
     Ok(())
 }
 

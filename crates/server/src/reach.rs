@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// An inode that was reached: it lies in the export and is the one asked for.
 #[derive(Clone, Debug)]
@@ -35,9 +36,20 @@ pub(crate) struct Reach {
     opener: Option<Opener>,
     places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
     /// Directories on the root's own mount only: a descriptor would keep others from being unmounted.
-    directories: Mutex<LruCache<NodeId, Arc<OwnedFd>>>,
+    directories: Mutex<LruCache<NodeId, Held>>,
     handles: Mutex<LruCache<NodeId, FileHandle>>,
 }
+
+#[derive(Clone, Debug)]
+struct Held {
+    fd: Arc<OwnedFd>,
+    /// When it was last found to lie in the export.
+    checked: Instant,
+}
+
+/// A directory that was moved out of the export is out of reach after this time at the latest.
+/// (Asking the kernel for a path costs 4 µs.)
+const TRUSTED: Duration = Duration::from_millis(100);
 
 /// How much [`Reach`] remembers.
 #[derive(Clone, Copy, Debug)]
@@ -198,9 +210,15 @@ impl Reach {
         }
         self.note_place(node.id, parent, name);
         if self.may_hold(node) {
-            let evicted = self.directories.lock().push(node.id, Arc::clone(&node.fd));
-            drop(evicted);
+            self.hold(node.id, &node.fd);
         }
+    }
+
+    /// Keeps the descriptor of a directory that lies in the export at this moment.
+    fn hold(&self, id: NodeId, fd: &Arc<OwnedFd>) {
+        let held = Held { fd: Arc::clone(fd), checked: Instant::now() };
+        let evicted = self.directories.lock().push(id, held);
+        drop(evicted); // closed when no lock is held
     }
 
     /// The root, or a directory whose descriptor is held and still lies in the export.
@@ -209,10 +227,13 @@ impl Reach {
             return Ok(Some(Node { stat: stat::of_fd(&self.root.fd)?, ..self.root.clone() }));
         }
         let held = self.directories.lock().get(&id).cloned();
-        let Some(fd) = held else { return Ok(None) };
-        if !self.contains(&fd) {
-            self.directories.lock().pop(&id);
-            return Ok(None);
+        let Some(Held { fd, checked }) = held else { return Ok(None) };
+        if checked.elapsed() > TRUSTED {
+            if !self.contains(&fd) {
+                self.directories.lock().pop(&id);
+                return Ok(None);
+            }
+            self.hold(id, &fd);
         }
         Ok(Some(Node { id, stat: stat::of_fd(&fd)?, fd, under: None }))
     }
@@ -262,8 +283,7 @@ impl Reach {
         let mut found = self.verified(Arc::into_inner(fd).ok_or(Fault::STALE)?, id)?;
         found.under = parent_of_id;
         if found.stat.attr.is_dir() && self.may_hold(&found) {
-            let evicted = self.directories.lock().push(id, Arc::clone(&found.fd));
-            drop(evicted);
+            self.hold(id, &found.fd);
         }
         Ok(found)
     }

@@ -151,6 +151,7 @@ fn a_directory_moved_out_of_the_export_is_out_of_reach() {
     };
     x.responses(&me(), Call::Release { handles: vec![handle] });
     fs::rename(x.path("d"), outer.path().join("moved")).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(150));
     for place in [&d, &f, &e, &g, &Place::bare(g.node)] {
         assert_eq!(x.attr(place), Err(Errno::STALE));
     }
@@ -173,6 +174,7 @@ fn a_neighbour_whose_name_begins_alike_is_outside() {
     fs::create_dir(base.join("d")).unwrap();
     let d = x.place("d");
     fs::rename(base.join("d"), x.path("export-d")).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(150));
     assert_eq!(x.attr(&d), Err(Errno::STALE));
 }
 

@@ -1,1 +1,13 @@
-//! Caches, remotes and servers under virtual time, for tests.
+//! Caches, remotes and kernels under virtual time, for tests.
+//!
+//! | room | what lives there |
+//! | --- | --- |
+//! | `kernel` | what a kernel believes of what it was told: a model |
+//! | `world` | clients of one fake server, stepped by hand, with the truth checked after each step |
+//! | `script` | races as readable texts, in `testdata` |
+//! | `random` | seeded histories |
+
+pub mod kernel;
+pub mod random;
+pub mod script;
+pub mod world;

@@ -14,7 +14,7 @@ mod place;
 mod reply;
 mod time;
 
-pub use attr::{Attr, birth_time, Kind, SetAttr, SetTime, Timestamp};
+pub use attr::{Attr, Kind, SetAttr, SetTime, Timestamp, birth_time};
 pub use call::{Access, Call, OpName, Request, WriteFlags};
 pub use cookie::{Cookie, CookieKey, FIRST_NAME_COOKIE};
 pub use errno::Errno;

@@ -53,17 +53,34 @@ pub enum Reply {
     Xattrs(XattrSet),
     Value(Vec<u8>),
     Space(Space),
-    Opened { handle: Handle, attr: Attr },
+    Opened {
+        handle: Handle,
+        attr: Attr,
+    },
     Data(Vec<u8>),
     Offset(u64),
     Flags(u32),
     /// `existed`: a non-exclusive create found it there. `handle`: for create and tmpfile.
-    Made { entry: Entry, handle: Option<Handle>, existed: bool },
+    Made {
+        entry: Entry,
+        handle: Option<Handle>,
+        existed: bool,
+    },
     /// The inode whose name went; a handle where it was to be kept.
-    Removed { node: NodeId, kept: Option<Handle> },
+    Removed {
+        node: NodeId,
+        kept: Option<Handle>,
+    },
     /// `replaced`: what stood at the new name (the other one, of an exchange).
-    Renamed { moved: NodeId, replaced: Option<NodeId>, kept: Option<Handle> },
-    Written { offset: u64, count: u64 },
+    Renamed {
+        moved: NodeId,
+        replaced: Option<NodeId>,
+        kept: Option<Handle>,
+    },
+    Written {
+        offset: u64,
+        count: u64,
+    },
     Done,
 }
 

@@ -1,6 +1,129 @@
+//! `cargo xtask bench`: the workloads on a nigh mount over an emulated link, on the local disk and on the
+//! null daemon, in one run.
+
+mod latency;
+mod measure;
 pub mod null;
+mod null_tree;
+mod places;
+mod table;
+mod trees;
+pub mod workload;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::root;
+use crate::test::world::{As, World};
+use measure::Row;
+use places::{Distant, Null};
+use workload::Workload;
+
 #[derive(clap::Args)]
-pub struct Options {}
-pub fn run(_: &Options) -> anyhow::Result<bool> {
-    anyhow::bail!("being written")
+pub struct Options {
+    /// Size of the trees; 1 is 100,000 files in one directory and 15,005 nested directories.
+    #[arg(long, default_value_t = 0.1)]
+    scale: f64,
+    /// Round trip times, divided by commas.
+    #[arg(long, value_delimiter = ',', default_value = "0ms,10ms")]
+    rtt: Vec<String>,
+    #[arg(long, default_value = "1Gbit")]
+    bandwidth: String,
+    /// For how long nigh may believe that nobody changes the folder beside it.
+    #[arg(long, default_value = "forever")]
+    host_timeout: String,
+    /// Only these workloads, divided by commas.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Small trees and one round trip time: under two minutes.
+    #[arg(long)]
+    short: bool,
+    /// Also 10,000,000 different missing names, with the daemon's memory before and after.
+    #[arg(long)]
+    long: bool,
+    /// Where the figures go, as JSON.
+    #[arg(long, default_value = "bench.json")]
+    out: PathBuf,
+    /// Time this binary instead of building one.
+    #[arg(long, value_name = "PATH")]
+    nigh: Option<PathBuf>,
+}
+
+/// What a run does, with `--short` applied.
+struct Plan {
+    sizes: trees::Sizes,
+    rtts: Vec<String>,
+    workloads: Vec<Workload>,
+    latency_calls: u32,
+}
+
+pub fn run(options: &Options) -> Result<bool> {
+    let plan = plan(options);
+    let start = Instant::now();
+    let world = World::new(options.nigh.as_deref(), true, false)?;
+    println!("building trees: {}", plan.sizes);
+    let source = world.dir("source", As::Us)?;
+    trees::build(&source, &plan.sizes)?;
+    let mut rows = Vec::new();
+    for work in &plan.workloads {
+        rows.extend(measure::local(&world, *work, &source, &plan.sizes)?);
+    }
+    let null = Null::start(&world, &plan.sizes)?;
+    for work in &plan.workloads {
+        rows.extend(measure::null(&world, *work, &null, &plan.sizes)?);
+    }
+    let mut latency =
+        vec![latency::of(&world, "null daemon", &null.point, null.daemon(), plan.latency_calls)?];
+    drop(null);
+    for rtt in &plan.rtts {
+        let distant = Distant::start(&world, &source, rtt, &options.bandwidth, &options.host_timeout)?;
+        for work in &plan.workloads {
+            rows.extend(measure::distant(&world, *work, &distant, &plan.sizes)?);
+        }
+    }
+    let near = Distant::start(&world, &source, "0ms", &options.bandwidth, &options.host_timeout)?;
+    let mount = near.mount(&world)?;
+    latency.push(latency::of(&world, "nigh", &mount.point, mount.daemon(), plan.latency_calls)?);
+    let memory = if options.long { Some(latency::missing_names(&world, &mount, 10_000_000)?) } else { None };
+    drop(mount);
+    drop(near);
+    table::print(&rows);
+    table::print_requests(&rows);
+    for line in latency.iter().chain(&memory) {
+        println!("{}", table::line(line));
+    }
+    let figures = figures(options, &plan, &rows, &latency, memory);
+    std::fs::write(&options.out, serde_json::to_string_pretty(&figures)?)?;
+    println!("figures in {}; {:.0} s", options.out.display(), start.elapsed().as_secs_f64());
+    Ok(true)
+}
+
+fn plan(options: &Options) -> Plan {
+    let wanted = |w: &Workload| options.only.is_empty() || options.only.iter().any(|name| name == w.name());
+    let workloads = Workload::ALL.iter().copied().filter(wanted).collect();
+    if options.short {
+        let sizes = trees::Sizes::scaled(options.scale.min(0.01));
+        return Plan { sizes, rtts: vec!["10ms".to_owned()], workloads, latency_calls: 10_000 };
+    }
+    Plan {
+        sizes: trees::Sizes::scaled(options.scale),
+        rtts: options.rtt.clone(),
+        workloads,
+        latency_calls: 100_000,
+    }
+}
+
+fn figures(options: &Options, plan: &Plan, rows: &[Row], latency: &[Value], memory: Option<Value>) -> Value {
+    json!({
+        "sizes": plan.sizes.json(),
+        "bandwidth": options.bandwidth,
+        "host_timeout": options.host_timeout,
+        "user": if root::is_root() { "root" } else { "user" },
+        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "latency": latency,
+        "missing_names": memory,
+    })
 }

@@ -124,6 +124,18 @@ impl<'a> Caller<'a> {
         }
     }
 
+    /// The error that a call comes to once releases before it took effect; nobody answers those, and
+    /// a remote may carry them out a little later.
+    #[track_caller]
+    pub(super) fn errno_after_release(&mut self, call: &Call) -> Errno {
+        for _ in 0..10_000 {
+            if let Err(errno) = self.call(call.clone()).result {
+                return errno;
+            }
+        }
+        panic!("a release takes no effect on {call:?}")
+    }
+
     #[track_caller]
     pub(super) fn made(&mut self, call: Call) -> (Entry, Option<Handle>) {
         match self.ok(call) {

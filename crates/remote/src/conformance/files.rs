@@ -111,7 +111,7 @@ fn bad_handle(c: &mut Caller<'_>) {
     let read = |node, handle| Call::Read { node, handle: Some(handle), offset: 0, length: 1 };
     assert_eq!(c.errno(read(other, handle)), Errno::BADF);
     c.release(handle);
-    assert_eq!(c.errno(read(place.clone(), handle)), Errno::BADF);
+    assert_eq!(c.errno_after_release(&read(place.clone(), handle)), Errno::BADF);
     assert_eq!(c.errno(read(place, nigh_types::Handle(u64::MAX))), Errno::BADF);
 }
 
@@ -131,7 +131,7 @@ fn unlinked(c: &mut Caller<'_>) {
     let (new, _) = c.create(&root, b"f");
     assert_ne!(new.node, place.node, "another file of the same name");
     c.release(handle);
-    assert_eq!(c.errno(Call::GetAttr { node: place }), Errno::STALE);
+    assert_eq!(c.errno_after_release(&Call::GetAttr { node: place }), Errno::STALE);
 }
 
 fn keep(c: &mut Caller<'_>) {
@@ -144,7 +144,7 @@ fn keep(c: &mut Caller<'_>) {
     c.write(&place, handle, 0, b"P");
     assert_eq!(c.getattr(&place).nlink, 0);
     c.release(handle);
-    assert_eq!(c.errno(Call::GetAttr { node: place }), Errno::STALE);
+    assert_eq!(c.errno_after_release(&Call::GetAttr { node: place }), Errno::STALE);
 }
 
 fn setattr(c: &mut Caller<'_>) {

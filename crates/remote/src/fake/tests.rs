@@ -75,6 +75,10 @@ fn a_mutation_waits_for_the_acknowledgements_of_others_and_not_for_its_own() {
     let events = drain(&mut b);
     let (_, early) = response(&events);
     assert_eq!((&early.result, &early.grants[..]), (&Ok(Reply::Looked(None)), &[][..]));
+    let mut third = server.connect(T0);
+    drain(&mut third);
+    third.handle_call(T0, CallId(1), lookup(root, "x"));
+    assert_eq!(response(&drain(&mut third)).1.grants, [], "what is about to change is not granted to anyone");
     b.handle_acknowledge(T0, recalls[0].id);
     assert!(matches!(response(&drain(&mut a)).1.result, Ok(Reply::Made { .. })));
     assert!(!b.control().has_granted(root, Covers::Names));

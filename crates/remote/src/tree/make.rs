@@ -75,7 +75,7 @@ impl Tree {
         dir: &Place,
         name: &Name,
     ) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(node)?;
+        let ino = self.reach(node)?;
         let dir = self.reach_dir(dir)?;
         let linked = &self.nodes[&ino];
         if linked.attr.is_dir() {

@@ -120,7 +120,7 @@ impl Tree {
     }
 
     fn open_truncated(&mut self, now: Timestamp, place: &Place, access: Access) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         if self.nodes[&ino].attr.kind() == Kind::File {
             self.resize(now, ino, 0)?;
         }
@@ -134,10 +134,7 @@ impl Tree {
         handle: Option<Handle>,
         set: &SetAttr,
     ) -> Result<Outcome, Errno> {
-        let ino = match handle {
-            Some(_) => self.reach_open(place, handle)?,
-            None => self.reach_maybe_open(place)?,
-        };
+        let ino = self.reach_open(place, handle)?;
         if let Some(size) = set.size {
             self.regular(ino)?;
             self.resize(now, ino, size)?;

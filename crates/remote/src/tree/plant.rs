@@ -4,6 +4,19 @@ use super::Tree;
 use nigh_types::{Access, Call, Credentials, Errno, Name, NodeId, Place, Reply, Request, Time, WriteFlags};
 
 impl Tree {
+    /// What a name of a directory leads to.
+    #[must_use]
+    pub fn child_of(&self, dir: u64, name: &Name) -> Option<u64> {
+        self.nodes.get(&dir)?;
+        self.child(dir, name)
+    }
+
+    /// Attributes of an inode by its number alone.
+    #[must_use]
+    pub fn attr_by_ino(&self, ino: u64) -> Option<nigh_types::Attr> {
+        self.nodes.get(&ino).map(|node| node.attr)
+    }
+
     /// The inode at a path of names parted by `/`; the root for an empty one.
     #[must_use]
     pub fn find(&self, path: &str) -> Option<NodeId> {

@@ -49,16 +49,8 @@ impl Tree {
     }
 
     fn getattr(&self, place: &Place) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         Ok(self.attr_outcome(ino, place))
-    }
-
-    /// A place, or a file without names that somebody has open.
-    pub(super) fn reach_maybe_open(&self, place: &Place) -> Result<u64, Errno> {
-        match self.nodes.get(&place.node.ino) {
-            Some(node) if node.id == place.node && node.opens > 0 => Ok(node.id.ino),
-            _ => self.reach(place),
-        }
     }
 
     pub(super) fn attr_outcome(&self, ino: u64, place: &Place) -> Outcome {
@@ -96,7 +88,7 @@ impl Tree {
     }
 
     pub(super) fn open_file(&mut self, place: &Place, _access: Access) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         match self.nodes[&ino].attr.kind() {
             Kind::File => {}
             Kind::Directory => return Err(Errno::ISDIR),
@@ -145,7 +137,7 @@ impl Tree {
     }
 
     fn getflags(&self, place: &Place) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         match self.nodes[&ino].attr.kind() {
             Kind::File | Kind::Directory => Ok(Outcome::plain(Reply::Flags(0))),
             _ => Err(Errno::NOTTY),

@@ -125,3 +125,19 @@ fn writers_lose_setuid_as_on_linux() {
         assert_eq!(tree.attr(file.node).map(|attr| attr.mode), Some(0o100_000 | left));
     }
 }
+
+#[test]
+fn where_only_hints_lead_a_walk_mends_what_they_miss() {
+    let mut tree = Tree::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+    let (root, file) = (tree.root(), tree.plant_file(T0, "a", b"x"));
+    let hinted = |leaf| Place { node: file, hint: Some((root, name(leaf))) };
+    let getattr = |tree: &mut Tree, node| execute(tree, Call::GetAttr { node }).result.map(|_| ());
+    assert_eq!(getattr(&mut tree, hinted("a")), Ok(()));
+    for place in [hinted("b"), Place::bare(file)] {
+        assert_eq!(getattr(&mut tree, place), Err(Errno::STALE));
+    }
+    let walk = |leaf| Call::Walk { node: file, names: vec![name(leaf)] };
+    assert_eq!(execute(&mut tree, walk("b")).result, Err(Errno::STALE));
+    assert_eq!(execute(&mut tree, walk("a")).result, Ok(Reply::Done));
+    assert_eq!(getattr(&mut tree, Place::bare(file)), Ok(()));
+}

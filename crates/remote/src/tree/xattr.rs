@@ -12,7 +12,7 @@ const XATTR_REPLACE: u32 = 2;
 
 impl Tree {
     pub(super) fn xattrs(&self, place: &Place) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         let items = self.nodes[&ino].xattrs.iter().map(|(name, value)| {
             let value = (value.len() <= INLINE_VALUE).then(|| value.as_slice().into());
             (name.as_slice().into(), value)
@@ -21,7 +21,7 @@ impl Tree {
     }
 
     pub(super) fn xattr(&self, place: &Place, name: &[u8]) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         let value = self.nodes[&ino].xattrs.get(name).ok_or(Errno::NODATA)?;
         Ok(self.fact(ino, place, Reply::Value(value.clone())))
     }
@@ -34,7 +34,7 @@ impl Tree {
         value: &[u8],
         flags: u32,
     ) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         self.check_xattr(ino, name)?;
         if value.len() > MAX_VALUE {
             return Err(Errno::TOOBIG);
@@ -58,7 +58,7 @@ impl Tree {
         place: &Place,
         name: &[u8],
     ) -> Result<Outcome, Errno> {
-        let ino = self.reach_maybe_open(place)?;
+        let ino = self.reach(place)?;
         let node = self.node_mut(ino);
         node.xattrs.remove(name).ok_or(Errno::NODATA)?;
         node.attr.ctime = now;

@@ -1,8 +1,9 @@
 //! Listing a directory in cookie order.
 
 use super::{Context, attr_now, has_no_xattrs};
+use crate::acting::Inside;
 use crate::error::{Fault, Result};
-use crate::reach::{Node, proc_path, reopen, without_atime};
+use crate::reach::{Node, reopen, without_atime};
 use crate::stat;
 use nigh_types::{
     Cookie, CookieKey, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response,
@@ -29,16 +30,18 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
     let open = without_atime(open);
     let names = Names::read(&open, cx.reach().ids.cookie_key(), |name| cx.reach().hides(dir.id, name))?;
     drop(open);
-    let prefix = format!("{}/", proc_path(&dir.fd));
+    let mut inside = Some(Inside::enter(&dir.fd)?);
     let mut part = Listed::default();
     let mut bytes = 0;
     for (at, row) in names.rows.iter().enumerate() {
-        let Some((name, entry)) = look(cx, &dir, &prefix, names.name(row), &mut grants)? else { continue };
+        let Some((name, entry)) = look(cx, &dir, names.name(row), &mut grants)? else { continue };
         bytes += nigh_native::listed_bytes(&name, &entry);
         part.entries.push((name, entry));
         let group_ends = names.rows.get(at + 1).is_none_or(|next| next.cookie != row.cookie);
         if group_ends && bytes + grants.len() * GRANT_BYTES >= PART_BYTES && at + 1 < names.rows.len() {
             cx.reach().ids.settle()?;
+            // Whoever takes it may take long.
+            drop(inside.take());
             sink(Response {
                 result: Ok(Reply::Listed(std::mem::take(&mut part))),
                 after: Vec::new(),
@@ -46,8 +49,10 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
                 last: false,
             });
             bytes = 0;
+            inside = Some(Inside::enter(&dir.fd)?);
         }
     }
+    drop(inside);
     grants.push(own);
     cx.reach().ids.settle()?;
     let after = vec![attr_now(&dir)?];
@@ -55,14 +60,8 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
     Ok(())
 }
 
-/// What one name leads to; `None` where it is gone by now.
-fn look(
-    cx: Context<'_>,
-    dir: &Node,
-    prefix: &str,
-    name: &[u8],
-    grants: &mut Vec<Grant>,
-) -> Result<Option<(Name, Entry)>> {
+/// What one name of the directory that this thread is in leads to; `None` where it is gone by now.
+fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Result<Option<(Name, Entry)>> {
     let Ok(checked) = Name::new(name) else { return Ok(None) };
     let stat = match stat::of_name(&dir.fd, name) {
         Err(Fault(Errno::NOENT)) => return Ok(None),
@@ -79,8 +78,7 @@ fn look(
         },
         _ => None,
     };
-    let path = [prefix.as_bytes(), name].concat();
-    let no_xattrs = has_no_xattrs(rustix::fs::llistxattr_query(path));
+    let no_xattrs = has_no_xattrs(rustix::fs::llistxattr_query(name));
     if !stat.attr.covered_by_parent() {
         grants.push(cx.grant(id, Covers::Inode));
     }

@@ -1,0 +1,100 @@
+//! What a kernel believes of what it was told.
+
+use nigh_cache::{Answer, Node, Page, Stale};
+use nigh_types::{Attr, Name, Span, Time};
+use std::collections::BTreeMap;
+
+/// A name, or its absence, as a kernel holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Dentry {
+    /// `None`: it does not exist.
+    pub ino: Option<u64>,
+    pub until: Time,
+}
+
+/// The dcache and inode attributes of one mount.
+#[derive(Default, Debug)]
+pub struct Kernel {
+    names: BTreeMap<(u64, Name), Dentry>,
+    attrs: BTreeMap<u64, (Attr, Time)>,
+}
+
+impl Kernel {
+    /// Takes in what an answer to a lookup in `dir` says.
+    pub fn looked(&mut self, now: Time, dir: u64, name: &Name, answer: &Answer) {
+        match answer {
+            Answer::Node(node) | Answer::Created(node, _) => self.node(now, dir, name, node),
+            Answer::Missing(valid) if *valid > Span::ZERO => {
+                self.names.insert((dir, name.clone()), Dentry { ino: None, until: now.after(*valid) });
+            }
+            _ => {
+                self.names.remove(&(dir, name.clone()));
+            }
+        }
+    }
+
+    fn node(&mut self, now: Time, dir: u64, name: &Name, node: &Node) {
+        let dentry = Dentry { ino: Some(node.id.ino), until: now.after(node.entry_valid) };
+        self.names.insert((dir, name.clone()), dentry);
+        self.attrs.insert(node.id.ino, (node.attr, now.after(node.attr_valid)));
+    }
+
+    pub fn attributes(&mut self, now: Time, answer: &Answer) {
+        if let Answer::Attr(id, attr, valid) = answer {
+            self.attrs.insert(id.ino, (*attr, now.after(*valid)));
+        }
+    }
+
+    pub fn page(&mut self, now: Time, dir: u64, page: &Page) {
+        let mut names = page.names.as_slice();
+        for entry in &page.entries {
+            let (bytes, rest) = names.split_at(usize::from(entry.name_len));
+            names = rest;
+            if let (Some(node), Ok(name)) = (&entry.node, Name::new(bytes)) {
+                self.node(now, dir, &name, node);
+            }
+        }
+    }
+
+    /// The kernel's own doing after it removed or replaced a name.
+    pub fn unlinked(&mut self, dir: u64, name: &Name) {
+        if let Some(Dentry { ino: Some(ino), .. }) = self.names.remove(&(dir, name.clone())) {
+            self.attrs.remove(&ino);
+        }
+        self.attrs.remove(&dir);
+    }
+
+    /// The kernel's own doing after it made a name: the directory's attributes are asked again.
+    pub fn changed_dir(&mut self, dir: u64) {
+        self.attrs.remove(&dir);
+    }
+
+    /// A notification.
+    pub fn forget(&mut self, stale: &Stale) {
+        match stale {
+            Stale::Attr { ino } | Stale::Data { ino, .. } => {
+                self.attrs.remove(ino);
+            }
+            Stale::Entry { dir, name } => {
+                self.names.remove(&(*dir, name.clone()));
+            }
+            Stale::Epoch => self.names.clear(),
+        }
+    }
+
+    /// Names believed at `now`.
+    pub fn names(&self, now: Time) -> impl Iterator<Item = (u64, &Name, Dentry)> {
+        self.names.iter().filter(move |(_, d)| now < d.until).map(|((dir, name), d)| (*dir, name, *d))
+    }
+
+    /// What is believed of one name.
+    #[must_use]
+    pub fn name(&self, now: Time, dir: u64, name: &Name) -> Option<Dentry> {
+        self.names.get(&(dir, name.clone())).copied().filter(|d| now < d.until)
+    }
+
+    /// Attributes believed at `now`.
+    pub fn attrs(&self, now: Time) -> impl Iterator<Item = (u64, Attr)> {
+        self.attrs.iter().filter(move |(_, (_, until))| now < *until).map(|(ino, (attr, _))| (*ino, *attr))
+    }
+}

@@ -1,0 +1,339 @@
+//! Clients of one fake server, stepped by hand.
+
+use crate::kernel::Kernel;
+use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, Level, Op, Output, Stale};
+use nigh_remote::fake::{Control, Fake, FakeServer};
+use nigh_remote::tree::TreeConfig;
+use nigh_remote::{Output as RemoteOutput, Remote};
+use nigh_types::{Name, OpId, Span, Time};
+use std::collections::BTreeMap;
+
+/// One mount: a cache, its remote, and the kernel that it serves.
+pub struct Client {
+    pub cache: Cache,
+    pub control: Control,
+    pub kernel: Kernel,
+    /// Invalidations are carried out at once unless these are held.
+    pub hold_invalidations: bool,
+    held: Vec<(Invalidation, Vec<Stale>)>,
+    remote: Fake,
+    ops: BTreeMap<OpId, Op>,
+}
+
+/// Everything there is.
+pub struct World {
+    pub now: Time,
+    pub server: FakeServer,
+    pub clients: Vec<Client>,
+    /// What happened since it was last taken, a line each.
+    pub trace: Vec<String>,
+    /// Answers since they were last taken: client, request, answer.
+    pub answers: Vec<(usize, OpId, Op, Answer)>,
+    next_op: u64,
+}
+
+impl World {
+    #[must_use]
+    pub fn new(config: TreeConfig) -> World {
+        World {
+            now: Time(Span::from_secs(1).0),
+            server: FakeServer::new(config),
+            clients: Vec::new(),
+            trace: Vec::new(),
+            answers: Vec::new(),
+            next_op: 0,
+        }
+    }
+
+    /// A new client; its number.
+    pub fn connect(&mut self, level: Level) -> usize {
+        let remote = self.server.connect(self.now);
+        let at = self.clients.len();
+        let client = self.clients.len() as u64;
+        self.clients.push(Client {
+            cache: Cache::new(Config { level, client, incarnation: 1, ..Config::default() }),
+            control: remote.control(),
+            kernel: Kernel::default(),
+            hold_invalidations: false,
+            held: Vec::new(),
+            remote,
+            ops: BTreeMap::new(),
+        });
+        self.settle();
+        at
+    }
+
+    /// A session takes the place of the one that a client lost.
+    pub fn reconnect(&mut self, at: usize) {
+        let remote = self.server.connect(self.now);
+        self.clients[at].control = remote.control();
+        self.clients[at].remote = remote;
+        self.settle();
+    }
+
+    /// One request of a client's kernel.
+    pub fn ask(&mut self, at: usize, op: Op) -> OpId {
+        self.next_op += 1;
+        let id = OpId(self.next_op);
+        let client = &mut self.clients[at];
+        let answer = client.cache.handle_op(self.now, id, Caller::default(), op.clone());
+        client.ops.insert(id, op);
+        match answer {
+            Some(answer) => self.answered(at, id, answer, true),
+            None => self.trace.push(format!("{} waits", name_of(at))),
+        }
+        self.settle();
+        id
+    }
+
+    /// Whether a request still waits.
+    #[must_use]
+    pub fn waits(&self, at: usize, op: OpId) -> bool {
+        self.clients[at].ops.contains_key(&op)
+    }
+
+    pub fn interrupt(&mut self, at: usize, op: OpId) {
+        self.clients[at].cache.handle_interrupt(op, true);
+        self.settle();
+    }
+
+    /// Time passes; what falls due happens in its order.
+    pub fn advance(&mut self, span: Span) {
+        let until = self.now.after(span);
+        loop {
+            let next = self.settle();
+            if next > until {
+                break;
+            }
+            self.now = self.now.max(next);
+            for client in &mut self.clients {
+                client.cache.handle_timeout(self.now);
+                client.remote.handle_timeout(self.now);
+            }
+        }
+        self.now = until;
+        self.settle();
+    }
+
+    /// Kernel notifications that were held are carried out.
+    pub fn let_invalidate(&mut self, at: usize) {
+        self.clients[at].hold_invalidations = false;
+        for (id, stale) in std::mem::take(&mut self.clients[at].held) {
+            self.invalidate(at, id, &stale);
+        }
+        self.settle();
+    }
+
+    /// Moves outputs until all is quiet; the next moment at which something is due.
+    pub fn settle(&mut self) -> Time {
+        loop {
+            let mut moved = false;
+            let mut next = Time::FAR;
+            for at in 0..self.clients.len() {
+                let (any, due) = self.drive(at);
+                moved |= any;
+                next = next.min(due);
+            }
+            if !moved {
+                return next;
+            }
+        }
+    }
+
+    fn drive(&mut self, at: usize) -> (bool, Time) {
+        let mut moved = false;
+        let cache_due = loop {
+            let output = self.clients[at].cache.poll_output();
+            match output {
+                Output::Timeout(due, _) => break due,
+                output => {
+                    moved = true;
+                    self.carry(at, output);
+                }
+            }
+        };
+        let remote_due = loop {
+            let client = &mut self.clients[at];
+            match client.remote.poll_output() {
+                RemoteOutput::Timeout(due, _) => break due,
+                RemoteOutput::Transmit(_) => {}
+                RemoteOutput::Event(event) => {
+                    moved = true;
+                    if let nigh_remote::Event::Recall(recall) = &event {
+                        let line = format!(
+                            "{} is asked to give back {:?} of {}",
+                            name_of(at),
+                            recall.covers,
+                            recall.node.ino
+                        );
+                        self.trace.push(line);
+                    }
+                    client.cache.handle_event(self.now, event);
+                }
+            }
+        };
+        (moved, cache_due.min(remote_due))
+    }
+
+    fn carry(&mut self, at: usize, output: Output) {
+        let now = self.now;
+        match output {
+            Output::Answer { op, answer } => self.answered(at, op, answer, false),
+            Output::Call { id, caller: _, name, call } => {
+                self.trace.push(format!("{} calls {}", name_of(at), call.type_name()));
+                let credentials = nigh_types::Credentials::default();
+                let request = nigh_types::Request { credentials, name, call };
+                self.clients[at].remote.handle_call(now, id, request);
+            }
+            Output::Cancel(id) => {
+                self.trace.push(format!("{} cancels", name_of(at)));
+                self.clients[at].remote.handle_cancel(now, id);
+            }
+            Output::Acknowledge(id) => {
+                self.trace.push(format!("{} acknowledges", name_of(at)));
+                self.clients[at].remote.handle_acknowledge(now, id);
+            }
+            Output::Return(grants) => self.clients[at].remote.handle_return(now, grants),
+            Output::Invalidate { id, stale } => {
+                if self.clients[at].hold_invalidations {
+                    self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
+                    self.clients[at].held.push((id, stale));
+                } else {
+                    self.invalidate(at, id, &stale);
+                }
+            }
+            Output::Timeout(..) => {}
+        }
+    }
+
+    fn invalidate(&mut self, at: usize, id: Invalidation, stale: &[Stale]) {
+        for one in stale {
+            self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(one)));
+            self.clients[at].kernel.forget(one);
+        }
+        self.clients[at].cache.handle_invalidated(id);
+    }
+
+    fn answered(&mut self, at: usize, id: OpId, answer: Answer, from_memory: bool) {
+        let Some(op) = self.clients[at].ops.remove(&id) else {
+            panic!("{} answers request {id:?} twice", name_of(at));
+        };
+        let now = self.now;
+        let kernel = &mut self.clients[at].kernel;
+        match &op {
+            Op::Lookup { dir, name } => kernel.looked(now, *dir, name, &answer),
+            Op::Create { dir, name, .. } | Op::Mkdir { dir, name, .. } | Op::Link { dir, name, .. }
+                if !matches!(answer, Answer::Failed(_)) =>
+            {
+                kernel.looked(now, *dir, name, &answer);
+                kernel.changed_dir(*dir);
+            }
+            Op::Unlink { dir, name } | Op::Rmdir { dir, name } if answer == Answer::Done => {
+                kernel.unlinked(*dir, name);
+            }
+            Op::Rename { from, name, to, new_name, .. } if answer == Answer::Done => {
+                kernel.unlinked(*from, name);
+                kernel.unlinked(*to, new_name);
+            }
+            Op::GetAttr { .. } | Op::SetAttr { .. } => kernel.attributes(now, &answer),
+            Op::ReadDir { ino, .. } => {
+                if let Answer::Page(page) = &answer {
+                    kernel.page(now, *ino, page);
+                }
+            }
+            _ => {}
+        }
+        let memory = if from_memory { " from memory" } else { "" };
+        self.trace.push(format!("{} is answered{memory}: {}", name_of(at), short(&answer)));
+        self.answers.push((at, id, op, answer));
+    }
+
+    /// Invariant 2, for all clients: no kernel believes of a name or of attributes what is not so.
+    /// (Not for changes that the host made behind the server's back.)
+    pub fn check_kernels(&self) -> Result<(), String> {
+        for (at, client) in self.clients.iter().enumerate() {
+            for (dir, name, dentry) in client.kernel.names(self.now) {
+                let truth = self.truth(dir, name);
+                if truth != dentry.ino {
+                    return Err(format!(
+                        "{} believes {dir}/{name} is {:?}, it is {truth:?}",
+                        name_of(at),
+                        dentry.ino
+                    ));
+                }
+            }
+            for (ino, believed) in client.kernel.attrs(self.now) {
+                let truth = self.attributes(ino);
+                if truth.is_some_and(|truth| truth != believed) {
+                    return Err(format!("{} believes of {ino} {believed:?}, it is {truth:?}", name_of(at)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a name leads to in the tree.
+    #[must_use]
+    pub fn truth(&self, dir: u64, name: &Name) -> Option<u64> {
+        self.server.edit(|tree| tree.child_of(dir, name))
+    }
+
+    fn attributes(&self, ino: u64) -> Option<nigh_types::Attr> {
+        self.server.edit(|tree| tree.attr_by_ino(ino))
+    }
+}
+
+/// A, B, C …
+#[must_use]
+pub fn name_of(at: usize) -> char {
+    u8::try_from(at).map_or('?', |n| char::from(b'A' + n.min(25)))
+}
+
+fn words(stale: &Stale) -> String {
+    match stale {
+        Stale::Attr { ino } => format!("attributes of {ino}"),
+        Stale::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
+        Stale::Data { ino, offset, length } => format!("data of {ino} from {offset}, {length} bytes"),
+        Stale::Entry { dir, name } => format!("{dir}/{name}"),
+        Stale::Epoch => "every name".to_owned(),
+    }
+}
+
+/// An answer in a few words.
+#[must_use]
+pub fn short(answer: &Answer) -> String {
+    let valid = |span: Span| match span {
+        Span::ZERO => "not to be kept".to_owned(),
+        span if span.as_millis() > 1_000_000 => "long".to_owned(),
+        span => format!("{} ms", span.as_millis()),
+    };
+    match answer {
+        Answer::Node(node) => {
+            format!(
+                "inode {}, name {}, attributes {}",
+                node.id.ino,
+                valid(node.entry_valid),
+                valid(node.attr_valid)
+            )
+        }
+        Answer::Created(node, _) => format!("made inode {}", node.id.ino),
+        Answer::Missing(span) => format!("no such name, {}", valid(*span)),
+        Answer::Attr(id, attr, span) => {
+            format!("inode {} size {} nlink {}, {}", id.ino, attr.size, attr.nlink, valid(*span))
+        }
+        Answer::Opened(opened) => format!("opened, keep {} listing {}", opened.keep_cache, opened.cache_dir),
+        Answer::Page(page) => {
+            let mut names = page.names.as_slice();
+            let mut list = Vec::new();
+            for entry in &page.entries {
+                let (name, rest) = names.split_at(usize::from(entry.name_len));
+                names = rest;
+                list.push(String::from_utf8_lossy(name).into_owned());
+            }
+            format!("[{}]", list.join(" "))
+        }
+        Answer::Data(data) => format!("data {:?}", String::from_utf8_lossy(data)),
+        Answer::Failed(errno) => errno.to_string(),
+        other => format!("{other:?}"),
+    }
+}

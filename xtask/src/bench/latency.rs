@@ -1,0 +1,115 @@
+//! What one request costs that the daemon answers from memory, and what missing names cost in memory.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::trees::Sizes;
+use super::workload::{self, Workload};
+use crate::test::mount::Mount;
+use crate::test::world::World;
+
+/// Median and 99th percentile of an xattr call on one file (the kernel keeps no xattrs: each reaches the
+/// daemon), with caller and daemon on one CPU, and wherever they are put.
+pub fn of(world: &World, place: &str, point: &Path, daemon: u32, calls: u32) -> Result<Value> {
+    let file = point.join("read/0");
+    let _ = world;
+    pin(daemon, Some(0))?;
+    pin(0, Some(0))?;
+    let pinned = times(&file, calls);
+    pin(daemon, None)?;
+    pin(0, None)?;
+    let (pinned, free) = (pinned?, times(&file, calls)?);
+    let us = |time: Duration| (time.as_secs_f64() * 1e7).round() / 10.0;
+    Ok(json!({
+        "place": place,
+        "call": "getxattr",
+        "calls": calls,
+        "pinned_median_us": us(at(&pinned, 50)),
+        "pinned_p99_us": us(at(&pinned, 99)),
+        "unpinned_median_us": us(at(&free, 50)),
+        "unpinned_p99_us": us(at(&free, 99)),
+    }))
+}
+
+fn at(sorted: &[Duration], percent: usize) -> Duration {
+    sorted.get(sorted.len() * percent / 100).copied().unwrap_or_default()
+}
+
+fn times(file: &Path, calls: u32) -> Result<Vec<Duration>> {
+    let path = CString::new(file.as_os_str().as_bytes())?;
+    let mut buffer = [0_u8; 16];
+    let mut times = Vec::new();
+    for i in 0..calls + 100 {
+        let start = Instant::now();
+        let ret = unsafe {
+            libc::getxattr(path.as_ptr(), c"user.none".as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
+        };
+        let took = start.elapsed();
+        ensure!(ret == -1, "{} has user.none", file.display());
+        let errno = io::Error::last_os_error().raw_os_error();
+        ensure!(matches!(errno, Some(libc::ENODATA | libc::EOPNOTSUPP)), "{}: {errno:?}", file.display());
+        // The first ones fetch.
+        if i >= 100 {
+            times.push(took);
+        }
+    }
+    times.sort();
+    Ok(times)
+}
+
+/// Puts all threads of a process (0: this thread) on one CPU, or on any.
+fn pin(process: u32, cpu: Option<u32>) -> Result<()> {
+    let threads = if process == 0 {
+        vec![0]
+    } else {
+        let tasks = fs::read_dir(format!("/proc/{process}/task")).context("the daemon is gone")?;
+        tasks.flatten().filter_map(|t| t.file_name().to_string_lossy().parse::<i32>().ok()).collect()
+    };
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for number in 0..1024 {
+        if cpu.is_none_or(|only| u32::try_from(number) == Ok(only)) {
+            unsafe { libc::CPU_SET(number, &mut set) };
+        }
+    }
+    for thread in threads {
+        let ret = unsafe { libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &raw const set) };
+        ensure!(ret == 0, "sched_setaffinity: {}", io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// So many different missing names in one directory; the daemon's memory before and after.
+pub fn missing_names(world: &World, mount: &Mount<'_>, names: u32) -> Result<Value> {
+    let before = resident_kib(mount.daemon())?;
+    let sizes = Sizes { calls: names, ..Sizes::scaled(0.01) };
+    let xtask = world.root.join("bin/xtask");
+    let command =
+        workload::command(&xtask, Workload::StatMissingMany, &mount.point, &sizes, Path::new("none"));
+    let ended = mount.run(command, Duration::from_secs(3600))?;
+    ensure!(ended.ok(), "{}", ended.tail(5));
+    let took = workload::time_said(&ended.said).unwrap_or(ended.took);
+    let status = mount.status()?;
+    Ok(json!({
+        "missing_names": names,
+        "seconds": took.as_secs_f64(),
+        "daemon_kib_before": before,
+        "daemon_kib_after": resident_kib(mount.daemon())?,
+        "cache_negative": status["cache"]["negative"],
+        "cache_bytes": status["cache"]["bytes"],
+        "cache_budget_bytes": status["cache"]["budget_bytes"],
+        "waits": status["remote"]["waits"],
+    }))
+}
+
+fn resident_kib(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("no VmRSS")?;
+    Ok(line.split_whitespace().nth(1).context("no VmRSS")?.parse()?)
+}

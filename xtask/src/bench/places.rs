@@ -1,0 +1,94 @@
+//! Where workloads run: the null daemon, and nigh over a link.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::trees::{self, Sizes};
+use crate::link::client::Emulator;
+use crate::process;
+use crate::test::mount::{How, Mount, device_of};
+use crate::test::world::{As, World};
+
+/// The null daemon with the trees in it.
+pub struct Null {
+    pub point: PathBuf,
+    pub control: PathBuf,
+    child: Child,
+}
+
+impl Null {
+    pub fn start(world: &World, sizes: &Sizes) -> Result<Null> {
+        let point = world.dir("null", As::Us)?;
+        let control = world.root.join("null.control");
+        let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+        command.arg("null-daemon").arg(&point).arg("--control").arg(&control);
+        let child = command.stdin(Stdio::null()).process_group(0).spawn()?;
+        let mut null = Null { point, control, child };
+        let end = Instant::now() + Duration::from_secs(10);
+        while device_of(&null.point).is_none() || !null.control.exists() {
+            if Instant::now() > end || null.child.try_wait()?.is_some() {
+                bail!("the null daemon does not start");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        trees::build(&null.point, sizes)?;
+        Ok(null)
+    }
+
+    #[must_use]
+    pub fn daemon(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Null {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.point).stderr(Stdio::null()).status();
+        let _ =
+            Command::new("fusermount3").args(["-u", "-z"]).arg(&self.point).stderr(Stdio::null()).status();
+        if !matches!(process::wait(&mut self.child, Duration::from_secs(3)), Ok(Some(_))) {
+            process::kill_group(self.child.id());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The user's own server behind a link; each mount is a fresh client.
+pub struct Distant<'w> {
+    pub rtt: String,
+    pub link: Emulator,
+    source: PathBuf,
+    host_timeout: String,
+    /// Keeps the server up while there is no other mount.
+    _keeper: Mount<'w>,
+}
+
+impl<'w> Distant<'w> {
+    pub fn start(
+        world: &'w World,
+        source: &Path,
+        rtt: &str,
+        bandwidth: &str,
+        host_timeout: &str,
+    ) -> Result<Distant<'w>> {
+        let (idle, keep) = (world.dir("keeper-source", As::Us)?, world.dir("keeper", As::Us)?);
+        let keeper = Mount::new(world, &idle, &keep, &How::new(As::Us))?;
+        let xtask = world.root.join("bin/xtask");
+        let link = Emulator::start(&xtask, &world.root, &world.server_socket(As::Us), rtt, bandwidth)?;
+        let (rtt, host_timeout) = (rtt.to_owned(), host_timeout.to_owned());
+        Ok(Distant { rtt, link, source: source.to_owned(), host_timeout, _keeper: keeper })
+    }
+
+    /// A fresh mount: nothing is known, and the server's own cache is warm.
+    pub fn mount(&self, world: &'w World) -> Result<Mount<'w>> {
+        let point = world.root.join("mnt");
+        fs::create_dir_all(&point)?;
+        let how = How::new(As::Us).set("NIGH_LINK", &self.link.socket.display().to_string());
+        Mount::new(world, &self.source, &point, &how.with(&format!("--host-timeout={}", self.host_timeout)))
+    }
+}
