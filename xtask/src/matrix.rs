@@ -45,7 +45,7 @@ pub fn run(options: &Options) -> Result<bool> {
     if !root::is_root() {
         bail!("the matrix needs root: it mounts as root and as an ordinary user");
     }
-    let world = World::new(options.nigh.as_deref(), true, false)?;
+    let world = World::new(options.nigh.as_deref(), true)?;
     let mut users = vec![As::Us];
     if process::which("fusermount3").is_some() {
         users.extend(world.tester);

@@ -204,15 +204,18 @@ impl Cache {
         Some(held)
     }
 
-    /// The name's fact is wrong or gone; the directory is no longer known whole.
+    /// The remote refused in a way that the name's fact did not foresee: it is dropped, here and in the
+    /// kernel, and the directory is no longer known whole.
     pub(crate) fn doubt_name(&mut self, dir: u64, name: &Name) {
         let cookie = self.key.cookie(name.as_bytes());
-        if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.rows.remove(cookie, name.as_bytes());
-            directory.complete = false;
-            directory.progress = None;
-            directory.version += 1;
-            self.recount(dir);
+        let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.held.is_some()) else { return };
+        directory.rows.remove(cookie, name.as_bytes());
+        directory.complete = false;
+        directory.progress = None;
+        directory.version += 1;
+        self.recount(dir);
+        if self.config.level.may_keep_pages() {
+            self.invalidate(vec![Stale::Entry { dir, name: name.clone() }], None);
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Node {
     pub(crate) stat: Stat,
     /// The directory whose name led here just now.
     pub(crate) under: Option<NodeId>,
+    /// When it, or the directory through which it was reached, was found to lie in the export.
+    pub(crate) checked: Instant,
 }
 
 /// Where directories were seen, descriptors of the latest ones, and handles of files.
@@ -76,7 +78,7 @@ impl Reach {
     ) -> Result<Reach> {
         let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
         Ok(Reach {
-            root: Node { id, fd: Arc::new(root), stat: root_stat, under: None },
+            root: Node { id, fd: Arc::new(root), stat: root_stat, under: None, checked: Instant::now() },
             ids,
             opener,
             places: Mutex::new(LruCache::new(bounds.places)),
@@ -108,7 +110,7 @@ impl Reach {
         let open = files.of_node(place.node).ok_or(Fault::STALE)?;
         let stat = stat::of_fd(&open.fd)?;
         let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
-        Ok(Node { id: place.node, fd, stat, under: None })
+        Ok(Node { id: place.node, fd, stat, under: None, checked: Instant::now() })
     }
 
     /// The same for what must be a directory.
@@ -133,7 +135,7 @@ impl Reach {
     /// The second half, which must not be.
     pub(crate) fn adopt(&self, dir: &Node, name: &Name, fd: OwnedFd) -> Result<Node> {
         let mut found = self.opened(fd)?;
-        found.under = Some(dir.id);
+        (found.under, found.checked) = (Some(dir.id), dir.checked);
         self.remember(dir.id, name, &found);
         Ok(found)
     }
@@ -145,7 +147,7 @@ impl Reach {
 
     /// Goes along `names` from the root; `ESTALE` unless they lead to `node`.
     pub(crate) fn walk(&self, node: NodeId, names: &[Name]) -> Result<()> {
-        let mut at = self.root.clone();
+        let mut at = Node { checked: Instant::now(), ..self.root.clone() };
         let mut last = None;
         for name in names {
             let parent = at.id;
@@ -201,7 +203,7 @@ impl Reach {
     pub(crate) fn opened(&self, fd: OwnedFd) -> Result<Node> {
         let stat = stat::of_fd(&fd)?;
         let id = self.ids.node(&stat, || Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?))?;
-        Ok(Node { id, fd: Arc::new(fd), stat, under: None })
+        Ok(Node { id, fd: Arc::new(fd), stat, under: None, checked: Instant::now() })
     }
 
     fn remember(&self, parent: NodeId, name: &Name, node: &Node) {
@@ -210,32 +212,34 @@ impl Reach {
         }
         self.note_place(node.id, parent, name);
         if self.may_hold(node) {
-            self.hold(node.id, &node.fd);
+            self.hold(node);
         }
     }
 
-    /// Keeps the descriptor of a directory that lies in the export at this moment.
-    fn hold(&self, id: NodeId, fd: &Arc<OwnedFd>) {
-        let held = Held { fd: Arc::clone(fd), checked: Instant::now() };
-        let evicted = self.directories.lock().push(id, held);
+    fn hold(&self, node: &Node) {
+        let held = Held { fd: Arc::clone(&node.fd), checked: node.checked };
+        let evicted = self.directories.lock().push(node.id, held);
         drop(evicted); // closed when no lock is held
     }
 
     /// The root, or a directory whose descriptor is held and still lies in the export.
     fn held_directory(&self, id: NodeId) -> Result<Option<Node>> {
         if id == self.root.id {
-            return Ok(Some(Node { stat: stat::of_fd(&self.root.fd)?, ..self.root.clone() }));
+            let (stat, checked) = (stat::of_fd(&self.root.fd)?, Instant::now());
+            return Ok(Some(Node { stat, checked, ..self.root.clone() }));
         }
         let held = self.directories.lock().get(&id).cloned();
         let Some(Held { fd, checked }) = held else { return Ok(None) };
+        let mut found = Node { id, stat: stat::of_fd(&fd)?, fd, under: None, checked };
         if checked.elapsed() > TRUSTED {
-            if !self.contains(&fd) {
+            if !self.contains(&found.fd) {
                 self.directories.lock().pop(&id);
                 return Ok(None);
             }
-            self.hold(id, &fd);
+            found.checked = Instant::now();
+            self.hold(&found);
         }
-        Ok(Some(Node { id, stat: stat::of_fd(&fd)?, fd, under: None }))
+        Ok(Some(found))
     }
 
     fn by_name(&self, id: NodeId, parent: NodeId, name: &Name) -> Result<Node> {
@@ -248,7 +252,7 @@ impl Reach {
         };
         let fd = self.open_child(&dir, name).map_err(Fault::or_stale)?;
         let mut found = self.verified(fd, id)?;
-        found.under = Some(parent);
+        (found.under, found.checked) = (Some(parent), dir.checked);
         self.remember(parent, name, &found);
         Ok(found)
     }
@@ -269,7 +273,7 @@ impl Reach {
                 break;
             }
         }
-        let mut fd = base.ok_or(Fault::STALE)?.fd;
+        let Node { mut fd, checked, .. } = base.ok_or(Fault::STALE)?;
         let mut path = Vec::new();
         while let Some(name) = names.pop() {
             path.extend_from_slice(name.as_bytes());
@@ -281,9 +285,9 @@ impl Reach {
             }
         }
         let mut found = self.verified(Arc::into_inner(fd).ok_or(Fault::STALE)?, id)?;
-        found.under = parent_of_id;
+        (found.under, found.checked) = (parent_of_id, checked);
         if found.stat.attr.is_dir() && self.may_hold(&found) {
-            self.hold(id, &found.fd);
+            self.hold(&found);
         }
         Ok(found)
     }

@@ -29,6 +29,8 @@ pub struct World {
     pub trace: Vec<String>,
     /// Answers since they were last taken: client, request, answer.
     pub answers: Vec<(usize, OpId, Op, Answer)>,
+    /// The trace names requests and calls whole.
+    pub wordy: bool,
     next_op: u64,
 }
 
@@ -41,6 +43,7 @@ impl World {
             clients: Vec::new(),
             trace: Vec::new(),
             answers: Vec::new(),
+            wordy: false,
             next_op: 0,
         }
     }
@@ -80,7 +83,10 @@ impl World {
         client.ops.insert(id, op);
         match answer {
             Some(answer) => self.answered(at, id, answer, true),
-            None => self.trace.push(format!("{} waits", name_of(at))),
+            None => {
+                let what = self.of(&self.clients[at].ops[&id]);
+                self.trace.push(format!("{} waits{what}", name_of(at)));
+            }
         }
         self.settle();
         id
@@ -167,6 +173,8 @@ impl World {
                             recall.node.ino
                         );
                         self.trace.push(line);
+                    } else if self.wordy {
+                        self.trace.push(format!("{} hears {event:?}", name_of(at)));
                     }
                     client.cache.handle_event(self.now, event);
                 }
@@ -180,7 +188,8 @@ impl World {
         match output {
             Output::Answer { op, answer } => self.answered(at, op, answer, false),
             Output::Call { id, caller: _, name, call } => {
-                self.trace.push(format!("{} calls {}", name_of(at), call.type_name()));
+                let what = if self.wordy { format!(" {call:?} as {id:?}") } else { String::new() };
+                self.trace.push(format!("{} calls {}{what}", name_of(at), call.type_name()));
                 let credentials = nigh_types::Credentials::default();
                 let request = nigh_types::Request { credentials, name, call };
                 self.clients[at].remote.handle_call(now, id, request);
@@ -244,8 +253,13 @@ impl World {
             _ => {}
         }
         let memory = if from_memory { " from memory" } else { "" };
-        self.trace.push(format!("{} is answered{memory}: {}", name_of(at), short(&answer)));
+        let what = self.of(&op);
+        self.trace.push(format!("{} is answered{memory}: {}{what}", name_of(at), short(&answer)));
         self.answers.push((at, id, op, answer));
+    }
+
+    fn of(&self, op: &Op) -> String {
+        if self.wordy { format!(" ({op:?}, {:?})", self.now) } else { String::new() }
     }
 
     /// Invariant 2, for all clients: no kernel believes of a name or of attributes what is not so.

@@ -63,7 +63,7 @@ struct Plan {
 pub fn run(options: &Options) -> Result<bool> {
     let plan = plan(options);
     let start = Instant::now();
-    let world = World::new(options.nigh.as_deref(), true, false)?;
+    let world = World::new(options.nigh.as_deref(), true)?;
     println!("building trees: {}", plan.sizes);
     let source = world.dir("source", As::Us)?;
     trees::build(&source, &plan.sizes)?;

@@ -25,7 +25,7 @@ pub struct Options {
     /// Print the groups and what they need.
     #[arg(long)]
     list: bool,
-    /// Give up root first: what an ordinary user can run.
+    /// Only the groups that mount as an ordinary user.
     #[arg(long)]
     as_user: bool,
     /// Shorter forms of the long tests (fsx with 50,000 operations).
@@ -47,10 +47,8 @@ pub fn run(options: &Options) -> Result<bool> {
     if let Some(unknown) = options.groups.iter().find(|name| !known.iter().any(|g| g.name == **name)) {
         bail!("no group {unknown}; `cargo xtask test --list` names them");
     }
-    let wanted: Vec<_> = known
-        .iter()
-        .filter(|g| options.groups.is_empty() || options.groups.iter().any(|n| n == g.name))
-        .collect();
+    let named = |g: &&groups::Group| options.groups.is_empty() || options.groups.iter().any(|n| n == g.name);
+    let wanted: Vec<_> = known.iter().filter(named).filter(|g| g.by_user || !options.as_user).collect();
     let mut tally = Tally::new();
     packages::prepare(&wanted, options.no_install);
     let mut world = None;
@@ -62,7 +60,7 @@ pub fn run(options: &Options) -> Result<bool> {
             groups::Run::Mounted(run) => {
                 let made = match world.take() {
                     Some(world) => Ok(world),
-                    None => World::new(options.nigh.as_deref(), options.short, options.as_user),
+                    None => World::new(options.nigh.as_deref(), options.short),
                 };
                 match made {
                     Ok(ready) => {

@@ -27,6 +27,11 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
+    /// Whether all of it is a test's code.
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
+    }
+
     /// The crate directory below `crates/`, if it is in one.
     fn layer(&self) -> Option<&str> {
         self.path.strip_prefix("crates/")?.split('/').next()

@@ -39,7 +39,7 @@ pub fn check_code(source: &Source, code: &Code) -> Vec<Problem> {
 /// In the shipped code of pure crates: no clock, socket, thread or randomness.
 pub fn check_pure(source: &Source, code: &Code) -> Vec<Problem> {
     let pure = ["types", "cache", "remote", "native"];
-    let in_source = source.path.split('/').nth(2) == Some("src");
+    let in_source = source.path.split('/').nth(2) == Some("src") && !source.is_test();
     if !in_source || !source.layer().is_some_and(|layer| pure.contains(&layer)) {
         return Vec::new();
     }

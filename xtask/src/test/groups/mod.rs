@@ -21,6 +21,8 @@ pub struct Group {
     pub what: &'static str,
     pub time: &'static str,
     pub run: Run,
+    /// Whether an ordinary user can run it, or root runs it as one.
+    pub by_user: bool,
 }
 
 /// What a group stands on.
@@ -36,50 +38,32 @@ pub type Test = (&'static str, fn(&World) -> anyhow::Result<()>);
 
 #[must_use]
 pub fn all() -> &'static [Group] {
-    &[
-        Group { name: "unit", what: "tests of every crate", time: "3 min", run: Run::Plain(unit::run) },
-        Group {
-            name: "posix",
-            what: "the POSIX table as root",
-            time: "1 min",
-            run: Run::Mounted(posix::as_root),
-        },
-        Group {
-            name: "posix-user",
-            what: "the same as an ordinary user",
-            time: "1 min",
-            run: Run::Mounted(posix::as_user),
-        },
-        Group {
-            name: "levels",
-            what: "every notification level, and protocol 7.31",
-            time: "4 min",
-            run: Run::Mounted(levels::run),
-        },
-        Group {
-            name: "tools",
-            what: "pjdfstest, fsx, git, cargo, make, sqlite",
-            time: "12 min",
-            run: Run::Mounted(tools::run),
-        },
-        Group {
-            name: "filesystems",
-            what: "ext4, xfs, btrfs, tmpfs, overlayfs, nested mounts",
-            time: "4 min",
-            run: Run::Mounted(filesystems::run),
-        },
-        Group {
-            name: "signals",
-            what: "alarms and fatal signals while waiting",
-            time: "1 min",
-            run: Run::Mounted(signals::run),
-        },
-        Group {
-            name: "badinput",
-            what: "mistakes of a user are said in one line",
-            time: "1 min",
-            run: Run::Mounted(badinput::run),
-        },
-        Group { name: "demo", what: "nigh demo", time: "1 min", run: Run::Mounted(demo::run) },
-    ]
+    const ALL: &[Group] = &[
+        group("unit", "tests of every crate", "3 min", Run::Plain(unit::run), true),
+        group("posix", "the POSIX table as root", "1 min", Run::Mounted(posix::as_root), false),
+        group("posix-user", "the same as an ordinary user", "1 min", Run::Mounted(posix::as_user), true),
+        group(
+            "levels",
+            "every notification level, and protocol 7.31",
+            "4 min",
+            Run::Mounted(levels::run),
+            true,
+        ),
+        group("tools", "pjdfstest, fsx, git, cargo, make, sqlite", "8 min", Run::Mounted(tools::run), false),
+        group(
+            "filesystems",
+            "ext4, xfs, btrfs, tmpfs, overlayfs, nested",
+            "4 min",
+            Run::Mounted(filesystems::run),
+            false,
+        ),
+        group("signals", "alarms and fatal signals while waiting", "1 min", Run::Mounted(signals::run), true),
+        group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
+        group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
+    ];
+    ALL
+}
+
+const fn group(name: &'static str, what: &'static str, time: &'static str, run: Run, by_user: bool) -> Group {
+    Group { name, what, time, run, by_user }
 }

@@ -1,0 +1,15 @@
+//! Short form of `cargo xtask sim`: some seeds, always the same.
+
+use nigh_sim::random::{Plan, run};
+
+#[test]
+fn no_seeded_history_shows_anybody_what_is_not_so() {
+    let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
+    let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for seed in first..first + seeds {
+        let clients = 1 + u32::try_from(seed % 3).unwrap();
+        if let Err(lie) = run(Plan { seed, clients, steps: 300 }) {
+            panic!("{lie}");
+        }
+    }
+}
