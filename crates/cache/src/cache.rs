@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After
 /// every input call [`Cache::poll_output`] until it says [`Output::Timeout`], do what it says in that
 /// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is
-/// answered by `handle_invalidated` once the kernel has been told; nothing else waits for it.
+/// answered by `handle_invalidated` once the kernel has been told, one after the other in the order in
+/// which they came; nothing else waits for it.
 ///
 /// `handle_op` answers at once what memory can answer; otherwise it returns `None` and the answer
 /// comes as [`Output::Answer`], exactly once, unless `handle_interrupt` answered first.
@@ -53,6 +54,8 @@ pub struct Cache {
     pub(crate) xattrs: FxHashMap<u64, CallId>,
     pub(crate) overlay: Overlay,
     pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
+    /// What the kernel is being told; it is told in this order.
+    pub(crate) untold: BTreeSet<Invalidation>,
     /// When grants end on inodes that the kernel holds open.
     pub(crate) watched: BTreeSet<(Time, u64)>,
     pub(crate) missing_given: u64,
@@ -90,6 +93,7 @@ impl Cache {
             xattrs: FxHashMap::default(),
             overlay: Overlay::new(config.client, config.incarnation),
             after_invalidation: BTreeMap::new(),
+            untold: BTreeSet::new(),
             watched: BTreeSet::new(),
             missing_given: 0,
             space: None,

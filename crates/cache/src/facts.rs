@@ -80,6 +80,9 @@ impl Cache {
             self.forget_attr(id.ino);
             return None;
         }
+        if flight.sequence.is_none() {
+            self.mark_attr_under_way(id.ino);
+        }
         let fresh = flight.granted(grants, id, Covers::Inode).map(|g| Held::begin(g, flight.sent));
         let fresh = fresh.filter(|h| h.lives(now));
         self.note_symlink(id, &attr);
@@ -89,6 +92,12 @@ impl Cache {
             under = Some(held);
         } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
             match &mut inode.own {
+                Some((_, held)) if flight.recalled(id, Covers::Inode) && held.lives(now) => {
+                    if flight.sequence.is_some() {
+                        self.doubt_attr(id);
+                    }
+                    return None;
+                }
                 Some((own, held)) if held.lives(now) => {
                     *own = attr;
                     under = Some(*held);
@@ -96,7 +105,7 @@ impl Cache {
                 own => *own = None,
             }
         }
-        let covered = self.learn_at_home(now, id, attr);
+        let covered = self.learn_at_home(now, flight, id, attr);
         under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants))
     }
 
@@ -124,11 +133,11 @@ impl Cache {
     }
 
     /// Puts attributes into the row that names the inode, if its directory's grant lives.
-    fn learn_at_home(&mut self, now: Time, id: NodeId, attr: Attr) -> Option<Held> {
+    fn learn_at_home(&mut self, now: Time, flight: &Flight, id: NodeId, attr: Attr) -> Option<Held> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (dir, name) = inode.home.as_ref()?;
         let cookie = self.key.cookie(name.as_bytes());
-        let directory = self.dirs.get_mut(dir)?;
+        let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, Covers::Names))?;
         let held = directory.held.filter(|h| h.lives(now))?;
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
         child.attr = attr;
@@ -146,6 +155,17 @@ impl Cache {
         if inode.own.is_some_and(|(own, _)| own.ctime != attr.ctime) {
             inode.target = None;
             self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
+        }
+    }
+
+    /// The same for attributes: a recall of them and an own change crossed.
+    fn doubt_attr(&mut self, id: NodeId) {
+        for flight in self.flights.values_mut() {
+            flight.seen.recalled.push((id, Covers::Inode));
+        }
+        self.forget_attr(id.ino);
+        if self.config.level.may_keep_pages() {
+            self.invalidate(vec![Stale::Attr { ino: id.ino }], None);
         }
     }
 
@@ -183,13 +203,23 @@ impl Cache {
         entry: Option<&Entry>,
         grants: &[Grant],
     ) -> Option<Held> {
+        let crossed = flight.crossed(dir.ino, name, entry.map(|e| e.id));
+        if crossed || flight.recalled(dir, Covers::Names) {
+            if crossed || flight.sequence.is_some() {
+                self.doubt_order(dir);
+            }
+            return None;
+        }
+        if flight.sequence.is_none() {
+            self.mark_under_way(dir.ino, name, entry.map(Child::new).as_ref());
+        }
         let fresh = flight.granted(grants, dir, Covers::Names).map(|g| Held::begin(g, flight.sent));
         let cookie = self.key.cookie(name.as_bytes());
         if self.names(now, dir.ino).is_none() {
             let held = fresh.filter(|h| h.lives(now))?;
             self.directory(dir).held = Some(held);
         } else if fresh.is_none() && flight.sequence.is_none() {
-            // An ungranted answer beside a living grant (its own was recalled on the way): not kept.
+            // An ungranted answer beside a living grant: not kept.
             return None;
         }
         let directory = self.dirs.get_mut(&dir.ino)?;
@@ -204,18 +234,36 @@ impl Cache {
         Some(held)
     }
 
-    /// The remote refused in a way that the name's fact did not foresee: it is dropped, here and in the
-    /// kernel, and the directory is no longer known whole.
-    pub(crate) fn doubt_name(&mut self, dir: u64, name: &Name) {
+    /// The remote refused a change in a way that says whether a name exists (`None`: that something else
+    /// is wrong with it). If the facts foresaw otherwise, all facts about the directory go, here and in
+    /// the kernel.
+    pub(crate) fn doubt_name(&mut self, dir: u64, name: &Name, exists: Option<bool>) {
         let cookie = self.key.cookie(name.as_bytes());
-        let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.held.is_some()) else { return };
-        directory.rows.remove(cookie, name.as_bytes());
-        directory.complete = false;
-        directory.progress = None;
-        directory.version += 1;
-        self.recount(dir);
+        let Some(directory) = self.dirs.get(&dir).filter(|d| d.held.is_some()) else { return };
+        let known = match directory.rows.find(cookie, name.as_bytes()) {
+            Some(row) => Some(row.child.is_some()),
+            None => directory.knows_absence(cookie).then_some(false),
+        };
+        if known.is_none() || known == exists {
+            return;
+        }
+        let stale = self.stale_names(directory.id);
+        self.forget_names(dir);
         if self.config.level.may_keep_pages() {
-            self.invalidate(vec![Stale::Entry { dir, name: name.clone() }], None);
+            self.invalidate(stale, None);
+        }
+    }
+
+    /// A recall went by while an own change of a directory was under way, and which of the two came first
+    /// cannot be told: what was learned since may be older or newer than the change. All of it goes.
+    pub(crate) fn doubt_order(&mut self, dir: NodeId) {
+        for flight in self.flights.values_mut() {
+            flight.seen.recalled.push((dir, Covers::Names));
+        }
+        let stale = self.stale_names(dir);
+        self.forget_names(dir.ino);
+        if self.config.level.may_keep_pages() && !stale.is_empty() {
+            self.invalidate(stale, None);
         }
     }
 
@@ -225,7 +273,8 @@ impl Cache {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
         if let Some(flight) = flight.filter(|f| f.begun && f.aside.is_none()) {
-            flight.aside = Some(Box::new(std::mem::take(&mut directory.rows)));
+            let listed = directory.progress.unwrap_or_default();
+            flight.aside = Some(Box::new(directory.rows.up_to(listed)));
         }
         directory.forget();
         self.recount(dir);
@@ -330,6 +379,7 @@ impl Cache {
         }
         self.next_invalidation += 1;
         let id = crate::op::Invalidation(self.next_invalidation);
+        self.untold.insert(id);
         if let Some(then) = then {
             self.after_invalidation.insert(id, then);
         }

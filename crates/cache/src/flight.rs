@@ -84,6 +84,17 @@ pub(crate) enum Purpose {
     },
 }
 
+impl Purpose {
+    /// The names that a change binds or unbinds.
+    fn names(&self) -> Vec<(u64, &Name)> {
+        match self {
+            Purpose::Make { dir, name, .. } | Purpose::Remove { dir, name } => vec![(*dir, name)],
+            Purpose::Rename { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// A file about to be open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NewFile {
@@ -125,6 +136,9 @@ pub(crate) struct Waiting {
     pub caller: Caller,
     pub want: Want,
     pub joined: bool,
+    /// It came after the call was sent: an answer that was composed before it came is no answer to it,
+    /// unless a grant says that nothing has changed since.
+    pub late: bool,
 }
 
 /// What happened to facts after a call was sent: its reply may be older (invariant 4).
@@ -169,10 +183,20 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
+    /// Whether those facts were recalled after this call was sent: what it says of them may be older than
+    /// what is known now.
+    pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
+        self.seen.recalled.contains(&(node, covers))
+    }
+
+    /// Whether what was learned of a name since this call was sent is something else than `id`.
+    pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
+        self.seen.name(dir, name).is_some_and(|child| child.as_ref().map(|c| c.id) != id)
+    }
+
     /// The grant of the reply on these facts, unless it was recalled on its way.
     pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: Covers) -> Option<&'a Grant> {
-        let recalled = self.seen.recalled.iter().any(|&(n, c)| n == node && c == covers);
-        if recalled { None } else { crate::grants::on(grants, node, covers) }
+        if self.recalled(node, covers) { None } else { crate::grants::on(grants, node, covers) }
     }
 }
 
@@ -221,8 +245,36 @@ impl Cache {
         if let Some(flight) = self.flights.get_mut(&call) {
             flight.waiters.push(op);
         }
-        self.waiting.insert(op, Waiting { call, caller, want, joined });
+        self.waiting.insert(op, Waiting { call, caller, want, joined, late: joined });
         None
+    }
+
+    /// Of those who wait, the ones that came after the call was sent.
+    pub(crate) fn late(&self, waiters: &[OpId]) -> Vec<OpId> {
+        waiters.iter().copied().filter(|op| self.waiting.get(op).is_some_and(|w| w.late)).collect()
+    }
+
+    /// An answer without a grant was too old for these: they wait for another one, sent after they came.
+    pub(crate) fn ask_again(&mut self, now: Time, late: Vec<OpId>, purpose: Purpose, call: Call) {
+        if late.is_empty() {
+            return;
+        }
+        let id = self.send(now, None, purpose.clone(), call);
+        for op in &late {
+            if let Some(waiting) = self.waiting.get_mut(op) {
+                waiting.call = id;
+                waiting.late = false;
+            }
+        }
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.waiters = late;
+        }
+        match purpose {
+            Purpose::Lookup { dir, name } => drop(self.lookups.insert((dir, name), id)),
+            Purpose::Attr { ino } => drop(self.attrs.insert(ino, id)),
+            Purpose::Xattrs { ino } => drop(self.xattrs.insert(ino, id)),
+            _ => {}
+        }
     }
 
     /// Sends a call for one request.
@@ -303,6 +355,28 @@ impl Cache {
         }
     }
 
+    /// Names of a directory that own changes under way bind or unbind.
+    pub(crate) fn names_under_way(&self, dir: u64) -> Vec<Name> {
+        let touched = self.flights.values().flat_map(|f| f.purpose.names());
+        touched.filter(|(d, _)| *d == dir).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// A name was learned while own changes of it are under way: their answers may be older.
+    pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
+        for flight in self.flights.values_mut() {
+            if flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name) {
+                flight.seen.names.push((dir, name.clone(), child.cloned()));
+            }
+        }
+    }
+
+    /// The same for attributes.
+    pub(crate) fn mark_attr_under_way(&mut self, ino: u64) {
+        for flight in self.flights.values_mut().filter(|f| f.sequence.is_some()) {
+            flight.seen.inodes.push(ino);
+        }
+    }
+
     /// Marks what an own mutation changed in every other call in flight.
     pub(crate) fn mark_inode(&mut self, ino: u64) {
         self.space = None;
@@ -311,7 +385,11 @@ impl Cache {
         }
     }
 
-    pub(crate) fn mark_name(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
+    /// Not if the directory was recalled since: then calls sent later know better.
+    pub(crate) fn mark_name(&mut self, by: &Flight, dir: u64, name: &Name, child: Option<&Child>) {
+        if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
+            return;
+        }
         for flight in self.flights.values_mut() {
             flight.seen.names.push((dir, name.clone(), child.cloned()));
         }

@@ -51,9 +51,11 @@ impl Cache {
         if !flight.begun {
             self.listing_begins(now, call, dir, &mut flight, &response.grants);
         }
-        let kept = flight.aside.is_none();
-        if kept {
-            self.keep_part(now, dir, &flight, &entries, &response.grants);
+        if flight.aside.is_none() && self.crosses(dir, &flight, &entries, last) {
+            self.list_anew(now, dir, &mut flight);
+        }
+        if flight.aside.is_none() {
+            self.keep_part(now, dir, &flight, &entries, &response.grants, last);
         } else if let Some(rows) = &mut flight.aside {
             let key = self.key;
             for (name, entry) in &entries {
@@ -81,13 +83,63 @@ impl Cache {
         let current = self.directory(id).listing == Some(call);
         match granted.filter(|h| current && h.lives(now)) {
             Some(held) => {
+                // Names known under a grant that will be recalled stay known: the kernel may have been told
+                // of them. Under a deadline the kernel's time ends by itself, and older facts go.
+                let lasting = self.names(now, dir).is_some_and(|(_, old)| old.recallable && held.recallable);
                 let directory = self.directory(id);
-                directory.forget();
+                if !lasting {
+                    directory.forget();
+                }
                 directory.held = Some(held);
                 directory.progress = Some(Cookie(0));
             }
-            None => flight.aside = Some(Box::default()),
+            None => {
+                flight.aside = Some(Box::default());
+                // Without a grant it is no answer to who came after it was sent.
+                let late = self.late(&flight.waiters);
+                flight.waiters.retain(|op| !late.contains(op));
+                self.list_again(now, dir, late);
+            }
         }
+    }
+
+    fn list_again(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
+        let (Some(place), false) = (self.place(dir), late.is_empty()) else { return };
+        let node = place.node;
+        self.ask_again(now, late, Purpose::List { dir }, Call::List { dir: place });
+        let call = CallId(self.next_call);
+        let directory = self.directory(node);
+        directory.listing = Some(call);
+        directory.progress = None;
+    }
+
+    /// The cookies that a part speaks for: behind the last one so far, up to its own last entry.
+    fn part_range(&self, dir: u64, entries: &[(Name, Entry)], last: bool) -> (Cookie, Cookie) {
+        let from = self.dirs.get(&dir).and_then(|d| d.progress).unwrap_or_default();
+        let to = entries.last().map_or(from, |(name, _)| self.key.cookie(name.as_bytes()));
+        (from, if last { Cookie(u64::MAX) } else { to })
+    }
+
+    /// Whether a part says otherwise than an own change that was answered since the listing was sent. Which of
+    /// the two came first cannot be told.
+    fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Entry)], last: bool) -> bool {
+        let (from, to) = self.part_range(dir, entries, last);
+        flight.seen.names.iter().filter(|(d, _, _)| *d == dir).any(|(_, name, _)| {
+            let cookie = self.key.cookie(name.as_bytes());
+            let listed = entries.iter().find(|(n, _)| n == name).map(|(_, e)| e.id);
+            let known = flight.seen.name(dir, name).and_then(|c| c.as_ref().map(|c| c.id));
+            from < cookie && cookie <= to && listed != known
+        })
+    }
+
+    /// A listing that cannot be told to be older or newer than an own change serves nobody: who waits for it
+    /// waits for another one.
+    fn list_anew(&mut self, now: Time, dir: u64, flight: &mut Flight) {
+        let Some(id) = self.id_of(dir) else { return };
+        flight.aside = Some(Box::default());
+        self.doubt_order(id);
+        let waiters = std::mem::take(&mut flight.waiters);
+        self.list_again(now, dir, waiters);
     }
 
     fn keep_part(
@@ -97,18 +149,21 @@ impl Cache {
         flight: &Flight,
         entries: &[(Name, Entry)],
         grants: &[Grant],
+        last: bool,
     ) {
         let own: FxHashMap<NodeId, &Grant> =
             grants.iter().filter(|g| g.covers == Covers::Inode).map(|g| (g.node, g)).collect();
-        let mut progress = None;
+        let (from, to) = self.part_range(dir, entries, last);
+        let under_way = self.names_under_way(dir);
         for (name, entry) in entries {
             let cookie = self.key.cookie(name.as_bytes());
-            progress = Some(cookie);
-            if flight.seen.name(dir, name).is_some() {
+            let own_change = flight.seen.name(dir, name).is_some();
+            let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+            if own_change && row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == entry.id) {
                 continue;
             }
             let mut child = Child::new(entry);
-            let changed = flight.seen.inodes.contains(&entry.id.ino);
+            let changed = own_change || flight.seen.inodes.contains(&entry.id.ino);
             if changed {
                 child.no_xattrs = false;
                 match self.attr_of(now, entry.id) {
@@ -122,8 +177,15 @@ impl Cache {
                 directory.rows.insert(Row { cookie, name: name.clone(), child: Some(child) });
             }
         }
+        for name in under_way {
+            let cookie = self.key.cookie(name.as_bytes());
+            if from < cookie && cookie <= to {
+                let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, e)| Child::new(e));
+                self.mark_under_way(dir, &name, listed.as_ref());
+            }
+        }
         if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.progress = progress.or(directory.progress);
+            directory.progress = Some(to);
         }
         self.recount(dir);
     }
@@ -138,7 +200,8 @@ impl Cache {
         home: (u64, &Name),
         grant: Option<&Grant>,
     ) {
-        let recalled = flight.seen.recalled.contains(&(entry.id, Covers::Inode));
+        let recalled = flight.recalled(entry.id, Covers::Inode);
+        self.mark_attr_under_way(entry.id.ino);
         if entry.attr.covered_by_parent() {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
                 inode.own = None;
@@ -155,7 +218,7 @@ impl Cache {
         }
     }
 
-    /// The last part has come: own mutations answered meanwhile are laid over the listing.
+    /// The last part has come.
     fn listing_completes(
         &mut self,
         now: Time,
@@ -164,21 +227,6 @@ impl Cache {
         flight: &mut Flight,
         response: &Response,
     ) {
-        let patches = std::mem::take(&mut flight.seen.names);
-        let key = self.key;
-        let mut scrap = Rows::default();
-        let rows = match (&mut flight.aside, self.dirs.get_mut(&dir)) {
-            (Some(aside), _) => aside.as_mut(),
-            (None, Some(directory)) => &mut directory.rows,
-            (None, None) => &mut scrap,
-        };
-        for (_, name, child) in patches.into_iter().filter(|(d, _, _)| *d == dir) {
-            let cookie = key.cookie(name.as_bytes());
-            match child {
-                Some(child) => drop(rows.insert(Row { cookie, name, child: Some(child) })),
-                None => drop(rows.remove(cookie, name.as_bytes())),
-            }
-        }
         if flight.aside.is_none()
             && let Some(directory) = self.dirs.get_mut(&dir)
         {

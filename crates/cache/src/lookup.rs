@@ -132,7 +132,7 @@ impl Cache {
     }
 
     pub(crate) fn looked(&mut self, now: Time, flight: Flight, dir: u64, name: &Name, response: Response) {
-        let waiters = flight.waiters.clone();
+        let mut waiters = flight.waiters.clone();
         let entry = match response.result {
             Ok(Reply::Looked(entry)) => entry,
             Ok(_) => return self.answer_all(&waiters, &Answer::Failed(Errno::PROTO)),
@@ -141,12 +141,15 @@ impl Cache {
         let Some(dir_id) = self.id_of(dir) else {
             return self.answer_all(&waiters, &Answer::Failed(Errno::STALE));
         };
-        let overtaken = flight.seen.name(dir, name).is_some();
-        let held = if overtaken {
-            None
-        } else {
-            self.learn_name(now, &flight, dir_id, name, entry.as_ref(), &response.grants)
-        };
+        let held = self.learn_name(now, &flight, dir_id, name, entry.as_ref(), &response.grants);
+        if held.is_none()
+            && let Some(place) = self.place(dir)
+        {
+            let late = self.late(&waiters);
+            waiters.retain(|op| !late.contains(op));
+            let call = Call::Lookup { dir: place, name: name.clone() };
+            self.ask_again(now, late, Purpose::Lookup { dir, name: name.clone() }, call);
+        }
         let Some(entry) = entry else {
             for op in waiters {
                 let answer = self.missing(now, dir, held);
@@ -173,10 +176,17 @@ impl Cache {
     }
 
     pub(crate) fn attr_arrived(&mut self, now: Time, flight: Flight, response: Response) {
-        let waiters = flight.waiters.clone();
+        let mut waiters = flight.waiters.clone();
         let answer = match response.result {
             Ok(Reply::Attr(id, attr)) => {
                 let held = self.learn_attr(now, &flight, id, attr, &response.grants);
+                if held.is_none()
+                    && let Some(node) = self.place(id.ino)
+                {
+                    let late = self.late(&waiters);
+                    waiters.retain(|op| !late.contains(op));
+                    self.ask_again(now, late, Purpose::Attr { ino: id.ino }, Call::GetAttr { node });
+                }
                 let valid = held.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
                 Answer::Attr(id, attr, valid)
             }

@@ -40,7 +40,9 @@ impl Cache {
             Ok(Reply::Made { entry, handle, .. }) => (entry.clone(), *handle),
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => {
-                self.doubt_name(dir, name);
+                if !leaves_names(*errno) {
+                    self.doubt_name(dir, name, (*errno == Errno::EXIST).then_some(true));
+                }
                 return Answer::Failed(*errno);
             }
         };
@@ -49,7 +51,7 @@ impl Cache {
         // A further link: the row that named it alone must not go on answering for it.
         self.forget_attr(entry.id.ino);
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
-        self.mark_name(dir, name, Some(&Child::new(&entry)));
+        self.mark_name(flight, dir, name, Some(&Child::new(&entry)));
         self.mark_inode(dir);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).target = entry.target.clone();
@@ -149,9 +151,8 @@ impl Cache {
             Ok(Reply::Removed { node, kept }) => (*node, *kept),
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => {
-                // Refused for the directory's own state, the name is as it was.
-                if !matches!(*errno, Errno::PERM | Errno::ACCES | Errno::ROFS) {
-                    self.doubt_name(dir, name);
+                if !leaves_names(*errno) {
+                    self.doubt_name(dir, name, says_exists(*errno));
                 }
                 return Answer::Failed(*errno);
             }
@@ -168,7 +169,7 @@ impl Cache {
         if let Some(dir_id) = self.id_of(dir) {
             self.learn_name(now, flight, dir_id, name, None, &response.grants);
         }
-        self.mark_name(dir, name, None);
+        self.mark_name(flight, dir, name, None);
     }
 
     /// An inode has lost the name that led to it.
@@ -215,25 +216,31 @@ impl Cache {
             Ok(Reply::Renamed { moved, replaced, kept }) => (*moved, *replaced, *kept),
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => {
-                if !matches!(*errno, Errno::PERM | Errno::ACCES | Errno::ROFS | Errno::XDEV | Errno::INVAL) {
-                    self.doubt_name(*from, name);
-                    self.doubt_name(*to, new_name);
+                if !leaves_names(*errno) {
+                    // ENOENT speaks of the old name, EEXIST and ENOTEMPTY of the new one.
+                    let missing = *errno == Errno::NOENT;
+                    self.doubt_name(*from, name, Some(!missing));
+                    if !missing {
+                        self.doubt_name(*to, new_name, says_exists(*errno));
+                    }
                 }
                 return Answer::Failed(*errno);
             }
         };
+        if !*exchange && replaced == Some(moved) {
+            // Two names of one inode: rename(2) leaves both.
+            return Answer::Done;
+        }
         let moved_child = self.child_for(moved, old, response);
         let other_child = replaced.filter(|_| *exchange).and_then(|id| self.child_for(id, new, response));
-        if let Some(replaced) = replaced.filter(|_| !*exchange && replaced != Some(moved)) {
+        if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
         }
-        self.bind(now, old, other_child);
-        self.bind(now, new, moved_child);
-        if moved != NodeId::default() && (old.0, old.1) != (new.0, new.1) {
-            self.move_home(moved, new);
-            if let Some(other) = replaced.filter(|_| *exchange) {
-                self.move_home(other, old);
-            }
+        self.bind(now, flight, old, other_child);
+        self.bind(now, flight, new, moved_child);
+        self.move_home(moved, new);
+        if let Some(other) = replaced.filter(|_| *exchange) {
+            self.move_home(other, old);
         }
         self.learn_after(now, flight, response);
         for ino in [*from, *to, moved.ino].into_iter().chain(replaced.map(|r| r.ino)) {
@@ -246,16 +253,24 @@ impl Cache {
     fn child_for(&self, id: NodeId, (dir, name): (u64, &Name), response: &Response) -> Option<Child> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id) {
-            return Some(child.clone());
+            return Some(Child {
+                attr: attr.unwrap_or(child.attr),
+                attr_known: attr.is_some(),
+                ..child.clone()
+            });
         }
-        let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr)?;
-        Some(Child { id, attr, attr_known: true, no_xattrs: false, target: None })
+        Some(Child { id, attr: attr?, attr_known: true, no_xattrs: false, target: None })
     }
 
     /// A name leads to `child` now, or to nothing, in the facts that there are and in calls in flight.
-    fn bind(&mut self, now: Time, (dir, name): (u64, &Name), child: Option<Child>) {
-        self.mark_name(dir, name, child.as_ref());
+    fn bind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), child: Option<Child>) {
+        self.mark_name(flight, dir, name, child.as_ref());
+        let crossed = flight.crossed(dir, name, child.as_ref().map(|c| c.id));
+        if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, Covers::Names)) {
+            return self.doubt_order(id);
+        }
         let cookie = self.key.cookie(name.as_bytes());
         let Some((directory, _)) = self.names(now, dir) else { return };
         if child.is_none() && directory.complete {
@@ -360,5 +375,34 @@ impl Cache {
         };
         self.mark_inode(ino);
         answer
+    }
+}
+
+/// Errors that say nothing of a name: who may, where, how much.
+fn leaves_names(errno: Errno) -> bool {
+    [
+        Errno::PERM,
+        Errno::ACCES,
+        Errno::ROFS,
+        Errno::XDEV,
+        Errno::INVAL,
+        Errno::NOSPC,
+        Errno::DQUOT,
+        Errno::MLINK,
+        Errno::BUSY,
+        Errno::INTR,
+        Errno::IO,
+        Errno::OPNOTSUPP,
+        Errno::NFILE,
+    ]
+    .contains(&errno)
+}
+
+/// What an error says of whether the name is there.
+fn says_exists(errno: Errno) -> Option<bool> {
+    match errno {
+        Errno::NOENT => Some(false),
+        Errno::EXIST | Errno::NOTEMPTY => Some(true),
+        _ => None,
     }
 }

@@ -31,7 +31,9 @@ impl Cache {
             Covers::Inode => self.recall_inode(recall.node),
             Covers::Data => self.recall_data(recall.node),
         };
-        if stale.is_empty() || !self.config.level.may_keep_pages() {
+        // The kernel may yet be forgetting what an earlier recall or doubt was about: behind that.
+        let nothing = stale.is_empty() && self.untold.is_empty();
+        if nothing || !self.config.level.may_keep_pages() {
             self.out.push_back(Output::Acknowledge(recall.id));
         } else {
             self.invalidate(stale, Some(After::Acknowledge(recall.id)));
@@ -40,6 +42,7 @@ impl Cache {
 
     /// The kernel has forgotten what it was told to.
     pub fn handle_invalidated(&mut self, id: Invalidation) {
+        self.untold.remove(&id);
         match self.after_invalidation.remove(&id) {
             Some(After::Acknowledge(recall)) => self.out.push_back(Output::Acknowledge(recall)),
             Some(After::Return(grants)) => self.out.push_back(Output::Return(grants)),

@@ -122,6 +122,15 @@ impl Rows {
         self.chunks.iter().flatten()
     }
 
+    /// The rows up to a cookie, of names that exist.
+    pub fn up_to(&self, cookie: Cookie) -> Rows {
+        let mut rows = Rows::default();
+        for row in self.iter().take_while(|r| r.cookie <= cookie).filter(|r| r.child.is_some()) {
+            rows.insert(row.clone());
+        }
+        rows
+    }
+
     /// The same rows again.
     pub fn copy(&self) -> Rows {
         Rows { chunks: self.chunks.clone(), there: self.there, missing: self.missing, heap: self.heap }

@@ -107,7 +107,15 @@ impl Cache {
             Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
             Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
         };
-        for &op in &flight.waiters {
+        let mut waiters = flight.waiters.clone();
+        if !flight.seen.is_empty() || self.id_of(ino).and_then(|id| self.attr_of(now, id)).is_none() {
+            let late = self.late(&waiters);
+            waiters.retain(|op| !late.contains(op));
+            if let Some(node) = self.place(ino) {
+                self.ask_again(now, late, Purpose::Xattrs { ino }, Call::Xattrs { node });
+            }
+        }
+        for op in waiters {
             let want = self.waiting.get(&op).map(|w| w.want.clone());
             let answer = match want {
                 Some(Want::XattrNames { size }) => sized(names_of(&set), size),

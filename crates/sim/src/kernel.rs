@@ -93,6 +93,13 @@ impl Kernel {
         self.names.get(&(dir, name.clone())).copied().filter(|d| now < d.until)
     }
 
+    /// What a name led to when the kernel last heard of it: it asks before it removes or renames, and
+    /// holds on to what it was told meanwhile.
+    #[must_use]
+    pub fn last_heard(&self, dir: u64, name: &Name) -> Option<u64> {
+        self.names.get(&(dir, name.clone())).and_then(|d| d.ino)
+    }
+
     /// Attributes believed at `now`.
     pub fn attrs(&self, now: Time) -> impl Iterator<Item = (u64, Attr)> {
         self.attrs.iter().filter(move |(_, (_, until))| now < *until).map(|(ino, (attr, _))| (*ino, *attr))

@@ -40,16 +40,10 @@ impl Dice {
     }
 }
 
-/// What a name led to, from a moment on: its inode and size of name's history.
-type Past = Vec<(u64, Option<u64>)>;
-
 struct History {
     world: World,
     dice: Dice,
     dirs: BTreeMap<&'static str, u64>,
-    /// By directory and name: what it led to from each step on.
-    past: BTreeMap<(u64, Name), Past>,
-    step: u64,
     begun: BTreeMap<OpId, u64>,
     /// Per client: names that its kernel is changing (the kernel lets one thread at a time).
     busy: BTreeMap<(usize, u64), OpId>,
@@ -71,13 +65,12 @@ pub struct Plan {
 pub fn run(plan: Plan) -> Result<(), String> {
     let mut history = History::new(plan);
     for step in 1..=plan.steps {
-        history.step = u64::from(step);
         history.act();
-        history.observe();
-        history
-            .judge()
-            .map_err(|lie| format!("seed {} step {step}: {lie}\n{}", plan.seed, history.world.trace.join("\n")))?;
-        let keep = history.world.trace.len().saturating_sub(60);
+        history.world.observe();
+        history.judge().map_err(|lie| {
+            format!("seed {} step {step}: {lie}\n{}", plan.seed, history.world.trace.join("\n"))
+        })?;
+        let keep = history.world.trace.len().saturating_sub(400);
         history.world.trace.drain(..keep);
     }
     history.end().map_err(|lie| format!("seed {}: {lie}\n{}", plan.seed, history.world.trace.join("\n")))
@@ -96,7 +89,14 @@ impl History {
         let mut world = World::new(config);
         world.wordy = true;
         let now = world.now;
-        let dirs = DIRS.iter().map(|dir| (*dir, world.server.edit(|tree| tree.plant_dir(now, dir).ino))).collect();
+        let dirs: BTreeMap<&'static str, u64> =
+            DIRS.iter().map(|dir| (*dir, world.server.edit(|tree| tree.plant_dir(now, dir).ino))).collect();
+        for dir in BTreeMap::values(&dirs) {
+            for file in NAMES {
+                world.past.insert((*dir, name(file)), Vec::new());
+            }
+        }
+        world.observe();
         for _ in 0..plan.clients {
             let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
             world.connect(level);
@@ -105,8 +105,6 @@ impl History {
             world,
             dice,
             dirs,
-            past: BTreeMap::new(),
-            step: 0,
             begun: BTreeMap::new(),
             busy: BTreeMap::new(),
             changing: BTreeMap::new(),
@@ -117,7 +115,7 @@ impl History {
                 history.ask(at, op);
             }
         }
-        history.observe();
+        history.world.observe();
         history
     }
 
@@ -175,10 +173,22 @@ impl History {
             }
             6 => (self.known(at, dir, &file).map(|ino| Op::GetAttr { ino }), vec![]),
             7 | 8 => {
-                let op = Op::Create { dir, name: file, mode: 0o644, umask: 0, exclusive: true, access, append: false };
+                let op = Op::Create {
+                    dir,
+                    name: file,
+                    mode: 0o644,
+                    umask: 0,
+                    exclusive: true,
+                    access,
+                    append: false,
+                };
                 (Some(op), vec![dir])
             }
-            9 => (Some(Op::Unlink { dir, name: file }), vec![dir]),
+            9 => {
+                let heard = self.world.clients[at].kernel.last_heard(dir, &file);
+                (heard.map(|_| Op::Unlink { dir, name: file }), vec![dir])
+            }
+            10 if self.world.clients[at].kernel.last_heard(dir, &file).is_none() => return,
             10 => {
                 let picked = self.dice.pick(&DIRS);
                 let to = self.dirs[picked];
@@ -186,7 +196,8 @@ impl History {
                 if (dir, &file) == (to, &new_name) {
                     return;
                 }
-                let op = Op::Rename { from: dir, name: file, to, new_name, no_replace: false, exchange: false };
+                let op =
+                    Op::Rename { from: dir, name: file, to, new_name, no_replace: false, exchange: false };
                 (Some(op), vec![dir, to])
             }
             _ => return self.read_directory(at, dir),
@@ -227,30 +238,16 @@ impl History {
             _ => 0,
         };
         let own = self.busy.get(&(at, dir)).and_then(|id| self.begun.get(id));
-        let begun = own.copied().unwrap_or(self.step).min(self.step);
+        let begun = own.copied().unwrap_or(self.world.tick).min(self.world.tick);
         let id = self.world.ask(at, op);
         self.begun.insert(id, begun);
         id
     }
 
-    /// Notes what every name leads to now.
-    fn observe(&mut self) {
-        for dir in self.dirs.values() {
-            for file in NAMES {
-                let key = (*dir, name(file));
-                let now = self.world.truth(*dir, &key.1);
-                let past = self.past.entry(key).or_default();
-                if past.last().map(|(_, ino)| *ino) != Some(now) {
-                    past.push((self.step, now));
-                }
-            }
-        }
-    }
-
     fn judge(&mut self) -> Result<(), String> {
         self.world.check_kernels()?;
         for (at, id, op, answer) in std::mem::take(&mut self.world.answers) {
-            let begun = self.begun.remove(&id).unwrap_or(self.step);
+            let begun = self.begun.remove(&id).unwrap_or(self.world.tick);
             if let Some((client, dirs)) = self.changing.remove(&id) {
                 for dir in dirs {
                     self.busy.remove(&(client, dir));
@@ -258,7 +255,8 @@ impl History {
             }
             self.judge_answer(at, begun, &op, &answer)?;
             if let (Op::OpenDir { ino }, Answer::Opened(opened)) = (&op, &answer) {
-                let op = Op::ReadDir { ino: *ino, fh: opened.fh, offset: Cookie(0), size: 1 << 16, plus: true };
+                let op =
+                    Op::ReadDir { ino: *ino, fh: opened.fh, offset: Cookie(0), size: 1 << 16, plus: true };
                 self.ask(at, op);
             }
         }
@@ -268,7 +266,9 @@ impl History {
     fn judge_answer(&self, at: usize, begun: u64, op: &Op, answer: &Answer) -> Result<(), String> {
         let lie = |what: &str| Err(format!("{} was told {} of {op:?}: {what}", name_of(at), short(answer)));
         match (op, answer) {
-            (Op::Lookup { dir, name }, Answer::Node(node)) if self.past.contains_key(&(*dir, name.clone())) => {
+            (Op::Lookup { dir, name }, Answer::Node(node))
+                if self.world.past.contains_key(&(*dir, name.clone())) =>
+            {
                 if !self.was(*dir, name, begun, Some(node.id.ino)) {
                     return lie("it was never that in the meantime");
                 }
@@ -290,10 +290,10 @@ impl History {
         Ok(())
     }
 
-    /// Whether a name led to that at some moment since step `begun`.
+    /// Whether a name led to that at some moment since `begun`.
     fn was(&self, dir: u64, name: &Name, begun: u64, what: Option<u64>) -> bool {
-        let past = &self.past[&(dir, name.clone())];
-        let current = past.iter().rposition(|(step, _)| *step < begun).unwrap_or(0);
+        let past = &self.world.past[&(dir, name.clone())];
+        let current = past.iter().rposition(|(tick, _)| *tick <= begun).unwrap_or(0);
         past[current..].iter().any(|(_, ino)| *ino == what)
     }
 
@@ -305,7 +305,6 @@ impl History {
         }
         for _ in 0..200 {
             self.world.advance(Span::from_millis(50));
-            self.observe();
             self.judge()?;
         }
         match self.begun.keys().next() {

@@ -18,6 +18,8 @@ pub struct Client {
     held: Vec<(Invalidation, Vec<Stale>)>,
     remote: Fake,
     ops: BTreeMap<OpId, Op>,
+    /// Inodes whose names a request holds on to until it is answered.
+    locked: BTreeMap<OpId, Vec<u64>>,
 }
 
 /// Everything there is.
@@ -29,6 +31,10 @@ pub struct World {
     pub trace: Vec<String>,
     /// Answers since they were last taken: client, request, answer.
     pub answers: Vec<(usize, OpId, Op, Answer)>,
+    /// Names whose past is recorded: what each led to, from which moment on. Moments are counted by `tick`:
+    /// whatever may have changed the tree begins a new one.
+    pub past: BTreeMap<(u64, Name), Vec<(u64, Option<u64>)>>,
+    pub tick: u64,
     /// The trace names requests and calls whole.
     pub wordy: bool,
     next_op: u64,
@@ -43,6 +49,8 @@ impl World {
             clients: Vec::new(),
             trace: Vec::new(),
             answers: Vec::new(),
+            past: BTreeMap::new(),
+            tick: 0,
             wordy: false,
             next_op: 0,
         }
@@ -61,6 +69,7 @@ impl World {
             held: Vec::new(),
             remote,
             ops: BTreeMap::new(),
+            locked: BTreeMap::new(),
         });
         self.settle();
         at
@@ -79,6 +88,9 @@ impl World {
         self.next_op += 1;
         let id = OpId(self.next_op);
         let client = &mut self.clients[at];
+        let locked =
+            names_of(&op).iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name)).collect();
+        client.locked.insert(id, locked);
         let answer = client.cache.handle_op(self.now, id, Caller::default(), op.clone());
         client.ops.insert(id, op);
         match answer {
@@ -90,6 +102,19 @@ impl World {
         }
         self.settle();
         id
+    }
+
+    /// Notes what the watched names lead to now.
+    pub fn observe(&mut self) {
+        self.tick += 1;
+        let tick = self.tick;
+        let server = self.server.clone();
+        for ((dir, name), past) in &mut self.past {
+            let now = server.edit(|tree| tree.child_of(*dir, name));
+            if past.last().map(|(_, ino)| *ino) != Some(now) {
+                past.push((tick, now));
+            }
+        }
     }
 
     /// Whether a request still waits.
@@ -112,9 +137,10 @@ impl World {
                 break;
             }
             self.now = self.now.max(next);
-            for client in &mut self.clients {
-                client.cache.handle_timeout(self.now);
-                client.remote.handle_timeout(self.now);
+            for at in 0..self.clients.len() {
+                self.clients[at].cache.handle_timeout(self.now);
+                self.clients[at].remote.handle_timeout(self.now);
+                self.observe();
             }
         }
         self.now = until;
@@ -193,6 +219,7 @@ impl World {
                 let credentials = nigh_types::Credentials::default();
                 let request = nigh_types::Request { credentials, name, call };
                 self.clients[at].remote.handle_call(now, id, request);
+                self.observe();
             }
             Output::Cancel(id) => {
                 self.trace.push(format!("{} cancels", name_of(at)));
@@ -201,6 +228,7 @@ impl World {
             Output::Acknowledge(id) => {
                 self.trace.push(format!("{} acknowledges", name_of(at)));
                 self.clients[at].remote.handle_acknowledge(now, id);
+                self.observe();
             }
             Output::Return(grants) => self.clients[at].remote.handle_return(now, grants),
             Output::Invalidate { id, stale } => {
@@ -228,7 +256,11 @@ impl World {
             panic!("{} answers request {id:?} twice", name_of(at));
         };
         let now = self.now;
+        let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         let kernel = &mut self.clients[at].kernel;
+        if answer == Answer::Done {
+            locked.iter().for_each(|ino| kernel.forget(&Stale::Attr { ino: *ino }));
+        }
         match &op {
             Op::Lookup { dir, name } => kernel.looked(now, *dir, name, &answer),
             Op::Create { dir, name, .. } | Op::Mkdir { dir, name, .. } | Op::Link { dir, name, .. }
@@ -266,7 +298,11 @@ impl World {
     /// (Not for changes that the host made behind the server's back.)
     pub fn check_kernels(&self) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate() {
+            let (own_names, own_inos) = self.under_way(client);
             for (dir, name, dentry) in client.kernel.names(self.now) {
+                if own_names.contains(&(dir, name.clone())) {
+                    continue;
+                }
                 let truth = self.truth(dir, name);
                 if truth != dentry.ino {
                     return Err(format!(
@@ -277,13 +313,30 @@ impl World {
                 }
             }
             for (ino, believed) in client.kernel.attrs(self.now) {
-                let truth = self.attributes(ino);
+                // Of what has no name any more only who has it open can ask.
+                let truth = self.attributes(ino).filter(|t| t.nlink > 0 && !own_inos.contains(&ino));
                 if truth.is_some_and(|truth| truth != believed) {
                     return Err(format!("{} believes of {ino} {believed:?}, it is {truth:?}", name_of(at)));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Names and inodes that a client's own unanswered requests change: its kernel holds them locked, and
+    /// learns with the answer what became of them.
+    fn under_way(&self, client: &Client) -> (Vec<(u64, Name)>, Vec<u64>) {
+        let mut names = Vec::new();
+        let mut inos = Vec::new();
+        for (id, op) in &client.ops {
+            names.extend(names_of(op));
+            if let Op::SetAttr { ino, .. } = op {
+                inos.push(*ino);
+            }
+            inos.extend(client.locked.get(id).into_iter().flatten());
+        }
+        inos.extend(names.iter().map(|(dir, _)| *dir));
+        (names, inos)
     }
 
     /// What a name leads to in the tree.
@@ -294,6 +347,21 @@ impl World {
 
     fn attributes(&self, ino: u64) -> Option<nigh_types::Attr> {
         self.server.edit(|tree| tree.attr_by_ino(ino))
+    }
+}
+
+/// Names that a request changes.
+fn names_of(op: &Op) -> Vec<(u64, Name)> {
+    match op {
+        Op::Create { dir, name, .. }
+        | Op::Mkdir { dir, name, .. }
+        | Op::Link { dir, name, .. }
+        | Op::Unlink { dir, name }
+        | Op::Rmdir { dir, name } => vec![(*dir, name.clone())],
+        Op::Rename { from, name, to, new_name, .. } => {
+            vec![(*from, name.clone()), (*to, new_name.clone())]
+        }
+        _ => Vec::new(),
     }
 }
 

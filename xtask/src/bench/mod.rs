@@ -75,8 +75,7 @@ pub fn run(options: &Options) -> Result<bool> {
     for work in &plan.workloads {
         rows.extend(measure::null(&world, *work, &null, &plan.sizes)?);
     }
-    let mut latency =
-        vec![latency::of(&world, "null daemon", &null.point, null.daemon(), plan.latency_calls)?];
+    let mut latency = vec![latency::of("null daemon", &null.point, null.daemon(), plan.latency_calls)?];
     drop(null);
     for rtt in &plan.rtts {
         let distant = Distant::start(&world, &source, rtt, &options.bandwidth, &options.host_timeout)?;
@@ -86,7 +85,7 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let near = Distant::start(&world, &source, "0ms", &options.bandwidth, &options.host_timeout)?;
     let mount = near.mount(&world)?;
-    latency.push(latency::of(&world, "nigh", &mount.point, mount.daemon(), plan.latency_calls)?);
+    latency.push(latency::of("nigh", &mount.point, mount.daemon(), plan.latency_calls)?);
     let memory = if options.long { Some(latency::missing_names(&world, &mount, 10_000_000)?) } else { None };
     drop(mount);
     drop(near);

@@ -75,19 +75,19 @@ impl<'w> Mount<'w> {
             if let Some(status) = self.daemon.try_wait()? {
                 bail!("nigh mount ended with {status}: {}", self.said());
             }
+            // What is mounted there may still be the dead mount of a daemon that was killed, whose attributes
+            // the kernel goes on to tell; statfs always asks the daemon.
             if device_of(&self.point).is_some() {
                 self.connection = connection_of(&self.point);
                 let mut look = self.world.command("stat", self.how.who);
-                look.arg("--").arg(self.point.join("."));
-                let looked = self.run(look, READY_LIMIT)?;
-                if !looked.ok() {
-                    bail!("the mount does not answer: {}", looked.tail(5));
+                look.arg("--file-system").arg(&self.point);
+                if self.run(look, READY_LIMIT)?.ok() {
+                    return Ok(());
                 }
-                return Ok(());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        bail!("not mounted after {READY_LIMIT:?}: {}", self.said())
+        bail!("no answer from the mount after {READY_LIMIT:?}: {}", self.said())
     }
 
     /// Runs a command that works in the mount. If it does not end in time the connection is aborted.

@@ -227,7 +227,7 @@ fn own_namespace() -> Result<Vec<PathBuf>> {
     for dir in ["/run/nigh", "/var/lib/nigh"] {
         fs::create_dir_all(dir)?;
         let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0755", "nigh-test", dir]).status()?;
+            Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0700", "nigh-test", dir]).status()?;
         ensure!(mounted.success(), "cannot mount a tmpfs on {dir}");
         made.push(PathBuf::from(dir));
     }

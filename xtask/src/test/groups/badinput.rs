@@ -150,7 +150,7 @@ fn umount_busy(world: &World) -> Result<()> {
     fs::write(source.join("f"), b"")?;
     let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
     let open = fs::File::open(point.join("f"))?;
-    refused(world, As::Us, &["umount", &text(&point)], &[1], "busy")?;
+    refused(world, As::Us, &["umount", &text(&point)], &[1], "in use")?;
     ensure!(device_of(&point).is_some(), "unmounted although busy");
     drop(open);
     mount.unmount()

@@ -14,7 +14,8 @@ use crate::test::packages;
 use crate::test::world::{As, TESTER, World};
 
 /// Cases of pjdfstest that no FUSE filesystem can pass; docs/semantics.md says why. At most five.
-const INHERENT: &[&str] = &[];
+/// `link_count_max`: glibc knows LINK_MAX by the filesystem's magic number, and for FUSE says 127.
+const INHERENT: &[&str] = &["link::link_count_max"];
 
 pub fn pjdfstest(world: &World, tally: &mut Tally, disk: &Path, how: &How) {
     let Some(program) = packages::exerciser("pjdfstest") else {
