@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
 use crate::op::Answer;
-use crate::rows::{Child, Row, Rows};
+use crate::rows::{Child, Row};
 use nigh_types::{Call, CallId, Cookie, Covers, Entry, Grant, Name, NodeId, OpId, Reply, Response, Time};
 use rustc_hash::FxHashMap;
 

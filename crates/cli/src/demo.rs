@@ -1,4 +1,129 @@
-//! `nigh demo`.
-pub fn run() -> anyhow::Result<()> {
-    anyhow::bail!("not yet")
+//! `nigh demo`: a small tree over an emulated link, by a mount where one can be made.
+
+mod direct;
+mod link;
+mod tree;
+mod work;
+
+use crate::{identity, units};
+use anyhow::{Context, Result};
+use direct::Direct;
+use nigh_client::{CacheConfig, Mount, MountConfig};
+use nigh_fuse::mount::MountOptions;
+use nigh_fuse::{Level, Wanted};
+use nigh_server::{Server, ServerOptions};
+use nigh_types::Term;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use work::{Files, Mounted};
+
+const ROUND_TRIP: Duration = Duration::from_millis(10);
+
+/// Runs the demonstration; leaves nothing behind.
+pub fn run() -> Result<()> {
+    let room =
+        tempfile::Builder::new().prefix("nigh-demo-").tempdir().context("making a place to work in")?;
+    let tree = room.path().join("far");
+    let made = tree::make(&tree)?;
+    println!(
+        "A tree of {} directories, {} files and {} symlinks, behind a link with a round trip of {} ms.",
+        made.directories,
+        made.files,
+        made.symlinks,
+        ROUND_TRIP.as_millis()
+    );
+    let server = Server::new(ServerOptions::new(room.path().join("state")))?;
+    let link = link::slow(server.serve_in_process()?, ROUND_TRIP)?;
+    let near = room.path().join("near");
+    std::fs::create_dir(&near)?;
+    let config = config(&tree, &near, room.path())?;
+    match nigh_fuse::mount::check_support() {
+        Ok(()) => {
+            let mount = Mount::start(config, link.into())?;
+            let source = mount.source();
+            let unmount =
+                Unmount { mountpoint: &near, serving: Some(std::thread::spawn(move || mount.wait())) };
+            println!(
+                "Mounted. Each figure counts what the server was asked and how often anybody waited for it.\n"
+            );
+            show(&Mounted::new(&near), &made, || source.status())?;
+            unmount.finish()?;
+        }
+        Err(why) => {
+            println!("Mounting is not possible here ({why}).");
+            println!(
+                "So the same requests go to the cache in this process, as the kernel would send them.\n"
+            );
+            let (mount, direct) = Direct::start(config, link.into())?;
+            show(&direct, &made, || mount.status())?;
+            direct.close();
+            mount.wait();
+        }
+    }
+    server.end_sessions("the demonstration is over");
+    Ok(())
+}
+
+fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
+    Ok(MountConfig {
+        options: MountOptions::new(near, "nigh-demo"),
+        cache: CacheConfig {
+            budget_bytes: units::default_cache_size(),
+            client: identity::random()?,
+            incarnation: identity::random()?,
+            ..CacheConfig::default()
+        },
+        wanted: Wanted::default(),
+        level: Level::All,
+        attach: tree.as_os_str().as_bytes().to_vec(),
+        term: Term::Session,
+        threads: 1,
+        reconnect: None,
+        runtime: room.join("run"),
+    })
+}
+
+/// Unmounts whatever happens.
+struct Unmount<'a> {
+    mountpoint: &'a Path,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Unmount<'_> {
+    fn finish(mut self) -> Result<()> {
+        nigh_fuse::mount::unmount(self.mountpoint, false)?;
+        if let Some(serving) = self.serving.take() {
+            let _ = serving.join();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        if let Some(serving) = self.serving.take() {
+            let _ = nigh_fuse::mount::unmount(self.mountpoint, true);
+            let _ = serving.join();
+        }
+    }
+}
+
+fn show(files: &dyn Files, made: &tree::Made, status: impl Fn() -> serde_json::Value) -> Result<()> {
+    println!("{:<44} {:>10} {:>10} {:>8}", "", "time", "requests", "waits");
+    let mut table = work::Table::new(status);
+    table.line("list everything with attributes, first", || files.walk(made.names()))?;
+    table.line("the same again", || files.walk(made.names()))?;
+    table.line("1,000 names that do not exist", || files.missing("none-", 1_000))?;
+    table.line("one missing name 10,000 times", || files.missing_one(10_000))?;
+    table.line("read every symlink", || files.read_links(made.symlinks))?;
+    table.line("read every file, first", || files.read(made.files))?;
+    table.line("the same again", || files.read(made.files))?;
+    let saved = table.saved(ROUND_TRIP);
+    println!(
+        "\nEvery answer after the first came from memory. Asking the server each time, one by one, would have\ntaken at least {:.0} s more.",
+        saved.as_secs_f64()
+    );
+    Ok(())
 }

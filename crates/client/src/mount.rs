@@ -8,7 +8,7 @@ use crate::interrupts::Interrupts;
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
-use nigh_fuse::{DevFuse, Negotiated, Wanted, handshake};
+use nigh_fuse::{DevFuse, Negotiated, Transport, Wanted, handshake};
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Remote, Session};
 use nigh_types::Term;
@@ -58,6 +58,17 @@ pub struct MountConfig {
     pub runtime: std::path::PathBuf,
 }
 
+impl MountConfig {
+    fn client(&self) -> ClientConfig {
+        ClientConfig {
+            client: self.cache.client,
+            incarnation: self.cache.incarnation,
+            attach: self.attach.clone(),
+            term: self.term,
+        }
+    }
+}
+
 /// Why a mount could not be made: one line, with how to mend it.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -85,14 +96,8 @@ pub struct Mount {
 
 impl Mount {
     /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
-    pub fn start(config: MountConfig, link: Link) -> Result<Mount, StartError> {
-        let client = || ClientConfig {
-            client: config.cache.client,
-            incarnation: config.cache.incarnation,
-            attach: config.attach.clone(),
-            term: config.term,
-        };
-        let (remote, session, early) = greet(&link.stream, client())?;
+    pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
+        let greeted = greet(&link.stream, config.client())?;
         let mounted = nigh_fuse::mount::mount(&config.options)?;
         let mountpoint = mounted.mountpoint.clone();
         let undo = |error: io::Error| {
@@ -101,22 +106,46 @@ impl Mount {
         };
         let device = DevFuse::new(mounted.device, nigh_fuse::Level::NoEpoch);
         let agreed = handshake(&device, &config.wanted).map_err(undo)?;
-        let level = device.probe_level(config.level);
+        device.probe_level(config.level);
+        config.options.mountpoint.clone_from(&mountpoint);
+        Mount::assemble(config, link, greeted, Box::new(device), agreed).map_err(undo)
+    }
+
+    /// Attaches to the remote and serves a transport that needs no mounting, on which `agreed` was agreed.
+    pub fn start_on(
+        config: MountConfig,
+        link: Link,
+        transport: Box<dyn Transport>,
+        agreed: Negotiated,
+    ) -> Result<Mount, StartError> {
+        let greeted = greet(&link.stream, config.client())?;
+        Mount::assemble(config, link, greeted, transport, agreed).map_err(StartError::Kernel)
+    }
+
+    fn assemble(
+        config: MountConfig,
+        link: Link,
+        (remote, session, early): Greeted,
+        transport: Box<dyn Transport>,
+        agreed: Negotiated,
+    ) -> io::Result<Mount> {
+        let level = transport.level();
         let cache = Cache::new(Config { level: cache_level(level), ..config.cache });
         let about = About {
-            mountpoint: mountpoint.clone(),
+            mountpoint: std::path::absolute(&config.options.mountpoint)?,
             source: config.options.source.clone(),
             level,
             agreed,
             budget_bytes: config.cache.budget_bytes,
         };
-        let driver = Arc::new(Driver::new(cache, remote, Box::new(device)));
+        let driver = Arc::new(Driver::new(cache, remote, transport));
         driver.with(|core, now| {
             core.cache.handle_event(now, Event::Attached(session.clone()));
             for event in early {
                 core.cache.handle_event(now, event);
             }
         });
+        let client = config.client();
         let mut mount = Mount {
             source: Arc::new(Source::new(Arc::clone(&driver), about, session)),
             driver,
@@ -125,9 +154,9 @@ impl Mount {
             readers: Vec::new(),
             others: Vec::new(),
             control: None,
-            link: Arc::new(parking_lot::Mutex::new(link.stream.try_clone().map_err(undo)?)),
+            link: Arc::new(parking_lot::Mutex::new(link.stream.try_clone()?)),
         };
-        mount.start_threads(link.stream, client(), config.reconnect, agreed, config.threads);
+        mount.start_threads(link.stream, client, config.reconnect, agreed, config.threads);
         mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
             .ok();
@@ -166,6 +195,12 @@ impl Mount {
         self.source.status()
     }
 
+    /// The mount's status, for as long as it stands.
+    #[must_use]
+    pub fn source(&self) -> Arc<Source> {
+        Arc::clone(&self.source)
+    }
+
     /// Serves until the kernel has unmounted, then lets go of everything.
     pub fn wait(mut self) {
         for reader in self.readers.drain(..) {
@@ -193,11 +228,11 @@ fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
     }
 }
 
-/// Says hello and waits for the welcome. Events behind it in the same bytes are handed on.
-fn greet(
-    stream: &UnixStream,
-    config: ClientConfig,
-) -> Result<(ClientSession, Session, Vec<Event>), StartError> {
+/// A session that stands, what was agreed, and events that came right behind the welcome.
+type Greeted = (ClientSession, Session, Vec<Event>);
+
+/// Says hello and waits for the welcome.
+fn greet(stream: &UnixStream, config: ClientConfig) -> Result<Greeted, StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
     let mut session = ClientSession::new(boot_time(), config);
     let mut welcome = None;

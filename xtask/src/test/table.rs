@@ -102,6 +102,9 @@ fn try_compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how:
     let mount = Mount::new(world, source, &point, how)?;
     let mounted = run(world, &point, how.who, &Table::EVERYDAY, Some(&mount))?;
     count(tally, name, &local, &mounted);
+    if mounted.values().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
+        println!("  the daemon said: {}", mount.said());
+    }
     let unmounted = mount.unmount();
     tally.record(&format!("{name} as a whole, and unmounted"), start.elapsed(), unmounted);
     Ok(())

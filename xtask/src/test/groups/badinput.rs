@@ -43,7 +43,10 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
     let start = Instant::now();
     match world.tester.filter(|_| root::is_root()) {
-        Some(who) => tally.record("a path without permission", start.elapsed(), export_forbidden(world, who)),
+        Some(who) => {
+            let result = export_forbidden(world, who);
+            tally.record("a path without permission", start.elapsed(), result);
+        }
         None => tally.skip("a path without permission", "needs root to make it"),
     }
 }

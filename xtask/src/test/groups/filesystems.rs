@@ -82,7 +82,8 @@ pub fn run(world: &World, tally: &mut Tally) {
     ];
     for (name, test) in tests {
         let start = Instant::now();
-        tally.record(name, start.elapsed(), test(world));
+        let result = test(world);
+        tally.record(name, start.elapsed(), result);
     }
 }
 
@@ -91,7 +92,8 @@ fn one(world: &World, tally: &mut Tally, kind: &str, disk: &Disk) {
     table::compare(world, tally, kind, &disk.point, &how);
     if kind == "btrfs" {
         let start = Instant::now();
-        tally.record("btrfs subvolumes", start.elapsed(), subvolumes(world, disk));
+        let result = subvolumes(world, disk);
+        tally.record("btrfs subvolumes", start.elapsed(), result);
     }
 }
 
@@ -105,9 +107,15 @@ fn subvolumes(world: &World, disk: &Disk) -> Result<()> {
     let mount = Mount::new(world, &disk.point, &point, &How::new(As::Us))?;
     distinct(world, &mount, &["one", "two"])?;
     let verdicts = table::run(world, &point.join("one"), As::Us, &table::Table::EVERYDAY, Some(&mount))?;
-    let failed: Vec<_> = verdicts.iter().filter(|(_, v)| matches!(v, table::Verdict::Failed(_))).collect();
-    ensure!(failed.is_empty(), "inside a subvolume: {failed:?}");
+    all_pass(&verdicts).context("inside a subvolume").context(mount.said())?;
     mount.unmount()
+}
+
+fn all_pass(verdicts: &table::Verdicts) -> Result<()> {
+    let failed = verdicts.iter().filter(|(_, v)| matches!(v, table::Verdict::Failed(_)));
+    let failed: Vec<String> = failed.map(|(case, verdict)| format!("{case}: {verdict:?}")).collect();
+    ensure!(failed.is_empty(), "{} cases fail: {}", failed.len(), failed[..failed.len().min(5)].join("; "));
+    Ok(())
 }
 
 /// Each directory's `file` must hold the directory's name, and no two inode numbers be equal.
@@ -138,8 +146,7 @@ fn nested_in_export(world: &World) -> Result<()> {
     let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
     distinct(world, &mount, &["one", "two"])?;
     let verdicts = table::run(world, &point.join("two"), As::Us, &table::Table::EVERYDAY, Some(&mount))?;
-    let failed: Vec<_> = verdicts.iter().filter(|(_, v)| matches!(v, table::Verdict::Failed(_))).collect();
-    ensure!(failed.is_empty(), "inside a nested mount: {failed:?}");
+    all_pass(&verdicts).context("inside a nested mount").context(mount.said())?;
     let mut command = world.command("sh", As::Us);
     let across =
         "ln one/file two/linked 2>&1 | grep -q -i 'cross-device'; mv one/file two/moved; cat two/moved";

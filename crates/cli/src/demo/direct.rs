@@ -1,0 +1,220 @@
+//! The same work without a mount: requests as the kernel would send them, to the same daemon.
+
+use super::work::Files;
+use anyhow::{Context, Result, bail, ensure};
+use nigh_client::{Link, Mount, MountConfig};
+use nigh_fuse::{
+    Header, MemoryTransport, Negotiated, Notification, NotifyOutcome, Operation, Transport, encode,
+};
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const PAGE: u32 = 32 << 10;
+const ENTRY_BYTES: usize = 128;
+const DIRENT_BYTES: usize = 24;
+const FILE_TYPE: u32 = 0o170_000;
+
+struct Shared(Arc<MemoryTransport>);
+
+impl Transport for Shared {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        self.0.receive(buffer)
+    }
+
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.0.send(parts)
+    }
+
+    fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
+        self.0.notify(notification)
+    }
+
+    fn level(&self) -> nigh_fuse::Level {
+        self.0.level()
+    }
+}
+
+/// Stands in for a kernel that caches nothing.
+pub struct Direct {
+    transport: Arc<MemoryTransport>,
+    agreed: Negotiated,
+    unique: AtomicU64,
+}
+
+/// A name as READDIRPLUS gave it.
+struct Found {
+    node: u64,
+    mode: u32,
+    size: u64,
+    name: Vec<u8>,
+}
+
+impl Direct {
+    pub fn start(config: MountConfig, link: Link) -> Result<(Mount, Direct)> {
+        let transport = Arc::new(MemoryTransport::new(nigh_fuse::Level::All));
+        let flags = config.wanted.flags_for(config.wanted.max_minor);
+        let agreed = Negotiated {
+            minor: config.wanted.max_minor,
+            flags,
+            max_write: config.wanted.max_write,
+            max_pages: 256,
+            max_readahead: config.wanted.max_readahead,
+        };
+        let mount = Mount::start_on(config, link, Box::new(Shared(Arc::clone(&transport))), agreed)?;
+        Ok((mount, Direct { transport, agreed, unique: AtomicU64::new(2) }))
+    }
+
+    pub fn close(&self) {
+        self.transport.close();
+    }
+
+    fn ask(&self, node: u64, operation: &Operation<'_>) -> Result<(i32, Vec<u8>)> {
+        let unique = self.unique.fetch_add(2, Ordering::Relaxed);
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let header = Header { unique, nodeid: node, uid, gid, pid: std::process::id(), resent: false };
+        self.transport.queue(encode(&header, operation, &self.agreed));
+        self.transport.take_reply(unique, LIMIT).context("the cache does not answer")
+    }
+
+    fn ask_well(&self, node: u64, operation: &Operation<'_>) -> Result<Vec<u8>> {
+        match self.ask(node, operation)? {
+            (0, body) => Ok(body),
+            (errno, _) => bail!("{operation:?}: {}", io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    fn list(&self, node: u64) -> Result<Vec<Found>> {
+        let fh = word(&self.ask_well(node, &Operation::OpenDir { flags: 0 })?, 0)?;
+        let mut found = Vec::new();
+        let mut offset = 0;
+        loop {
+            let page = self.ask_well(node, &Operation::ReadDirPlus { fh, offset, size: PAGE })?;
+            if page.is_empty() {
+                break;
+            }
+            offset = parse(&page, &mut found)?;
+        }
+        self.ask_well(node, &Operation::ReleaseDir { fh, flags: 0 })?;
+        for entry in found.iter_mut().filter(|entry| entry.node == 0) {
+            // The daemon does not tell again what a kernel would still know.
+            *entry = self.lookup(node, &entry.name)?;
+        }
+        Ok(found)
+    }
+
+    fn lookup(&self, node: u64, name: &[u8]) -> Result<Found> {
+        let body = self.ask_well(node, &Operation::Lookup { name })?;
+        found_in(&body, name)
+    }
+
+    fn each(&self, mut visit: impl FnMut(&Found) -> Result<()>) -> Result<u64> {
+        let mut seen = 0;
+        let mut todo = vec![1];
+        while let Some(dir) = todo.pop() {
+            for entry in self.list(dir)? {
+                seen += 1;
+                visit(&entry)?;
+                if entry.mode & FILE_TYPE == libc::S_IFDIR {
+                    todo.push(entry.node);
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    fn absent(&self, name: &str) -> Result<()> {
+        match self.ask(1, &Operation::Lookup { name: name.as_bytes() })? {
+            (libc::ENOENT, _) => Ok(()),
+            (0, body) if word(&body, 0)? == 0 => Ok(()),
+            other => bail!("{name}: {other:?}"),
+        }
+    }
+}
+
+impl Files for Direct {
+    fn walk(&self, names: u64) -> Result<u64> {
+        let seen = self.each(|_| Ok(()))?;
+        ensure!(seen == names, "{seen} names are listed, {names} were made");
+        Ok(seen)
+    }
+
+    fn missing(&self, prefix: &str, count: u64) -> Result<u64> {
+        (0..count).try_for_each(|n| self.absent(&format!("{prefix}{n}")))?;
+        Ok(count)
+    }
+
+    fn missing_one(&self, times: u64) -> Result<u64> {
+        (0..times).try_for_each(|_| self.absent("no-such-name"))?;
+        Ok(times)
+    }
+
+    fn read_links(&self, count: u64) -> Result<u64> {
+        let mut read = 0;
+        self.each(|entry| {
+            if entry.mode & FILE_TYPE == libc::S_IFLNK {
+                let target = self.ask_well(entry.node, &Operation::ReadLink)?;
+                ensure!(target == b"part-0/file-0.txt", "a symlink leads elsewhere");
+                read += 1;
+            }
+            Ok(())
+        })?;
+        ensure!(read == count, "{read} symlinks are read, {count} were made");
+        Ok(read)
+    }
+
+    fn read(&self, count: u64) -> Result<u64> {
+        let mut read = 0;
+        self.each(|entry| {
+            if entry.mode & FILE_TYPE == libc::S_IFREG {
+                let fh =
+                    word(&self.ask_well(entry.node, &Operation::Open { flags: 0, kill_suidgid: false })?, 0)?;
+                let size = u32::try_from(entry.size)?;
+                let ask = Operation::Read { fh, offset: 0, size, flags: 0, lock_owner: None };
+                let data = self.ask_well(entry.node, &ask)?;
+                ensure!(data.starts_with(b"contents of"), "a file holds something else");
+                let release =
+                    Operation::Release { fh, flags: 0, flush: false, flock_unlock: false, lock_owner: 0 };
+                self.ask_well(entry.node, &release)?;
+                read += 1;
+            }
+            Ok(())
+        })?;
+        ensure!(read == count, "{read} files are read, {count} were made");
+        Ok(read)
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<u64> {
+    let word = bytes.get(at..at + 8).context("a short answer")?;
+    Ok(u64::from_le_bytes(word.try_into()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Result<u32> {
+    let half = bytes.get(at..at + 4).context("a short answer")?;
+    Ok(u32::from_le_bytes(half.try_into()?))
+}
+
+/// `struct fuse_entry_out`: nodeid first; its attributes begin at 40: size at 48, mode at 100.
+fn found_in(entry: &[u8], name: &[u8]) -> Result<Found> {
+    Ok(Found { node: word(entry, 0)?, size: word(entry, 48)?, mode: half(entry, 100)?, name: name.to_vec() })
+}
+
+/// Entries of one page; where to go on.
+fn parse(mut page: &[u8], found: &mut Vec<Found>) -> Result<u64> {
+    let mut next = 0;
+    while !page.is_empty() {
+        let dirent = page.get(ENTRY_BYTES..).context("a short page")?;
+        next = word(dirent, 8)?;
+        let length = usize::try_from(half(dirent, 16)?)?;
+        let name = dirent.get(DIRENT_BYTES..DIRENT_BYTES + length).context("a short page")?;
+        if name != b"." && name != b".." {
+            found.push(found_in(page, name)?);
+        }
+        let whole = (ENTRY_BYTES + DIRENT_BYTES + length).next_multiple_of(8);
+        page = page.get(whole..).context("a short page")?;
+    }
+    Ok(next)
+}
