@@ -44,8 +44,16 @@ impl Cache {
         inode.own.filter(|(_, held)| held.lives(now))
     }
 
-    /// The record of an inode, made if there is none.
+    /// The record of an inode, made if there is none. Where another inode had its number, all facts about
+    /// that one go.
     pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
+        if self.dirs.get(&id.ino).is_some_and(|d| d.id != id) {
+            self.forget_names(id.ino);
+            if let Some(directory) = self.dirs.get_mut(&id.ino) {
+                directory.id = id;
+                directory.listing = None;
+            }
+        }
         let inode = self.inodes.entry(id.ino).or_insert_with(|| Inode::new(id));
         if inode.id != id {
             inode.renew(id);

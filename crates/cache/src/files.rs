@@ -21,13 +21,24 @@ impl Cache {
     ) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let file = NewFile { append, sync: access.sync, direct: access.direct, caller };
-        let local = !access.write && !access.truncate;
+        let local = !access.write && !access.truncate && !self.loses_its_name(ino);
         if local && let Some((attr, held)) = self.attr_of(now, id) {
             let keep = self.pages_hold(now, id, &attr, Some(held));
             return Some(Answer::Opened(self.opened_file(id, file, None, keep)));
         }
         let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         self.ask(now, op, caller, Purpose::Open { ino, file }, Call::Open { node, access })
+    }
+
+    /// Whether an own change is under way that takes an inode's name: the remote was not asked to keep it. If
+    /// it is gone when the remote is asked to open it, the kernel looks the name up again.
+    fn loses_its_name(&self, ino: u64) -> bool {
+        let Some((dir, name)) = self.inodes.get(&ino).and_then(|i| i.home.as_ref()) else { return false };
+        self.flights.values().any(|flight| match &flight.purpose {
+            Purpose::Remove { dir: d, name: n } => d == dir && n == name,
+            // What a rename replaces is kept.
+            _ => false,
+        })
     }
 
     /// Whether what the kernel holds of a file is still true, given its present attributes.

@@ -74,6 +74,9 @@ impl Cache {
         if let Some((attr, held)) = self.attr_of(now, id) {
             return Some(Answer::Attr(id, attr, self.config.level.validity(&held, now)));
         }
+        if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.gone) {
+            return Some(Answer::Attr(id, attr, Span::ZERO));
+        }
         let call = self.fetch_attr(now, ino)?;
         self.wait(op, caller, call.0, Want::Reply, call.1)
     }

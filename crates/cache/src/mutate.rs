@@ -6,7 +6,7 @@ use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op};
 use crate::rows::{Child, Row};
 use nigh_types::{
-    Access, Call, Covers, Entry, Errno, Handle, Name, NodeId, OpId, Place, Reply, Response, SetAttr, Span,
+    Access, Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response, SetAttr, Span,
     Time,
 };
 
@@ -157,8 +157,8 @@ impl Cache {
                 return Answer::Failed(*errno);
             }
         };
-        self.unbind(now, flight, (dir, name), response);
         self.leave_home(node, (dir, name), kept);
+        self.unbind(now, flight, (dir, name), response);
         self.learn_after(now, flight, response);
         self.mark_inode(dir);
         self.mark_inode(node.ino);
@@ -174,6 +174,7 @@ impl Cache {
 
     /// An inode has lost the name that led to it.
     fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
+        let last = self.last_attr(node);
         self.forget_names(node.ino);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else {
             if let Some(handle) = kept {
@@ -184,9 +185,25 @@ impl Cache {
         if inode.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
             inode.home = None;
         }
-        if kept.is_some() {
-            inode.pinned = kept;
+        if let Some(attr) = last.filter(Attr::is_dir) {
+            inode.gone = Some(Attr { nlink: 0, ..attr });
         }
+        match kept {
+            Some(_) if inode.opens_unpinned > 0 && inode.pinned.is_none() => inode.pinned = kept,
+            Some(handle) => self.release_handle(handle),
+            None => {}
+        }
+    }
+
+    /// The attributes that were last known of an inode, granted or not.
+    fn last_attr(&self, node: NodeId) -> Option<Attr> {
+        let inode = self.inodes.get(&node.ino).filter(|i| i.id == node)?;
+        if let Some((attr, _)) = inode.own {
+            return Some(attr);
+        }
+        let (dir, name) = inode.home.as_ref()?;
+        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        row.child.as_ref().filter(|c| c.id == node).map(|c| c.attr)
     }
 
     pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
@@ -194,7 +211,7 @@ impl Cache {
         let (Some(from_place), Some(to_place)) = (self.place(from), self.place(to)) else {
             return Some(Answer::Failed(Errno::STALE));
         };
-        let keep = if exchange { None } else { self.unpinned_at(to, &new_name) };
+        let keep = if exchange { None } else { self.file_at(to, &new_name) };
         let call = Call::Rename {
             from: from_place,
             name: name.clone(),
@@ -205,6 +222,15 @@ impl Cache {
             keep,
         };
         self.ask(now, op, caller, Purpose::Rename { from, name, to, new_name, exchange }, call)
+    }
+
+    /// A file that may be opened under its name while it is being replaced: atomic replacement must never
+    /// show an open that fails, so the remote always keeps what is replaced until that is known.
+    fn file_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
+        let cookie = self.key.cookie(name.as_bytes());
+        let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr.kind() == Kind::File);
+        child.map(|c| c.id).or_else(|| self.unpinned_at(dir, name))
     }
 
     pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {

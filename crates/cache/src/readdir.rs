@@ -40,11 +40,19 @@ impl Cache {
         if self.id_of(ino).is_none() {
             return Some(Answer::Failed(Errno::STALE));
         }
+        if self.is_gone(ino) {
+            return Some(Answer::Opened(self.opened_dir(now, ino)));
+        }
         if self.names(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
             return Some(Answer::Opened(self.opened_dir(now, ino)));
         }
         let (call, joined) = self.list(now, ino)?;
         self.wait(op, caller, call, Want::OpenDir { ino }, joined)
+    }
+
+    /// Whether an own change removed a directory that somebody is still in.
+    fn is_gone(&self, ino: u64) -> bool {
+        self.inodes.get(&ino).is_some_and(|i| i.gone.is_some())
     }
 
     pub(crate) fn opened_dir(&mut self, now: Time, ino: u64) -> Opened {
@@ -100,6 +108,9 @@ impl Cache {
         }
         if open.snapshot.is_some() {
             return Some(self.snapshot_page(fh, offset, size, plus));
+        }
+        if self.is_gone(ino) {
+            return Some(Answer::Page(Page::default()));
         }
         let known = self.names(now, ino).is_some();
         if known && let Some(page) = self.page(now, ino, offset, size, plus) {

@@ -21,6 +21,8 @@ pub(crate) struct Inode {
     /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
     /// its attributes are if the directory's grant covers them.
     pub home: Option<(u64, Name)>,
+    /// Of a directory that an own change removed: what a process that is still in it sees.
+    pub gone: Option<Attr>,
     /// Attributes under the inode's own grant.
     pub own: Option<(Attr, Held)>,
     pub target: Option<Box<[u8]>>,
@@ -72,6 +74,7 @@ impl Inode {
             opens: 0,
             opens_unpinned: 0,
             home: None,
+            gone: None,
             own: None,
             target: None,
             xattrs: None,

@@ -46,11 +46,12 @@ pub fn run(text: &str) -> String {
 }
 
 impl Script {
-    /// From the first step: `tree [term=5s|session] [parts=N]`.
+    /// From the first step: `tree [term=5s|session] [parts=N] [reuse]` (inode numbers are given again).
     fn new(words: &[&str]) -> Script {
         let mut config = TreeConfig::default();
         for word in words.iter().skip(1) {
             match word.split_once('=') {
+                None if *word == "reuse" => config.reuse_inos = true,
                 Some(("term", "session")) => config.term = Term::Session,
                 Some(("term", term)) => {
                     config.term = Term::Limited(span(term));
@@ -63,7 +64,7 @@ impl Script {
         Script { world: World::new(config), open: BTreeMap::new(), last: None, host_edited: false }
     }
 
-    /// `plant file|dir PATH`, `host create|remove PATH`, `client [none|no-epoch]`, `advance TIME`, and for a
+    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [none|no-epoch]`, `advance TIME`, and for a
     /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|read PATH [PATH]`,
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
     /// `A hold`, `A forget`, `A interrupt`, `A kernel`.
@@ -83,7 +84,13 @@ impl Script {
                 let now = self.world.now;
                 self.world.server.edit(|tree| tree.plant_file(now, path, b"host's"));
             }
-            ["host", "remove", path] => self.host_remove(path),
+            ["host", "remove", path] => self.host_remove(path, false),
+            ["host", "rmdir", path] => self.host_remove(path, true),
+            ["host", "mkdir", path] => {
+                self.host_edited = true;
+                let now = self.world.now;
+                self.world.server.edit(|tree| tree.plant_dir(now, path));
+            }
             ["client"] => drop(self.world.connect(Level::All)),
             ["client", "none"] => drop(self.world.connect(Level::None)),
             ["client", "no-epoch"] => drop(self.world.connect(Level::NoEpoch)),
@@ -102,13 +109,14 @@ impl Script {
         }
     }
 
-    fn host_remove(&mut self, path: &str) {
+    fn host_remove(&mut self, path: &str, directory: bool) {
         self.host_edited = true;
         let now = self.world.now;
         let (dir, name) = split(path);
         self.world.server.edit(|tree| {
             let dir = Place::bare(tree.find(dir).expect("a directory"));
-            tree.beside(now, Call::Unlink { dir, name, keep: None }).expect("removed");
+            let call = if directory { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
+            tree.beside(now, call).expect("removed");
         });
     }
 

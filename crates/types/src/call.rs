@@ -90,8 +90,8 @@ pub enum Call {
     Symlink { dir: Place, name: Name, target: Vec<u8> },
     /// → `Reply::Made`
     Link { node: Place, dir: Place, name: Name },
-    /// Anything but a directory → `Reply::Removed`. With `keep` this client has the file open without
-    /// a handle; the remote pins it and answers a handle.
+    /// Anything but a directory → `Reply::Removed`. With `keep` this client may have that file open without
+    /// a handle: if the name leads to it, the remote pins it and answers a handle.
     Unlink { dir: Place, name: Name, keep: Option<NodeId> },
     /// → `Reply::Removed`
     Rmdir { dir: Place, name: Name },

@@ -43,6 +43,15 @@ impl How {
     }
 }
 
+impl How {
+    /// The protocol's minor version at the most.
+    #[must_use]
+    pub fn minor(&self) -> u32 {
+        let asked = self.variables.iter().find(|(name, _)| name == "NIGH_FUSE_MINOR");
+        asked.and_then(|(_, value)| value.parse().ok()).unwrap_or(u32::MAX)
+    }
+}
+
 /// A mount by a daemon in the foreground, taken down when dropped.
 pub struct Mount<'w> {
     world: &'w World,

@@ -165,6 +165,10 @@ impl Files for Direct {
         Ok(read)
     }
 
+    fn keeps_data(&self) -> bool {
+        false
+    }
+
     fn read(&self, count: u64) -> Result<u64> {
         let mut read = 0;
         self.each(|entry| {

@@ -16,6 +16,8 @@ pub trait Files {
     /// One name that does not exist.
     fn missing_one(&self, times: u64) -> Result<u64>;
     fn read_links(&self, count: u64) -> Result<u64>;
+    /// Whether what was read is kept by somebody (the kernel).
+    fn keeps_data(&self) -> bool;
     /// Every file's contents.
     fn read(&self, count: u64) -> Result<u64>;
 }
@@ -79,6 +81,10 @@ impl Files for Mounted {
         })?;
         ensure!(read == count, "{read} symlinks are read, {count} were made");
         Ok(read)
+    }
+
+    fn keeps_data(&self) -> bool {
+        true
     }
 
     fn read(&self, count: u64) -> Result<u64> {

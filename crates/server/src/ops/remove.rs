@@ -3,7 +3,7 @@
 use super::make::parent;
 use super::open::pin;
 use super::{Context, Outcome, attr_now};
-use crate::error::{Fault, Result};
+use crate::error::Result;
 use crate::reach::Node;
 use nigh_types::{Attr, Handle, Name, NodeId, Place, Reply};
 use rustix::fs::AtFlags;
@@ -35,12 +35,12 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
     Ok(Outcome { reply: Reply::Removed { node: victim.id, kept: None }, after, grants: Vec::new() })
 }
 
-/// Pins `victim` for a client that has it open; `ESTALE` where the name leads to something else.
+/// Pins `victim` for a client that has it open. Where the name leads to something else, what that client
+/// has open does not lose a name here.
 pub(super) fn pin_if_kept(cx: Context<'_>, victim: &Node, keep: Option<NodeId>) -> Result<Option<Handle>> {
     match keep {
-        None => Ok(None),
-        Some(kept) if kept != victim.id => Err(Fault::STALE),
-        Some(_) => pin(cx, victim).map(Some),
+        Some(kept) if kept == victim.id => pin(cx, victim).map(Some),
+        _ => Ok(None),
     }
 }
 

@@ -27,8 +27,7 @@ pub(crate) fn rename(
     let moved = cx.reach().child(&from, names.name)?;
     let replaced = match cx.reach().child(&to, names.new_name) {
         Ok(node) => Some(node),
-        Err(Fault(Errno::NOENT)) if keep.is_none() => None,
-        Err(Fault(Errno::NOENT)) => return Err(Fault::STALE),
+        Err(Fault(Errno::NOENT)) => None,
         Err(fault) => return Err(fault),
     };
     let mut flags = RenameFlags::empty();

@@ -206,7 +206,10 @@ fn mapped(room: &Room) -> Result<()> {
     };
     ensure!(at != libc::MAP_FAILED);
     ensure!(unsafe { std::ptr::read_volatile(at.cast::<u8>()) } == b'a');
-    fs::write(room.over("f"), [b'b'; 4096])?;
+    // In place: whoever looks between a truncation and a write sees a file without pages.
+    let beside = fs::File::options().write(true).open(room.over("f"))?;
+    std::os::unix::fs::FileExt::write_all_at(&beside, &[b'b'; 4096], 0)?;
+    drop(beside);
     // A map alone asks for nothing; a stat or an open beside it lets the bound take effect.
     let seen = room.comes("data under a map", || {
         fs::read(&path).is_ok() && unsafe { std::ptr::read_volatile(at.cast::<u8>()) } == b'b'

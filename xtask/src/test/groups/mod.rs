@@ -40,8 +40,8 @@ pub type Test = (&'static str, fn(&World) -> anyhow::Result<()>);
 pub fn all() -> &'static [Group] {
     const ALL: &[Group] = &[
         group("unit", "tests of every crate", "3 min", Run::Plain(unit::run), true),
-        group("posix", "the POSIX table as root", "1 min", Run::Mounted(posix::as_root), false),
-        group("posix-user", "the same as an ordinary user", "1 min", Run::Mounted(posix::as_user), true),
+        group("posix", "the POSIX table as root", "2 min", Run::Mounted(posix::as_root), false),
+        group("posix-user", "the same as an ordinary user", "2 min", Run::Mounted(posix::as_user), true),
         group(
             "levels",
             "every notification level, and protocol 7.31",
