@@ -7,8 +7,7 @@ use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
 use crate::recall::After;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
-use nigh_remote::{Event, Session};
-use nigh_types::{Call, CallId, CookieKey, Errno, Name, OpId, Reply, Response, Term, Time};
+use nigh_types::{Call, CallId, CookieKey, Errno, Event, Name, OpId, Reply, Response, Session, Term, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -126,7 +125,7 @@ impl Cache {
             Op::Lookup { dir, name } => self.lookup(now, id, caller, dir, name),
             Op::LookupSelf { ino } => self.lookup_self(now, id, caller, ino),
             Op::LookupParent { ino } => self.lookup_parent(now, id, caller, ino),
-            Op::GetAttr { ino } => self.get_attr(now, id, caller, ino),
+            Op::GetAttr { ino } => self.attributes(now, id, caller, ino),
             Op::ReadLink { ino } => self.read_link(now, id, caller, ino),
             Op::OpenDir { ino } => self.open_dir(now, id, caller, ino),
             Op::ReadDir { ino, fh, offset, size, plus } => {
@@ -137,7 +136,7 @@ impl Cache {
             Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache } => {
                 self.write(now, id, caller, (ino, fh), offset, data, kill_suidgid, from_page_cache)
             }
-            Op::GetXattr { ino, name, size } => self.get_xattr(now, id, caller, ino, name, size),
+            Op::GetXattr { ino, name, size } => self.xattr(now, id, caller, ino, name, size),
             Op::ListXattr { ino, size } => self.list_xattr(now, id, caller, ino, size),
             Op::Release { fh } => self.release(fh),
             Op::ReleaseDir { fh } => self.release_dir(fh),

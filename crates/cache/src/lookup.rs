@@ -69,7 +69,7 @@ impl Cache {
         self.flights.get(&call).is_some_and(|f| f.seen.is_empty())
     }
 
-    pub(crate) fn get_attr(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+    pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.attr_of(now, id) {
             return Some(Answer::Attr(id, attr, self.config.level.validity(&held, now)));

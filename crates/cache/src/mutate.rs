@@ -6,8 +6,8 @@ use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op};
 use crate::rows::{Child, Row};
 use nigh_types::{
-    Access, Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response, SetAttr, Span,
-    Time,
+    Access, Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response,
+    SetAttr, Span, Time,
 };
 
 impl Cache {
@@ -322,7 +322,7 @@ impl Cache {
         set: SetAttr,
     ) -> Option<Answer> {
         if set.is_empty() {
-            return self.get_attr(now, op, caller, ino);
+            return self.attributes(now, op, caller, ino);
         }
         let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
         let unpinned = self.inodes.get(&ino).is_some_and(|i| i.opens_unpinned > 0 && i.pinned.is_none());

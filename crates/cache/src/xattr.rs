@@ -9,7 +9,7 @@ const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_de
 const SELINUX: &[u8] = b"security.selinux";
 
 impl Cache {
-    pub(crate) fn get_xattr(
+    pub(crate) fn xattr(
         &mut self,
         now: Time,
         op: OpId,

@@ -8,9 +8,9 @@ mod work;
 use crate::{identity, units};
 use anyhow::{Context, Result};
 use direct::Direct;
+use nigh_client::fuse::mount::MountOptions;
+use nigh_client::fuse::{Level, Wanted};
 use nigh_client::{CacheConfig, Mount, MountConfig};
-use nigh_fuse::mount::MountOptions;
-use nigh_fuse::{Level, Wanted};
 use nigh_server::{Server, ServerOptions};
 use nigh_types::Term;
 use std::os::unix::ffi::OsStrExt;
@@ -39,7 +39,7 @@ pub fn run() -> Result<()> {
     let near = room.path().join("near");
     std::fs::create_dir(&near)?;
     let config = config(&tree, &near, room.path())?;
-    match nigh_fuse::mount::check_support() {
+    match nigh_client::fuse::mount::check_support() {
         Ok(()) => {
             let mount = Mount::start(config, link.into())?;
             let source = mount.source();
@@ -93,7 +93,7 @@ struct Unmount<'a> {
 
 impl Unmount<'_> {
     fn finish(mut self) -> Result<()> {
-        nigh_fuse::mount::unmount(self.mountpoint, false)?;
+        nigh_client::fuse::mount::unmount(self.mountpoint, false)?;
         if let Some(serving) = self.serving.take() {
             let _ = serving.join();
         }
@@ -104,7 +104,7 @@ impl Unmount<'_> {
 impl Drop for Unmount<'_> {
     fn drop(&mut self) {
         if let Some(serving) = self.serving.take() {
-            let _ = nigh_fuse::mount::unmount(self.mountpoint, true);
+            let _ = nigh_client::fuse::mount::unmount(self.mountpoint, true);
             let _ = serving.join();
         }
     }

@@ -31,7 +31,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Demo => demo::run(),
         Command::Mount(args) => mount::run(&args),
-        Command::Umount { mountpoint, lazy } => Ok(nigh_fuse::mount::unmount(&mountpoint, lazy)?),
+        Command::Umount { mountpoint, lazy } => Ok(nigh_client::fuse::mount::unmount(&mountpoint, lazy)?),
         Command::Status { mountpoint, json } => status(mountpoint, json),
         Command::Serve { listen } => serve(&listen),
     }

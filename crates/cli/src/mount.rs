@@ -5,9 +5,9 @@ use crate::background::{self, Ready};
 use crate::options::{Options, Usage};
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
+use nigh_client::fuse::mount::MountOptions;
+use nigh_client::fuse::{Level, Wanted};
 use nigh_client::{CacheConfig, Link, Mount, MountConfig};
-use nigh_fuse::mount::MountOptions;
-use nigh_fuse::{Level, Wanted};
 use nigh_server::{Places, daemon};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
@@ -101,7 +101,7 @@ fn masked_features() -> Result<(Wanted, Level)> {
     }
     if let Ok(names) = std::env::var("NIGH_FUSE_WITHOUT") {
         for name in names.split(',').filter(|name| !name.is_empty()) {
-            let flag = nigh_fuse::abi::flags::init::ALL.iter().find(|(known, _, _)| *known == name);
+            let flag = nigh_client::fuse::abi::flags::init::ALL.iter().find(|(known, _, _)| *known == name);
             let (_, bit, _) = flag.with_context(|| format!("NIGH_FUSE_WITHOUT: no flag {name}"))?;
             wanted = wanted.without(*bit);
         }

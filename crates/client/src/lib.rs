@@ -24,4 +24,6 @@ pub mod status;
 
 pub use clock::boot_time;
 pub use mount::{Link, Mount, MountConfig, StartError};
-pub use nigh_cache::{Config as CacheConfig, Level};
+pub use nigh_cache::Config as CacheConfig;
+/// What a command needs of the kernel's side: mounting, and transports of its own.
+pub use nigh_fuse as fuse;

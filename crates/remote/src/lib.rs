@@ -4,7 +4,8 @@
 //! out events and bytes. Differences between kinds are data in the grants they hand out; the cache
 //! never asks which kind stands behind it.
 
-use nigh_types::{Attr, CallId, CookieKey, GrantId, NodeId, Recall, RecallId, Request, Response, Term, Time};
+use nigh_types::{CallId, GrantId, RecallId, Request, Time};
+pub use nigh_types::{Event, Session};
 
 pub mod conformance;
 pub mod fake;
@@ -67,37 +68,4 @@ pub enum Reason {
     SessionEnd,
     /// Of a fake: a reply was delayed until then.
     Delay,
-}
-
-/// What a remote tells the cache.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// The session stands. Comes once, before all else.
-    Attached(Session),
-    Response {
-        call: CallId,
-        response: Response,
-    },
-    Recall(Recall),
-    /// The session is lost: all its grants have ended and no outstanding call will be answered.
-    Lost {
-        why: String,
-    },
-}
-
-/// What is agreed when a session begins.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Session {
-    pub root: NodeId,
-    pub root_attr: Attr,
-    pub cookie_key: CookieKey,
-    /// How long grants live at the most.
-    pub term: Term,
-    /// Whether inodes of the export can have POSIX ACLs.
-    pub has_acls: bool,
-    /// Why changes on the server's own disk are seen only within `term` (S9); empty if they are
-    /// seen at once. For people.
-    pub host_bound: String,
-    /// Names of guarantees (`S4`) that this export cannot give, and why. For people.
-    pub not_given: Vec<(String, String)>,
 }

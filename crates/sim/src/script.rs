@@ -115,7 +115,8 @@ impl Script {
         let (dir, name) = split(path);
         self.world.server.edit(|tree| {
             let dir = Place::bare(tree.find(dir).expect("a directory"));
-            let call = if directory { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
+            let call =
+                if directory { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
             tree.beside(now, call).expect("removed");
         });
     }

@@ -2,10 +2,10 @@
 
 use super::work::Files;
 use anyhow::{Context, Result, bail, ensure};
-use nigh_client::{Link, Mount, MountConfig};
-use nigh_fuse::{
+use nigh_client::fuse::{
     Header, MemoryTransport, Negotiated, Notification, NotifyOutcome, Operation, Transport, encode,
 };
+use nigh_client::{Link, Mount, MountConfig};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ impl Transport for Shared {
         self.0.notify(notification)
     }
 
-    fn level(&self) -> nigh_fuse::Level {
+    fn level(&self) -> nigh_client::fuse::Level {
         self.0.level()
     }
 }
@@ -54,7 +54,7 @@ struct Found {
 
 impl Direct {
     pub fn start(config: MountConfig, link: Link) -> Result<(Mount, Direct)> {
-        let transport = Arc::new(MemoryTransport::new(nigh_fuse::Level::All));
+        let transport = Arc::new(MemoryTransport::new(nigh_client::fuse::Level::All));
         let flags = config.wanted.flags_for(config.wanted.max_minor);
         let agreed = Negotiated {
             minor: config.wanted.max_minor,
