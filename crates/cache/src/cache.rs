@@ -116,7 +116,12 @@ impl Cache {
             }
             op => self.start(now, id, caller, op),
         };
-        self.counters.hits += u64::from(answer.is_some());
+        if answer.is_some() {
+            self.counters.hits += 1;
+            tracing::trace!(target: "nigh::hit", op = id.0);
+        } else {
+            tracing::trace!(target: "nigh::miss", op = id.0);
+        }
         answer
     }
 

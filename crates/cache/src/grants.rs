@@ -17,6 +17,7 @@ impl Held {
             Term::Session => Time::FAR,
             Term::Limited(span) => sent.after(span),
         };
+        tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, term = ?grant.term);
         Held { id: grant.id, deadline, recallable: grant.recallable }
     }
 

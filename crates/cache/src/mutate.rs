@@ -365,10 +365,9 @@ impl Cache {
             let (caller, want) = (waiting.caller, waiting.want.clone());
             if let Want::Again(again) = want
                 && let Op::SetAttr { ino, fh, set } = *again
+                && let Some(answer) = self.set_attr_pinned(now, op, caller, (ino, fh), set)
             {
-                if let Some(answer) = self.set_attr_pinned(now, op, caller, (ino, fh), set) {
-                    self.answer(op, answer);
-                }
+                self.answer(op, answer);
             }
         }
     }

@@ -235,7 +235,6 @@ impl Cache {
             });
             page.names.extend_from_slice(name);
         }
-        self.counters.hits += 1;
         page
     }
 }

@@ -16,7 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return explain(&error),
+    };
     match run(args.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -25,6 +28,20 @@ fn main() -> ExitCode {
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }
+}
+
+/// Help and version as they are; a mistake in one line.
+fn explain(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let what: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    let what = what.join(" ");
+    eprintln!("nigh: {}; see `nigh --help`", what.trim_start_matches("error: "));
+    ExitCode::from(2)
 }
 
 fn run(command: Command) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::background::{self, Ready};
 use crate::options::{Options, Usage};
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
+use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
 use nigh_client::{CacheConfig, Link, Mount, MountConfig};
@@ -49,6 +50,7 @@ fn prepare(args: &MountArgs, places: &Places) -> Result<MountConfig> {
         None => units::default_cache_size(),
     };
     let source = source_directory(&args.source)?;
+    clear_dead(&args.mountpoint)?;
     let mut mount = MountOptions::new(&args.mountpoint, source.to_string_lossy());
     mount.read_only = options.read_only;
     mount.allow_other |= options.allow_other;
@@ -74,6 +76,14 @@ fn prepare(args: &MountArgs, places: &Places) -> Result<MountConfig> {
     })
 }
 
+/// A mount whose daemon was killed is in nobody's use: it makes way.
+fn clear_dead(mountpoint: &Path) -> Result<()> {
+    if nigh_client::fuse::mount::liveness(mountpoint) == nigh_client::fuse::mount::Liveness::Dead {
+        nigh_client::fuse::mount::unmount(mountpoint, true)?;
+    }
+    Ok(())
+}
+
 fn source_directory(source: &Path) -> Result<PathBuf> {
     let text = source.to_string_lossy();
     for (scheme, what) in
@@ -89,6 +99,10 @@ fn source_directory(source: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         bail!("{}: not a directory; only directories can be mounted", source.display());
     }
+    let rights = rustix::fs::Access::READ_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::accessat(rustix::fs::CWD, &path, rights, rustix::fs::AtFlags::EACCESS).with_context(
+        || format!("{}: you may not read and enter it; ask its owner, or mount another", source.display()),
+    )?;
     Ok(path)
 }
 
@@ -101,7 +115,7 @@ fn masked_features() -> Result<(Wanted, Level)> {
     }
     if let Ok(names) = std::env::var("NIGH_FUSE_WITHOUT") {
         for name in names.split(',').filter(|name| !name.is_empty()) {
-            let flag = nigh_client::fuse::abi::flags::init::ALL.iter().find(|(known, _, _)| *known == name);
+            let flag = init::ALL.iter().find(|(known, _, _)| *known == name);
             let (_, bit, _) = flag.with_context(|| format!("NIGH_FUSE_WITHOUT: no flag {name}"))?;
             wanted = wanted.without(*bit);
         }
@@ -109,7 +123,12 @@ fn masked_features() -> Result<(Wanted, Level)> {
     let level = match std::env::var("NIGH_NOTIFY_LEVEL").as_deref() {
         Err(_) | Ok("all") => Level::All,
         Ok("no-epoch") => Level::NoEpoch,
-        Ok("none") => Level::None,
+        Ok("none") => {
+            // What cannot be taken back must be looked at again on each read.
+            wanted = wanted.without(init::EXPLICIT_INVAL_DATA);
+            wanted.flags |= init::AUTO_INVAL_DATA;
+            Level::None
+        }
         Ok(other) => bail!("NIGH_NOTIFY_LEVEL={other}: all, no-epoch or none"),
     };
     Ok((wanted, level))

@@ -12,7 +12,7 @@ use crate::record::{Log, Record};
 use crate::stat::{self, Stat};
 use lru::LruCache;
 use nigh_native::Session;
-use nigh_types::{Call, CallId, Errno, NodeId, Request, Response};
+use nigh_types::{Call, CallId, Errno, NodeId, Request, Response, Span, Term};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
@@ -144,7 +144,7 @@ impl Export {
             cookie_key: self.reach.ids.cookie_key(),
             term: files.term(),
             has_acls: has_acls(&node),
-            host_bound: "changes on the server's own disk are not watched".into(),
+            host_bound: host_bound(files.term()),
             not_given: not_given(&filesystem),
         })
     }
@@ -371,4 +371,17 @@ fn not_given(filesystem: &Filesystem) -> Vec<(String, String)> {
         return Vec::new();
     };
     vec![("S4".into(), format!("{}: {why}", filesystem.label()))]
+}
+
+/// What S9 comes to while the server does not watch its own disk.
+fn host_bound(term: Term) -> String {
+    match term {
+        Term::Session => {
+            "changes on the server's own disk are not looked for: --host-timeout is `forever`".into()
+        }
+        Term::Limited(Span::ZERO) => String::new(),
+        Term::Limited(span) => {
+            format!("changes on the server's own disk are seen within {} ms", span.as_millis())
+        }
+    }
 }

@@ -267,11 +267,10 @@ impl History {
         let lie = |what: &str| Err(format!("{} was told {} of {op:?}: {what}", name_of(at), short(answer)));
         match (op, answer) {
             (Op::Lookup { dir, name }, Answer::Node(node))
-                if self.world.past.contains_key(&(*dir, name.clone())) =>
+                if self.world.past.contains_key(&(*dir, name.clone()))
+                    && !self.was(*dir, name, begun, Some(node.id.ino)) =>
             {
-                if !self.was(*dir, name, begun, Some(node.id.ino)) {
-                    return lie("it was never that in the meantime");
-                }
+                return lie("it was never that in the meantime");
             }
             (Op::Lookup { dir, name }, Answer::Missing(_)) if !self.was(*dir, name, begun, None) => {
                 return lie("it was there all the time");

@@ -8,6 +8,9 @@ use nigh_remote::{Output as RemoteOutput, Remote};
 use nigh_types::{Name, OpId, Span, Time};
 use std::collections::BTreeMap;
 
+/// What a name led to, and since which tick.
+pub type Past = Vec<(u64, Option<u64>)>;
+
 /// One mount: a cache, its remote, and the kernel that it serves.
 pub struct Client {
     pub cache: Cache,
@@ -33,7 +36,7 @@ pub struct World {
     pub answers: Vec<(usize, OpId, Op, Answer)>,
     /// Names whose past is recorded: what each led to, from which moment on. Moments are counted by `tick`:
     /// whatever may have changed the tree begins a new one.
-    pub past: BTreeMap<(u64, Name), Vec<(u64, Option<u64>)>>,
+    pub past: BTreeMap<(u64, Name), Past>,
     pub tick: u64,
     /// The trace names requests and calls whole.
     pub wordy: bool,

@@ -24,5 +24,5 @@ pub use grant::{Covers, Grant, GrantId, Mode, Recall, RecallId, Term};
 pub use id::{CallId, Handle, NodeId, OpId};
 pub use name::{BadName, Name};
 pub use place::{Credentials, Place};
-pub use reply::{Entry, Listed, Reply, Response, Space, XattrSet};
+pub use reply::{Entry, Listed, Reply, Response, Space, XattrSet, XattrValue};
 pub use time::{Span, Time};

@@ -23,8 +23,11 @@ pub struct Listed {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct XattrSet {
     /// Name and value; `None` where the value was too large to send along.
-    pub items: Vec<(Box<[u8]>, Option<Box<[u8]>>)>,
+    pub items: Vec<(Box<[u8]>, XattrValue)>,
 }
+
+/// A value; `None` where it was too large to send along with others.
+pub type XattrValue = Option<Box<[u8]>>;
 
 /// What statfs(2) says of the filesystem below a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -10,9 +10,9 @@ pub(super) struct Content {
     pages: BTreeMap<u64, Box<[u8]>>,
 }
 
-/// Where in its page an offset lies.
-fn within(offset: u64) -> usize {
-    usize::try_from(offset % PAGE).expect("a page is small")
+/// Where in its page a byte lies.
+fn within(byte: u64) -> usize {
+    within_page(byte % PAGE)
 }
 
 /// The pieces of a range that lie in one page each: (page, from, to).

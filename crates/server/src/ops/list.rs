@@ -30,7 +30,8 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
     let open = without_atime(open);
     let names = Names::read(&open, cx.reach().ids.cookie_key(), |name| cx.reach().hides(dir.id, name))?;
     drop(open);
-    let mut inside = Some(Inside::enter(&dir.fd)?);
+    // A directory that may be read but not searched can still be seen to be empty.
+    let mut inside = if names.rows.is_empty() { None } else { Some(Inside::enter(&dir.fd)?) };
     let mut part = Listed::default();
     let mut bytes = 0;
     for (at, row) in names.rows.iter().enumerate() {
