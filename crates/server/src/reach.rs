@@ -324,7 +324,16 @@ pub(crate) fn reopen(node: &Node, flags: OFlags) -> Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     match node.stat.attr.kind() {
         Kind::File => Ok(rustix::fs::open(proc_path(&node.fd), flags, Mode::empty())?),
-        Kind::Directory => Ok(rustix::fs::openat(&node.fd, c".", flags | OFlags::DIRECTORY, Mode::empty())?),
+        Kind::Directory => {
+            let flags = flags | OFlags::DIRECTORY;
+            match rustix::fs::openat(&node.fd, c".", flags, Mode::empty()) {
+                // To be read it need not be searchable, as the way by its own name would ask.
+                Err(rustix::io::Errno::ACCESS) => {
+                    Ok(rustix::fs::open(proc_path(&node.fd), flags, Mode::empty())?)
+                }
+                opened => Ok(opened?),
+            }
+        }
         Kind::Symlink => Err(Fault(Errno::LOOP)),
         _ => Err(Fault(Errno::NXIO)),
     }
