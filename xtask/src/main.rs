@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod hunt;
 mod licences;
 mod link;
 mod matrix;
@@ -37,6 +38,12 @@ enum Chore {
     Bench(bench::Options),
     /// The POSIX table in every combination of user, notification level, protocol and features.
     Matrix(matrix::Options),
+    /// Seeded histories in virtual time.
+    Sim(hunt::Sim),
+    /// The fuzz targets, from the kept seeds.
+    Fuzz(hunt::Fuzz),
+    /// How many lines of the pure crates their tests run.
+    Coverage,
     /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
     LinkEmulator(link::Options),
     /// Runs one workload in a directory and prints its time.
@@ -53,6 +60,9 @@ fn main() -> ExitCode {
         Chore::Clean => test::clean::run(),
         Chore::Bench(options) => bench::run(&options),
         Chore::Matrix(options) => matrix::run(&options),
+        Chore::Sim(options) => hunt::sim(&options),
+        Chore::Fuzz(options) => hunt::fuzz(&options),
+        Chore::Coverage => hunt::coverage(),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
         Chore::NullDaemon(options) => bench::null::run(&options),

@@ -319,6 +319,9 @@ impl Cache {
             Purpose::Flags | Purpose::Seek | Purpose::Fsync => plain(&response),
         };
         self.answer_all(&flight.waiters, &answer);
+        if flight.sequence.is_some() && flight.waiters.is_empty() {
+            self.tell_abandoned(&flight, &response);
+        }
         if flight.drop_data
             && let Purpose::Write { ino, offset, size } = flight.purpose
         {

@@ -1,12 +1,12 @@
 //! Where facts live, how they are found, learned and forgotten.
 
 use crate::cache::Cache;
-use crate::flight::Flight;
+use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
 use crate::op::{Answer, Node, Output, Stale};
 use crate::rows::{Child, Row};
 use crate::state::{Directory, Inode};
-use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Response, Span, Time};
+use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
     /// A directory's names, if their grant lives; ends them if it does not.
@@ -340,6 +340,25 @@ impl Cache {
             directory.missing_given = true;
         }
         Answer::Missing(valid)
+    }
+
+    /// A change took effect whose caller was killed meanwhile: the kernel, which believes that it did not,
+    /// is told.
+    pub(crate) fn tell_abandoned(&mut self, flight: &Flight, response: &Response) {
+        if response.result.is_err() || !self.config.level.may_keep_pages() {
+            return;
+        }
+        let names = flight.purpose.names().into_iter();
+        let entries = names.map(|(dir, name)| Stale::Entry { dir, name: name.clone() });
+        let touched = response.after.iter().map(|(id, _)| Stale::Attr { ino: id.ino });
+        let mut stale: Vec<Stale> = entries.chain(touched).collect();
+        if let Ok(Reply::Attr(id, _)) = &response.result {
+            stale.push(Stale::Attr { ino: id.ino });
+        }
+        if let Purpose::Write { ino, .. } = flight.purpose {
+            stale.push(Stale::Data { ino, offset: 0, length: 0 });
+        }
+        self.invalidate(stale, None);
     }
 
     /// The kernel forgets an inode `count` times.

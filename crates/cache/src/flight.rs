@@ -86,7 +86,7 @@ pub(crate) enum Purpose {
 
 impl Purpose {
     /// The names that a change binds or unbinds.
-    fn names(&self) -> Vec<(u64, &Name)> {
+    pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {
             Purpose::Make { dir, name, .. } | Purpose::Remove { dir, name } => vec![(*dir, name)],
             Purpose::Rename { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],

@@ -1,7 +1,7 @@
 //! What a kernel believes of what it was told.
 
 use nigh_cache::{Answer, Node, Page, Stale};
-use nigh_types::{Attr, Name, Span, Time};
+use nigh_types::{Attr, Name, NodeId, Span, Time};
 use std::collections::BTreeMap;
 
 /// A name, or its absence, as a kernel holds it.
@@ -16,7 +16,7 @@ pub struct Dentry {
 #[derive(Default, Debug)]
 pub struct Kernel {
     names: BTreeMap<(u64, Name), Dentry>,
-    attrs: BTreeMap<u64, (Attr, Time)>,
+    attrs: BTreeMap<u64, (NodeId, Attr, Time)>,
 }
 
 impl Kernel {
@@ -36,12 +36,12 @@ impl Kernel {
     fn node(&mut self, now: Time, dir: u64, name: &Name, node: &Node) {
         let dentry = Dentry { ino: Some(node.id.ino), until: now.after(node.entry_valid) };
         self.names.insert((dir, name.clone()), dentry);
-        self.attrs.insert(node.id.ino, (node.attr, now.after(node.attr_valid)));
+        self.attrs.insert(node.id.ino, (node.id, node.attr, now.after(node.attr_valid)));
     }
 
     pub fn attributes(&mut self, now: Time, answer: &Answer) {
         if let Answer::Attr(id, attr, valid) = answer {
-            self.attrs.insert(id.ino, (*attr, now.after(*valid)));
+            self.attrs.insert(id.ino, (*id, *attr, now.after(*valid)));
         }
     }
 
@@ -101,7 +101,7 @@ impl Kernel {
     }
 
     /// Attributes believed at `now`.
-    pub fn attrs(&self, now: Time) -> impl Iterator<Item = (u64, Attr)> {
-        self.attrs.iter().filter(move |(_, (_, until))| now < *until).map(|(ino, (attr, _))| (*ino, *attr))
+    pub fn attrs(&self, now: Time) -> impl Iterator<Item = (NodeId, Attr)> {
+        self.attrs.values().filter(move |(_, _, until)| now < *until).map(|(id, attr, _)| (*id, *attr))
     }
 }

@@ -48,6 +48,8 @@ struct History {
     /// Per client: names that its kernel is changing (the kernel lets one thread at a time).
     busy: BTreeMap<(usize, u64), OpId>,
     changing: BTreeMap<OpId, (usize, Vec<u64>)>,
+    /// Per client: since when a change is under way whose caller was killed. It may count as not yet made.
+    abandoned: BTreeMap<usize, u64>,
 }
 
 /// How a history goes.
@@ -108,6 +110,7 @@ impl History {
             begun: BTreeMap::new(),
             busy: BTreeMap::new(),
             changing: BTreeMap::new(),
+            abandoned: BTreeMap::new(),
         };
         for at in 0..history.world.clients.len() {
             for dir in DIRS {
@@ -128,9 +131,19 @@ impl History {
         match self.dice.below(100) {
             0..=69 => self.ask_something(),
             70..=79 => self.plan_delays(),
-            80..=95 => {
+            80..=93 => {
                 let span = Span::from_millis(1 + self.dice.below(20));
                 self.world.advance(span);
+            }
+            94 | 95 => {
+                // A caller is killed.
+                let waiting: Vec<OpId> = self.begun.keys().copied().collect();
+                if let Some(op) = waiting.first().copied() {
+                    let at = (0..self.world.clients.len()).find(|at| self.world.waits(*at, op));
+                    if let Some(at) = at {
+                        self.world.interrupt(at, op);
+                    }
+                }
             }
             96 => {
                 let at = self.client();
@@ -239,6 +252,10 @@ impl History {
         };
         let own = self.busy.get(&(at, dir)).and_then(|id| self.begun.get(id));
         let begun = own.copied().unwrap_or(self.world.tick).min(self.world.tick);
+        if self.world.clients[at].cache.gauges().pending_operations == 0 {
+            self.abandoned.remove(&at);
+        }
+        let begun = self.abandoned.get(&at).copied().unwrap_or(begun).min(begun);
         let id = self.world.ask(at, op);
         self.begun.insert(id, begun);
         id
@@ -252,6 +269,10 @@ impl History {
                 for dir in dirs {
                     self.busy.remove(&(client, dir));
                 }
+            }
+            if answer == Answer::Failed(nigh_types::Errno::INTR) {
+                self.abandoned.entry(at).or_insert(begun);
+                continue;
             }
             self.judge_answer(at, begun, &op, &answer)?;
             if let (Op::OpenDir { ino }, Answer::Opened(opened)) = (&op, &answer) {

@@ -21,6 +21,8 @@ pub struct Client {
     held: Vec<(Invalidation, Vec<Stale>)>,
     remote: Fake,
     ops: BTreeMap<OpId, Op>,
+    /// Changes whose callers were killed: their outcome is unknown until the remote has answered.
+    abandoned: Vec<(Op, Vec<u64>)>,
     /// Inodes whose names a request holds on to until it is answered.
     locked: BTreeMap<OpId, Vec<u64>>,
 }
@@ -61,17 +63,23 @@ impl World {
 
     /// A new client; its number.
     pub fn connect(&mut self, level: Level) -> usize {
+        self.connect_with(Config { level, ..Config::default() })
+    }
+
+    /// The same with settings of its own (but for who it is).
+    pub fn connect_with(&mut self, config: Config) -> usize {
         let remote = self.server.connect(self.now);
         let at = self.clients.len();
         let client = self.clients.len() as u64;
         self.clients.push(Client {
-            cache: Cache::new(Config { level, client, incarnation: 1, ..Config::default() }),
+            cache: Cache::new(Config { client, incarnation: 1, ..config }),
             control: remote.control(),
             kernel: Kernel::default(),
             hold_invalidations: false,
             held: Vec::new(),
             remote,
             ops: BTreeMap::new(),
+            abandoned: Vec::new(),
             locked: BTreeMap::new(),
         });
         self.settle();
@@ -260,6 +268,9 @@ impl World {
         };
         let now = self.now;
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
+        if answer == Answer::Failed(nigh_types::Errno::INTR) {
+            self.clients[at].abandoned.push((op.clone(), locked.clone()));
+        }
         let kernel = &mut self.clients[at].kernel;
         if answer == Answer::Done {
             locked.iter().for_each(|ino| kernel.forget(&Stale::Attr { ino: *ino }));
@@ -315,11 +326,15 @@ impl World {
                     ));
                 }
             }
-            for (ino, believed) in client.kernel.attrs(self.now) {
+            for (id, believed) in client.kernel.attrs(self.now) {
                 // Of what has no name any more only who has it open can ask.
-                let truth = self.attributes(ino).filter(|t| t.nlink > 0 && !own_inos.contains(&ino));
+                let truth = self.attributes(id).filter(|t| t.nlink > 0 && !own_inos.contains(&id.ino));
                 if truth.is_some_and(|truth| truth != believed) {
-                    return Err(format!("{} believes of {ino} {believed:?}, it is {truth:?}", name_of(at)));
+                    return Err(format!(
+                        "{} believes of {} {believed:?}, it is {truth:?}",
+                        name_of(at),
+                        id.ino
+                    ));
                 }
             }
         }
@@ -331,6 +346,15 @@ impl World {
     fn under_way(&self, client: &Client) -> (Vec<(u64, Name)>, Vec<u64>) {
         let mut names = Vec::new();
         let mut inos = Vec::new();
+        if client.cache.gauges().pending_operations > 0 || !client.held.is_empty() {
+            for (op, locked) in &client.abandoned {
+                names.extend(names_of(op));
+                inos.extend(locked);
+                if let Op::SetAttr { ino, .. } = op {
+                    inos.push(*ino);
+                }
+            }
+        }
         for (id, op) in &client.ops {
             names.extend(names_of(op));
             if let Op::SetAttr { ino, .. } = op {
@@ -339,6 +363,7 @@ impl World {
             inos.extend(client.locked.get(id).into_iter().flatten());
         }
         inos.extend(names.iter().map(|(dir, _)| *dir));
+        inos.extend(names.iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name)));
         (names, inos)
     }
 
@@ -348,8 +373,8 @@ impl World {
         self.server.edit(|tree| tree.child_of(dir, name))
     }
 
-    fn attributes(&self, ino: u64) -> Option<nigh_types::Attr> {
-        self.server.edit(|tree| tree.attr_by_ino(ino))
+    fn attributes(&self, id: nigh_types::NodeId) -> Option<nigh_types::Attr> {
+        self.server.edit(|tree| tree.attr(id))
     }
 }
 

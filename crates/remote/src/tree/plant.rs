@@ -11,12 +11,6 @@ impl Tree {
         self.child(dir, name)
     }
 
-    /// Attributes of an inode by its number alone.
-    #[must_use]
-    pub fn attr_by_ino(&self, ino: u64) -> Option<nigh_types::Attr> {
-        self.nodes.get(&ino).map(|node| node.attr)
-    }
-
     /// The inode at a path of names parted by `/`; the root for an empty one.
     #[must_use]
     pub fn find(&self, path: &str) -> Option<NodeId> {
