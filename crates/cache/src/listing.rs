@@ -20,10 +20,20 @@ impl Cache {
         let place = self.place(dir)?;
         let node = place.node;
         let call = self.send(now, None, Purpose::List { dir }, Call::List { dir: place });
-        let directory = self.directory(node);
-        directory.listing = Some(call);
-        directory.progress = None;
+        self.supersede(node, call);
         Some((call, false))
+    }
+
+    /// A new listing takes over; one that was under way goes on for those who wait for it, and is no fact any
+    /// more.
+    fn supersede(&mut self, node: NodeId, call: CallId) {
+        self.directory(node);
+        let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
+        let old = directory.listing.replace(call).and_then(|old| self.flights.get_mut(&old));
+        if let Some(old) = old.filter(|f| f.begun && f.aside.is_none()) {
+            old.aside = Some(Box::new(directory.rows.up_to(directory.progress.unwrap_or_default())));
+        }
+        directory.progress = None;
     }
 
     /// One part of a listing. Returns the flight while more is to come.
@@ -107,10 +117,7 @@ impl Cache {
         let (Some(place), false) = (self.place(dir), late.is_empty()) else { return };
         let node = place.node;
         self.ask_again(now, late, Purpose::List { dir }, Call::List { dir: place });
-        let call = CallId(self.next_call);
-        let directory = self.directory(node);
-        directory.listing = Some(call);
-        directory.progress = None;
+        self.supersede(node, CallId(self.next_call));
     }
 
     /// The cookies that a part speaks for: behind the last one so far, up to its own last entry.
