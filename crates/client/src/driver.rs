@@ -16,6 +16,9 @@ use nigh_remote::{Output as RemoteOutput, Remote};
 use nigh_types::{Credentials, Name, OpId, Request, Time};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -28,6 +31,8 @@ pub(crate) struct Core {
     pub remote: ClientSession,
     /// Requests that wait: how to answer them, and whose they are.
     pending: BTreeMap<OpId, Pending>,
+    /// Counts sessions: what was meant for one is never sent on another.
+    session: u64,
     /// For the link, in this order.
     outbox: VecDeque<Vec<u8>>,
     next_timeout: Time,
@@ -35,12 +40,14 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// A new session takes the place of a lost one; what was sent on the old goes on counting.
-    pub fn adopt(&mut self, remote: ClientSession) {
+    /// A new session takes the place of a lost one; what was sent on the old goes on counting. Its number.
+    pub fn adopt(&mut self, remote: ClientSession) -> u64 {
         let old = self.remote_counters();
         self.earlier = old;
         self.remote = remote;
         self.outbox.clear();
+        self.session += 1;
+        self.session
     }
 
     /// What went to the remote over all sessions.
@@ -84,6 +91,8 @@ pub(crate) struct Driver {
     own: Credentials,
     opcodes: [AtomicU64; OPCODES],
     stopped: AtomicBool,
+    /// Where the transport is mounted, if it is.
+    pub mountpoint: OnceLock<PathBuf>,
     root: AtomicU64,
 }
 
@@ -94,6 +103,7 @@ impl Driver {
                 cache,
                 remote,
                 pending: BTreeMap::new(),
+                session: 0,
                 outbox: VecDeque::new(),
                 next_timeout: Time::FAR,
                 earlier: Counters::default(),
@@ -106,6 +116,7 @@ impl Driver {
             own: credentials::own(),
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
             stopped: AtomicBool::new(false),
+            mountpoint: OnceLock::new(),
             root: AtomicU64::new(0),
         }
     }
@@ -225,12 +236,13 @@ impl Driver {
         drop(self.gate.write());
     }
 
-    /// Bytes for the link; waits for some. `None`: the mount has ended.
-    pub fn next_outgoing(&self) -> Option<Vec<u8>> {
+    /// Bytes for the link of a session; waits for some. `None`: the mount has ended.
+    pub fn next_outgoing(&self) -> Option<(u64, Vec<u8>)> {
         let mut core = self.core.lock();
         loop {
             if !core.outbox.is_empty() {
-                return Some(core.outbox.drain(..).collect::<Vec<_>>().concat());
+                let bytes = core.outbox.drain(..).collect::<Vec<_>>().concat();
+                return Some((core.session, bytes));
             }
             if self.stopped.load(Ordering::Relaxed) {
                 return None;
@@ -268,6 +280,17 @@ impl Driver {
     /// A fatal signal ends a wait.
     pub fn end_wait(&self, op: OpId) {
         self.with(|core, _| core.cache.handle_interrupt(op, true));
+    }
+
+    /// What is mounted below this mount: the names of each mount point from our root.
+    pub fn nested_mounts(&self) -> Vec<Vec<Vec<u8>>> {
+        let Some(own) = self.mountpoint.get() else { return Vec::new() };
+        let below = nigh_fuse::mount::mounts().into_iter().filter_map(|mount| {
+            let rest = mount.mountpoint.strip_prefix(own).ok()?.to_owned();
+            let names = rest.components().map(|name| name.as_os_str().as_bytes().to_vec());
+            Some(names.collect::<Vec<_>>())
+        });
+        below.filter(|names| !names.is_empty()).collect()
     }
 
     /// The name under which the kernel last looked an inode up.

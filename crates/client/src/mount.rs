@@ -37,6 +37,9 @@ impl From<UnixStream> for Link {
     }
 }
 
+/// The link of a session, by the session's number.
+type Numbered = (u64, UnixStream);
+
 /// Makes a new link when the old one was lost.
 pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
 
@@ -90,7 +93,7 @@ pub struct Mount {
     readers: Vec<JoinHandle<()>>,
     others: Vec<JoinHandle<()>>,
     control: Option<Control>,
-    link: Arc<parking_lot::Mutex<UnixStream>>,
+    link: Arc<parking_lot::Mutex<Numbered>>,
     source: Arc<Source>,
 }
 
@@ -108,7 +111,9 @@ impl Mount {
         let agreed = handshake(&device, &config.wanted).map_err(undo)?;
         device.probe_level(config.level);
         config.options.mountpoint.clone_from(&mountpoint);
-        Mount::assemble(config, link, greeted, Box::new(device), agreed).map_err(undo)
+        let mount = Mount::assemble(config, link, greeted, Box::new(device), agreed).map_err(undo)?;
+        let _ = mount.driver.mountpoint.set(mountpoint.clone());
+        Ok(mount)
     }
 
     /// Attaches to the remote and serves a transport that needs no mounting, on which `agreed` was agreed.
@@ -154,7 +159,7 @@ impl Mount {
             readers: Vec::new(),
             others: Vec::new(),
             control: None,
-            link: Arc::new(parking_lot::Mutex::new(link.stream.try_clone()?)),
+            link: Arc::new(parking_lot::Mutex::new((0, link.stream.try_clone()?))),
         };
         mount.start_threads(link.stream, client, config.reconnect, agreed, config.threads);
         mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
@@ -213,7 +218,7 @@ impl Mount {
         self.driver.notifier.stop();
         self.interrupts.stop();
         thread::sleep(Duration::from_millis(1));
-        let _ = self.link.lock().shutdown(std::net::Shutdown::Both);
+        let _ = self.link.lock().1.shutdown(std::net::Shutdown::Both);
         for other in self.others.drain(..) {
             let _ = other.join();
         }
@@ -281,17 +286,17 @@ fn serve_kernel(driver: &Driver, interrupts: &Interrupts, agreed: &Negotiated) {
     }
 }
 
-fn write_link(driver: &Driver, link: &parking_lot::Mutex<UnixStream>) {
-    while let Some(bytes) = driver.next_outgoing() {
-        let stream = match link.lock().try_clone() {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::error!(target: "nigh::link", %error);
+fn write_link(driver: &Driver, link: &parking_lot::Mutex<Numbered>) {
+    while let Some((session, bytes)) = driver.next_outgoing() {
+        let stream = {
+            let link = link.lock();
+            if link.0 != session {
                 continue;
             }
+            link.1.try_clone()
         };
         // A broken link shows itself to the reader, which mends it.
-        if let Err(error) = (&stream).write_all(&bytes) {
+        if let Err(error) = stream.and_then(|stream| (&stream).write_all(&bytes)) {
             tracing::debug!(target: "nigh::link", %error, "cannot write");
         }
     }
@@ -300,7 +305,7 @@ fn write_link(driver: &Driver, link: &parking_lot::Mutex<UnixStream>) {
 fn read_link(
     driver: &Driver,
     mut stream: UnixStream,
-    link: &parking_lot::Mutex<UnixStream>,
+    link: &parking_lot::Mutex<Numbered>,
     stopping: &AtomicBool,
     client: &ClientConfig,
     reconnect: Option<Reconnect>,
@@ -317,13 +322,10 @@ fn read_link(
             Err(error) => error.to_string(),
         };
         driver.with(|core, now| core.remote.handle_disconnect(now, &why));
-        let Some(fresh) = reconnect.as_ref().and_then(|r| reattach(driver, stopping, client, r, &why)) else {
+        let Some(fresh) = reconnect.as_ref().and_then(|r| reattach(driver, stopping, link, client, r, &why))
+        else {
             return;
         };
-        match fresh.try_clone() {
-            Ok(other) => *link.lock() = other,
-            Err(_) => return,
-        }
         stream = fresh;
     }
 }
@@ -332,6 +334,7 @@ fn read_link(
 fn reattach(
     driver: &Driver,
     stopping: &AtomicBool,
+    link: &parking_lot::Mutex<Numbered>,
     client: &ClientConfig,
     reconnect: &Reconnect,
     why: &str,
@@ -341,17 +344,18 @@ fn reattach(
         tracing::warn!(target: "nigh::link", why, "lost the server; trying again");
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
-        let Ok(link) = reconnect() else { continue };
-        match greet(&link.stream, client.clone()) {
+        let Ok(fresh) = reconnect() else { continue };
+        let Ok(writing) = fresh.stream.try_clone() else { continue };
+        match greet(&fresh.stream, client.clone()) {
             Ok((remote, session, early)) => {
                 driver.with(|core, now| {
-                    core.adopt(remote);
+                    *link.lock() = (core.adopt(remote), writing);
                     core.cache.handle_event(now, Event::Attached(session));
                     for event in early {
                         core.cache.handle_event(now, event);
                     }
                 });
-                return Some(link.stream);
+                return Some(fresh.stream);
             }
             Err(error) => tracing::warn!(target: "nigh::link", %error),
         }

@@ -53,8 +53,18 @@ impl Notifier {
         while let Some((id, stale)) = self.next() {
             driver.pass_gate();
             let root = driver.root();
+            let nested = driver.nested_mounts();
             for one in stale {
-                self.tell(driver, root, one, &mut names);
+                match one {
+                    _ if nested.is_empty() => self.tell(driver, root, one, &mut names),
+                    Stale::Epoch => {
+                        for (dir, name) in driver.with(|core, _| core.cache.kernel_names()) {
+                            self.tell_beside(driver, &nested, (dir, name), &mut names);
+                        }
+                    }
+                    Stale::Entry { dir, name } => self.tell_beside(driver, &nested, (dir, name), &mut names),
+                    one => self.tell(driver, root, one, &mut names),
+                }
             }
             driver.with(|core, _| core.cache.handle_invalidated(id));
         }
@@ -88,6 +98,25 @@ impl Notifier {
         }
     }
 
+    /// Drops a name unless something is mounted at it or below it: that would be detached (measured). Such a name goes with its timeout.
+    fn tell_beside(
+        &self,
+        driver: &Arc<Driver>,
+        nested: &[Vec<Vec<u8>>],
+        (dir, name): (u64, nigh_types::Name),
+        names: &mut Option<Names>,
+    ) {
+        let path = driver.with(|core, _| core.cache.path_of(dir, &name));
+        let leads_to_mount = path.is_none_or(|path| {
+            nested.iter().any(|mount| {
+                mount.len() >= path.len() && path.iter().zip(mount).all(|(a, b)| a.as_bytes() == b.as_slice())
+            })
+        });
+        if !leads_to_mount {
+            self.tell(driver, driver.root(), Stale::Entry { dir, name }, names);
+        }
+    }
+
     /// If the kernel does not know the inode, an answer that brings it may still be on its way inside the
     /// kernel: dropping its name waits for that.
     fn tell_attributes(&self, driver: &Arc<Driver>, root: u64, ino: u64, names: &mut Option<Names>) {
@@ -106,7 +135,7 @@ impl Notifier {
         if worker.todo.send((dir, name.to_vec())).is_err() {
             return;
         }
-        let epoch = driver.transport.level() == Level::All;
+        let epoch = driver.transport.level() == Level::All && driver.nested_mounts().is_empty();
         let in_time =
             if epoch { worker.done.recv_timeout(PATIENCE).is_ok() } else { worker.done.recv().is_ok() };
         if !in_time {

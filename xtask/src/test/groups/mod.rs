@@ -7,6 +7,7 @@ mod exercisers;
 mod filesystems;
 mod levels;
 mod posix;
+mod restart;
 mod scripts;
 mod signals;
 mod tools;
@@ -59,6 +60,7 @@ pub fn all() -> &'static [Group] {
         ),
         group("signals", "alarms and fatal signals while waiting", "1 min", Run::Mounted(signals::run), true),
         group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
+        group("restart", "the server is killed under a mount", "1 min", Run::Mounted(restart::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];
     ALL

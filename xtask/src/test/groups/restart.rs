@@ -1,0 +1,100 @@
+//! The server is killed under a mount: nothing hangs, what can go on goes on, and what is mounted below stays.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process;
+use crate::root;
+use crate::tally::Tally;
+use crate::test::mount::{How, Mount};
+use crate::test::world::{As, World};
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let tests: &[super::Test] = &[("a server that was killed: the mount goes on", goes_on)];
+    for (name, test) in tests {
+        let start = Instant::now();
+        tally.record(name, start.elapsed(), test(world));
+    }
+    if root::is_root() {
+        let start = Instant::now();
+        let result = below_stays(world);
+        tally.record("a server that was killed: mounts below the mount stay", start.elapsed(), result);
+    }
+}
+
+/// The process at the other end of the server's socket dies without a word.
+fn kill_server(world: &World) -> Result<()> {
+    let stream = UnixStream::connect(world.server_socket(As::Us)).context("the server's socket")?;
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = libc::socklen_t::try_from(size_of_val(&peer))?;
+    // SAFETY: the kernel writes at most `size` bytes into `peer`.
+    let got = unsafe {
+        let out = (&raw mut peer).cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut size)
+    };
+    ensure!(got == 0 && peer.pid > 1, "who serves is not known");
+    // SAFETY: it is our own server.
+    ensure!(unsafe { libc::kill(peer.pid, libc::SIGKILL) } == 0, "it cannot be killed");
+    Ok(())
+}
+
+fn goes_on(world: &World) -> Result<()> {
+    let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
+    fs::write(source.join("file"), vec![b'x'; 200_000])?;
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+    let mut open = fs::File::open(point.join("file"))?;
+    let mut first = [0; 10];
+    open.read_exact(&mut first)?;
+    for round in 0..5 {
+        kill_server(world)?;
+        let made = point.join(format!("made-{round}"));
+        retry(|| fs::write(&made, b"after").map_err(Into::into))?;
+        ensure!(fs::read(source.join(format!("made-{round}")))? == b"after", "round {round}");
+        ensure!(fs::read_dir(&point)?.count() == round + 2, "round {round}: the listing is wrong");
+    }
+    let mut rest = Vec::new();
+    open.read_to_end(&mut rest)?;
+    ensure!(
+        rest.len() == 199_990 && rest.iter().all(|b| *b == b'x'),
+        "an open file reads {} bytes",
+        rest.len()
+    );
+    drop(open);
+    mount.unmount()
+}
+
+/// A call that was under way fails (EIO, told to its caller); a later one waits for the next server.
+fn retry(mut call: impl FnMut() -> Result<()>) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match call() {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() > until => bail!("no server after 10 s: {error:#}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+fn below_stays(world: &World) -> Result<()> {
+    let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
+    fs::create_dir_all(source.join("a/b"))?;
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+    let below = point.join("a/b");
+    process::output(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&below))?;
+    let result = (|| {
+        fs::write(below.join("inside"), b"here")?;
+        kill_server(world)?;
+        retry(|| fs::write(point.join("beside"), b"").map_err(Into::into))?;
+        ensure!(fs::read(below.join("inside"))? == b"here", "what was mounted below is gone");
+        Ok(())
+    })();
+    process::output(Command::new("umount").arg(&below))?;
+    result?;
+    mount.unmount()
+}
