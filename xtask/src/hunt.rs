@@ -95,7 +95,7 @@ fn unhex(text: &str) -> Result<Vec<u8>> {
         .filter(|b| !b.is_ascii_whitespace())
         .map(|b| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok()).context("not hexadecimal"))
         .collect::<Result<_>>()?;
-    if digits.len() % 2 != 0 {
+    if !digits.len().is_multiple_of(2) {
         bail!("half a byte is left");
     }
     Ok(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())

@@ -311,6 +311,7 @@ impl Cache {
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
         let node = Node { id, attr, entry_valid: valid(name_held), attr_valid: valid(attr_held) };
         let inode = self.inode(id);
+        inode.gone = None;
         inode.lookups += 1;
         if let Some((dir, name)) = home {
             let same = inode.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);

@@ -37,7 +37,12 @@ impl Cache {
         response: &Response,
     ) -> Answer {
         let (entry, handle) = match &response.result {
-            Ok(Reply::Made { entry, handle, .. }) => (entry.clone(), *handle),
+            Ok(Reply::Made { entry, handle, existed }) => {
+                if !existed && (entry.attr.is_dir() || entry.attr.nlink == 1) {
+                    self.born(entry.id);
+                }
+                (entry.clone(), *handle)
+            }
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => {
                 if !leaves_names(*errno) {
@@ -74,6 +79,17 @@ impl Cache {
             }
             (Some(_), None) => Answer::Failed(Errno::PROTO),
             (None, _) => Answer::Node(node),
+        }
+    }
+
+    /// An inode was made. On filesystems without birth times one that is gone may have had the same id:
+    /// nothing that was known of that one holds.
+    fn born(&mut self, id: NodeId) {
+        if self.dirs.contains_key(&id.ino) {
+            self.forget_names(id.ino);
+        }
+        if let Some(inode) = self.inodes.get_mut(&id.ino) {
+            inode.renew(id);
         }
     }
 
