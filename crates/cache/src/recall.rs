@@ -202,11 +202,13 @@ impl Cache {
     }
 
     fn forget_everything(&mut self) {
+        let all = self.config.level == crate::Level::All;
         let mut stale = Vec::new();
         let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
         directories.sort_unstable();
         for node in directories {
-            stale.extend(self.stale_names(node).into_iter().filter(|s| *s != Stale::Epoch));
+            let names = self.stale_names(node).into_iter();
+            stale.extend(names.filter(|s| *s != Stale::Epoch && !(all && matches!(s, Stale::Entry { .. }))));
             self.forget_names(node.ino);
             if let Some(directory) = self.dirs.get_mut(&node.ino) {
                 directory.listing = None;
@@ -239,7 +241,7 @@ impl Cache {
                 inode.opens_unpinned += 1;
             }
         }
-        if self.config.level == crate::Level::All {
+        if all {
             stale.insert(0, Stale::Epoch);
         }
         if self.config.level.may_keep_pages() && !stale.is_empty() {

@@ -26,6 +26,8 @@ pub(crate) struct Notifier {
     jobs: Mutex<VecDeque<Job>>,
     arrived: Condvar,
     stopped: AtomicBool,
+    /// Something is mounted below: names may not be dropped all at once.
+    beside_mounts: AtomicBool,
     /// How often names were dropped all at once because one could not be dropped alone.
     pub epoch_fallbacks: AtomicU64,
 }
@@ -54,7 +56,11 @@ impl Notifier {
             driver.pass_gate();
             let root = driver.root();
             let nested = driver.nested_mounts();
+            self.beside_mounts.store(!nested.is_empty(), Ordering::Relaxed);
             for one in stale {
+                if self.stopped.load(Ordering::Relaxed) {
+                    return;
+                }
                 match one {
                     _ if nested.is_empty() => self.tell(driver, root, one, &mut names),
                     Stale::Epoch => {
@@ -135,7 +141,7 @@ impl Notifier {
         if worker.todo.send((dir, name.to_vec())).is_err() {
             return;
         }
-        let epoch = driver.transport.level() == Level::All && driver.nested_mounts().is_empty();
+        let epoch = driver.transport.level() == Level::All && !self.beside_mounts.load(Ordering::Relaxed);
         let in_time =
             if epoch { worker.done.recv_timeout(PATIENCE).is_ok() } else { worker.done.recv().is_ok() };
         if !in_time {
