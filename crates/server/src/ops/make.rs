@@ -101,7 +101,12 @@ pub(crate) fn mknod(cx: Context<'_>, dir: &Place, new: &New<'_>, kind: Kind, rde
 }
 
 pub(crate) fn mkdir(cx: Context<'_>, dir: &Place, new: &New<'_>) -> Result<Outcome> {
-    make(cx, dir, new, |dir, name| rustix::fs::mkdirat(dir, name, permissions(new.mode)))
+    let mut outcome = make(cx, dir, new, |dir, name| rustix::fs::mkdirat(dir, name, permissions(new.mode)))?;
+    // It is empty, and its maker may know so.
+    if let Reply::Made { entry, .. } = &outcome.reply {
+        outcome.grants.push(cx.grant(entry.id, Covers::Names));
+    }
+    Ok(outcome)
 }
 
 pub(crate) fn symlink(cx: Context<'_>, dir: &Place, name: &Name, target: &[u8]) -> Result<Outcome> {
