@@ -177,16 +177,21 @@ impl Cache {
         }
     }
 
+    /// The row that names an inode, at its home.
+    pub(crate) fn child_at_home(&mut self, ino: u64) -> Option<&mut Child> {
+        let inode = self.inodes.get(&ino)?;
+        let (dir, name) = inode.home.as_ref()?;
+        let cookie = self.key.cookie(name.as_bytes());
+        let directory = self.dirs.get_mut(dir)?;
+        directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == inode.id)
+    }
+
     /// It is not known which attributes are the later ones: nothing is kept.
     pub(crate) fn forget_attr(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.own = None;
         inode.xattrs = None;
-        let id = inode.id;
-        let Some((dir, name)) = inode.home.as_ref() else { return };
-        let cookie = self.key.cookie(name.as_bytes());
-        let Some(directory) = self.dirs.get_mut(dir) else { return };
-        if let Some(child) = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id) {
+        if let Some(child) = self.child_at_home(ino) {
             child.attr_known = false;
         }
     }

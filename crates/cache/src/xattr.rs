@@ -171,11 +171,7 @@ impl Cache {
     pub(crate) fn forget_xattrs(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.xattrs = None;
-        let id = inode.id;
-        let Some((dir, name)) = inode.home.as_ref() else { return };
-        let cookie = self.key.cookie(name.as_bytes());
-        let Some(directory) = self.dirs.get_mut(dir) else { return };
-        if let Some(child) = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id) {
+        if let Some(child) = self.child_at_home(ino) {
             child.no_xattrs = false;
         }
     }
