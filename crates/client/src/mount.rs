@@ -8,7 +8,7 @@ use crate::interrupts::Interrupts;
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
-use nigh_fuse::{DevFuse, Negotiated, Transport, Wanted, handshake};
+use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Remote, Session};
 use nigh_types::Term;
@@ -274,9 +274,14 @@ fn greet(stream: &UnixStream, config: ClientConfig) -> Result<Greeted, StartErro
 
 fn serve_kernel(driver: &Driver, interrupts: &Interrupts, agreed: &Negotiated) {
     let mut buffer = vec![0; agreed.buffer_len()];
+    let mut eager = Eager::default();
     loop {
+        eager.look(&*driver.transport);
         match driver.transport.receive(&mut buffer) {
-            Ok(Some(length)) => adapter::receive(driver, interrupts, agreed, &buffer[..length]),
+            Ok(Some(length)) => {
+                eager.received();
+                adapter::receive(driver, interrupts, agreed, &buffer[..length]);
+            }
             Ok(None) => return,
             Err(error) => {
                 tracing::error!(target: "nigh::kernel", %error, "cannot receive requests");

@@ -10,6 +10,7 @@
 
 pub mod abi;
 mod dir;
+mod eager;
 mod encode;
 mod extension;
 mod init;
@@ -22,6 +23,7 @@ mod request;
 mod transport;
 
 pub use dir::{DirBuffer, Dirent, dirent_len};
+pub use eager::Eager;
 pub use encode::encode;
 pub use extension::{Extensions, SecurityContext};
 pub use init::{InitError, Negotiated, Wanted, handshake, negotiate};

@@ -1,6 +1,7 @@
 //! How requests arrive and answers leave.
 
 use crate::Notification;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,11 @@ pub trait Transport: Send + Sync {
     /// Waits for one request and reads it; its length in `buffer`, which must have
     /// [`crate::Negotiated::buffer_len`] bytes. `None`: unmounted or aborted, nothing more will come.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>>;
+
+    /// Whether [`Transport::receive`] would return at once, if that can be told without waiting.
+    fn is_ready(&self) -> bool {
+        false
+    }
 
     /// Sends one answer. That the request was given up meanwhile is no error.
     fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()>;
@@ -115,6 +121,11 @@ impl Transport for DevFuse {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    fn is_ready(&self) -> bool {
+        let mut poll = [PollFd::new(&self.fd, PollFlags::IN)];
+        rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
     }
 
     fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {

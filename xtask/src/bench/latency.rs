@@ -20,11 +20,12 @@ use crate::test::world::World;
 pub fn of(place: &str, point: &Path, daemon: u32, calls: u32) -> Result<Value> {
     let file = point.join("read/0");
     let free = times(&file, calls)?;
-    pin(daemon, Some(0))?;
-    pin(0, Some(0))?;
+    let before = placement()?;
+    put_on(daemon, &one_cpu())?;
+    put_on(0, &one_cpu())?;
     let pinned = times(&file, calls);
-    pin(daemon, None)?;
-    pin(0, None)?;
+    put_on(daemon, &before)?;
+    put_on(0, &before)?;
     let pinned = pinned?;
     let us = |time: Duration| (time.as_secs_f64() * 1e7).round() / 10.0;
     Ok(json!({
@@ -64,22 +65,36 @@ fn times(file: &Path, calls: u32) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-/// Puts all threads of a process (0: this thread) on one CPU, or on any.
-fn pin(process: u32, cpu: Option<u32>) -> Result<()> {
+/// The first CPU alone.
+fn one_cpu() -> libc::cpu_set_t {
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    unsafe { libc::CPU_SET(0, &mut set) };
+    set
+}
+
+/// Where this thread may run.
+fn placement() -> Result<libc::cpu_set_t> {
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let ret = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    ensure!(ret == 0, "sched_getaffinity: {}", io::Error::last_os_error());
+    Ok(set)
+}
+
+/// Puts this thread, and all processes that it starts from now on, on the first CPU.
+pub fn pin_all() -> Result<()> {
+    put_on(0, &one_cpu())
+}
+
+/// Puts all threads of a process (0: this thread) on these CPUs.
+fn put_on(process: u32, set: &libc::cpu_set_t) -> Result<()> {
     let threads = if process == 0 {
         vec![0]
     } else {
         let tasks = fs::read_dir(format!("/proc/{process}/task")).context("the daemon is gone")?;
         tasks.flatten().filter_map(|t| t.file_name().to_string_lossy().parse::<i32>().ok()).collect()
     };
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for number in 0..1024 {
-        if cpu.is_none_or(|only| u32::try_from(number) == Ok(only)) {
-            unsafe { libc::CPU_SET(number, &mut set) };
-        }
-    }
     for thread in threads {
-        let ret = unsafe { libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &raw const set) };
+        let ret = unsafe { libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), set) };
         ensure!(ret == 0, "sched_setaffinity: {}", io::Error::last_os_error());
     }
     Ok(())

@@ -38,6 +38,9 @@ pub struct Options {
     /// Only these workloads, divided by commas.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Daemons, server and workloads all on the first CPU; otherwise wherever the kernel puts them.
+    #[arg(long)]
+    pinned: bool,
     /// Small trees and one round trip time: under two minutes.
     #[arg(long)]
     short: bool,
@@ -63,6 +66,9 @@ struct Plan {
 pub fn run(options: &Options) -> Result<bool> {
     let plan = plan(options);
     let start = Instant::now();
+    if options.pinned {
+        latency::pin_all()?;
+    }
     let world = World::new(options.nigh.as_deref(), true)?;
     println!("building trees: {}", plan.sizes);
     let source = world.dir("source", As::Us)?;
@@ -120,6 +126,7 @@ fn figures(options: &Options, plan: &Plan, rows: &[Row], latency: &[Value], memo
         "sizes": plan.sizes.json(),
         "bandwidth": options.bandwidth,
         "host_timeout": options.host_timeout,
+        "pinned": options.pinned,
         "user": if root::is_root() { "root" } else { "user" },
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
         "latency": latency,

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nigh_fuse::abi::flags::{fopen, init};
+use nigh_fuse::abi::flags::fopen;
 use nigh_fuse::mount::{MountOptions, mount};
 use nigh_fuse::{
-    DevFuse, DirBuffer, Dirent, Entry, Header, Level, Operation, Reply, StatFs, Transport, Wanted, decode,
-    handshake, opcode, opcode_name,
+    DevFuse, DirBuffer, Dirent, Eager, Entry, Header, Level, Operation, Reply, StatFs, Transport, Wanted,
+    decode, handshake, opcode, opcode_name,
 };
 
 use super::null_tree::{Made, Tree};
@@ -38,7 +38,7 @@ type Counts = Arc<Mutex<BTreeMap<&'static str, u64>>>;
 pub fn run(options: &Options) -> Result<bool> {
     let mounted = mount(&MountOptions::new(&options.point, "null")).map_err(|e| anyhow::anyhow!("{e}"))?;
     let device = DevFuse::new(mounted.device, Level::NoEpoch);
-    let agreed = handshake(&device, &Wanted::default().without(init::POSIX_ACL))?;
+    let agreed = handshake(&device, &Wanted::default())?;
     let counts = Counts::default();
     if let Some(path) = &options.control {
         let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
@@ -47,7 +47,11 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let mut daemon = Daemon { tree: Tree::new(), listing: DirBuffer::new(0, false) };
     let mut buffer = vec![0; agreed.buffer_len()];
-    while let Some(length) = device.receive(&mut buffer)? {
+    let mut eager = Eager::default();
+    loop {
+        eager.look(&device);
+        let Some(length) = device.receive(&mut buffer)? else { break };
+        eager.received();
         match decode(&buffer[..length], &agreed) {
             Ok((header, operation)) => {
                 let name = opcode_name(operation.opcode());
@@ -152,7 +156,8 @@ impl Daemon {
                 done(self.tree.rename(node, name, new_dir, new_name)).send(to)
             }
             Operation::GetXattr { name, .. } => {
-                let unknown = name == b"security.selinux" || name.starts_with(b"system.");
+                // It can have ACLs and has none, as trees of ext4, xfs and btrfs.
+                let unknown = name == b"security.selinux";
                 Reply::error(unique, if unknown { libc::EOPNOTSUPP } else { libc::ENODATA }).send(to)
             }
             Operation::ListXattr { size: 0 } => Reply::xattr_size(unique, 0).send(to),
