@@ -50,11 +50,11 @@ const DEFAULT_PAGES: u16 = 32;
 const XATTR_SIZE_MAX: u32 = 65_536;
 
 impl Default for Wanted {
-    /// All that nigh uses, but for locks.
+    /// All that nigh uses, but for locks. Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with `O_TRUNC`
+    /// before it finds that the file is a running program (`handle_truncate`), which would then be empty.
     fn default() -> Wanted {
         Wanted {
             flags: init::ASYNC_READ
-                | init::ATOMIC_O_TRUNC
                 | init::EXPORT_SUPPORT
                 | init::BIG_WRITES
                 | init::DONT_MASK

@@ -12,7 +12,8 @@ use crate::room::Room;
 use crate::sys;
 
 super::cases! { map::
-    read, shared_store_is_read, write_is_mapped, private, grown, two_processes, after_close_and_unlink, execute;
+    read, shared_store_is_read, write_is_mapped, private, grown, two_processes, after_close_and_unlink, execute,
+    running_programs_cannot_be_written;
 }
 
 /// A mapping of a whole file's first bytes, unmapped when dropped.
@@ -148,5 +149,23 @@ fn execute(room: &Room) -> Result<()> {
     let script = room.file("script", b"#!/bin/sh\nexit 7\n")?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     ensure!(std::process::Command::new(&script).status()?.code() == Some(7));
+    Ok(())
+}
+
+/// Neither written nor, which a filesystem that truncates while it opens gets wrong, emptied.
+fn running_programs_cannot_be_written(room: &Room) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let path = room.at("sleep");
+    let whole = fs::read("/bin/sleep")?;
+    fs::write(&path, &whole)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    let mut running = std::process::Command::new(&path).arg("20").spawn()?;
+    let refused = [libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY | libc::O_TRUNC]
+        .map(|flags| sys::open(&path, flags, 0).is_err_and(|e| e.raw_os_error() == Some(libc::ETXTBSY)));
+    let alive = running.try_wait()?.is_none();
+    running.kill()?;
+    running.wait()?;
+    ensure!(refused == [true; 3] && alive, "{refused:?}, alive: {alive}");
+    ensure!(fs::read(&path)? == whole);
     Ok(())
 }
