@@ -1,7 +1,6 @@
 //! `cargo xtask matrix`: the POSIX table in every combination of user, notification level, protocol minor and
 //! masked features. Answers must be the same in every cell, and so must the number of remote requests.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -16,6 +15,13 @@ use crate::test::world::{As, World};
 
 #[derive(clap::Args)]
 pub struct Options {
+    /// Who mounts, divided by commas.
+    #[arg(long, value_delimiter = ',', default_value = "root,user")]
+    users: Vec<String>,
+    /// Notification levels, divided by commas. Whichever these are, answers are compared with a first cell at
+    /// the level `all`, so that several runs at one time share the work.
+    #[arg(long, value_delimiter = ',', default_value = "all,no-epoch,none")]
+    levels: Vec<String>,
     /// Protocol minors, divided by commas.
     #[arg(long, value_delimiter = ',', default_value = "31,34,36,38,40,45")]
     minors: Vec<u32>,
@@ -36,6 +42,7 @@ pub struct Options {
 }
 
 /// What one cell showed.
+#[derive(Clone)]
 struct Cell {
     minor: u32,
     verdicts: Verdicts,
@@ -51,45 +58,64 @@ pub fn run(options: &Options) -> Result<bool> {
     if process::which("fusermount3").is_some() {
         users.extend(world.tester);
     }
+    users.retain(|who| options.users.iter().any(|name| name == who.name()));
     let mut tally = Tally::new();
-    let mut first: BTreeMap<&str, Cell> = BTreeMap::new();
     println!(
         "{:6} {:9} {:>5} {:20} {:>6} {:>6} {:>9} {:>7}",
         "user", "level", "minor", "masked", "passed", "failed", "requests", "time"
     );
     for who in users {
-        for level in ["all", "no-epoch", "none"] {
-            for minor in &options.minors {
-                for mask in &options.masks {
-                    let start = Instant::now();
-                    let name = format!("{} {level} 7.{minor} without {mask}", who.name());
-                    match cell(&world, who, level, *minor, mask) {
-                        Ok(cell) => {
-                            let count =
-                                |f: fn(&Verdict) -> bool| cell.verdicts.values().filter(|v| f(v)).count();
-                            let passed = count(|v| *v == Verdict::Passed);
-                            let failed = count(|v| matches!(v, Verdict::Failed(_)));
-                            println!(
-                                "{:6} {level:9} {minor:>5} {mask:20} {passed:>6} {failed:>6} {:>9} {:>6.1}s",
-                                who.name(),
-                                cell.requests,
-                                start.elapsed().as_secs_f64()
-                            );
-                            let result = match first.get(who.name()) {
-                                Some(model) => same(model, &cell, options.request_slack_percent),
-                                None => Ok(()),
-                            };
-                            tally.record(&name, start.elapsed(), result);
-                            first.entry(who.name()).or_insert(cell);
-                        }
-                        Err(e) => tally.fail(&name, &format!("{e:#}")),
-                    }
+        let mut model = None;
+        for (level, minor, mask) in cells(options) {
+            let start = Instant::now();
+            let name = format!("{} {level} 7.{minor} without {mask}", who.name());
+            match cell(&world, who, level, minor, mask) {
+                Ok(cell) => {
+                    print_cell(who, (level, minor, mask), &cell, start);
+                    let first = model.get_or_insert_with(|| cell.clone());
+                    let result = same(first, &cell, options.request_slack_percent);
+                    tally.record(&name, start.elapsed(), result);
                 }
+                Err(e) => tally.fail(&name, &format!("{e:#}")),
             }
         }
     }
     drop(world);
     Ok(tally.close())
+}
+
+/// Level, minor and mask of each; first the one with which the others are compared.
+fn cells(options: &Options) -> Vec<(&str, u32, &str)> {
+    let minor = options.minors.first().copied().unwrap_or(31);
+    let mut cells = vec![("all", minor, "none")];
+    for level in &options.levels {
+        for minor in &options.minors {
+            for mask in &options.masks {
+                let cell = (level.as_str(), *minor, mask.as_str());
+                if cells.first() != Some(&cell) {
+                    cells.push(cell);
+                }
+            }
+        }
+    }
+    cells
+}
+
+fn print_cell(who: As, (level, minor, mask): (&str, u32, &str), cell: &Cell, start: Instant) {
+    let count = |f: fn(&Verdict) -> bool| cell.verdicts.values().filter(|v| f(v)).count();
+    let passed = count(|v| *v == Verdict::Passed);
+    let failed = count(|v| matches!(v, Verdict::Failed(_)));
+    println!(
+        "{:6} {level:9} {minor:>5} {mask:20} {passed:>6} {failed:>6} {:>9} {:>6.1}s",
+        who.name(),
+        cell.requests,
+        start.elapsed().as_secs_f64()
+    );
+    for (case, verdict) in &cell.verdicts {
+        if let Verdict::Failed(why) = verdict {
+            println!("       {case}: {why}");
+        }
+    }
 }
 
 fn cell(world: &World, who: As, level: &str, minor: u32, mask: &str) -> Result<Cell> {

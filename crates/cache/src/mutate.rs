@@ -205,7 +205,10 @@ impl Cache {
             inode.gone = Some(Attr { nlink: 0, ..attr });
         }
         match kept {
-            Some(_) if inode.opens_unpinned > 0 && inode.pinned.is_none() => inode.pinned = kept,
+            // Whoever has looked its name up may be about to open it.
+            Some(_) if inode.pinned.is_none() && (inode.opens_unpinned > 0 || inode.lookups > 0) => {
+                inode.pinned = kept;
+            }
             Some(handle) => self.release_handle(handle),
             None => {}
         }

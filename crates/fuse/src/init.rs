@@ -66,6 +66,7 @@ impl Default for Wanted {
                 | init::MAX_PAGES
                 | init::CACHE_SYMLINKS
                 | init::EXPLICIT_INVAL_DATA
+                | init::HANDLE_KILLPRIV
                 | init::HANDLE_KILLPRIV_V2
                 | init::SETXATTR_EXT
                 | init::INIT_EXT
@@ -136,6 +137,8 @@ impl Negotiated {
 /// Agrees to the smaller minor version and the features that both sides have; the reply is to be sent
 /// as the answer to the INIT request numbered `unique`.
 ///
+/// The older form of dropping setuid bits is agreed only where the newer is not: without either the kernel
+/// sends the change of mode in the name of a writer who may not make it.
 /// Timestamps have a granularity of 1 ns. There is no request timeout: it would abort the connection.
 pub fn negotiate(
     unique: u64,
@@ -157,6 +160,9 @@ pub fn negotiate(
     let mut flags = offered & wanted.flags_for(minor);
     if flags & init::INIT_EXT == 0 {
         flags &= u64::from(u32::MAX);
+    }
+    if flags & init::HANDLE_KILLPRIV_V2 != 0 {
+        flags &= !init::HANDLE_KILLPRIV;
     }
     let pages = wanted.max_write.div_ceil(PAGE).clamp(1, 65_535);
     let max_pages = match u16::try_from(pages) {
@@ -236,6 +242,8 @@ mod tests {
                 assert_eq!((agreed.minor, out(&reply).minor), (minor, minor));
                 assert_eq!(agreed.has(init::SETXATTR_EXT), minor >= 33);
                 assert_eq!(agreed.has(init::CREATE_SUPP_GROUP), minor >= 38);
+                assert_eq!(agreed.has(init::HANDLE_KILLPRIV_V2), minor >= 33);
+                assert_eq!(agreed.has(init::HANDLE_KILLPRIV), minor < 33, "one of the two");
                 assert_eq!(out(&reply).flags2 != 0, minor >= 38);
                 assert_eq!(agreed.level() == Level::All, minor >= 44);
             }

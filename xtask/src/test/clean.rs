@@ -33,6 +33,15 @@ pub fn run() -> Result<bool> {
     Ok(true)
 }
 
+/// Whether tests of another process are under way.
+#[must_use]
+pub fn others_run() -> bool {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return false };
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut owners = names.filter_map(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok());
+    owners.any(|pid| pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists())
+}
+
 /// Processes started from below this directory, mounts on it, loop devices over its files, and it.
 pub fn below(dir: &Path) {
     for point in mounts_below(dir) {

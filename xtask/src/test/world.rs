@@ -210,7 +210,10 @@ impl Drop for World {
         super::clean::below(&self.root);
         for dir in self.made.iter().rev() {
             let _ = Command::new("umount").arg("--lazy").arg(dir).status();
-            let _ = fs::remove_dir(dir);
+            // The kernel would unmount what others have mounted there, in their namespaces too.
+            if !super::clean::others_run() {
+                let _ = fs::remove_dir(dir);
+            }
         }
     }
 }
