@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::counters::{Counters, Gauges};
 use crate::flight::{Flight, NewFile, Purpose, Waiting};
+use crate::locks::Locks;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
 use crate::recall::After;
@@ -43,6 +44,8 @@ pub struct Cache {
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     /// How many of `files` have no handle.
     pub(crate) unpinned: u64,
+    /// Regular files that the kernel looked up last: it may be about to open them.
+    pub(crate) recent: VecDeque<nigh_types::NodeId>,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
     /// Requests that came while there was no session.
@@ -52,6 +55,7 @@ pub struct Cache {
     pub(crate) attrs: FxHashMap<u64, CallId>,
     pub(crate) xattrs: FxHashMap<u64, CallId>,
     pub(crate) overlay: Overlay,
+    pub(crate) locks: Locks,
     pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
     /// What the kernel is being told; it is told in this order.
     pub(crate) untold: BTreeSet<Invalidation>,
@@ -84,6 +88,7 @@ impl Cache {
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
             unpinned: 0,
+            recent: VecDeque::new(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
@@ -91,6 +96,7 @@ impl Cache {
             attrs: FxHashMap::default(),
             xattrs: FxHashMap::default(),
             overlay: Overlay::new(config.client, config.incarnation),
+            locks: Locks::default(),
             after_invalidation: BTreeMap::new(),
             untold: BTreeSet::new(),
             watched: BTreeSet::new(),
@@ -107,9 +113,9 @@ impl Cache {
     /// One request of the kernel. `None`: the answer will come as an output.
     pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         let answer = match op {
-            Op::Release { fh } => self.release(fh),
+            Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(fh),
-            Op::Flush { .. } => Some(Answer::Done),
+            Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
             op if !self.attached => {
                 self.parked.insert(id, (caller, op));
                 None
@@ -126,6 +132,9 @@ impl Cache {
     }
 
     fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        if self.locks.are_lost(&op) {
+            return Some(Answer::Failed(Errno::IO));
+        }
         match op {
             Op::Lookup { dir, name } => self.lookup(now, id, caller, dir, name),
             Op::LookupSelf { ino } => self.lookup_self(now, id, caller, ino),
@@ -143,9 +152,11 @@ impl Cache {
             }
             Op::GetXattr { ino, name, size } => self.xattr(now, id, caller, ino, name, size),
             Op::ListXattr { ino, size } => self.list_xattr(now, id, caller, ino, size),
-            Op::Release { fh } => self.release(fh),
-            Op::ReleaseDir { fh } => self.release_dir(fh),
-            Op::Flush { .. } => Some(Answer::Done),
+            Op::SetLock { ino, fh, span, kind, pid, wait } => {
+                self.set_lock(now, id, caller, (ino, fh), span, kind, (pid, wait))
+            }
+            Op::Unlock { ino, span } => self.unlock(now, id, caller, ino, span),
+            Op::TestLock { ino, span, kind } => self.test_lock(now, id, caller, ino, span, kind),
             Op::SetAttr { ino, fh, set } => self.set_attr(now, id, caller, (ino, fh), set),
             op @ Op::Rename { .. } => self.rename(now, id, caller, op),
             Op::Unlink { dir, name } => self.unlink(now, id, caller, dir, name),
@@ -276,6 +287,10 @@ impl Cache {
     }
 
     fn attach(&mut self, now: Time, session: Session) {
+        if self.key != session.cookie_key {
+            // The server lost what it makes ids of, or is another: it would take ours for forged.
+            self.disown_ids();
+        }
         self.key = session.cookie_key;
         self.has_acls = session.has_acls;
         self.root = session.root.ino;
@@ -316,14 +331,18 @@ impl Cache {
             Purpose::Change { ino, xattrs } => self.changed(now, &flight, (*ino, *xattrs), &response),
             Purpose::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
             Purpose::Space { ino } => self.space_arrived(&flight, *ino, &response),
-            Purpose::Flags | Purpose::Seek | Purpose::Fsync => plain(&response),
+            Purpose::Lock { .. } => self.lock_arrived(now, &flight, &response),
+            Purpose::Unlock { .. } => self.unlock_arrived(&flight, &response),
+            Purpose::Flags | Purpose::Seek | Purpose::Fsync | Purpose::TestLock => plain(&response),
         };
         self.answer_all(&flight.waiters, &answer);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);
         }
-        if flight.drop_data
-            && let Purpose::Write { ino, offset, size } = flight.purpose
+        // Without a grant nobody tells when what was written here is overwritten elsewhere.
+        if let Purpose::Write { ino, offset, size } = flight.purpose
+            && self.config.level.may_keep_pages()
+            && (flight.drop_data || !self.holds_data(now, ino))
         {
             self.invalidate(vec![crate::Stale::Data { ino, offset, length: size }], None);
         }
@@ -342,11 +361,11 @@ impl Cache {
         debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
     }
 
-    /// The application's thread has a signal pending. Only a fatal one ends a wait (S8): the call goes
-    /// on if it changes something, and its reply is taken in.
+    /// The application's thread has a signal pending. Only a fatal one ends a wait, but for that for a lock
+    /// (S8): the call goes on if it changes something, and its reply is taken in.
     pub fn handle_interrupt(&mut self, op: OpId, fatal: bool) {
         if !fatal {
-            return;
+            return self.interrupt_lock(op);
         }
         if self.parked.remove(&op).is_some() {
             self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
@@ -406,15 +425,15 @@ impl Cache {
             open_files: self.files.len() as u64,
             ..Gauges::default()
         };
-        for directory in self.dirs.values() {
+        self.dirs.values().for_each(|directory| {
             gauges.entries += directory.rows.there();
             gauges.negative += directory.rows.missing();
             gauges.complete_directories += u64::from(directory.complete);
             gauges.grants_read += u64::from(directory.held.is_some());
-        }
-        for inode in self.inodes.values() {
+        });
+        self.inodes.values().for_each(|inode| {
             gauges.grants_read += u64::from(inode.own.is_some()) + u64::from(inode.data.held.is_some());
-        }
+        });
         gauges
     }
 
@@ -428,6 +447,7 @@ fn plain(response: &Response) -> Answer {
     match &response.result {
         Ok(Reply::Flags(flags)) => Answer::Flags(*flags),
         Ok(Reply::Offset(offset)) => Answer::Offset(*offset),
+        Ok(Reply::Locked(info)) => Answer::Locked(*info),
         Ok(Reply::Done) => Answer::Done,
         Ok(_) => Answer::Failed(Errno::PROTO),
         Err(errno) => Answer::Failed(*errno),

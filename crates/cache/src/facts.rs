@@ -8,6 +8,9 @@ use crate::rows::{Child, Row};
 use crate::state::{Directory, Inode};
 use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
 
+/// How many files that were looked up are remembered.
+const RECENT: usize = 64;
+
 impl Cache {
     /// A directory's names, if their grant lives; ends them if it does not.
     pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, Held)> {
@@ -32,13 +35,13 @@ impl Cache {
         let held = directory.held.filter(|h| h.lives(now))?;
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
         let child = row.child.as_ref().filter(|c| c.id == id)?;
-        (child.attr_known && child.attr.covered_by_parent()).then_some((child.attr, held))
+        (child.attr_known && child.attr().covered_by_parent()).then_some((child.attr(), held))
     }
 
     /// The same, for a child found in its directory's row.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
-        if child.attr_known && child.attr.covered_by_parent() {
-            return Some((child.attr, held));
+        if child.attr_known && child.attr().covered_by_parent() {
+            return Some((child.attr(), held));
         }
         let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
         inode.own.filter(|(_, held)| held.lives(now))
@@ -106,6 +109,8 @@ impl Cache {
                     }
                     return None;
                 }
+                // An ungranted answer beside a living grant may be older than what is known.
+                Some((_, held)) if held.lives(now) && flight.sequence.is_none() => return None,
                 Some((own, held)) if held.lives(now) => {
                     *own = attr;
                     under = Some(*held);
@@ -113,7 +118,7 @@ impl Cache {
                 own => *own = None,
             }
         }
-        let covered = self.learn_at_home(now, flight, id, attr);
+        let covered = self.learn_at_home(now, flight, id, attr, grants);
         under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants))
     }
 
@@ -140,15 +145,26 @@ impl Cache {
         self.learn_name(now, flight, dir_id, &name, Some(&entry), grants)
     }
 
-    /// Puts attributes into the row that names the inode, if its directory's grant lives.
-    fn learn_at_home(&mut self, now: Time, flight: &Flight, id: NodeId, attr: Attr) -> Option<Held> {
+    /// Puts attributes into the row that names the inode, if its directory's grant lives, and if it is sure that
+    /// they are not older than what is known there: they came with a grant, or an own change made them.
+    fn learn_at_home(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        id: NodeId,
+        attr: Attr,
+        grants: &[Grant],
+    ) -> Option<Held> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (dir, name) = inode.home.as_ref()?;
         let cookie = self.key.cookie(name.as_bytes());
         let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, Covers::Names))?;
         let held = directory.held.filter(|h| h.lives(now))?;
+        if flight.sequence.is_none() && crate::grants::on(grants, directory.id, Covers::Names).is_none() {
+            return None;
+        }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
-        child.attr = attr;
+        child.compact = attr.into();
         child.attr_known = true;
         attr.covered_by_parent().then_some(held)
     }
@@ -156,7 +172,7 @@ impl Cache {
     /// A symlink whose attributes changed may be another one under the same number, on filesystems
     /// without birth times: what the kernel holds of its target goes.
     fn note_symlink(&mut self, id: NodeId, attr: &Attr) {
-        if id.generation != 0 || attr.kind() != Kind::Symlink {
+        if id.tells_births_apart() || attr.kind() != Kind::Symlink {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&id.ino) else { return };
@@ -314,7 +330,8 @@ impl Cache {
     ) -> Node {
         let level = self.config.level;
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
-        let node = Node { id, attr, entry_valid: valid(name_held), attr_valid: valid(attr_held) };
+        let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
+        let node = Node { id, attr, entry_valid, attr_valid: valid(attr_held) };
         let inode = self.inode(id);
         inode.gone = None;
         inode.lookups += 1;
@@ -324,6 +341,12 @@ impl Cache {
                 inode.home = Some((dir, name.clone()));
             }
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
+            if attr.kind() == Kind::File && self.recent.back() != Some(&id) {
+                if self.recent.len() == RECENT {
+                    self.recent.pop_front();
+                }
+                self.recent.push_back(id);
+            }
         }
         node
     }

@@ -41,6 +41,11 @@ impl Cache {
         })
     }
 
+    /// Whether a grant on a file's data lives.
+    pub(crate) fn holds_data(&self, now: Time, ino: u64) -> bool {
+        self.inodes.get(&ino).is_some_and(|i| i.data.held.is_some_and(|h| h.lives(now)))
+    }
+
     /// Whether what the kernel holds of a file is still true, given its present attributes.
     fn pages_hold(&mut self, now: Time, id: NodeId, attr: &Attr, under: Option<Held>) -> bool {
         let keeps = self.config.level.may_keep_pages();
@@ -62,6 +67,8 @@ impl Cache {
     ) -> Opened {
         let fh = self.new_fh();
         let inode = self.inode(id);
+        // Who locks a file must be heard when it closes any descriptor of it.
+        let may_lock = inode.locked || inode.opens > 0;
         inode.opens += 1;
         if handle.is_none() {
             inode.opens_unpinned += 1;
@@ -78,7 +85,7 @@ impl Cache {
         if let Some(deadline) = deadline {
             self.watch(deadline, id.ino);
         }
-        Opened { fh, keep_cache, cache_dir: false, no_flush: handle.is_none(), direct: false }
+        Opened { fh, keep_cache, cache_dir: false, no_flush: handle.is_none() && !may_lock, direct: false }
     }
 
     pub(crate) fn open_arrived(
@@ -264,8 +271,9 @@ impl Cache {
         };
     }
 
-    pub(crate) fn release(&mut self, fh: Fh) -> Option<Answer> {
+    pub(crate) fn release(&mut self, now: Time, fh: Fh, flock: Option<u64>) -> Option<Answer> {
         let Some(file) = self.files.remove(&fh) else { return Some(Answer::Done) };
+        self.locks_end_with(now, file.ino, fh, flock);
         if let Some(handle) = file.handle {
             self.release_handle(handle);
         } else {

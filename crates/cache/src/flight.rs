@@ -1,6 +1,7 @@
 //! Calls in flight: what they are for, who waits, and what happened meanwhile.
 
 use crate::cache::Cache;
+use crate::locks::Holder;
 use crate::op::{Answer, Caller, Fh, Op, Output};
 use crate::rows::Child;
 use nigh_types::{Call, CallId, Covers, Errno, Grant, Name, NodeId, OpId, Response, Time};
@@ -70,6 +71,21 @@ pub(crate) enum Purpose {
         size: u64,
     },
     Fsync,
+    Lock {
+        holder: Holder,
+        start: u64,
+        end: u64,
+        wait: bool,
+        /// The remote was asked to let the wait end.
+        cancelled: bool,
+    },
+    Unlock {
+        holder: Holder,
+        /// Of the whole file: how many locks its holder had been granted.
+        whole_after: Option<u64>,
+        closing: bool,
+    },
+    TestLock,
     /// The remote keeps an open file; then the waiting request goes on.
     Pin {
         ino: u64,
@@ -176,6 +192,8 @@ pub(crate) struct Flight {
     pub seen: Seen,
     /// A part has arrived.
     pub begun: bool,
+    /// Of a listing: what its parts were granted.
+    pub grants: Vec<Grant>,
     /// A listing that cannot be kept: its rows.
     pub aside: Option<Box<crate::rows::Rows>>,
     /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
@@ -187,6 +205,11 @@ impl Flight {
     /// what is known now.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
         self.seen.recalled.contains(&(node, covers))
+    }
+
+    /// Whether it is for a lock that nobody waits for any more.
+    pub fn is_given_up(&self) -> bool {
+        matches!(self.purpose, Purpose::Lock { cancelled, .. } if cancelled || self.waiters.is_empty())
     }
 
     /// Whether what was learned of a name since this call was sent is something else than `id`.
@@ -224,6 +247,7 @@ impl Cache {
                 waiters: Vec::new(),
                 seen: Seen::default(),
                 begun: false,
+                grants: Vec::new(),
                 aside: None,
                 drop_data: false,
             },
@@ -309,7 +333,8 @@ impl Cache {
     /// A call's response, or a part of it.
     pub(crate) fn handle_response(&mut self, now: Time, id: CallId, response: Response) {
         let Some(mut flight) = self.flights.remove(&id) else { return };
-        if response.result == Err(Errno::STALE) && self.walk_again(now, id, &mut flight) {
+        let lost_its_way = response.result == Err(Errno::STALE) && !flight.is_given_up();
+        if lost_its_way && self.walk_again(now, id, &mut flight) {
             self.flights.insert(id, flight);
             return;
         }
@@ -342,7 +367,7 @@ impl Cache {
     pub(crate) fn after_walk(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
         let Some(flight) = self.flights.get_mut(&then) else { return };
         match (result, &flight.again) {
-            (Ok(()), Some(call)) => {
+            (Ok(()), Some(call)) if !flight.is_given_up() => {
                 flight.sent = now;
                 let (call, caller) = (call.clone(), flight.caller);
                 let name = flight.sequence.map(|s| self.overlay.name(s));

@@ -8,6 +8,8 @@ pub(crate) struct Held {
     pub id: GrantId,
     pub deadline: Time,
     pub recallable: bool,
+    /// Others may hold it too: see [`nigh_types::Grant::shared`].
+    pub shared: bool,
 }
 
 impl Held {
@@ -18,7 +20,7 @@ impl Held {
             Term::Limited(span) => sent.after(span),
         };
         tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, term = ?grant.term);
-        Held { id: grant.id, deadline, recallable: grant.recallable }
+        Held { id: grant.id, deadline, recallable: grant.recallable, shared: grant.shared }
     }
 
     pub fn lives(&self, now: Time) -> bool {

@@ -19,12 +19,25 @@ pub enum Level {
 const LONG: Span = Span::from_secs(365 * 24 * 3600);
 
 impl Level {
-    /// How long the kernel may hold a name that exists, or attributes, under `held`.
+    /// How long the kernel may hold attributes under `held`.
     pub(crate) fn validity(self, held: &Held, now: Time) -> Span {
         match self {
             Level::None => Span::ZERO,
             Level::All | Level::NoEpoch => held.deadline.since(now).min(LONG),
         }
+    }
+
+    /// How long it may hold a name that exists. Where names cannot be dropped all at once, dropping one may wait
+    /// for an own request in that directory, which may wait for another client that waits in the same way: so
+    /// under a grant that can be recalled there is nothing to drop. (Exclusive grants are no way out: a rename
+    /// holds two directories, and two clients may each hold one that the other changes.)
+    pub(crate) fn name_validity(self, held: &Held, now: Time) -> Span {
+        if self.drops_names(held) { self.validity(held, now) } else { Span::ZERO }
+    }
+
+    /// Whether the kernel holds names under such a grant, and must be told when it ends.
+    pub(crate) fn drops_names(self, held: &Held) -> bool {
+        self != Level::NoEpoch || !(held.recallable || held.shared)
     }
 
     /// How long it may believe that a name does not exist. Such names are not remembered one by one,

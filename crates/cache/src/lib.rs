@@ -11,10 +11,11 @@
 //! | `state`, `rows`, `grants` | records |
 //! | `facts`, `places` | finding, learning, forgetting |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `listing`, `readdir`, `files`, `mutate`, `xattr` | one room per kind of request |
+//! | `lookup`, `listing`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `recall`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
 
 mod cache;
+mod compact;
 mod config;
 mod counters;
 mod evict;
@@ -24,6 +25,7 @@ mod flight;
 mod grants;
 mod kernel;
 mod listing;
+mod locks;
 mod lookup;
 mod mutate;
 mod op;
@@ -40,4 +42,6 @@ pub use cache::Cache;
 pub use config::Config;
 pub use counters::{Counters, Gauges};
 pub use kernel::Level;
-pub use op::{Answer, Caller, Fh, Invalidation, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale};
+pub use op::{
+    Answer, Caller, Fh, Invalidation, LockSpan, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale,
+};

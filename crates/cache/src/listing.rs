@@ -58,6 +58,7 @@ impl Cache {
                 return None;
             }
         };
+        flight.grants.extend(&response.grants);
         if !flight.begun {
             self.listing_begins(now, call, dir, &mut flight, &response.grants);
         }
@@ -174,11 +175,12 @@ impl Cache {
             if changed {
                 child.no_xattrs = false;
                 match self.attr_of(now, entry.id) {
-                    Some((attr, _)) => child.attr = attr,
+                    Some((attr, _)) => child.compact = attr.into(),
                     None => child.attr_known = false,
                 }
             } else {
                 self.list_own(now, flight, entry, (dir, name), own.get(&entry.id).copied());
+                self.learn_no_xattrs(now, flight, entry);
             }
             if let Some(directory) = self.dirs.get_mut(&dir) {
                 directory.rows.insert(Row { cookie, name: name.clone(), child: Some(child) });
@@ -242,7 +244,9 @@ impl Cache {
         }
         self.listing_ended(call, dir);
         self.recount(dir);
-        self.learn_after(now, flight, response);
+        let (after, grants) = (response.after.clone(), std::mem::take(&mut flight.grants));
+        let whole = Response { result: Ok(Reply::Done), after, grants, last: true };
+        self.learn_after(now, flight, &whole);
     }
 
     fn listing_ended(&mut self, call: CallId, dir: u64) {

@@ -164,6 +164,7 @@ impl Cache {
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).target = entry.target.clone();
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
+        self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
         let attr_valid = attr_held.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
         let node = crate::op::Node { attr_valid, ..node };

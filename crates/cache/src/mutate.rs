@@ -61,6 +61,7 @@ impl Cache {
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).target = entry.target.clone();
         let under = self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
+        self.learn_no_xattrs(now, flight, &entry);
         self.mark_inode(entry.id.ino);
         self.new_directory(now, flight, &entry, response);
         let attr_valid = under.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
@@ -222,7 +223,7 @@ impl Cache {
         }
         let (dir, name) = inode.home.as_ref()?;
         let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        row.child.as_ref().filter(|c| c.id == node).map(|c| c.attr)
+        row.child.as_ref().filter(|c| c.id == node).map(Child::attr)
     }
 
     pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
@@ -248,8 +249,18 @@ impl Cache {
     fn file_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
-        let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr.kind() == Kind::File);
-        child.map(|c| c.id).or_else(|| self.unpinned_at(dir, name))
+        let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr().kind() == Kind::File);
+        child.map(|c| c.id).or_else(|| self.unpinned_at(dir, name)).or_else(|| self.looked_up_at(dir, name))
+    }
+
+    /// What is known of the directory may be gone, while an open of what was just looked up there is on its way.
+    fn looked_up_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
+        // A number may be another inode's by now.
+        let same = |node: &NodeId| self.inodes.get(&node.ino).filter(|inode| inode.id == *node);
+        let inodes = self.recent.iter().rev().filter_map(same);
+        let known = inodes.filter(|i| i.lookups > 0 && i.pinned.is_none());
+        let mut there = known.filter(|i| i.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
+        there.next().map(|inode| inode.id)
     }
 
     pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
@@ -274,6 +285,7 @@ impl Cache {
         };
         if !*exchange && replaced == Some(moved) {
             // Two names of one inode: rename(2) leaves both.
+            kept.into_iter().for_each(|handle| self.release_handle(handle));
             return Answer::Done;
         }
         let moved_child = self.child_for(moved, old, response);
@@ -301,12 +313,12 @@ impl Cache {
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id) {
             return Some(Child {
-                attr: attr.unwrap_or(child.attr),
+                compact: attr.map_or(child.compact, Into::into),
                 attr_known: attr.is_some(),
                 ..child.clone()
             });
         }
-        Some(Child { id, attr: attr?, attr_known: true, no_xattrs: false, target: None })
+        Some(Child { id, compact: attr?.into(), attr_known: true, no_xattrs: false, target: None })
     }
 
     /// A name leads to `child` now, or to nothing, in the facts that there are and in calls in flight.

@@ -1,8 +1,8 @@
 //! What the kernel asks, and what it is answered.
 
 use nigh_types::{
-    Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, Name, NodeId, OpId, OpName, RecallId, SetAttr,
-    Space, Span, Time,
+    Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, LockInfo, LockKind, Name, NodeId, OpId, OpName,
+    RecallId, SetAttr, Space, Span, Time,
 };
 
 /// Who asked: for calls made on an application's behalf. `pid` is the thread's, 0 if not visible.
@@ -16,6 +16,17 @@ pub struct Caller {
 /// A file or directory that the kernel holds open, as it was numbered in [`Opened`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Fh(pub u64);
+
+/// Bytes of a file that somebody locks; both ends are inclusive. With `flock`, an flock(2) lock: all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockSpan {
+    /// The kernel's number: for fcntl(2) of a process or an open file description, for flock(2) of an
+    /// open file description.
+    pub owner: u64,
+    pub flock: bool,
+    pub start: u64,
+    pub end: u64,
+}
 
 /// One request. Inodes are named by `ino`, the number in [`NodeId`]; offsets and sizes are bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -116,11 +127,35 @@ pub enum Op {
         kill_suidgid: bool,
         from_page_cache: bool,
     },
+    /// A descriptor is closed by the process whose fcntl(2) locks are `owner`'s.
     Flush {
-        fh: Fh,
+        ino: u64,
+        owner: u64,
     },
+    /// The last descriptor of an open file is closed; `flock`: the owner of its flock(2) locks.
     Release {
         fh: Fh,
+        flock: Option<u64>,
+    },
+    SetLock {
+        ino: u64,
+        fh: Fh,
+        span: LockSpan,
+        kind: LockKind,
+        /// The process, for those who ask who holds it.
+        pid: u32,
+        /// Until it can be had, rather than `EAGAIN`.
+        wait: bool,
+    },
+    Unlock {
+        ino: u64,
+        span: LockSpan,
+    },
+    /// What keeps the owner from such a lock?
+    TestLock {
+        ino: u64,
+        span: LockSpan,
+        kind: LockKind,
     },
     Fsync {
         ino: u64,
@@ -257,6 +292,8 @@ pub enum Answer {
     Space(Space),
     Offset(u64),
     Flags(u32),
+    /// The first lock in the way.
+    Locked(Option<LockInfo>),
     Failed(Errno),
 }
 

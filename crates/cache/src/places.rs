@@ -9,10 +9,18 @@ const DEEPEST: u32 = 4_096;
 impl Cache {
     /// The id of a number that the kernel uses.
     pub(crate) fn id_of(&self, ino: u64) -> Option<NodeId> {
-        self.inodes.get(&ino).map(|i| i.id).or_else(|| self.dirs.get(&ino).map(|d| d.id))
+        let id = self.inodes.get(&ino).map(|i| i.id).or_else(|| self.dirs.get(&ino).map(|d| d.id));
+        id.filter(|id| id.generation != 0)
     }
 
-    /// The inode with its hint; `None` if the kernel uses a number that it was never given.
+    /// All ids known so far are of nobody: whatever has one of their numbers is another inode.
+    pub(crate) fn disown_ids(&mut self) {
+        self.inodes.values_mut().for_each(|inode| inode.renew(NodeId { generation: 0, ..inode.id }));
+        self.dirs.values_mut().for_each(|directory| directory.id.generation = 0);
+    }
+
+    /// The inode with its hint; `None` if the kernel uses a number that it was never given, or was given by
+    /// another server.
     pub(crate) fn place(&self, ino: u64) -> Option<Place> {
         let node = self.id_of(ino)?;
         let home = self.inodes.get(&ino).and_then(|i| i.home.as_ref());
@@ -82,6 +90,8 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         | Call::Read { node, .. }
         | Call::Seek { node, .. }
         | Call::GetFlags { node }
+        | Call::Lock { node, .. }
+        | Call::GetLock { node, .. }
         | Call::SetAttr { node, .. }
         | Call::Fallocate { node, .. }
         | Call::SetXattr { node, .. }
@@ -89,9 +99,77 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         | Call::Fsync { node, .. } => node.node,
         Call::Link { node, dir, .. } => return [Some(dir.node), Some(node.node)],
         Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
-        Call::Walk { .. } | Call::Release { .. } | Call::Write { .. } | Call::CopyRange { .. } => {
-            return [None, None];
-        }
+        Call::Walk { .. }
+        | Call::Release { .. }
+        | Call::Unlock { .. }
+        | Call::Write { .. }
+        | Call::CopyRange { .. } => return [None, None],
     };
     [Some(one), None]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Caller, Config, Op, Output};
+    use nigh_types::{
+        Attr, CallId, CookieKey, Entry, Errno, Event, OpId, Reply, Response, Session, Span, Term, Time,
+    };
+
+    fn attach(cache: &mut Cache, key: u8, generation: u64) {
+        cache.handle_event(
+            Time(1),
+            Event::Attached(Session {
+                root: NodeId { ino: 1, generation },
+                root_attr: Attr::default(),
+                cookie_key: CookieKey([key; 16]),
+                term: Term::Limited(Span::ZERO),
+                has_acls: false,
+                host_bound: String::new(),
+                not_given: Vec::new(),
+                acts_as: (0, 0),
+                names: Vec::new(),
+            }),
+        );
+    }
+
+    fn call(cache: &mut Cache) -> Option<(CallId, Call)> {
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, call, .. } => return Some((id, call)),
+                Output::Timeout(..) => return None,
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn ids_of_a_server_that_lost_its_state_are_never_sent_to_it() {
+        let mut cache = Cache::new(Config::default());
+        attach(&mut cache, 1, 5 << 32);
+        let lookup = || Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() };
+        let ask = |cache: &mut Cache, id, op| cache.handle_op(Time(2), OpId(id), Caller::default(), op);
+        assert_eq!(ask(&mut cache, 1, lookup()), None);
+        let (id, _) = call(&mut cache).unwrap();
+        let node = NodeId { ino: 7, generation: 6 << 32 };
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let entry = Entry { id: node, attr, target: None, no_xattrs: true };
+        let response = Response::plain(Ok(Reply::Looked(Some(entry))));
+        cache.handle_event(Time(3), Event::Response { call: id, response });
+        let getattr = Op::GetAttr { ino: 7 };
+        assert_eq!(ask(&mut cache, 2, getattr.clone()), None);
+        assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
+        // The same server again: ids go on.
+        cache.handle_event(Time(4), Event::Lost { why: String::new() });
+        attach(&mut cache, 1, 5 << 32);
+        assert_eq!(ask(&mut cache, 3, getattr.clone()), None);
+        assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
+        // One that makes them of other secrets.
+        cache.handle_event(Time(5), Event::Lost { why: String::new() });
+        attach(&mut cache, 2, 8 << 32);
+        assert_eq!(ask(&mut cache, 4, getattr), Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(ask(&mut cache, 5, lookup()), None);
+        let Some((_, Call::Lookup { dir, .. })) = call(&mut cache) else { panic!("not asked") };
+        assert_eq!(dir.node, NodeId { ino: 1, generation: 8 << 32 });
+    }
 }

@@ -228,7 +228,7 @@ impl Cache {
                 .map(|(id, attr, under)| self.node(now, Some((ino, &row.name)), id, attr, held, Some(under)));
             page.entries.push(PageEntry {
                 ino: child.id.ino,
-                mode: child.attr.mode & 0o170_000,
+                mode: child.attr().mode & 0o170_000,
                 next,
                 name_len: u16::try_from(name.len()).unwrap_or(0),
                 node,

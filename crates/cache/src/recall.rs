@@ -2,9 +2,12 @@
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
+use crate::grants::Held;
 use crate::op::{Answer, Invalidation, Output, Stale};
 use crate::state::{Pages, Stamp};
-use nigh_types::{Call, Covers, Errno, GrantId, NodeId, Recall, RecallId, Reply, Response, Span, Time};
+use nigh_types::{
+    Attr, Call, Covers, Errno, Grant, GrantId, NodeId, Recall, RecallId, Reply, Response, Span, Time,
+};
 
 /// Above this many names all are dropped at once.
 const NAMES_ONE_BY_ONE: u64 = 200;
@@ -64,18 +67,23 @@ impl Cache {
         let ino = node.ino;
         let mut stale = vec![Stale::Data { ino, offset: 0, length: 0 }];
         let mut entries = Vec::new();
+        let mut data = Vec::new();
+        let held = directory.held;
         for row in directory.rows.iter() {
             let Some(child) = &row.child else { continue };
             let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
                 continue;
             };
-            if child.attr.covered_by_parent() {
+            if child.attr().covered_by_parent() {
                 inode.xattrs = None;
+            }
+            if inode.data.held.is_some_and(|data| held.is_some_and(|held| held.id == data.id)) {
+                data.push(inode.id);
             }
             if inode.lookups == 0 {
                 continue;
             }
-            if child.attr.covered_by_parent() {
+            if child.attr().covered_by_parent() {
                 stale.push(Stale::Attr { ino: child.id.ino });
             }
             entries.push(Stale::Entry { dir: ino, name: row.name.clone() });
@@ -86,22 +94,31 @@ impl Cache {
             self.counters.epoch_planned += 1;
             stale.push(Stale::Epoch);
             self.missing_given = 0;
-        } else {
+        } else if held.is_none_or(|held| self.config.level.drops_names(&held)) {
             stale.extend(entries);
         }
         if let Some(directory) = self.dirs.get_mut(&ino) {
             directory.missing_given = false;
+        }
+        for node in data {
+            stale.extend(self.recall_data(node));
         }
         stale
     }
 
     fn recall_inode(&mut self, node: NodeId) -> Vec<Stale> {
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
+        // An open file's data may be held for as long as its attributes say that it is unchanged.
+        let data = inode.data.held.is_some_and(|data| inode.own.is_some_and(|(_, own)| own.id == data.id));
         inode.own = None;
         inode.xattrs = None;
         let known = inode.lookups > 0;
+        let mut stale = if data { self.recall_data(node) } else { Vec::new() };
         self.drop_if_idle(node.ino);
-        if known { vec![Stale::Attr { ino: node.ino }] } else { Vec::new() }
+        if known {
+            stale.push(Stale::Attr { ino: node.ino });
+        }
+        stale
     }
 
     /// Drops all pages but those of our own reads and writes in flight: invalidating these would wait
@@ -152,7 +169,10 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.opens > 0) else { return };
         if let Some(held) = inode.data.held {
             if held.lives(now) {
-                if matches!(inode.data.pages, Pages::Of(_))
+                // Not where an earlier renewal has moved the end: each would be followed by two others.
+                let soon = held.deadline.since(now) <= RENEW_BEFORE;
+                if soon
+                    && matches!(inode.data.pages, Pages::Of(_))
                     && let Some(node) = self.place(ino)
                 {
                     self.send(now, None, Purpose::Renew { ino }, Call::GetAttr { node });
@@ -172,10 +192,13 @@ impl Cache {
     /// An open file was looked at again: unchanged, its data stays granted as long as its attributes.
     pub(crate) fn renewed(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
         let Ok(Reply::Attr(id, attr)) = response.result else { return };
-        let under = self.learn_attr(now, flight, id, attr, &response.grants);
+        self.learn_attr(now, flight, id, attr, &response.grants);
+        let fresh = self.granted_anew(flight, id, &attr, &response.grants);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == id && i.opens > 0) else { return };
         let same = inode.data.pages == Pages::Of(Stamp::of(&attr));
-        let fresh = under.filter(|h| h.lives(now) && same && flight.seen.is_empty());
+        // One that ends no later than the present one gains nothing: asking again would not end before it.
+        let until = inode.data.held.map_or(now, |held| held.deadline);
+        let fresh = fresh.filter(|h| h.deadline > until && same && flight.seen.is_empty());
         if let Some(held) = fresh {
             inode.data.held = Some(held);
             self.watch(held.deadline, ino);
@@ -184,6 +207,16 @@ impl Cache {
             inode.data.pages = Pages::None;
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }], None);
         }
+    }
+
+    /// The grant on an inode's attributes that a reply brought: its own, or the one on the directory where it
+    /// was reached. What was known of that directory before goes on ending when it did.
+    fn granted_anew(&self, flight: &Flight, id: NodeId, attr: &Attr, grants: &[Grant]) -> Option<Held> {
+        let home = self.inodes.get(&id.ino).and_then(|i| i.home.as_ref());
+        let dir = home.and_then(|(dir, _)| self.id_of(*dir)).filter(|_| attr.covered_by_parent());
+        let own = flight.granted(grants, id, Covers::Inode);
+        let granted = own.or_else(|| flight.granted(grants, dir?, Covers::Names));
+        granted.map(|grant| Held::begin(grant, flight.sent))
     }
 
     /// All grants have ended, and nothing in flight will be answered.
@@ -195,9 +228,14 @@ impl Cache {
             if let Some(sequence) = flight.sequence {
                 self.overlay.finish(sequence);
             }
-            self.answer_all(&flight.waiters, &Answer::Failed(Errno::IO));
+            let answer = match flight.purpose {
+                Purpose::Unlock { closing: true, .. } => Answer::Done,
+                _ => Answer::Failed(Errno::IO),
+            };
+            self.answer_all(&flight.waiters, &answer);
         }
         (self.lookups, self.attrs, self.xattrs) = Default::default();
+        self.locks.lose_all();
         self.forget_everything();
     }
 
@@ -232,9 +270,7 @@ impl Cache {
             file.handle = None;
         }
         self.unpinned = self.files.len() as u64;
-        for inode in self.inodes.values_mut() {
-            inode.opens_unpinned = 0;
-        }
+        self.inodes.values_mut().for_each(|inode| inode.opens_unpinned = 0);
         let open: Vec<u64> = self.files.values().map(|f| f.ino).collect();
         for ino in open {
             if let Some(inode) = self.inodes.get_mut(&ino) {
@@ -250,16 +286,21 @@ impl Cache {
     }
 }
 
-/// The ranges (offset, length; 0 = to the end) of a file that leave out `busy`.
+/// The kernel locks whole pages.
+const PAGE: u64 = 4096;
+
+/// The ranges (offset, length; 0 = to the end) of a file that leave out the pages of `busy`.
 fn gaps(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     busy.sort_unstable();
     let mut gaps = Vec::new();
     let mut at = 0u64;
     for (offset, length) in busy {
+        let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let offset = offset / PAGE * PAGE;
         if offset > at {
             gaps.push((at, offset - at));
         }
-        at = at.max(offset.saturating_add(length));
+        at = at.max(end);
     }
     if at < i64::MAX.cast_unsigned() {
         gaps.push((at, 0));
@@ -274,8 +315,10 @@ mod tests {
     #[test]
     fn ranges_leave_out_what_is_in_flight() {
         assert_eq!(gaps(vec![]), [(0, 0)]);
-        assert_eq!(gaps(vec![(0, 10)]), [(10, 0)]);
-        assert_eq!(gaps(vec![(20, 10), (5, 5), (7, 8)]), [(0, 5), (15, 5), (30, 0)]);
+        assert_eq!(gaps(vec![(0, 10)]), [(PAGE, 0)]);
+        assert_eq!(gaps(vec![(PAGE - 1, 2)]), [(2 * PAGE, 0)]);
+        let busy = vec![(8 * PAGE, 10), (2 * PAGE, PAGE), (2 * PAGE + 7, 2 * PAGE)];
+        assert_eq!(gaps(busy), [(0, 2 * PAGE), (5 * PAGE, 3 * PAGE), (9 * PAGE, 0)]);
         assert_eq!(gaps(vec![(0, u64::MAX)]), []);
     }
 }

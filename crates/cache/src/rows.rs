@@ -3,6 +3,7 @@
 //! Rows stand in chunks of at most [`CHUNK`]: a seek is two binary searches, an insertion moves at
 //! most one chunk, and a listing that arrives in order fills chunks to the brim.
 
+use crate::compact::CompactAttr;
 use nigh_types::{Attr, Cookie, Entry, Name, NodeId};
 
 const CHUNK: usize = 256;
@@ -20,8 +21,8 @@ pub(crate) struct Row {
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
     pub id: NodeId,
-    /// Served only while `attr_known`, and only if `attr.covered_by_parent()`.
-    pub attr: Attr,
+    /// See [`Child::attr`].
+    pub compact: CompactAttr,
     pub attr_known: bool,
     pub no_xattrs: bool,
     pub target: Option<Box<Box<[u8]>>>,
@@ -31,11 +32,16 @@ impl Child {
     pub fn new(entry: &Entry) -> Child {
         Child {
             id: entry.id,
-            attr: entry.attr,
+            compact: entry.attr.into(),
             attr_known: true,
             no_xattrs: entry.no_xattrs,
             target: entry.target.clone().map(Box::new),
         }
+    }
+
+    /// Served only while `attr_known`, and only if they are covered by the parent.
+    pub fn attr(&self) -> Attr {
+        self.compact.into()
     }
 }
 
@@ -204,7 +210,7 @@ mod tests {
         let id = NodeId { ino: cookie + 1000, generation: 1 };
         let child = there.then(|| Child {
             id,
-            attr: Attr::default(),
+            compact: Attr::default().into(),
             attr_known: true,
             no_xattrs: true,
             target: None,

@@ -18,6 +18,8 @@ pub(crate) struct Inode {
     /// Of those, files without a handle at the remote: before its last name goes, or who may read it
     /// changes, the remote must be asked to keep it.
     pub opens_unpinned: u32,
+    /// Somebody of this mount wanted an fcntl(2) lock on it.
+    pub locked: bool,
     /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
     /// its attributes are if the directory's grant covers them.
     pub home: Option<(u64, Name)>,
@@ -73,6 +75,7 @@ impl Inode {
             told_until: Time(0),
             opens: 0,
             opens_unpinned: 0,
+            locked: false,
             home: None,
             gone: None,
             own: None,

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::op::{Answer, Caller};
-use nigh_types::{Call, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
+use nigh_types::{Call, Covers, Entry, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
 
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const SELINUX: &[u8] = b"security.selinux";
@@ -74,8 +74,21 @@ impl Cache {
         };
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
         let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id);
-        // Covered children stand under the directory's grant; others under their own, learned with it.
-        child.is_some_and(|c| c.no_xattrs && (c.attr.covered_by_parent() || self.attr_of(now, id).is_some()))
+        // Of others, rows under several names may say so, and only the one at home is kept true.
+        child.is_some_and(|c| c.no_xattrs && c.attr_known && c.attr().covered_by_parent())
+    }
+
+    /// The remote looked and there are none. Of a child that its directory's grant does not cover this is known
+    /// as long as its own attributes.
+    pub(crate) fn learn_no_xattrs(&mut self, now: Time, flight: &Flight, entry: &Entry) {
+        let changed = flight.seen.inodes.contains(&entry.id.ino) || flight.recalled(entry.id, Covers::Inode);
+        if changed || !entry.no_xattrs || entry.attr.covered_by_parent() {
+            return;
+        }
+        let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|i| i.id == entry.id) else { return };
+        if let Some((_, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
+            inode.xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
+        }
     }
 
     fn xattr_set(&self, now: Time, id: NodeId) -> Option<&XattrSet> {

@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Mounts a remote directory so that its metadata is local.
@@ -31,29 +32,47 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Serve your own mounts (started by `nigh mount` where it does not run)
-    Serve {
-        #[arg(long, default_value = "user")]
-        listen: String,
-    },
+    /// Serve directories to other machines and users; without options your own mounts (started by `nigh
+    /// mount` where it does not run)
+    Serve(Box<ServeArgs>),
 }
 
 #[derive(clap::Args)]
 pub struct MountArgs {
-    /// The directory to mount
+    /// What to mount: DIR, [USER@]HOST:/DIR (by ssh), nigh://HOST[:PORT]/EXPORT[/SUB] or
+    /// unix:///SOCKET[:EXPORT[/SUB]]
     pub source: PathBuf,
     /// Where to mount it: a directory
     pub mountpoint: PathBuf,
-    /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS
+    /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS, idmap=user|name|none|FILE
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
     /// How long facts are believed before the server is asked again, as long as it does not watch its own
     /// disk: a time with its unit, `off` or `forever`
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub host_timeout: String,
+    /// Who is who: `user` (you are whom the server takes you for), `name` (whoever has the same name on both
+    /// sides), `none` (the same ids), or a file of lines `u LOCAL REMOTE` and `g LOCAL REMOTE` [default: none]
+    #[arg(long, value_name = "user|name|none|FILE")]
+    pub idmap: Option<String>,
     /// Memory for cached metadata, for example 256M [default: a quarter of the memory, at most 1G]
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<String>,
+    /// nigh://: the file with the server's token, which only you may read
+    #[arg(long, value_name = "FILE")]
+    pub token: Option<PathBuf>,
+    /// nigh://: no encryption, as the server must say too
+    #[arg(long, conflicts_with = "ca")]
+    pub plaintext: bool,
+    /// nigh://: know the server by a certificate of an authority in this PEM file, not by its key
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// HOST:/DIR: the command to run in the place of ssh [default: $NIGH_SSH, or ssh]
+    #[arg(long, value_name = "COMMAND")]
+    pub ssh: Option<String>,
+    /// HOST:/DIR: copy this program to ~/.cache/nigh/bin there first, and use it
+    #[arg(long)]
+    pub install_server: bool,
     /// Stay in the foreground and log to standard error (NIGH_LOG=nigh=debug says more)
     #[arg(long)]
     pub foreground: bool,
@@ -63,4 +82,28 @@ pub struct MountArgs {
     /// Written to when the mount stands or has failed (used by `nigh mount` itself)
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
+}
+
+#[derive(clap::Args)]
+pub struct ServeArgs {
+    /// A directory that may be mounted by its name; without NAME that of the folder
+    #[arg(long, value_name = "[NAME=]DIR")]
+    pub export: Vec<OsString>,
+    /// Where: unix:///PATH, tcp://ADDRESS[:PORT] (port 21644 unless said), stdio (what ssh runs: leads to
+    /// your own server), user (the socket of your own mounts, which is always there)
+    #[arg(long, value_name = "WHERE")]
+    pub listen: Vec<String>,
+    /// tcp://: the file with the token that clients must have; made where it is not there
+    #[arg(long, value_name = "FILE")]
+    pub token: Option<PathBuf>,
+    /// tcp://: no encryption
+    #[arg(long)]
+    pub plaintext: bool,
+    /// tcp://: believe which user a caller is; only where all machines that can connect are trusted
+    #[arg(long)]
+    pub trust_client_ids: bool,
+    /// Whom callers become: `root`: uid 0 becomes nobody (the default on tcp://); `all`: everybody becomes
+    /// the serving user
+    #[arg(long, value_parser = ["root", "all", "none"])]
+    pub squash: Option<String>,
 }

@@ -1,8 +1,9 @@
 //! A daemon that says whether it stands.
 //!
-//! `nigh mount` starts itself again, detached, with a pipe: the child writes one line when the mount
-//! answers or has failed, and the parent passes it on. (A process that forks after it made threads
-//! would be the alternative.)
+//! `nigh mount` starts itself again with a pipe: the child writes one line when the mount answers or has
+//! failed, and the parent passes it on. (A process that forks after it made threads would be the
+//! alternative.) The child leaves the terminal once it is connected: until then ssh may ask there for
+//! a password, and an interrupt from the keyboard ends them all.
 
 use crate::options::Usage;
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const STANDS: &str = "stands\n";
+/// Behind it: a line for people.
+const STANDS_WITH: &str = "stands ";
 
 /// Runs this command again in the background and waits until it says how it went.
 pub fn start(log: &Path) -> Result<()> {
@@ -26,10 +29,9 @@ pub fn start(log: &Path) -> Result<()> {
     let mut command = Command::new(exe);
     command.args(std::env::args_os().skip(1)).arg(format!("--ready-fd={fd}"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
-    // SAFETY: setsid and fcntl are safe between fork and exec, and the descriptor is open there.
+    // SAFETY: fcntl is safe between fork and exec, and the descriptor is open there.
     unsafe {
         command.pre_exec(move || {
-            rustix::process::setsid()?;
             let pipe = std::os::fd::BorrowedFd::borrow_raw(fd);
             rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::empty())?;
             Ok(())
@@ -40,6 +42,10 @@ pub fn start(log: &Path) -> Result<()> {
     let mut said = String::new();
     { read }.read_to_string(&mut said)?;
     if said == STANDS {
+        return Ok(());
+    }
+    if let Some(note) = said.strip_prefix(STANDS_WITH) {
+        eprintln!("nigh: {}", note.trim_end());
         return Ok(());
     }
     let _ = child.wait();
@@ -65,8 +71,25 @@ impl Ready {
         Ready(pipe)
     }
 
-    pub fn stands(&mut self) {
-        self.say(STANDS);
+    /// Leaves the terminal; in the foreground nothing.
+    pub fn detach(&self) -> Result<()> {
+        if self.0.is_some() {
+            // A process that leads a group cannot; then it was started by hand, and stays.
+            match rustix::process::setsid() {
+                Err(rustix::io::Errno::PERM) => {}
+                other => drop(other.context("leaving the terminal")?),
+            }
+        }
+        Ok(())
+    }
+
+    /// `note`: one line that people should see.
+    pub fn stands(&mut self, note: Option<&str>) {
+        match note {
+            Some(note) if self.0.is_some() => self.say(&format!("{STANDS_WITH}{note}\n")),
+            Some(note) => eprintln!("nigh: {note}"),
+            None => self.say(STANDS),
+        }
     }
 
     pub fn failed(&mut self, error: &anyhow::Error) {

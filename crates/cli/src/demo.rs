@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use direct::Direct;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
-use nigh_client::{CacheConfig, Mount, MountConfig};
+use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig};
 use nigh_server::{Server, ServerOptions};
 use nigh_types::Term;
 use std::os::unix::ffi::OsStrExt;
@@ -79,6 +79,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
         level: Level::All,
         attach: tree.as_os_str().as_bytes().to_vec(),
         term: Term::Session,
+        idmap: IdMapChoice::None,
         threads: 1,
         reconnect: None,
         runtime: room.join("run"),

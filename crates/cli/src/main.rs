@@ -6,9 +6,11 @@ mod demo;
 mod identity;
 mod mount;
 mod options;
+mod serve;
+mod source;
 mod units;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use args::{Args, Command};
 use clap::Parser;
 use nigh_server::Places;
@@ -50,18 +52,8 @@ fn run(command: Command) -> Result<()> {
         Command::Mount(args) => mount::run(&args),
         Command::Umount { mountpoint, lazy } => Ok(nigh_client::fuse::mount::unmount(&mountpoint, lazy)?),
         Command::Status { mountpoint, json } => status(mountpoint, json),
-        Command::Serve { listen } => serve(&listen),
+        Command::Serve(args) => serve::run(*args),
     }
-}
-
-fn serve(listen: &str) -> Result<()> {
-    if listen != "user" {
-        bail!(options::Usage(format!(
-            "--listen {listen}: only `user` is there yet, the server of your own mounts"
-        )));
-    }
-    log_to_stderr("info");
-    nigh_server::daemon::run_user_server().context("serving")
 }
 
 fn status(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {

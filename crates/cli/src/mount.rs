@@ -2,17 +2,16 @@
 
 use crate::args::MountArgs;
 use crate::background::{self, Ready};
-use crate::options::{Options, Usage};
+use crate::options::Options;
+use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
-use nigh_client::{CacheConfig, Link, Mount, MountConfig};
-use nigh_server::{Places, daemon};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig};
+use nigh_server::Places;
+use std::path::Path;
 
 pub fn run(args: &MountArgs) -> Result<()> {
     let places = Places::of_user()?;
@@ -20,10 +19,9 @@ pub fn run(args: &MountArgs) -> Result<()> {
     if args.foreground || args.ready_fd.is_some() {
         log_to_stderr(if args.foreground { "info" } else { "warn" });
         let mut ready = Ready::new(args.ready_fd);
-        let mount = prepare(args, &places).and_then(|config| start(config, &places));
-        return match mount {
-            Ok(mount) => {
-                ready.stands();
+        return match start(args, &places, &ready) {
+            Ok((mount, note)) => {
+                ready.stands(note.as_deref());
                 mount.wait();
                 Ok(())
             }
@@ -34,12 +32,12 @@ pub fn run(args: &MountArgs) -> Result<()> {
         };
     }
     // What can be told without a daemon is told before one is started.
-    prepare(args, &places)?;
+    prepare(args, &places, &Source::parse(args, &places)?)?;
     background::start(&places.runtime.join("mount.log"))
 }
 
 /// Checks everything that the command line and environment say.
-fn prepare(args: &MountArgs, places: &Places) -> Result<MountConfig> {
+fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountConfig> {
     let options = Options::parse(&args.options)?;
     let term = match options.term {
         Some(term) => term,
@@ -49,9 +47,13 @@ fn prepare(args: &MountArgs, places: &Places) -> Result<MountConfig> {
         Some(text) => units::size("--cache-size", text)?,
         None => units::default_cache_size(),
     };
-    let source = source_directory(&args.source)?;
+    let idmap = match options.idmap.as_ref().or(args.idmap.as_ref()) {
+        Some(word) => IdMapChoice::load(word)?,
+        None if source.is_local() => IdMapChoice::None,
+        None => IdMapChoice::User,
+    };
     clear_dead(&args.mountpoint)?;
-    let mut mount = MountOptions::new(&args.mountpoint, source.to_string_lossy());
+    let mut mount = MountOptions::new(&args.mountpoint, source.shown());
     mount.read_only = options.read_only;
     mount.allow_other |= options.allow_other;
     mount.noexec = options.noexec;
@@ -68,10 +70,11 @@ fn prepare(args: &MountArgs, places: &Places) -> Result<MountConfig> {
         },
         wanted,
         level,
-        attach: source.as_os_str().as_bytes().to_vec(),
+        attach: source.attach().to_vec(),
         term,
+        idmap,
         threads: args.threads,
-        reconnect: Some(Box::new(|| Ok(connect()?.into()))),
+        reconnect: Some(source.reconnect()),
         runtime: places.runtime.clone(),
     })
 }
@@ -82,28 +85,6 @@ fn clear_dead(mountpoint: &Path) -> Result<()> {
         nigh_client::fuse::mount::unmount(mountpoint, true)?;
     }
     Ok(())
-}
-
-fn source_directory(source: &Path) -> Result<PathBuf> {
-    let text = source.to_string_lossy();
-    for (scheme, what) in
-        [("nigh://", "a nigh server"), ("smb://", "SMB"), ("9p://", "9P"), ("unix://", "a socket")]
-    {
-        if text.starts_with(scheme) {
-            bail!(Usage(format!("{text}: {what} cannot be mounted yet; name a directory of this machine")));
-        }
-    }
-    let path = source.canonicalize().with_context(|| {
-        format!("{}: name a directory that is there and that you may enter", source.display())
-    })?;
-    if !path.is_dir() {
-        bail!("{}: not a directory; only directories can be mounted", source.display());
-    }
-    let rights = rustix::fs::Access::READ_OK | rustix::fs::Access::EXEC_OK;
-    rustix::fs::accessat(rustix::fs::CWD, &path, rights, rustix::fs::AtFlags::EACCESS).with_context(
-        || format!("{}: you may not read and enter it; ask its owner, or mount another", source.display()),
-    )?;
-    Ok(path)
 }
 
 /// Tests take features away: `NIGH_FUSE_MINOR=31`, `NIGH_NOTIFY_LEVEL=all|no-epoch|none`,
@@ -134,19 +115,14 @@ fn masked_features() -> Result<(Wanted, Level)> {
     Ok((wanted, level))
 }
 
-/// This user's server, started if absent; `NIGH_LINK` names a socket to go through instead.
-fn connect() -> std::io::Result<UnixStream> {
-    match std::env::var_os("NIGH_LINK") {
-        Some(path) => UnixStream::connect(path),
-        None => daemon::ensure_running(&std::env::current_exe()?),
-    }
-}
-
-fn start(config: MountConfig, places: &Places) -> Result<Mount> {
-    let link: Link = connect()
-        .with_context(|| {
-            format!("reaching your server; its log is {}", places.runtime.join("serve.log").display())
-        })?
-        .into();
-    Ok(Mount::start(config, link)?)
+/// Connects, detaches from the terminal where that was wanted, and mounts. Answers what people should be
+/// told too.
+fn start(args: &MountArgs, places: &Places, ready: &Ready) -> Result<(Mount, Option<String>)> {
+    let mut source = Source::parse(args, places)?;
+    let mut config = prepare(args, places, &source)?;
+    let link = source.connect(places)?;
+    config.reconnect = Some(source.reconnect());
+    ready.detach()?;
+    let note = link.note().map(str::to_owned);
+    Ok((Mount::start(config, link)?, note))
 }

@@ -25,9 +25,12 @@ pub struct Options {
     pub dev: bool,
     /// `noac`, `actimeo=`: takes the place of `--host-timeout`.
     pub term: Option<Term>,
+    /// `idmap=`: takes the place of `--idmap`.
+    pub idmap: Option<String>,
 }
 
-const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS";
+const KNOWN: &str =
+    "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, idmap=WORD";
 
 impl Options {
     pub fn parse(texts: &[String]) -> Result<Options, Usage> {
@@ -35,6 +38,7 @@ impl Options {
         for option in texts.iter().flat_map(|text| text.split(',')).filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("actimeo", seconds)) => options.term = Some(seconds_term(option, seconds)?),
+                Some(("idmap", word)) if !word.is_empty() => options.idmap = Some(word.to_owned()),
                 _ => options.set(option)?,
             }
         }
@@ -88,5 +92,7 @@ mod tests {
         assert!(!parse("ro,rw").unwrap().read_only);
         assert!(parse("ro,noexec,defaults").unwrap().noexec);
         assert!(parse("fscache").is_err());
+        assert_eq!(parse("idmap=user,idmap=name").unwrap().idmap.as_deref(), Some("name"));
+        assert!(parse("idmap=").is_err());
     }
 }

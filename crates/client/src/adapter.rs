@@ -3,9 +3,9 @@
 use crate::answers::Shape;
 use crate::driver::Driver;
 use crate::interrupts::Interrupts;
-use nigh_cache::{Caller, Fh, Op};
-use nigh_fuse::{CopyRange, Header, Negotiated, Operation, Reply, decode, opcode};
-use nigh_types::{Access, Cookie, Errno, Kind, Name, OpId, SetAttr, SetTime, Timestamp};
+use nigh_cache::{Caller, Fh, LockSpan, Op};
+use nigh_fuse::{CopyRange, Header, LockRequest, Negotiated, Operation, Reply, decode, opcode};
+use nigh_types::{Access, Cookie, Errno, Kind, LockKind, Name, OpId, SetAttr, SetTime, Timestamp};
 
 const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 const RENAME_NOREPLACE: u32 = 1;
@@ -39,7 +39,7 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
         }),
         Operation::Interrupt { id } => interrupt(driver, interrupts, header.unique, OpId(id)),
         Operation::Destroy | Operation::NotifyReply { .. } => {}
-        _ => match translate(root, &header, &operation, agreed) {
+        _ => match translate(root, &header, &operation, agreed).and_then(|asked| driver.ids.asked(asked)) {
             Ok((shape, op)) => {
                 let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
                 driver.operate(header.unique, OpId(header.id()), caller, shape, op);
@@ -58,6 +58,7 @@ fn refuse(driver: &Driver, unique: u64, errno: Errno) {
 /// A request that is not known to wait may be in another thread's hands: the kernel asks again (EAGAIN).
 fn interrupt(driver: &Driver, interrupts: &Interrupts, unique: u64, op: OpId) {
     if driver.caller_of(op).is_some() {
+        driver.note_signal(op);
         interrupts.watch(op);
     } else {
         refuse(driver, unique, Errno::AGAIN);
@@ -109,8 +110,13 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
             kill_suidgid,
             from_page_cache: cached,
         }),
-        Operation::Flush { fh, .. } => natural(Op::Flush { fh: Fh(fh) }),
-        Operation::Release { fh, .. } => natural(Op::Release { fh: Fh(fh) }),
+        Operation::Flush { lock_owner, .. } => natural(Op::Flush { ino, owner: lock_owner }),
+        Operation::Release { fh, flock_unlock, lock_owner, .. } => {
+            natural(Op::Release { fh: Fh(fh), flock: flock_unlock.then_some(lock_owner) })
+        }
+        Operation::GetLk(lock) => test_lock(ino, &lock),
+        Operation::SetLk(lock) => set_lock(ino, &lock, false),
+        Operation::SetLkW(lock) => set_lock(ino, &lock, true),
         Operation::Fsync { fh, data_only } => natural(Op::Fsync { ino, fh: Some(Fh(fh)), data_only }),
         Operation::FsyncDir { data_only, .. } => natural(Op::Fsync { ino, fh: None, data_only }),
         Operation::OpenDir { .. } => natural(Op::OpenDir { ino }),
@@ -140,6 +146,38 @@ fn seek(ino: u64, fh: u64, offset: u64, whence: u32) -> Translated {
         _ => return Err(Errno::INVAL),
     };
     Ok((Shape::Natural, Op::Seek { ino, fh: Fh(fh), offset, data }))
+}
+
+fn set_lock(ino: u64, asked: &LockRequest, wait: bool) -> Translated {
+    let span = span(asked)?;
+    let op = match lock_kind(asked)? {
+        Some(kind) => Op::SetLock { ino, fh: Fh(asked.fh), span, kind, pid: asked.lock.pid, wait },
+        None => Op::Unlock { ino, span },
+    };
+    Ok((Shape::Natural, op))
+}
+
+fn test_lock(ino: u64, asked: &LockRequest) -> Translated {
+    let kind = lock_kind(asked)?.ok_or(Errno::INVAL)?;
+    Ok((Shape::Natural, Op::TestLock { ino, span: span(asked)?, kind }))
+}
+
+fn span(asked: &LockRequest) -> Result<LockSpan, Errno> {
+    let (start, end) = (asked.lock.start, asked.lock.end);
+    if start > end {
+        return Err(Errno::INVAL);
+    }
+    Ok(LockSpan { owner: asked.owner, flock: asked.flock, start, end })
+}
+
+/// `None`: to be unlocked.
+fn lock_kind(asked: &LockRequest) -> Result<Option<LockKind>, Errno> {
+    match i32::try_from(asked.lock.kind) {
+        Ok(libc::F_RDLCK) => Ok(Some(LockKind::Read)),
+        Ok(libc::F_WRLCK) => Ok(Some(LockKind::Write)),
+        Ok(libc::F_UNLCK) => Ok(None),
+        _ => Err(Errno::INVAL),
+    }
 }
 
 fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Negotiated) -> Translated {
@@ -194,8 +232,8 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
         Operation::CopyFileRange(range) => copy(real, ino, &range, Shape::Natural),
         Operation::CopyFileRange64(range) => copy(real, ino, &range, Shape::Copied),
         Operation::SyncFs => Ok((Shape::Empty, Op::Fsync { ino, fh: None, data_only: false })),
-        // The kernel keeps locks itself where they were not asked for, checks access itself under
-        // default_permissions, and polls regular files itself on ENOSYS.
+        // The kernel checks access itself under default_permissions, and polls regular files itself on
+        // ENOSYS.
         _ => {
             tracing::debug!(target: "nigh::kernel", opcode = operation.opcode(), minor = agreed.minor, "not served");
             Err(Errno::NOSYS)

@@ -2,8 +2,8 @@
 
 use nigh_cache::{Answer, Node, Opened, Page};
 use nigh_fuse::abi::flags::fopen;
-use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, Reply, StatFs, Statx, Transport};
-use nigh_types::{Errno, NodeId, Space, Span, Timestamp, birth_time};
+use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, FileLock, Reply, StatFs, Statx, Transport};
+use nigh_types::{Errno, LockInfo, LockKind, NodeId, Space, Span, Timestamp};
 use std::time::Duration;
 
 const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
@@ -26,6 +26,8 @@ pub(crate) enum Shape {
     Ioctl {
         out_size: u32,
     },
+    /// A value that has ids in it.
+    Acl,
 }
 
 /// Sends one answer. A kernel that does not want it any more is no error.
@@ -60,7 +62,7 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
         Answer::Missing(valid) if *valid == Span::ZERO => Reply::error(unique, Errno::NOENT.raw()),
         Answer::Missing(valid) => Reply::negative(unique, duration(*valid)),
         Answer::Attr(id, attr, valid) if shape == Shape::Statx => {
-            let btime = birth_time(*id);
+            let btime = attr.birth_time();
             let stat = Statx {
                 mask: STATX_BASIC_STATS | if btime.is_some() { STATX_BTIME } else { 0 },
                 btime: btime.map_or((0, 0), Timestamp::pair),
@@ -79,6 +81,7 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
         Answer::Size(size) => Reply::xattr_size(unique, *size),
         Answer::Space(space) => Reply::statfs(unique, &statfs(space)),
         Answer::Offset(offset) => Reply::lseek(unique, *offset),
+        Answer::Locked(info) => Reply::lock(unique, &file_lock(*info)),
         Answer::Page(_) | Answer::Data(_) | Answer::Value(_) | Answer::Target(_) | Answer::Flags(_) => {
             Reply::error(unique, Errno::IO.raw())
         }
@@ -149,6 +152,20 @@ fn statfs(space: &Space) -> StatFs {
         namelen: space.name_max,
         frsize: space.fragment_size,
     }
+}
+
+/// As fcntl(2) has it.
+fn file_lock(info: Option<LockInfo>) -> FileLock {
+    let Some(LockInfo { kind, start, end, pid }) = info else {
+        return FileLock { kind: libc::F_UNLCK.cast_unsigned(), ..FileLock::default() };
+    };
+    let kind = match kind {
+        LockKind::Read => libc::F_RDLCK,
+        LockKind::Write => libc::F_WRLCK,
+    };
+    // The kernel takes no byte beyond OFFSET_MAX.
+    let within = |byte: u64| byte.min(i64::MAX.cast_unsigned());
+    FileLock { start: within(start), end: within(end), kind: kind.cast_unsigned(), pid }
 }
 
 fn open_flags(opened: &Opened) -> u32 {

@@ -8,6 +8,7 @@
 use crate::answers::{self, Shape};
 use crate::clock::boot_time;
 use crate::credentials;
+use crate::idmap::IdMap;
 use crate::notifier::Notifier;
 use nigh_cache::{Answer, Cache, Caller, Invalidation, Op, Output, Stale};
 use nigh_fuse::Transport;
@@ -88,6 +89,8 @@ pub(crate) struct Driver {
     timer: Condvar,
     pub transport: Box<dyn Transport>,
     pub notifier: Notifier,
+    /// Who is who on the other side.
+    pub ids: IdMap,
     own: Credentials,
     opcodes: [AtomicU64; OPCODES],
     stopped: AtomicBool,
@@ -97,7 +100,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub fn new(cache: Cache, remote: ClientSession, transport: Box<dyn Transport>) -> Driver {
+    pub fn new(cache: Cache, remote: ClientSession, transport: Box<dyn Transport>, ids: IdMap) -> Driver {
         Driver {
             core: Mutex::new(Core {
                 cache,
@@ -113,6 +116,7 @@ impl Driver {
             timer: Condvar::new(),
             transport,
             notifier: Notifier::default(),
+            ids,
             own: credentials::own(),
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
             stopped: AtomicBool::new(false),
@@ -147,7 +151,7 @@ impl Driver {
             Some(answer) => {
                 let batch = self.drive(&mut core);
                 drop(core);
-                answers::send(&*self.transport, self.root(), unique, shape, answer);
+                answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
                 self.finish(gate, batch);
             }
             None => {
@@ -203,6 +207,7 @@ impl Driver {
                 }
                 Output::Call { id, caller, name, call } => {
                     let credentials = caller.map_or_else(|| self.own.clone(), credentials::of_caller);
+                    let credentials = self.ids.caller(credentials);
                     core.remote.handle_call(boot_time(), id, Request { credentials, name, call });
                 }
                 Output::Cancel(id) => core.remote.handle_cancel(boot_time(), id),
@@ -217,7 +222,7 @@ impl Driver {
     /// With the lock free: answers first, so that what is dropped right after them is dropped after.
     fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, batch: Batch) {
         for (unique, shape, answer) in batch.answers {
-            answers::send(&*self.transport, self.root(), unique, shape, answer);
+            answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
         }
         drop(gate);
         if batch.transmits {
@@ -275,6 +280,11 @@ impl Driver {
     /// The thread whose request waits; `None` if it was answered.
     pub fn caller_of(&self, op: OpId) -> Option<u32> {
         self.core.lock().pending.get(&op).map(|p| p.pid)
+    }
+
+    /// Any signal ends a wait for a lock, as soon as the server says how it ended.
+    pub fn note_signal(&self, op: OpId) {
+        self.with(|core, _| core.cache.handle_interrupt(op, false));
     }
 
     /// A fatal signal ends a wait.

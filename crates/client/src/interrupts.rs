@@ -2,7 +2,8 @@
 //!
 //! The kernel sends INTERRUPT once per request, for whichever signal came first, and a caller whose
 //! request was read cannot even be killed until it is answered. So the caller's pending signals are
-//! looked at then, and again while it waits: only a fatal one ends the wait.
+//! looked at then, and again while it waits: only a fatal one ends the wait. A wait for a lock is ended by
+//! any signal, as on a local disk; that needs no looking (`Driver::note_signal`).
 
 use crate::driver::Driver;
 use nigh_types::OpId;

@@ -3,12 +3,14 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `mount` | putting a mount together, its threads, its end |
+//! | `link` | the mount's link: hello, reading and writing, making it again |
 //! | `adapter` | a FUSE request to an operation: decode, one call |
 //! | `answers` | an answer to a FUSE reply |
 //! | `driver` | carries outputs between cache, remote, kernel and link |
 //! | `notifier` | tells the kernel to forget, without anybody waiting for it |
 //! | `interrupts` | which signals are fatal |
 //! | `credentials` | the groups of a caller |
+//! | `idmap` | ids of this machine and of the server's |
 //! | `status`, `control` | what `nigh status` shows, and how it asks |
 
 mod adapter;
@@ -17,13 +19,18 @@ mod clock;
 pub mod control;
 mod credentials;
 mod driver;
+mod idmap;
 mod interrupts;
+mod link;
 mod mount;
 mod notifier;
 pub mod status;
 
 pub use clock::boot_time;
-pub use mount::{Link, Mount, MountConfig, StartError};
+pub use idmap::{IdMapChoice, IdMapError};
+pub use link::Reconnect;
+pub use mount::{Mount, MountConfig, StartError};
 pub use nigh_cache::Config as CacheConfig;
 /// What a command needs of the kernel's side: mounting, and transports of its own.
 pub use nigh_fuse as fuse;
+pub use nigh_link::Link;

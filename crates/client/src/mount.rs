@@ -1,47 +1,27 @@
 //! Putting a mount together: session first, then the kernel, then threads.
 
 use crate::adapter;
-use crate::clock::boot_time;
 use crate::control::Control;
 use crate::driver::Driver;
+use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
+use crate::link::{Greeted, Numbered, Reconnect, greet, read_link, write_link};
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
 use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
-use nigh_native::{ClientConfig, ClientSession};
-use nigh_remote::{Event, Output, Remote, Session};
+use nigh_link::Link;
+use nigh_native::{ClientConfig, NAMES_ALONE};
+use nigh_remote::Event;
 use nigh_types::Term;
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const READ_BYTES: usize = 256 << 10;
-/// How long the remote may take to greet.
-const GREETING: Duration = Duration::from_secs(30);
-/// Pauses between attempts to reach a remote that was lost.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// A stream to a remote, both ways.
-pub struct Link {
-    stream: UnixStream,
-}
-
-impl From<UnixStream> for Link {
-    fn from(stream: UnixStream) -> Link {
-        Link { stream }
-    }
-}
-
-/// The link of a session, by the session's number.
-type Numbered = (u64, UnixStream);
-
-/// Makes a new link when the old one was lost.
-pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
+/// How long an attempt to reach the remote may outlast the mount; then it is left to itself.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What to mount and how.
 pub struct MountConfig {
@@ -54,6 +34,7 @@ pub struct MountConfig {
     pub attach: Vec<u8>,
     /// How long facts may be believed at the most.
     pub term: Term,
+    pub idmap: IdMapChoice,
     /// Threads that take in requests of the kernel.
     pub threads: u32,
     pub reconnect: Option<Reconnect>,
@@ -62,12 +43,23 @@ pub struct MountConfig {
 }
 
 impl MountConfig {
+    /// Whether the kernel cannot be told to forget all names at once (`FUSE_NOTIFY_INC_EPOCH`, Linux 6.16). The
+    /// server must know before there is a mount to try it on; where the guess is wrong, sharing is only slower.
+    fn names_alone(&self) -> bool {
+        match self.level {
+            nigh_fuse::Level::All => kernel_release() < (6, 16),
+            nigh_fuse::Level::NoEpoch => true,
+            nigh_fuse::Level::None => false,
+        }
+    }
+
     fn client(&self) -> ClientConfig {
         ClientConfig {
             client: self.cache.client,
             incarnation: self.cache.incarnation,
             attach: self.attach.clone(),
             term: self.term,
+            features: self.idmap.features() | if self.names_alone() { NAMES_ALONE } else { 0 },
         }
     }
 }
@@ -92,6 +84,9 @@ pub struct Mount {
     stopping: Arc<AtomicBool>,
     readers: Vec<JoinHandle<()>>,
     others: Vec<JoinHandle<()>>,
+    /// May be connecting again, which takes as long as it takes.
+    link_reader: Option<JoinHandle<()>>,
+    link_writer: Option<JoinHandle<()>>,
     control: Option<Control>,
     link: Arc<parking_lot::Mutex<Numbered>>,
     source: Arc<Source>,
@@ -100,7 +95,7 @@ pub struct Mount {
 impl Mount {
     /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
-        let greeted = greet(&link.stream, config.client())?;
+        let greeted = greet(&link, config.client())?;
         let mounted = nigh_fuse::mount::mount(&config.options)?;
         let mountpoint = mounted.mountpoint.clone();
         let undo = |error: io::Error| {
@@ -123,7 +118,7 @@ impl Mount {
         transport: Box<dyn Transport>,
         agreed: Negotiated,
     ) -> Result<Mount, StartError> {
-        let greeted = greet(&link.stream, config.client())?;
+        let greeted = greet(&link, config.client())?;
         Mount::assemble(config, link, greeted, transport, agreed).map_err(StartError::Kernel)
     }
 
@@ -139,11 +134,12 @@ impl Mount {
         let about = About {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,
             source: config.options.source.clone(),
+            link: link.kind(),
             level,
             agreed,
             budget_bytes: config.cache.budget_bytes,
         };
-        let driver = Arc::new(Driver::new(cache, remote, transport));
+        let driver = Arc::new(Driver::new(cache, remote, transport, config.idmap.map(&session)));
         driver.with(|core, now| {
             core.cache.handle_event(now, Event::Attached(session.clone()));
             for event in early {
@@ -158,10 +154,12 @@ impl Mount {
             stopping: Arc::default(),
             readers: Vec::new(),
             others: Vec::new(),
+            link_reader: None,
+            link_writer: None,
             control: None,
-            link: Arc::new(parking_lot::Mutex::new((0, link.stream.try_clone()?))),
+            link: Arc::new(parking_lot::Mutex::new((0, link.clone()))),
         };
-        mount.start_threads(link.stream, client, config.reconnect, agreed, config.threads);
+        mount.start_threads(link, client, config.reconnect, agreed, config.threads);
         mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
             .ok();
@@ -170,7 +168,7 @@ impl Mount {
 
     fn start_threads(
         &mut self,
-        stream: UnixStream,
+        link: Link,
         client: ClientConfig,
         reconnect: Option<Reconnect>,
         agreed: Negotiated,
@@ -182,12 +180,13 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.notifier.run(&driver)));
         let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
         self.others.push(thread::spawn(move || interrupts.run(&driver)));
-        let (driver, link) = (Arc::clone(&self.driver), Arc::clone(&self.link));
-        self.others.push(thread::spawn(move || write_link(&driver, &link)));
-        let (driver, link, stopping) =
+        let (driver, shared) = (Arc::clone(&self.driver), Arc::clone(&self.link));
+        self.link_writer = Some(thread::spawn(move || write_link(&driver, &shared)));
+        let (driver, shared, stopping) =
             (Arc::clone(&self.driver), Arc::clone(&self.link), Arc::clone(&self.stopping));
-        self.others
-            .push(thread::spawn(move || read_link(&driver, stream, &link, &stopping, &client, reconnect)));
+        self.link_reader = Some(thread::spawn(move || {
+            read_link(&driver, link, &shared, &stopping, &client, reconnect);
+        }));
         for _ in 0..threads.max(1) {
             let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
             self.readers.push(thread::spawn(move || serve_kernel(&driver, &interrupts, &agreed)));
@@ -217,12 +216,30 @@ impl Mount {
         self.driver.stop();
         self.driver.notifier.stop();
         self.interrupts.stop();
-        thread::sleep(Duration::from_millis(1));
-        let _ = self.link.lock().1.shutdown(std::net::Shutdown::Both);
+        // Without the farewell the server would wait for this mount until its lease has run out.
+        let give_up = Instant::now() + FAREWELL;
+        let writer = self.link_writer.take();
+        while writer.as_ref().is_some_and(|w| !w.is_finished()) && Instant::now() < give_up {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.link.lock().1.shutdown();
         for other in self.others.drain(..) {
             let _ = other.join();
         }
+        let Some(reader) = self.link_reader.take() else { return };
+        let give_up = Instant::now() + FAREWELL;
+        while !reader.is_finished() && Instant::now() < give_up {
+            thread::sleep(Duration::from_millis(2));
+        }
     }
+}
+
+/// Major and minor number; (0, 0) if they cannot be read.
+fn kernel_release() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap_or("").split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    (number(), number())
 }
 
 fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
@@ -230,45 +247,6 @@ fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
         nigh_fuse::Level::All => nigh_cache::Level::All,
         nigh_fuse::Level::NoEpoch => nigh_cache::Level::NoEpoch,
         nigh_fuse::Level::None => nigh_cache::Level::None,
-    }
-}
-
-/// A session that stands, what was agreed, and events that came right behind the welcome.
-type Greeted = (ClientSession, Session, Vec<Event>);
-
-/// Says hello and waits for the welcome.
-fn greet(stream: &UnixStream, config: ClientConfig) -> Result<Greeted, StartError> {
-    let lost = |error: io::Error| StartError::Lost(error.to_string());
-    let mut session = ClientSession::new(boot_time(), config);
-    let mut welcome = None;
-    let mut early = Vec::new();
-    let mut buffer = vec![0; READ_BYTES];
-    stream.set_read_timeout(Some(GREETING)).map_err(lost)?;
-    loop {
-        loop {
-            match session.poll_output() {
-                Output::Transmit(bytes) => (&*stream).write_all(&bytes).map_err(lost)?,
-                Output::Event(Event::Attached(session)) => welcome = Some(session),
-                Output::Event(Event::Lost { why }) => {
-                    return Err(match session.refused() {
-                        Some(refused) => StartError::Refused(refused.message.clone()),
-                        None => StartError::Lost(why),
-                    });
-                }
-                Output::Event(event) => early.push(event),
-                Output::Timeout(..) => break,
-            }
-        }
-        if let Some(welcome) = welcome {
-            stream.set_read_timeout(None).map_err(lost)?;
-            return Ok((session, welcome, early));
-        }
-        let length = (&*stream).read(&mut buffer).map_err(lost)?;
-        if length == 0 {
-            session.handle_disconnect(boot_time(), "it closed the connection");
-        } else {
-            session.handle_input(boot_time(), &buffer[..length]);
-        }
     }
 }
 
@@ -289,81 +267,4 @@ fn serve_kernel(driver: &Driver, interrupts: &Interrupts, agreed: &Negotiated) {
             }
         }
     }
-}
-
-fn write_link(driver: &Driver, link: &parking_lot::Mutex<Numbered>) {
-    while let Some((session, bytes)) = driver.next_outgoing() {
-        let stream = {
-            let link = link.lock();
-            if link.0 != session {
-                continue;
-            }
-            link.1.try_clone()
-        };
-        // A broken link shows itself to the reader, which mends it.
-        if let Err(error) = stream.and_then(|stream| (&stream).write_all(&bytes)) {
-            tracing::debug!(target: "nigh::link", %error, "cannot write");
-        }
-    }
-}
-
-fn read_link(
-    driver: &Driver,
-    mut stream: UnixStream,
-    link: &parking_lot::Mutex<Numbered>,
-    stopping: &AtomicBool,
-    client: &ClientConfig,
-    reconnect: Option<Reconnect>,
-) {
-    let mut buffer = vec![0; READ_BYTES];
-    loop {
-        let why = match (&stream).read(&mut buffer) {
-            Ok(0) => "the server closed the connection".to_owned(),
-            Ok(length) => {
-                driver.with(|core, now| core.remote.handle_input(now, &buffer[..length]));
-                continue;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => error.to_string(),
-        };
-        driver.with(|core, now| core.remote.handle_disconnect(now, &why));
-        let Some(fresh) = reconnect.as_ref().and_then(|r| reattach(driver, stopping, link, client, r, &why))
-        else {
-            return;
-        };
-        stream = fresh;
-    }
-}
-
-/// Makes a new session until one stands or the mount ends.
-fn reattach(
-    driver: &Driver,
-    stopping: &AtomicBool,
-    link: &parking_lot::Mutex<Numbered>,
-    client: &ClientConfig,
-    reconnect: &Reconnect,
-    why: &str,
-) -> Option<UnixStream> {
-    let mut pause = FIRST_PAUSE;
-    while !stopping.load(Ordering::Relaxed) {
-        tracing::warn!(target: "nigh::link", why, "lost the server; trying again");
-        thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
-        let Ok(fresh) = reconnect() else { continue };
-        let Ok(writing) = fresh.stream.try_clone() else { continue };
-        match greet(&fresh.stream, client.clone()) {
-            Ok((remote, session, early)) => {
-                driver.with(|core, now| {
-                    *link.lock() = (core.adopt(remote), writing);
-                    core.cache.handle_event(now, Event::Attached(session));
-                    for event in early {
-                        core.cache.handle_event(now, event);
-                    }
-                });
-                return Some(fresh.stream);
-            }
-            Err(error) => tracing::warn!(target: "nigh::link", %error),
-        }
-    }
-    None
 }

@@ -2,6 +2,7 @@
 
 use crate::driver::Driver;
 use nigh_fuse::{Level, Negotiated, opcode_name};
+use nigh_link::Kind;
 use nigh_remote::Session;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use std::sync::atomic::Ordering;
 pub struct About {
     pub mountpoint: PathBuf,
     pub source: String,
+    pub link: Kind,
     pub level: Level,
     pub agreed: Negotiated,
     pub budget_bytes: u64,
@@ -49,6 +51,7 @@ impl Source {
             "pid": std::process::id(),
             "remote": {
                 "kind": "native",
+                "link": self.about.link.to_string(),
                 "connected": connected,
                 "requests": remote.requests,
                 "renewals": remote.renewals,
@@ -92,9 +95,9 @@ impl Source {
     fn guarantees(&self) -> Value {
         let mut guarantees = Map::new();
         let bound = &self.session.host_bound;
-        let one_client = "changes by other mounts of the tree are seen within the limit of S9 only; \
-                          leases between clients are not there yet";
-        guarantees.insert("S1".into(), json!(one_client));
+        let but =
+            "but for files that two mounts write at the same time, and open files that another mount removes";
+        guarantees.insert("S1".into(), json!(but));
         guarantees.insert("S2".into(), json!(true));
         guarantees.insert("S3".into(), json!(true));
         guarantees.insert("S4".into(), json!("open files do not survive a restart of the server yet"));

@@ -50,11 +50,13 @@ const DEFAULT_PAGES: u16 = 32;
 const XATTR_SIZE_MAX: u32 = 65_536;
 
 impl Default for Wanted {
-    /// All that nigh uses, but for locks. Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with `O_TRUNC`
-    /// before it finds that the file is a running program (`handle_truncate`), which would then be empty.
+    /// All that nigh uses. Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with `O_TRUNC` before it finds
+    /// that the file is a running program (`handle_truncate`), which would then be empty.
     fn default() -> Wanted {
         Wanted {
             flags: init::ASYNC_READ
+                | init::POSIX_LOCKS
+                | init::FLOCK_LOCKS
                 | init::EXPORT_SUPPORT
                 | init::BIG_WRITES
                 | init::DONT_MASK
@@ -83,10 +85,10 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// With POSIX and flock locks sent to the filesystem rather than kept in the kernel.
+    /// With locks of fcntl(2) and flock(2) kept by the kernel, for this mount only.
     #[must_use]
-    pub fn with_locks(self) -> Wanted {
-        Wanted { flags: self.flags | init::POSIX_LOCKS | init::FLOCK_LOCKS, ..self }
+    pub fn without_locks(self) -> Wanted {
+        self.without(init::POSIX_LOCKS | init::FLOCK_LOCKS)
     }
 
     /// Without some features.
@@ -261,15 +263,14 @@ mod tests {
             init::ALLOW_IDMAP,
             init::REQUEST_TIMEOUT,
             init::SECURITY_CTX,
-            init::POSIX_LOCKS,
-            init::FLOCK_LOCKS,
         ] {
             assert!(!agreed.has(never), "{never:#x}");
         }
         let out = out(&reply);
         assert_eq!((out.time_gran, out.max_write, out.max_pages, out.request_timeout), (1, 1 << 20, 256, 0));
-        let locks = negotiate(3, &kernel(45), &Wanted::default().with_locks()).unwrap().0;
-        assert!(locks.has(init::POSIX_LOCKS | init::FLOCK_LOCKS));
+        assert!(agreed.has(init::POSIX_LOCKS | init::FLOCK_LOCKS));
+        let local = negotiate(3, &kernel(45), &Wanted::default().without_locks()).unwrap().0;
+        assert_eq!(local.flags & (init::POSIX_LOCKS | init::FLOCK_LOCKS), 0);
     }
 
     #[test]

@@ -26,6 +26,7 @@ struct WireAttr {
     atime: WireTime,
     mtime: WireTime,
     ctime: WireTime,
+    birth_ns: U64,
 }
 
 fn wire_time(time: Timestamp) -> WireTime {
@@ -63,6 +64,7 @@ impl Wire for Attr {
             atime: wire_time(self.atime),
             mtime: wire_time(self.mtime),
             ctime: wire_time(self.ctime),
+            birth_ns: U64::new(self.birth_ns),
         };
         w.bytes(fields.as_bytes());
     }
@@ -81,6 +83,7 @@ impl Wire for Attr {
             atime: timestamp(fields.atime)?,
             mtime: timestamp(fields.mtime)?,
             ctime: timestamp(fields.ctime)?,
+            birth_ns: fields.birth_ns.get(),
         };
         if Kind::of_mode(attr.mode).is_err() || attr.mode > 0o177_777 {
             return Err(ProtocolError::Malformed("a mode has no file type"));

@@ -52,6 +52,9 @@ calls! {
     11 Seek { node, handle, offset, data }
     12 GetFlags { node }
     13 Release { handles }
+    14 Lock { node, owner, flock, kind, start, end, wait, pid }
+    15 Unlock { node, owner, flock, start, end }
+    16 GetLock { node, owner, flock, kind, start, end }
     32 Create { dir, name, mode, umask, exclusive, access }
     33 Tmpfile { dir, mode, umask, access }
     34 Mknod { dir, name, kind, mode, umask, rdev }
@@ -103,14 +106,24 @@ pub(crate) fn payload_bytes(call: &Call) -> usize {
     }
 }
 
-/// Byte strings that the type of their field does not check.
+/// Byte strings and ranges that the type of their field does not check.
 pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
     match call {
         Call::Symlink { target, .. } => check_target(target),
         Call::Xattr { name, .. } | Call::RemoveXattr { name, .. } => check_xattr(name, &[]),
         Call::SetXattr { name, value, .. } => check_xattr(name, value),
+        Call::Lock { start, end, .. }
+        | Call::Unlock { start, end, .. }
+        | Call::GetLock { start, end, .. } => check_range(*start, *end),
         _ => Ok(()),
     }
+}
+
+pub(crate) fn check_range(start: u64, end: u64) -> Result<(), ProtocolError> {
+    if start > end {
+        return Err(ProtocolError::Malformed("a lock ends before it begins"));
+    }
+    Ok(())
 }
 
 pub(crate) fn check_target(target: &[u8]) -> Result<(), ProtocolError> {

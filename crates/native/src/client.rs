@@ -5,6 +5,7 @@ use crate::call::{check, payload_bytes};
 use crate::expect::Expected;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{Hello, Limits, MAX_VERSION, MIN_VERSION, Refused, Welcome};
+use crate::locks::MAX_LOCK_WAITS;
 use crate::message::{Message, encode_request};
 use nigh_remote::{Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
@@ -26,6 +27,8 @@ pub struct ClientConfig {
     pub attach: Vec<u8>,
     /// How long grants should live at the most.
     pub term: Term,
+    /// Optional parts of the protocol that are wanted ([`crate::ID_NAMES`]).
+    pub features: u64,
 }
 
 /// What a session has sent and received; only grows.
@@ -55,7 +58,8 @@ enum State {
 ///   calls, wait here in their order.
 /// - A call that no frame can hold, that passes [`Limits::max_data`], or whose xattr name, xattr value
 ///   or symlink target no Linux filesystem takes, is answered with `EINVAL`
-///   without being sent; one cancelled while it waits here, with `EINTR`.
+///   without being sent; one cancelled while it waits here, with `EINTR`. Calls that wait for a lock do
+///   not count among those outstanding; one more than [`MAX_LOCK_WAITS`] is answered with `ENOLCK`.
 /// - The session is renewed when nothing that was sent for a third of its term is known to have
 ///   arrived. It counts as lost 0.9 of its term after the *sending* of the latest message that the
 ///   server answered (decision 4 of the design).
@@ -65,6 +69,8 @@ pub struct ClientSession {
     frames: FrameReader,
     outputs: VecDeque<Output>,
     outstanding: BTreeMap<CallId, Expected>,
+    /// Of these, the ones that wait for a lock.
+    lock_waits: u32,
     waiting: VecDeque<(CallId, Request)>,
     limits: Limits,
     cookie_key: CookieKey,
@@ -87,6 +93,7 @@ impl ClientSession {
             frames: FrameReader::new(MAX_BODY),
             outputs: VecDeque::new(),
             outstanding: BTreeMap::new(),
+            lock_waits: 0,
             waiting: VecDeque::new(),
             limits: Limits::default(),
             cookie_key: CookieKey::default(),
@@ -100,7 +107,7 @@ impl ClientSession {
         session.send(&Message::Hello(Hello {
             min_version: MIN_VERSION,
             max_version: MAX_VERSION,
-            features: 0,
+            features: config.features,
             client: config.client,
             incarnation: config.incarnation,
             attach: config.attach,
@@ -157,6 +164,7 @@ impl ClientSession {
         self.event(Event::Lost { why });
         self.state = State::Lost;
         self.outstanding.clear();
+        self.lock_waits = 0;
         self.waiting.clear();
     }
 
@@ -171,7 +179,7 @@ impl ClientSession {
 
     fn send_waiting(&mut self, now: Time) {
         while self.state == State::Attached
-            && (self.outstanding.len() as u64) < u64::from(self.limits.max_calls)
+            && (self.outstanding.len() as u64) - u64::from(self.lock_waits) < u64::from(self.limits.max_calls)
         {
             let Some((call, request)) = self.waiting.pop_front() else { return };
             self.send_call(now, call, &request);
@@ -187,6 +195,12 @@ impl ClientSession {
                 self.answer(call, Errno::INVAL);
             }
             return;
+        }
+        if request.call.waits_for_lock() {
+            if self.lock_waits >= MAX_LOCK_WAITS {
+                return self.answer(call, Errno::NOLCK);
+            }
+            self.lock_waits += 1;
         }
         *self.counters.by_type.entry(request.call.type_name()).or_default() += 1;
         if expects_answer {
@@ -274,6 +288,7 @@ impl ClientSession {
         expected.check(call, &response, self.cookie_key)?;
         self.confirmed = self.confirmed.max(expected.sent);
         if response.last {
+            self.lock_waits -= u32::from(expected.lock_wait);
             self.outstanding.remove(&call);
         }
         self.event(Event::Response { call, response });

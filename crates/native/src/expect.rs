@@ -8,6 +8,8 @@ use nigh_types::{Call, CallId, Cookie, CookieKey, Entry, Kind, Listed, Name, Nod
 #[derive(Debug)]
 pub(crate) struct Expected {
     pub(crate) sent: Time,
+    /// It waits for a lock.
+    pub(crate) lock_wait: bool,
     call_type: CallType,
     /// The node that the reply must be about.
     node: Option<NodeId>,
@@ -49,7 +51,8 @@ impl Expected {
             Call::Unlink { keep, .. } | Call::Rename { keep, .. } => keep.is_some(),
             _ => false,
         };
-        Expected { sent, call_type: CallType::of(call), node, count, kind, keep, behind: None }
+        let lock_wait = call.waits_for_lock();
+        Expected { sent, lock_wait, call_type: CallType::of(call), node, count, kind, keep, behind: None }
     }
 
     /// Checks a response that came to this call.
@@ -94,7 +97,8 @@ impl Expected {
             Reply::Removed { .. } => matches!(self.call_type, C::Unlink | C::Rmdir),
             Reply::Renamed { .. } => self.call_type == C::Rename,
             Reply::Written { .. } => matches!(self.call_type, C::Write | C::CopyRange),
-            Reply::Done => matches!(self.call_type, C::Walk | C::Fsync),
+            Reply::Done => matches!(self.call_type, C::Walk | C::Fsync | C::Lock | C::Unlock),
+            Reply::Locked(_) => self.call_type == C::GetLock,
         }
     }
 

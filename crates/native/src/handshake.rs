@@ -4,15 +4,23 @@ use crate::ProtocolError;
 use crate::reply::{checked_errno, put_errno};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_remote::Session;
-use nigh_types::{Attr, CookieKey, Errno, NodeId, Span, Term};
+use nigh_types::{Attr, CookieKey, Errno, IdKind, IdName, NodeId, Span, Term};
 
 /// The oldest version of the protocol that this build speaks.
-pub const MIN_VERSION: u16 = 1;
+pub const MIN_VERSION: u16 = 2;
 /// The newest version of the protocol that this build speaks.
-pub const MAX_VERSION: u16 = 1;
+pub const MAX_VERSION: u16 = 2;
 
 /// How long a session stands without renewal (decision 4 of the design).
 pub const SESSION_TERM: Span = Span::from_secs(15);
+
+/// Feature of a client: it cannot drop all its kernel's names at once, so its grants on names are its
+/// alone or marked as shared (docs/decisions/0008-leases.md, rule 9).
+pub const NAMES_ALONE: u64 = 1;
+/// A feature: the client wants to be told what the server calls users and groups.
+pub const ID_NAMES: u64 = 2;
+/// The features that a server of this build knows.
+pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES;
 
 const MAGIC: [u8; 4] = *b"nigh";
 
@@ -21,7 +29,7 @@ const MAGIC: [u8; 4] = *b"nigh";
 pub struct Hello {
     pub min_version: u16,
     pub max_version: u16,
-    /// Optional parts of the protocol that this side knows; none exist yet.
+    /// Optional parts of the protocol that this side knows and wants ([`NAMES_ALONE`], [`ID_NAMES`]).
     pub features: u64,
     /// The client's durable identity.
     pub client: u64,
@@ -152,6 +160,9 @@ impl Wire for Session {
                 name.put(w);
                 why.put(w);
             });
+            w.u32(self.acts_as.0);
+            w.u32(self.acts_as.1);
+            w.sequence(&self.names, |w, name| name.put(w));
         });
     }
 
@@ -165,11 +176,40 @@ impl Wire for Session {
             has_acls: bool::parse(r)?,
             host_bound: String::parse(r)?,
             not_given: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
+            acts_as: (r.u32()?, r.u32()?),
+            names: r.sequence(9, IdName::parse)?,
         };
+        if session.names.len() > IdName::MOST {
+            return Err(ProtocolError::Malformed("more than 4,096 names of users and groups"));
+        }
         if !session.root_attr.is_dir() {
             return Err(ProtocolError::Malformed("the export's root is no directory"));
         }
         Ok(session)
+    }
+}
+
+impl Wire for IdName {
+    fn put(&self, w: &mut Writer) {
+        w.u8(match self.kind {
+            IdKind::User => 1,
+            IdKind::Group => 2,
+        });
+        w.u32(self.id);
+        self.name.put(w);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<IdName, ProtocolError> {
+        let kind = match r.u8()? {
+            1 => IdKind::User,
+            2 => IdKind::Group,
+            _ => return Err(ProtocolError::Malformed("a name of neither a user nor a group")),
+        };
+        let (id, name) = (r.u32()?, String::parse(r)?);
+        if name.is_empty() || name.len() > IdName::LONGEST {
+            return Err(ProtocolError::Malformed("a user's or group's name is empty or too long"));
+        }
+        Ok(IdName { kind, id, name })
     }
 }
 
@@ -222,7 +262,7 @@ mod tests {
     #[test]
     fn a_refusal_says_which_side_to_update() {
         assert_eq!(offering(0, 9).choose_version(), Ok(MAX_VERSION));
-        assert!(offering(0, 0).choose_version().unwrap_err().message.ends_with("the client's machine"));
-        assert!(offering(2, 9).choose_version().unwrap_err().message.ends_with("the server's machine"));
+        assert!(offering(0, 1).choose_version().unwrap_err().message.ends_with("the client's machine"));
+        assert!(offering(3, 9).choose_version().unwrap_err().message.ends_with("the server's machine"));
     }
 }

@@ -1,9 +1,12 @@
 //! Responses on the wire.
 
 use crate::ProtocolError;
-use crate::call::{check_target, check_xattr};
+use crate::call::{check_range, check_target, check_xattr};
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{Attr, Entry, Errno, Grant, Handle, Listed, Name, NodeId, Reply, Response, Space, XattrSet};
+use nigh_types::{
+    Attr, Entry, Errno, Grant, Handle, Listed, LockInfo, LockKind, Name, NodeId, Reply, Response, Space,
+    XattrSet,
+};
 
 /// Bytes of an entry in a listing beyond its name and target, at the most.
 pub(crate) const ENTRY_BYTES: usize = 128;
@@ -52,6 +55,24 @@ impl Wire for Space {
     }
 }
 
+impl Wire for LockInfo {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            self.kind.put(w);
+            w.u64(self.start);
+            w.u64(self.end);
+            w.u32(self.pid);
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<LockInfo, ProtocolError> {
+        let r = &mut r.record()?;
+        let (kind, start, end) = (LockKind::parse(r)?, r.u64()?, r.u64()?);
+        check_range(start, end)?;
+        Ok(LockInfo { kind, start, end, pid: r.u32()? })
+    }
+}
+
 fn tag(reply: &Reply) -> u8 {
     match reply {
         Reply::Looked(_) => 1,
@@ -70,6 +91,7 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Renamed { .. } => 14,
         Reply::Written { .. } => 15,
         Reply::Done => 16,
+        Reply::Locked(_) => 17,
     }
 }
 
@@ -116,6 +138,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             count.put(w);
         }
         Reply::Done => {}
+        Reply::Locked(info) => info.put(w),
     }
 }
 
@@ -139,6 +162,7 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         }
         15 => Reply::Written { offset: r.u64()?, count: r.u64()? },
         16 => Reply::Done,
+        17 => Reply::Locked(Option::parse(r)?),
         _ => return Err(ProtocolError::Malformed("unknown reply")),
     })
 }

@@ -3,7 +3,8 @@
 use crate::ProtocolError;
 use crate::call::CallType;
 use crate::frame::{FrameReader, MAX_BODY};
-use crate::handshake::{Hello, Limits, Refused, SESSION_TERM, Welcome};
+use crate::handshake::{FEATURES, Hello, Limits, Refused, SESSION_TERM, Welcome};
+use crate::locks::MAX_LOCK_WAITS;
 use crate::message::{Message, encode_response};
 use nigh_remote::Session;
 use nigh_types::{Call, CallId, Errno, GrantId, Recall, RecallId, Request, Response, Span, Term, Time};
@@ -38,6 +39,8 @@ pub enum ServerEvent {
         export: Vec<u8>,
         term: Term,
         version: u16,
+        /// Those wanted that this build knows ([`crate::NAMES_ALONE`], [`crate::ID_NAMES`]).
+        features: u64,
     },
     /// Answered with [`ServerConnection::respond`]; a `Call::Release` is not answered.
     Request {
@@ -62,6 +65,7 @@ enum State {
     /// Hello came; neither accepted nor refused.
     Greeted {
         version: u16,
+        features: u64,
     },
     Attached,
     Ended,
@@ -74,6 +78,10 @@ enum State {
 /// whose frames go out in that order. After an error or [`ServerEvent::Bye`], transmit what is left
 /// and close the connection; answers that still come are dropped here.
 ///
+/// **Muted** (a session that owes acknowledgements for too long), nothing that arrives is answered: pings
+/// and calls are kept until it may be heard again, and renew nothing. What arrived before is answered still,
+/// and acknowledgements, returns and farewells are taken as ever.
+///
 /// A client owes nothing for another: what is enforced is that hello comes first and once, sizes,
 /// that call ids are not in use twice, the number of outstanding calls, operation names on mutations
 /// and on nothing else, and acknowledgements of recalls that were sent.
@@ -84,9 +92,15 @@ pub struct ServerConnection {
     events: VecDeque<ServerEvent>,
     transmit: VecDeque<Vec<u8>>,
     outstanding: BTreeSet<CallId>,
+    /// Calls that wait for a lock: they do not count among the others.
+    lock_waits: BTreeSet<CallId>,
     recalls: BTreeSet<RecallId>,
     heard: Time,
     pings: u64,
+    muted: bool,
+    /// What arrived while muted: calls and their cancellations in order, and the latest ping.
+    kept: VecDeque<ServerEvent>,
+    kept_ping: Option<u64>,
 }
 
 impl ServerConnection {
@@ -99,9 +113,13 @@ impl ServerConnection {
             events: VecDeque::new(),
             transmit: VecDeque::new(),
             outstanding: BTreeSet::new(),
+            lock_waits: BTreeSet::new(),
             recalls: BTreeSet::new(),
             heard: now,
             pings: 0,
+            muted: false,
+            kept: VecDeque::new(),
+            kept_ping: None,
         }
     }
 
@@ -113,7 +131,9 @@ impl ServerConnection {
         if self.state == State::Ended {
             return Err(ProtocolError::Ended);
         }
-        self.heard = self.heard.max(now);
+        if !self.muted {
+            self.heard = self.heard.max(now);
+        }
         let taken = self.take_frames(bytes);
         if let Err(error) = taken {
             self.transmit.push_back(Message::Bye(format!("protocol error: {error}")).encode());
@@ -131,19 +151,32 @@ impl ServerConnection {
         self.transmit.pop_front()
     }
 
+    /// Whether what arrives from now on is kept unanswered. Ending it answers what was kept: the caller
+    /// counts the client as heard at that moment.
+    pub fn mute(&mut self, muted: bool) {
+        self.muted = muted;
+        if muted || self.state == State::Ended {
+            return;
+        }
+        if let Some(number) = self.kept_ping.take() {
+            self.transmit.push_back(Message::Pong(number).encode());
+        }
+        self.events.append(&mut self.kept);
+    }
+
     /// The session stands.
     ///
     /// # Panics
     /// Unless [`ServerEvent::Attach`] is the latest thing that happened to this session.
     pub fn accept(&mut self, session: Session) {
-        let State::Greeted { version } = self.state else {
+        let State::Greeted { version, features } = self.state else {
             assert_eq!(self.state, State::Ended, "a session is accepted once, after its hello");
             return;
         };
         self.state = State::Attached;
         self.frames.allow(MAX_BODY);
         let ServerConfig { session_id, session_term, limits } = self.config;
-        let welcome = Welcome { version, features: 0, session_id, session_term, limits, session };
+        let welcome = Welcome { version, features, session_id, session_term, limits, session };
         self.transmit.push_back(Message::Welcome(welcome).encode());
     }
 
@@ -173,9 +206,10 @@ impl ServerConnection {
         if self.state == State::Ended {
             return;
         }
-        assert!(self.outstanding.contains(&call), "call {} is answered but not outstanding", call.0);
+        assert!(self.is_outstanding(call), "call {} is answered but not outstanding", call.0);
         if last {
             self.outstanding.remove(&call);
+            self.lock_waits.remove(&call);
         }
         self.transmit.push_back(bytes);
     }
@@ -220,16 +254,22 @@ impl ServerConnection {
         self.state == State::Ended
     }
 
-    /// Calls that are not answered yet.
+    /// Calls that are not answered yet, without those that wait for a lock.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
         u32::try_from(self.outstanding.len()).unwrap_or(u32::MAX)
     }
 
+    fn is_outstanding(&self, call: CallId) -> bool {
+        self.outstanding.contains(&call) || self.lock_waits.contains(&call)
+    }
+
     fn finish(&mut self) {
         self.state = State::Ended;
         self.outstanding.clear();
+        self.lock_waits.clear();
         self.recalls.clear();
+        self.kept.clear();
     }
 
     fn take_frames(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
@@ -253,8 +293,13 @@ impl ServerConnection {
             }
             (State::Attached, Message::Request(call, request)) => self.take_request(call, request)?,
             (State::Attached, Message::Cancel(call)) => {
-                if self.outstanding.contains(&call) {
-                    self.events.push_back(ServerEvent::Cancel(call));
+                if self.is_outstanding(call) {
+                    let is_it =
+                        |e: &ServerEvent| matches!(e, ServerEvent::Request { call: c, .. } if *c == call);
+                    let queue = if self.kept.iter().any(is_it) { &mut self.kept } else { &mut self.events };
+                    if !queue.contains(&ServerEvent::Cancel(call)) {
+                        queue.push_back(ServerEvent::Cancel(call));
+                    }
                 }
             }
             (State::Attached, Message::Acknowledge(recall)) => {
@@ -266,6 +311,7 @@ impl ServerConnection {
             (State::Attached, Message::Return(grants)) => {
                 self.events.push_back(ServerEvent::Return(grants));
             }
+            (State::Attached, Message::Ping(number)) if self.muted => self.kept_ping = Some(number),
             (State::Attached, Message::Ping(number)) => {
                 self.transmit.push_back(Message::Pong(number).encode());
             }
@@ -278,9 +324,17 @@ impl ServerConnection {
     fn take_hello(&mut self, hello: Hello) {
         match hello.choose_version() {
             Ok(version) => {
-                self.state = State::Greeted { version };
+                let features = hello.features & FEATURES;
+                self.state = State::Greeted { version, features };
                 let Hello { client, incarnation, attach: export, term, .. } = hello;
-                self.events.push_back(ServerEvent::Attach { client, incarnation, export, term, version });
+                self.events.push_back(ServerEvent::Attach {
+                    client,
+                    incarnation,
+                    export,
+                    term,
+                    version,
+                    features,
+                });
             }
             Err(refused) => {
                 self.events.push_back(ServerEvent::Bye { why: refused.message.clone() });
@@ -301,14 +355,29 @@ impl ServerConnection {
             return Err(ProtocolError::Malformed("a read or write is longer than the server said it takes"));
         }
         if CallType::of(&request.call) != CallType::Release {
-            if self.outstanding() >= max_calls {
-                return Err(ProtocolError::TooManyCalls(max_calls));
+            let waits = request.call.waits_for_lock();
+            let (calls, limit) = match waits {
+                true => (self.lock_waits.len() as u64, MAX_LOCK_WAITS),
+                false => (self.outstanding.len() as u64, max_calls),
+            };
+            if calls >= u64::from(limit) {
+                return Err(ProtocolError::TooManyCalls(limit));
             }
-            if !self.outstanding.insert(call) {
+            if self.is_outstanding(call) {
                 return Err(ProtocolError::CallInUse(call));
             }
+            if waits {
+                self.lock_waits.insert(call)
+            } else {
+                self.outstanding.insert(call)
+            };
         }
-        self.events.push_back(ServerEvent::Request { call, request });
+        // Releases are not answered, and so not counted among the outstanding calls.
+        if self.muted && self.kept.len() as u64 >= 4 * u64::from(max_calls) {
+            return Err(ProtocolError::TooManyCalls(max_calls));
+        }
+        let queue = if self.muted { &mut self.kept } else { &mut self.events };
+        queue.push_back(ServerEvent::Request { call, request });
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
-    Access, Covers, Credentials, Grant, GrantId, Handle, Mode, Name, NodeId, OpName, Place, Recall, RecallId,
-    Span, Term, WriteFlags,
+    Access, Covers, Credentials, Grant, GrantId, Handle, LockKind, Mode, Name, NodeId, OpName, Place, Recall,
+    RecallId, Span, Term, WriteFlags,
 };
 
 /// The most groups that a process can be in (Linux `NGROUPS_MAX`).
@@ -197,6 +197,23 @@ impl Wire for Mode {
     }
 }
 
+impl Wire for LockKind {
+    fn put(&self, w: &mut Writer) {
+        w.u8(match self {
+            LockKind::Read => 1,
+            LockKind::Write => 2,
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<LockKind, ProtocolError> {
+        match r.u8()? {
+            1 => Ok(LockKind::Read),
+            2 => Ok(LockKind::Write),
+            _ => Err(ProtocolError::Malformed("unknown kind of lock")),
+        }
+    }
+}
+
 /// Nanoseconds; all ones: as long as the session.
 impl Wire for Term {
     fn put(&self, w: &mut Writer) {
@@ -223,6 +240,7 @@ impl Wire for Grant {
             self.mode.put(w);
             self.term.put(w);
             self.recallable.put(w);
+            self.shared.put(w);
         });
     }
 
@@ -235,6 +253,7 @@ impl Wire for Grant {
             mode: Mode::parse(r)?,
             term: Term::parse(r)?,
             recallable: bool::parse(r)?,
+            shared: bool::parse(r)?,
         })
     }
 }

@@ -27,8 +27,8 @@ fn times() -> impl Strategy<Value = Timestamp> {
 fn attrs() -> impl Strategy<Value = Attr> {
     let kind = prop::sample::select(vec![1_u32, 2, 4, 6, 8, 10, 12]);
     let numbers = (any::<[u32; 4]>(), 0..=0o7777_u32, kind);
-    (0..=i64::MAX.cast_unsigned(), any::<u64>(), numbers, [times(), times(), times()]).prop_map(
-        |(size, blocks, ([nlink, uid, gid, rdev], mode, kind), [atime, mtime, ctime])| Attr {
+    (0..=i64::MAX.cast_unsigned(), any::<[u64; 2]>(), numbers, [times(), times(), times()]).prop_map(
+        |(size, [blocks, birth_ns], ([nlink, uid, gid, rdev], mode, kind), [atime, mtime, ctime])| Attr {
             size,
             blocks,
             mode: mode | kind << 12,
@@ -39,6 +39,7 @@ fn attrs() -> impl Strategy<Value = Attr> {
             atime,
             mtime,
             ctime,
+            birth_ns,
         },
     )
 }
@@ -124,11 +125,11 @@ fn results() -> impl Strategy<Value = Result<Reply, Errno>> {
 fn grants() -> impl Strategy<Value = Grant> {
     let covers = prop::sample::select(vec![Covers::Names, Covers::Inode, Covers::Data]);
     let nanos = 0..=u64::MAX;
-    (any::<u64>(), ids(), covers, any::<[bool; 2]>(), nanos).prop_map(
-        |(id, node, covers, [write, recallable], n)| {
+    (any::<u64>(), ids(), covers, any::<[bool; 3]>(), nanos).prop_map(
+        |(id, node, covers, [write, recallable, shared], n)| {
             let mode = if write { Mode::Write } else { Mode::Read };
             let term = if n == u64::MAX { Term::Session } else { Term::Limited(Span(n)) };
-            Grant { id: GrantId(id), node, covers, mode, term, recallable }
+            Grant { id: GrantId(id), node, covers, mode, term, recallable, shared }
         },
     )
 }

@@ -27,7 +27,7 @@ fn drain(remote: &mut dyn Remote) -> (Vec<Message>, Vec<Event>, (Time, Reason)) 
 fn welcome(limits: Limits) -> Message {
     let session = samples::session();
     Message::Welcome(Welcome {
-        version: 1,
+        version: MAX_VERSION,
         features: 0,
         session_id: 5,
         session_term: SESSION_TERM,
@@ -299,6 +299,62 @@ fn lookup(id: u64) -> Message {
 }
 
 #[test]
+fn a_muted_session_is_answered_what_came_before_and_the_rest_when_it_is_heard_again() {
+    let (mut server, result) = told(Limits::default(), &[lookup(1)]);
+    assert_eq!(result, Ok(()));
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(1), .. })));
+    let recall = Recall { id: RecallId(6), node: samples::id(1), covers: Covers::Inode, names: vec![] };
+    server.recall(recall);
+    assert!(server.poll_transmit().is_some());
+    server.mute(true);
+    let lapses = server.lapses();
+    let said = [
+        lookup(2),
+        Message::Ping(1),
+        Message::Cancel(CallId(2)),
+        Message::Cancel(CallId(1)),
+        Message::Ping(2),
+        Message::Acknowledge(RecallId(6)),
+    ];
+    let bytes: Vec<u8> = said.iter().flat_map(Message::encode).collect();
+    server.handle_input(later(5_000), &bytes).unwrap();
+    assert_eq!(server.lapses(), lapses, "it renews nothing");
+    assert_eq!(server.poll_event(), Some(ServerEvent::Cancel(CallId(1))));
+    assert_eq!(server.poll_event(), Some(ServerEvent::Acknowledge(RecallId(6))));
+    assert_eq!(server.poll_event(), None);
+    server.respond(CallId(1), &Response::plain(Err(Errno::INTR)));
+    let answered = common::decode(&server.poll_transmit().unwrap()).unwrap().unwrap();
+    assert!(matches!(answered, Message::Response(CallId(1), _)));
+    assert_eq!(server.poll_transmit(), None);
+    server.mute(false);
+    assert_eq!(server.poll_transmit(), Some(Message::Pong(2).encode()));
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(2), .. })));
+    assert_eq!(server.poll_event(), Some(ServerEvent::Cancel(CallId(2))));
+    assert_eq!(server.poll_event(), None);
+}
+
+#[test]
+fn a_muted_session_cannot_pile_up_what_nobody_answers() {
+    let limits = Limits { max_calls: 2, ..Limits::default() };
+    let (mut server, _) = told(limits, &[]);
+    server.mute(true);
+    let release = Call::Release { handles: vec![Handle(1)] };
+    let bytes = Message::Request(CallId(9), samples::request(release)).encode().repeat(9);
+    assert_eq!(server.handle_input(T0, &bytes), Err(ProtocolError::TooManyCalls(2)));
+}
+
+#[test]
+fn features_that_both_sides_know_are_agreed_on() {
+    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let hello = Hello { features: NAMES_ALONE | 1 << 40, ..samples::hello() };
+    server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { features: NAMES_ALONE, .. })));
+    server.accept(samples::session());
+    let welcome = common::decode(&server.poll_transmit().unwrap()).unwrap().unwrap();
+    assert!(matches!(welcome, Message::Welcome(Welcome { features: NAMES_ALONE, .. })));
+}
+
+#[test]
 fn a_server_takes_hello_first_and_once() {
     let mut server = ServerConnection::new(T0, ServerConfig::default());
     assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Unexpected(4)));
@@ -391,4 +447,54 @@ fn recalls_and_acknowledgements_pass_through_a_client() {
     client.handle_return(T0, vec![GrantId(1), GrantId(2)]);
     let sent = drain(&mut client).0;
     assert_eq!(sent, [Message::Acknowledge(RecallId(3)), Message::Return(vec![GrantId(1), GrantId(2)])]);
+}
+
+fn lock(wait: bool) -> Call {
+    let node = samples::place();
+    Call::Lock { node, owner: 1, flock: false, kind: LockKind::Write, start: 0, end: 9, wait, pid: 1 }
+}
+
+#[test]
+fn who_waits_for_locks_keeps_nobody_from_calling() {
+    let few = Limits { max_calls: 1, ..Limits::default() };
+    let mut client = attached(few);
+    for id in 1..=u64::from(MAX_LOCK_WAITS) {
+        client.handle_call(T0, CallId(id), samples::request(lock(true)));
+    }
+    let (messages, events, _) = drain(&mut client);
+    assert_eq!((messages.len() as u64, events.len()), (u64::from(MAX_LOCK_WAITS), 0));
+    client.handle_call(T0, CallId(100_000), samples::request(lock(true)));
+    let refused = Response::plain(Err(Errno::NOLCK));
+    let (messages, events, _) = drain(&mut client);
+    assert_eq!(
+        (messages, events),
+        (vec![], vec![Event::Response { call: CallId(100_000), response: refused }])
+    );
+    for (id, sent) in [(100_001, 1), (100_002, 0)] {
+        client.handle_call(T0, CallId(id), samples::request(lock(false)));
+        assert_eq!(drain(&mut client).0.len(), sent, "calls that do not wait are bounded by themselves");
+    }
+    client.handle_input(T0, &encode_response(CallId(1), &ok(Reply::Done)));
+    client.handle_call(T0, CallId(100_003), samples::request(lock(true)));
+    assert_eq!(drain(&mut client).0.len(), 0, "it is in line behind the one that may not go yet");
+    for id in [100_001, 100_002] {
+        client.handle_input(T0, &encode_response(CallId(id), &ok(Reply::Done)));
+        assert_eq!(drain(&mut client).0.len(), 1);
+    }
+}
+
+#[test]
+fn a_server_counts_waits_for_locks_by_themselves() {
+    let few = Limits { max_calls: 1, ..Limits::default() };
+    let request = |id, wait| Message::Request(CallId(id), samples::request(lock(wait)));
+    let waits: Vec<Message> = (1..=u64::from(MAX_LOCK_WAITS)).map(|id| request(id, true)).collect();
+    assert_eq!(told(few, &waits).1, Ok(()));
+    let more = [waits.clone(), vec![request(100_000, true)]].concat();
+    assert_eq!(told(few, &more).1, Err(ProtocolError::TooManyCalls(MAX_LOCK_WAITS)));
+    let one = [waits.clone(), vec![request(100_000, false)]].concat();
+    assert_eq!(told(few, &one).1, Ok(()));
+    let two = [one, vec![request(100_001, false)]].concat();
+    assert_eq!(told(few, &two).1, Err(ProtocolError::TooManyCalls(1)));
+    let twice = [request(1, true), request(1, false)];
+    assert_eq!(told(few, &twice).1, Err(ProtocolError::CallInUse(CallId(1))));
 }

@@ -8,6 +8,7 @@ mod caller;
 mod files;
 mod links;
 mod listing;
+mod locks;
 mod names;
 mod places;
 mod renames;
@@ -50,11 +51,17 @@ pub struct Case {
 /// The cases, in the order in which they run.
 #[must_use]
 pub fn cases() -> Vec<Case> {
-    [names::CASES, files::CASES, links::CASES, renames::CASES, listing::CASES, xattrs::CASES, places::CASES]
-        .concat()
-        .into_iter()
-        .map(|(name, run)| Case { name, run })
-        .collect()
+    let rooms = [
+        names::CASES,
+        files::CASES,
+        links::CASES,
+        renames::CASES,
+        listing::CASES,
+        xattrs::CASES,
+        places::CASES,
+        locks::CASES,
+    ];
+    rooms.concat().into_iter().map(|(name, run)| Case { name, run }).collect()
 }
 
 type Named = (&'static str, fn(&mut Caller<'_>));

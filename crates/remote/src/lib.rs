@@ -9,6 +9,7 @@ pub use nigh_types::{Event, Session};
 
 pub mod conformance;
 pub mod fake;
+pub mod locks;
 pub mod tree;
 
 /// The client's end of one session with a remote.

@@ -92,7 +92,7 @@ impl Tree {
     /// An empty export.
     #[must_use]
     pub fn new(config: TreeConfig) -> Tree {
-        let root = NodeId { ino: 1, generation: 1 };
+        let root = NodeId { ino: 1, generation: 1 << 32 };
         let mut tree = Tree {
             config,
             nodes: BTreeMap::new(),
@@ -120,7 +120,7 @@ impl Tree {
         self.root
     }
 
-    /// Executes one call at `now`. A listing has one response for each part, in order; a release has
+    /// Executes one call at `now`, if it is not about locks (`ENOSYS`). A listing has one response for each part, in order; a release has
     /// none; everything else has exactly one.
     pub fn execute(&mut self, now: Time, request: &Request) -> Vec<Response> {
         match &request.call {
@@ -143,6 +143,16 @@ impl Tree {
     #[must_use]
     pub fn opened(&self, handle: Handle) -> Option<NodeId> {
         self.handles.get(&handle).map(|ino| self.nodes[ino].id)
+    }
+
+    /// The regular file that a place names; its locks are the business of whoever serves the tree
+    /// ([`crate::locks::Locks`]).
+    ///
+    /// # Errors
+    /// `ESTALE`, or why it is no regular file.
+    pub fn lockable(&self, place: &Place) -> Result<NodeId, Errno> {
+        let ino = self.regular(self.reach(place)?)?;
+        Ok(self.nodes[&ino].id)
     }
 
     /// Closes handles; unknown ones are ignored.
@@ -192,7 +202,7 @@ impl Tree {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
         let TreeConfig { term, recallable, .. } = self.config;
-        Grant { id, node, covers, mode: Mode::Read, term, recallable }
+        Grant { id, node, covers, mode: Mode::Read, term, recallable, shared: false }
     }
 
     /// What covers a node's attributes: the names of the directory in which it was looked for, where

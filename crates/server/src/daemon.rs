@@ -4,14 +4,16 @@
 //! lives. `start.lock` is held by whoever connects or starts one, and by a server that is about to
 //! end: so nobody connects to a server that no longer accepts, and two starters start one.
 
+use crate::listen::Serving;
+use crate::listeners::Listeners;
 use crate::places::Places;
 use crate::server::{Server, ServerOptions};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,6 +27,8 @@ pub const IDLE: Duration = Duration::from_secs(60);
 /// How long sessions may take to end when the server is told to.
 const END_PATIENCE: Duration = Duration::from_secs(3);
 const TICK_MS: i64 = 250;
+/// What a relay passes on at a time.
+const RELAY_BYTES: usize = 256 << 10;
 
 /// A connection to this user's server; `exe serve --listen user` is started, detached from this
 /// process, if there is none. Its log goes to `serve.log` in the runtime directory.
@@ -85,6 +89,43 @@ fn reap_later(mut child: std::process::Child) {
     let _ = std::thread::Builder::new().name("nigh-reap".into()).spawn(move || child.wait());
 }
 
+/// Copies this process's standard input to this user's server and what it says to standard output, until
+/// either ends; it is started as [`ensure_running`] does it. What this says first tells the other end that a server is there
+/// (`nigh_link::ssh`).
+pub fn relay(exe: &Path) -> io::Result<()> {
+    let places = Places::of_user()?;
+    let running = ensure_running_at(&places, exe)?;
+    let server = own_server(UnixStream::connect(places.relay_socket())?)?;
+    // Until then it kept the server from ending.
+    drop(running);
+    let (from, to) = (server.try_clone()?, server);
+    std::thread::Builder::new().name("nigh-relay".into()).spawn(move || {
+        let _ = copy(&mut io::stdin().lock(), &mut &to);
+        // What comes back is still passed on.
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    })?;
+    let mut output = io::stdout().lock();
+    output.write_all(nigh_link::ssh::READY)?;
+    output.flush()?;
+    copy(&mut &from, &mut output)
+}
+
+/// Passes on what came as soon as it came.
+fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut buffer = vec![0; RELAY_BYTES];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                to.write_all(&buffer[..count])?;
+                to.flush()?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Runs this user's server until it has had no session for a while (60 s, or `NIGH_SERVER_IDLE_MS`),
 /// or until SIGTERM or SIGINT. `Ok` at once where another one runs already.
 pub fn run_user_server() -> io::Result<()> {
@@ -101,89 +142,89 @@ pub fn run_user_server() -> io::Result<()> {
 pub fn run_server_at(places: &Places, idle: Duration) -> io::Result<()> {
     let signals = Signals::register()?;
     places.make_runtime()?;
-    let Some(_only) = only_server(places)? else { return Ok(()) };
-    let socket = places.socket();
-    match std::fs::remove_file(&socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    match only_server(places)? {
+        Some(only) => run(places, &Serving::default(), Some(idle), &signals, only),
+        None => Ok(()),
     }
-    let listener = UnixListener::bind(&socket)?;
-    listener.set_nonblocking(true)?;
-    let server = Server::new(ServerOptions::new(places.state.clone()))?;
-    tracing::info!(socket = %socket.display(), "serving");
-    let ended = accept_until_done(places, &listener, &signals, &server, idle);
+}
+
+/// Runs this user's server with exports and listeners until SIGTERM or SIGINT. It is the server of this
+/// user's own mounts too.
+///
+/// # Errors
+/// Also where another one of this user runs: two cannot serve the same directories.
+pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
+    let signals = Signals::register()?;
+    places.make_runtime()?;
+    let only = match UnixStream::connect(places.socket()) {
+        Ok(_) => None,
+        Err(_) => only_server(places)?,
+    };
+    let Some(only) = only else {
+        let problem = format!(
+            "a server of yours runs already, at {}: end it, or wait {} s after its last mount is gone",
+            places.socket().display(),
+            IDLE.as_secs()
+        );
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
+    };
+    run(places, serving, None, &signals, only)
+}
+
+/// `only` is held until all is over.
+fn run(
+    places: &Places,
+    serving: &Serving,
+    idle: Option<Duration>,
+    signals: &Signals,
+    only: File,
+) -> io::Result<()> {
+    let exports = serving.exports()?;
+    let server = Server::new(ServerOptions { exports, ..ServerOptions::new(places.state.clone()) })?;
+    let listeners = Listeners::open(places, serving)?;
+    let ended = accept_until_done(places, &listeners, signals, &server, idle);
     // Nobody finds this server any more; then it ends.
-    let removed = std::fs::remove_file(&socket);
-    drop(listener);
+    let removed = listeners.close();
     server.end_sessions("the server was told to stop");
     let give_up = Instant::now() + END_PATIENCE;
     while server.session_count() > 0 && Instant::now() < give_up {
         std::thread::sleep(Duration::from_millis(10));
     }
+    drop(only);
     ended.map(drop).and(removed)
 }
 
 /// Answers the lock that keeps others from connecting while this server ends, if it ends by itself.
 fn accept_until_done(
     places: &Places,
-    listener: &UnixListener,
+    listeners: &Listeners,
     signals: &Signals,
     server: &Arc<Server>,
-    idle: Duration,
+    idle: Option<Duration>,
 ) -> io::Result<Option<File>> {
     let mut busy = Instant::now();
     loop {
-        let mut watched = [PollFd::new(listener, PollFlags::IN), PollFd::new(&signals.stream, PollFlags::IN)];
+        let mut watched = vec![PollFd::new(&signals.stream, PollFlags::IN)];
+        watched.extend(listeners.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let tick = rustix::time::Timespec { tv_sec: 0, tv_nsec: TICK_MS * 1_000_000 };
         match poll(&mut watched, Some(&tick)) {
             Err(rustix::io::Errno::INTR) => {}
             other => drop(other?),
         }
-        if watched[1].revents().contains(PollFlags::IN) {
+        if watched[0].revents().contains(PollFlags::IN) {
             return Ok(None);
         }
-        if accept_all(listener, server)? || server.session_count() > 0 {
+        if listeners.accept_all(server)? || server.session_count() > 0 {
             busy = Instant::now();
-        } else if busy.elapsed() >= idle
+        } else if idle.is_some_and(|idle| busy.elapsed() >= idle)
             // Whoever holds it is about to connect.
             && let Ok(lock) = lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive)
         {
-            if !accept_all(listener, server)? {
+            if !listeners.accept_all(server)? {
                 return Ok(Some(lock));
             }
             busy = Instant::now();
         }
-    }
-}
-
-/// Whether there was anybody.
-fn accept_all(listener: &UnixListener, server: &Arc<Server>) -> io::Result<bool> {
-    let mut any = false;
-    loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(any),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                tracing::warn!(%error, "a client has to wait");
-                std::thread::sleep(Duration::from_millis(20));
-                return Ok(true);
-            }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-            Err(error) => return Err(error),
-        };
-        stream.set_nonblocking(false)?;
-        let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
-        if !peer.is_root() && peer != rustix::process::geteuid() {
-            tracing::warn!(uid = peer.as_raw(), "another user's connection is refused");
-            continue;
-        }
-        any = true;
-        let server = Arc::clone(server);
-        std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
-            if let Err(error) = server.serve_stream(stream) {
-                tracing::warn!(%error, "a session ended with an error");
-            }
-        })?;
     }
 }
 

@@ -1,17 +1,21 @@
 //! One exported directory.
 
 use crate::acting::can_act;
+use crate::affected;
 use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::filesystem::{Filesystem, identify};
 use crate::handle::Opener;
 use crate::ids::Ids;
+use crate::leases::OpenChange;
 use crate::ops::{Context, Outcome, attributes, data, list, look, make, open, remove, rename};
 use crate::reach::{Bounds, Node, Reach};
 use crate::record::{Log, Record};
+use crate::stake::Stake;
 use crate::stat::{self, Stat};
 use lru::LruCache;
 use nigh_native::Session;
+use nigh_native::lease::Object;
 use nigh_types::{Call, CallId, Errno, NodeId, Request, Response, Span, Term};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
@@ -20,6 +24,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// How far a call came.
+pub(crate) enum Progress {
+    Answered,
+    /// It did nothing yet, and waits for others to give back what it changes.
+    Waits(OpenChange),
+}
 
 /// How much an export remembers. Descriptors are bounded by `directories + readers`, besides those
 /// of files that sessions opened.
@@ -83,7 +94,15 @@ pub struct Export {
     reach: Reach,
     acts: bool,
     id: String,
-    readers: Mutex<LruCache<NodeId, (Arc<OwnedFd>, Instant)>>,
+    readers: Mutex<LruCache<NodeId, Reader>>,
+}
+
+/// A file that is read without having been opened.
+#[derive(Debug)]
+struct Reader {
+    object: Object,
+    fd: Arc<OwnedFd>,
+    used: Instant,
 }
 
 /// A descriptor that no read used for so long is closed: it may be a removed file's last hold.
@@ -100,18 +119,30 @@ impl Export {
         state_dir: &Path,
         options: ExportOptions,
     ) -> std::result::Result<Export, ExportError> {
+        Export::open_dir(open_root(path)?, path, state_dir, options)
+    }
+
+    /// The same with the directory opened already; `path` is how people call it.
+    pub(crate) fn open_dir(
+        root: OwnedFd,
+        path: &Path,
+        state_dir: &Path,
+        options: ExportOptions,
+    ) -> std::result::Result<Export, ExportError> {
         let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
-        let opened = Opened::new(path)?;
+        let opened = Opened::new(root, path)?;
         let id = opened.id(path);
         let state = state_dir.join(&id);
         let state_error = |error| ExportError::State { path: path.into(), state: state.clone(), error };
         make_private(&state).map_err(state_error)?;
-        let mut key = [0; 16];
-        getrandom::fill(&mut key).map_err(|e| state_error(std::io::Error::other(e.to_string())))?;
+        let (mut key, mut secret) = ([0; 16], [0; 16]);
+        for random in [&mut key, &mut secret] {
+            getrandom::fill(random).map_err(|e| state_error(std::io::Error::other(e.to_string())))?;
+        }
         let first = Record::Key { version: 1, key };
         let (log, records) = open_log(&state.join("ids"), first).map_err(state_error)?;
         let Opened { root, readable, stat, filesystem } = opened;
-        let ids = Ids::new(&stat, filesystem, log, &records);
+        let ids = Ids::new(&stat, filesystem, log, &records, secret).map_err(state_error)?;
         let opener = readable.and_then(Opener::new);
         let bounds =
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
@@ -122,7 +153,12 @@ impl Export {
 
     /// What identifies the export, and names its state directory: its filesystem's UUID, subvolume, and root.
     pub fn identify(path: &Path) -> std::result::Result<String, ExportError> {
-        Ok(Opened::new(path)?.id(path))
+        Export::identify_dir(open_root(path)?, path)
+    }
+
+    /// The same with the directory opened already.
+    pub(crate) fn identify_dir(root: OwnedFd, path: &Path) -> std::result::Result<String, ExportError> {
+        Ok(Opened::new(root, path)?.id(path))
     }
 
     /// See [`Export::identify`].
@@ -146,12 +182,17 @@ impl Export {
             has_acls: has_acls(&node),
             host_bound: host_bound(files.term()),
             not_given: not_given(&filesystem),
+            acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            names: Vec::new(),
         })
     }
 
     /// Executes one call. `sink` is called once, or several times for a listing, the last time with
     /// `last` set; not at all for `Release`. May be called from several threads; a thread that calls it
     /// gets a umask and working directory of its own.
+    ///
+    /// # Panics
+    /// With files whose session shares its leases with others: there the call may have to wait for them.
     pub fn execute(
         &self,
         files: &SessionFiles,
@@ -159,39 +200,67 @@ impl Export {
         request: Request,
         sink: &mut dyn FnMut(Response),
     ) {
-        let Request { credentials, call: what, .. } = request;
-        let cx = Context { export: self, files, who: &credentials };
+        match self.attempt(files, call, &request, None, sink) {
+            Progress::Answered => {}
+            Progress::Waits(_) => panic!("nobody else holds anything"),
+        }
+    }
+
+    /// The same, if nobody else holds what it changes; otherwise that was asked back, and the call is to be
+    /// attempted again when its change is ready.
+    pub(crate) fn attempt(
+        &self,
+        files: &SessionFiles,
+        call: CallId,
+        request: &Request,
+        change: Option<OpenChange>,
+        sink: &mut dyn FnMut(Response),
+    ) -> Progress {
+        let what = &request.call;
+        let stake = Stake::new(files, change);
+        let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
+        let mut sink = |response: Response| {
+            stake.carry(&response.grants);
+            sink(response);
+        };
+        let refuse = |fault: Fault| {
+            let errno = Errno::from(fault);
+            tracing::trace!(call = call.0, kind = what.type_name(), %errno, "refused");
+            Response::plain(Err(errno))
+        };
         match what {
-            Call::Release { handles } => files.release(&handles),
+            Call::Release { handles } => files.release(handles),
             Call::List { dir } => {
-                if let Err(fault) = list::list(cx, &dir, sink) {
-                    sink(Response::plain(Err(fault.into())));
+                if let Err(fault) = list::list(cx, dir, &mut sink) {
+                    sink(refuse(fault));
                 }
             }
             what => {
-                let done = dispatch(cx, &what).and_then(|outcome| {
-                    self.reach.ids.settle()?;
-                    Ok(outcome)
-                });
-                let response = match done {
-                    Ok(outcome) => outcome.into_response(),
-                    Err(fault) => {
-                        let errno = Errno::from(fault);
-                        tracing::trace!(call = call.0, kind = what.type_name(), %errno, "refused");
-                        Response::plain(Err(errno))
-                    }
+                let mut places = files.holding().leases.places.none_held();
+                let done = match affected::prepare(cx, what, &mut places) {
+                    Ok(true) => dispatch(cx, what),
+                    Ok(false) => match stake.take_change() {
+                        Some(change) => return Progress::Waits(change),
+                        None => Err(Fault(Errno::IO)),
+                    },
+                    Err(fault) => Err(fault),
                 };
-                sink(response);
+                // Others may go on before the answer is there to be read, and the answer keeps its place before
+                // what they change.
+                stake.done();
+                let settled = done.and_then(|outcome| self.reach.ids.settle().map(|()| outcome));
+                sink(settled.map_or_else(refuse, Outcome::into_response));
             }
         }
+        Progress::Answered
     }
 
     /// Closes descriptors that nothing has used for a while. To be called every few seconds.
     pub fn close_idle(&self, now: Instant) {
         let mut idle = Vec::new();
         let mut readers = self.readers.lock();
-        while let Some((_, (_, used))) = readers.peek_lru() {
-            if now.saturating_duration_since(*used) < READER_IDLE {
+        while let Some((_, reader)) = readers.peek_lru() {
+            if now.saturating_duration_since(reader.used) < READER_IDLE {
                 break;
             }
             idle.extend(readers.pop_lru());
@@ -207,16 +276,17 @@ impl Export {
         self.acts
     }
 
-    pub(crate) fn passing_reader(&self, node: NodeId) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn passing_reader(&self, node: NodeId) -> Option<(Object, Arc<OwnedFd>)> {
         let mut readers = self.readers.lock();
-        let (fd, used) = readers.get_mut(&node)?;
-        *used = Instant::now();
-        Some(Arc::clone(fd))
+        let reader = readers.get_mut(&node)?;
+        reader.used = Instant::now();
+        Some((reader.object, Arc::clone(&reader.fd)))
     }
 
     pub(crate) fn note_passing_reader(&self, node: &Node, fd: &Arc<OwnedFd>) {
         if self.reach.may_hold(node) {
-            let evicted = self.readers.lock().push(node.id, (Arc::clone(fd), Instant::now()));
+            let reader = Reader { object: node.object, fd: Arc::clone(fd), used: Instant::now() };
+            let evicted = self.readers.lock().push(node.id, reader);
             drop(evicted);
         }
     }
@@ -298,18 +368,23 @@ struct Opened {
     filesystem: Filesystem,
 }
 
+/// The directory at `path`, whose symlinks are followed.
+pub(crate) fn open_root(path: &Path) -> std::result::Result<OwnedFd, ExportError> {
+    let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::PATH;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOTDIR) => Err(ExportError::NotADirectory { path: path.into() }),
+        other => other.map_err(|errno| ExportError::Open { path: path.into(), error: errno.into() }),
+    }
+}
+
 impl Opened {
-    fn new(path: &Path) -> std::result::Result<Opened, ExportError> {
+    fn new(root: OwnedFd, path: &Path) -> std::result::Result<Opened, ExportError> {
         let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
         if !Path::new("/proc/self/fd").exists() {
             return Err(ExportError::NoProc { path: path.into() });
         }
-        let flags = OFlags::CLOEXEC | OFlags::DIRECTORY;
-        let root = match rustix::fs::open(path, flags | OFlags::PATH, Mode::empty()) {
-            Err(rustix::io::Errno::NOTDIR) => return Err(ExportError::NotADirectory { path: path.into() }),
-            other => other.map_err(|errno| at(errno.into()))?,
-        };
-        let readable = rustix::fs::openat(&root, c".", flags | OFlags::RDONLY, Mode::empty()).ok();
+        let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
+        let readable = rustix::fs::openat(&root, c".", flags, Mode::empty()).ok();
         let stat = stat::of_fd(&root)
             .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
         let filesystem = identify(&root, &stat).map_err(at)?;

@@ -1,21 +1,25 @@
 //! The open files of one session.
 
 use crate::error::{Fault, Result};
-use nigh_types::{Errno, GrantId, Handle, NodeId, Span, Term};
+use crate::homes::Counted;
+use crate::leases::Holding;
+use nigh_native::lease::Object;
+use nigh_types::{Errno, Handle, NodeId, Term};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the server keeps for one session: its open files, bounded, and the term of its grants.
+/// What the server keeps for one session: its open files, bounded, and its part in the table of leases.
 /// Dropping it closes all.
 #[derive(Debug)]
 pub struct SessionFiles {
     table: Mutex<Table>,
     limit: u64,
-    /// Nanoseconds; `u64::MAX` for [`Term::Session`].
-    term_ns: AtomicU64,
+    /// How long its grants live at the most.
+    term: Term,
+    holding: Holding,
+    vouched: bool,
 }
 
 #[derive(Debug, Default)]
@@ -29,38 +33,47 @@ struct Table {
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) node: NodeId,
+    pub(crate) object: Object,
     pub(crate) fd: OwnedFd,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
     /// Held by whoever uses the descriptor's own position.
     pub(crate) position: Mutex<()>,
+    /// It counts as open.
+    #[allow(dead_code, reason = "held, not looked at")]
+    pub(crate) counted: Counted,
 }
 
 impl SessionFiles {
-    /// At most `limit` open files; grants end after `term`.
+    /// At most `limit` open files; grants end after `term`, and nobody else is granted anything.
     #[must_use]
     pub fn new(limit: u64, term: Term) -> SessionFiles {
-        let files = SessionFiles { table: Mutex::default(), limit, term_ns: AtomicU64::new(0) };
-        files.change_term(term);
-        files
+        SessionFiles::of_session(limit, term, Holding::alone(term))
     }
 
-    /// From now on grants end after `term`.
-    pub fn change_term(&self, term: Term) {
-        let ns = match term {
-            Term::Session => u64::MAX,
-            Term::Limited(Span(ns)) => ns.min(u64::MAX - 1),
-        };
-        self.term_ns.store(ns, Ordering::SeqCst);
+    pub(crate) fn of_session(limit: u64, term: Term, holding: Holding) -> SessionFiles {
+        SessionFiles { table: Mutex::default(), limit, term, holding, vouched: true }
     }
 
-    /// When the grants of this session end.
+    /// Whether the client's kernel is believed to have checked what its callers may do
+    /// ([`crate::Admission::vouches`]). It is unless this says otherwise.
+    #[must_use]
+    pub fn vouched(self, vouched: bool) -> SessionFiles {
+        SessionFiles { vouched, ..self }
+    }
+
+    pub(crate) fn is_vouched(&self) -> bool {
+        self.vouched
+    }
+
+    /// How long the grants of this session live at the most.
     #[must_use]
     pub fn term(&self) -> Term {
-        match self.term_ns.load(Ordering::SeqCst) {
-            u64::MAX => Term::Session,
-            ns => Term::Limited(Span(ns)),
-        }
+        self.term
+    }
+
+    pub(crate) fn holding(&self) -> &Holding {
+        &self.holding
     }
 
     /// How many files are open.
@@ -117,32 +130,30 @@ impl SessionFiles {
     }
 }
 
-/// Numbers grants; unique within the process, and so within each session.
-pub(crate) fn next_grant() -> GrantId {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    GrantId(LAST.fetch_add(1, Ordering::Relaxed) + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(ino: u64) -> OpenFile {
+    fn file(files: &SessionFiles, ino: u64) -> OpenFile {
+        let object = Object { filesystem: 1, ino, birth: 1 };
+        let counted = files.holding().leases.homes.count(object);
         let fd = std::fs::File::open("/dev/null").unwrap().into();
         OpenFile {
             node: NodeId { ino, generation: 1 },
+            object,
             fd,
             readable: true,
             writable: false,
             position: Mutex::new(()),
+            counted,
         }
     }
 
     #[test]
     fn files_are_bounded_and_found_by_handle_and_node() {
         let files = SessionFiles::new(2, Term::Session);
-        let (a, b) = (files.insert(file(1)).unwrap(), files.insert(file(1)).unwrap());
-        assert_eq!(files.insert(file(2)).unwrap_err(), Fault(Errno::NFILE));
+        let (a, b) = (files.insert(file(&files, 1)).unwrap(), files.insert(file(&files, 1)).unwrap());
+        assert_eq!(files.insert(file(&files, 2)).unwrap_err(), Fault(Errno::NFILE));
         let node = NodeId { ino: 1, generation: 1 };
         assert!(files.find(a, node).is_ok());
         assert_eq!(files.find(a, NodeId { ino: 2, generation: 1 }).unwrap_err(), Fault(Errno::BADF));

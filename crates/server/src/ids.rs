@@ -3,7 +3,9 @@
 use crate::error::{Fault, Result};
 use crate::filesystem::{Filesystem, Identity, identify};
 use crate::record::{Log, Record};
+use crate::seal::Seal;
 use crate::stat::{Dev, Stat};
+use nigh_native::lease::Object;
 use nigh_types::{CookieKey, Errno, NodeId};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
@@ -23,6 +25,7 @@ const SHORT: u64 = 1 << 48;
 pub(crate) struct Ids {
     main: Main,
     cookie_key: CookieKey,
+    seal: Seal,
     /// By what statx says; the mount's id keeps a reused `st_dev` apart.
     seen: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
     map: Mutex<Map>,
@@ -59,7 +62,15 @@ struct Map {
 }
 
 impl Ids {
-    pub(crate) fn new(root: &Stat, filesystem: Filesystem, log: Log, records: &[Record]) -> Ids {
+    /// `fresh`: the secret for an export that has none yet.
+    pub(crate) fn new(
+        root: &Stat,
+        filesystem: Filesystem,
+        mut log: Log,
+        records: &[Record],
+        fresh: [u8; 16],
+    ) -> std::io::Result<Ids> {
+        let seal = Seal::new(log.secret(records, fresh)?);
         let mut map = Map {
             log,
             devices: FxHashMap::default(),
@@ -81,10 +92,17 @@ impl Ids {
                     map.numbers.insert((index, ino), short);
                     map.next_number = map.next_number.max(short + 1);
                 }
+                Record::Secret { .. } => {}
             }
         }
         let main = Main { dev: root.dev, subvolume: root.subvolume, root_ino: root.ino, filesystem };
-        Ids { main, cookie_key, seen: RwLock::default(), map: Mutex::new(map), dirty: AtomicBool::new(false) }
+        let (seen, map, dirty) = (RwLock::default(), Mutex::new(map), AtomicBool::new(false));
+        Ok(Ids { main, cookie_key, seal, seen, map, dirty })
+    }
+
+    /// Whether this export made that id, now or earlier. (What it stands for may be gone.)
+    pub(crate) fn genuine(&self, node: NodeId) -> bool {
+        self.seal.genuine(node)
     }
 
     pub(crate) fn cookie_key(&self) -> CookieKey {
@@ -115,7 +133,19 @@ impl Ids {
         } else {
             self.number(device.index, stat.ino, device.durable)?
         };
-        Ok(NodeId { ino, generation: if device.overlay { 0 } else { stat.birth_ns } })
+        Ok(self.seal.id(ino, if device.overlay { 0 } else { stat.birth_ns }))
+    }
+
+    /// What the lease table knows it by; after [`Ids::node`] made its id.
+    pub(crate) fn object(&self, stat: &Stat) -> Object {
+        let main = stat.dev == self.main.dev && stat.subvolume == self.main.subvolume;
+        let overlay = if main {
+            self.main.filesystem.overlay
+        } else {
+            let key = (stat.dev, stat.mount, stat.subvolume);
+            self.seen.read().get(&key).is_some_and(|device| device.overlay)
+        };
+        stat.object(overlay)
     }
 
     /// Makes durable what the ids made so far need. Before any of them is sent.
@@ -132,7 +162,7 @@ impl Ids {
         let plain = stat.ino < DELEGATED && (stat.ino > 1 || stat.ino == self.main.root_ino);
         let durable = self.main.filesystem.identity.is_some();
         let ino = if plain { stat.ino } else { self.number(MAIN, stat.ino, durable)? };
-        Ok(NodeId { ino, generation: if self.main.filesystem.overlay { 0 } else { stat.birth_ns } })
+        Ok(self.seal.id(ino, if self.main.filesystem.overlay { 0 } else { stat.birth_ns }))
     }
 
     fn meet(&self, key: (Dev, u64, u64), filesystem: &Filesystem) -> Result<Device> {
@@ -216,7 +246,7 @@ mod tests {
 
     fn ids(path: &Path) -> Ids {
         let (log, records) = Log::open(path, Record::Key { version: 1, key: [1; 16] }).unwrap();
-        Ids::new(&stat(1, 2), on(1), log, &records)
+        Ids::new(&stat(1, 2), on(1), log, &records, [2; 16]).unwrap()
     }
 
     fn refuse() -> Result<OwnedFd> {
@@ -234,6 +264,27 @@ mod tests {
         assert!(mapped.iter().all(|n| n >> 48 == 0xffff));
         assert_eq!(mapped, [ino(1), ino(DELEGATED), ino(u64::MAX)]);
         assert!(mapped[0] != mapped[1] && mapped[1] != mapped[2]);
+    }
+
+    #[test]
+    fn ids_are_genuine_only_as_they_were_made_and_by_whom() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids = ids(&dir.path().join("ids"));
+        let node = ids.node(&stat(1, 77), refuse).unwrap();
+        assert!(ids.genuine(node) && node.tells_births_apart());
+        for bit in 0..64 {
+            assert!(!ids.genuine(NodeId { generation: node.generation ^ 1 << bit, ..node }), "bit {bit}");
+            assert!(!ids.genuine(NodeId { ino: node.ino ^ 1 << bit, ..node }), "bit {bit}");
+        }
+        let (log, records) =
+            Log::open(&dir.path().join("other"), Record::Key { version: 1, key: [1; 16] }).unwrap();
+        let other = Ids::new(&stat(1, 2), on(1), log, &records, [3; 16]).unwrap();
+        let theirs = other.node(&stat(1, 77), refuse).unwrap();
+        assert!(other.genuine(theirs) && !ids.genuine(theirs) && !other.genuine(node));
+        // The birth time, the time of day, nothing: what can be known is no id.
+        for generation in [0, 5, u64::MAX, 1_700_000_000_123_456_789] {
+            assert!(!ids.genuine(NodeId { generation, ..node }));
+        }
     }
 
     #[test]

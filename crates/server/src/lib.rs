@@ -1,28 +1,46 @@
 //! All server-side I/O: confined access to an export, the driver of its connections, the daemon.
 //!
 //! [`Export`] executes calls on a directory; [`Server`] serves exports to sessions over streams;
-//! [`daemon`] finds or starts the one server of a user.
+//! [`daemon`] finds or starts the one server of a user, [`Serving`] says where it listens besides.
 
 mod acting;
+mod affected;
+mod claims;
 pub mod daemon;
 mod error;
 mod export;
+mod exports;
 mod files;
 mod filesystem;
 mod handle;
+mod homes;
 mod ids;
-mod mounts;
+mod intake;
+mod leases;
+mod listen;
+mod listeners;
+mod locks;
 mod ops;
 mod outbox;
+mod place_locks;
 mod places;
 mod pool;
 mod reach;
 mod record;
+mod seal;
 mod server;
 mod session;
+mod stake;
 mod stat;
+mod unsent;
+mod users;
 
+pub use claims::{Admission, peer_of};
 pub use export::{Export, ExportError, ExportOptions};
+pub use exports::Exports;
 pub use files::SessionFiles;
+pub use listen::{Listen, Serving};
+pub use nigh_native::lease::{LeaseConfig, LeaseReport};
 pub use places::Places;
 pub use server::{Server, ServerOptions};
+pub use users::credentials_of;

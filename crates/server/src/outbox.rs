@@ -1,20 +1,18 @@
 //! What waits to be written to a client.
 
+use nigh_link::Link;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::net::SendFlags;
 use std::collections::VecDeque;
 use std::io;
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Frames on their way to one client, in order.
 ///
-/// Whoever adds a frame sends it at once if the socket takes it; what it does not take is left to
+/// Whoever adds a frame sends it at once if the link takes it; what it does not take is left to
 /// the session's writer thread. A client that reads nothing for [`Outbox::PATIENCE`], or lets
 /// [`Outbox::LIMIT`] bytes pile up, loses its session; nobody ever waits for it longer.
 pub(crate) struct Outbox {
-    stream: UnixStream,
+    link: Link,
     queue: Mutex<Queue>,
     /// The writer has something to do.
     wake: Condvar,
@@ -57,8 +55,8 @@ impl Outbox {
     const CALM: usize = 4 << 20;
     pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-    pub(crate) fn new(stream: UnixStream) -> Outbox {
-        Outbox { stream, queue: Mutex::default(), wake: Condvar::new(), room: Condvar::new() }
+    pub(crate) fn new(link: Link) -> Outbox {
+        Outbox { link, queue: Mutex::default(), wake: Condvar::new(), room: Condvar::new() }
     }
 
     /// Adds frames; [`Outbox::send`] is to follow when no lock is held. Answers false when the client
@@ -75,14 +73,14 @@ impl Outbox {
         !queue.closed
     }
 
-    /// Sends what the socket takes without waiting.
+    /// Sends what the link takes without waiting.
     pub(crate) fn send(&self) {
         let mut queue = self.queue.lock();
         if queue.turn != Turn::Nobody || queue.closed || queue.frames.is_empty() {
             return;
         }
         queue.turn = Turn::Caller;
-        match self.send_frames(&mut queue, SendFlags::DONTWAIT) {
+        match self.send_frames(&mut queue, false) {
             Ok(Sent::All) => queue.turn = Turn::Nobody,
             Ok(Sent::Blocked) => queue.turn = Turn::Writer,
             Err(_) => self.close_locked(&mut queue),
@@ -118,8 +116,8 @@ impl Outbox {
                 Turn::Nobody if queue.frames.is_empty() && queue.ending => self.close_locked(&mut queue),
                 Turn::Nobody if queue.frames.is_empty() => self.wake.wait(&mut queue),
                 Turn::Nobody => queue.turn = Turn::Writer,
-                // The socket's own timeout is PATIENCE.
-                Turn::Writer => match self.send_frames(&mut queue, SendFlags::empty()) {
+                // The link's own timeout is PATIENCE.
+                Turn::Writer => match self.send_frames(&mut queue, true) {
                     Ok(Sent::All) => queue.turn = Turn::Nobody,
                     _ => self.close_locked(&mut queue),
                 },
@@ -127,16 +125,12 @@ impl Outbox {
         }
     }
 
-    fn send_frames(&self, queue: &mut MutexGuard<'_, Queue>, flags: SendFlags) -> io::Result<Sent> {
+    fn send_frames(&self, queue: &mut MutexGuard<'_, Queue>, wait: bool) -> io::Result<Sent> {
         while let Some(frame) = queue.frames.pop_front() {
             let mut sent = std::mem::take(&mut queue.sent);
-            let result = MutexGuard::unlocked(queue, || {
+            let result: io::Result<()> = MutexGuard::unlocked(queue, || {
                 while sent < frame.len() {
-                    match rustix::net::send(&self.stream, &frame[sent..], flags | SendFlags::NOSIGNAL) {
-                        Ok(count) => sent += count,
-                        Err(rustix::io::Errno::INTR) => {}
-                        Err(errno) => return Err(errno),
-                    }
+                    sent += self.link.write(&frame[sent..], wait)?;
                 }
                 Ok(())
             });
@@ -147,11 +141,11 @@ impl Outbox {
                         self.room.notify_all();
                     }
                 }
-                Err(errno) => {
+                Err(error) => {
                     queue.sent = sent;
                     queue.frames.push_front(frame);
-                    let blocked = errno == rustix::io::Errno::AGAIN;
-                    return if blocked { Ok(Sent::Blocked) } else { Err(errno.into()) };
+                    let blocked = error.kind() == io::ErrorKind::WouldBlock;
+                    return if blocked { Ok(Sent::Blocked) } else { Err(error) };
                 }
             }
         }
@@ -162,8 +156,7 @@ impl Outbox {
         queue.closed = true;
         queue.frames.clear();
         queue.bytes = 0;
-        // It may be closed from the other side already.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.link.shutdown();
         self.wake.notify_all();
         self.room.notify_all();
     }
@@ -173,12 +166,13 @@ impl Outbox {
 mod tests {
     use super::*;
     use std::io::Read;
+    use std::os::unix::net::UnixStream;
     use std::sync::Arc;
 
     fn pair() -> (Arc<Outbox>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-        (Arc::new(Outbox::new(ours)), theirs)
+        (Arc::new(Outbox::new(ours.into())), theirs)
     }
 
     #[test]

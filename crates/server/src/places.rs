@@ -28,6 +28,12 @@ impl Places {
         self.runtime.join("serve.sock")
     }
 
+    /// The socket to which relays lead that ssh started.
+    #[must_use]
+    pub fn relay_socket(&self) -> PathBuf {
+        self.runtime.join("relay.sock")
+    }
+
     fn find(uid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> io::Result<Places> {
         let set = |name: &str| variable(name).filter(|path| path.is_absolute());
         let runtime = match set("NIGH_RUNTIME_DIR") {

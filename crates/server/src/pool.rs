@@ -1,7 +1,8 @@
 //! The threads that execute calls.
 
+use crate::leases::OpenChange;
 use crate::session::Session;
-use nigh_types::{Call, CallId, Request};
+use nigh_types::{Call, CallId, Errno, Request, Response};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,6 +12,16 @@ pub(crate) struct Job {
     pub(crate) session: Arc<Session>,
     pub(crate) call: CallId,
     pub(crate) request: Request,
+    /// The change that it began when it was executed before.
+    pub(crate) change: Option<OpenChange>,
+}
+
+impl Job {
+    /// Nobody waits for it, and it did nothing.
+    pub(crate) fn give_up(self) {
+        drop(self.change);
+        self.session.answer(self.call, Response::plain(Err(Errno::INTR)));
+    }
 }
 
 /// A bounded number of threads and two queues. Calls that may take long (listings, copies, syncs) never
@@ -56,23 +67,31 @@ impl Pool {
     }
 
     /// Takes back a call that no thread has begun.
-    pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> bool {
+    pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
         let mut queues = self.queues.lock();
         let Queues { short, long, .. } = &mut *queues;
         for queue in [short, long] {
             if let Some(at) = queue.iter().position(is_it) {
-                return queue.remove(at).is_some();
+                return queue.remove(at);
             }
         }
-        false
+        None
     }
 
     /// Drops all calls of a session that no thread has begun.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
         let mut queues = self.queues.lock();
-        queues.short.retain(|job| !Arc::ptr_eq(&job.session, session));
-        queues.long.retain(|job| !Arc::ptr_eq(&job.session, session));
+        let Queues { short, long, .. } = &mut *queues;
+        let mut dropped = Vec::new();
+        for queue in [short, long] {
+            let (theirs, others): (VecDeque<Job>, VecDeque<Job>) =
+                queue.drain(..).partition(|job: &Job| Arc::ptr_eq(&job.session, session));
+            *queue = others;
+            dropped.push(theirs);
+        }
+        drop(queues);
+        drop(dropped); // ends their changes, which takes other locks
     }
 
     /// The threads end when they have done what they are at.
@@ -93,13 +112,14 @@ impl Pool {
                 None if long_allowed => (queues.long.pop_front(), true),
                 None => (None, false),
             };
-            let Some(Job { session, call, request }) = job else {
+            let Some(job) = job else {
                 self.wake.wait(&mut queues);
                 continue;
             };
             queues.long_running += u32::from(long);
             drop(queues);
-            session.execute(call, request);
+            let session = Arc::clone(&job.session);
+            session.execute(job);
             drop(session);
             queues = self.queues.lock();
             if long {

@@ -6,6 +6,7 @@ use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
 use crate::stat::{self, Stat};
 use lru::LruCache;
+use nigh_native::lease::Object;
 use nigh_types::{Errno, Kind, Name, NodeId, Place};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -21,10 +22,28 @@ pub(crate) struct Node {
     /// `O_PATH`, or a file open in the session.
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) stat: Stat,
-    /// The directory whose name led here just now.
-    pub(crate) under: Option<NodeId>,
+    /// What is really there, whichever export leads to it.
+    pub(crate) object: Object,
+    /// The name that led here just now.
+    pub(crate) under: Option<Under>,
     /// When it, or the directory through which it was reached, was found to lie in the export.
     pub(crate) checked: Instant,
+}
+
+/// A name of a directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Under {
+    pub(crate) dir: NodeId,
+    pub(crate) object: Object,
+    fd: Arc<OwnedFd>,
+    name: Name,
+}
+
+/// What a name leads to, without holding it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) object: Object,
+    pub(crate) stat: Stat,
 }
 
 /// Where directories were seen, descriptors of the latest ones, and handles of files.
@@ -77,8 +96,9 @@ impl Reach {
         bounds: Bounds,
     ) -> Result<Reach> {
         let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
+        let (object, checked) = (ids.object(&root_stat), Instant::now());
         Ok(Reach {
-            root: Node { id, fd: Arc::new(root), stat: root_stat, under: None, checked: Instant::now() },
+            root: Node { id, fd: Arc::new(root), stat: root_stat, object, under: None, checked },
             ids,
             opener,
             places: Mutex::new(LruCache::new(bounds.places)),
@@ -110,7 +130,7 @@ impl Reach {
         let open = files.of_node(place.node).ok_or(Fault::STALE)?;
         let stat = stat::of_fd(&open.fd)?;
         let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
-        Ok(Node { id: place.node, fd, stat, under: None, checked: Instant::now() })
+        Ok(Node { id: place.node, fd, stat, object: open.object, under: None, checked: Instant::now() })
     }
 
     /// The same for what must be a directory.
@@ -135,9 +155,32 @@ impl Reach {
     /// The second half, which must not be.
     pub(crate) fn adopt(&self, dir: &Node, name: &Name, fd: OwnedFd) -> Result<Node> {
         let mut found = self.opened(fd)?;
-        (found.under, found.checked) = (Some(dir.id), dir.checked);
+        (found.under, found.checked) = (Some(Under::new(dir, name)), dir.checked);
         self.remember(dir.id, name, &found);
         Ok(found)
+    }
+
+    /// What a name leads to now; `None`: nothing.
+    pub(crate) fn look(&self, dir: &Node, name: &Name) -> Result<Option<Found>> {
+        if self.hides(dir.id, name.as_bytes()) {
+            return Ok(None);
+        }
+        match self.stat_of_name(dir, name) {
+            Ok(stat) => Ok(Some(Found { object: self.ids.object(&stat), stat })),
+            Err(Fault(Errno::NOENT)) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// The directory of a hint, if it can be reached.
+    pub(crate) fn hinted(&self, parent: NodeId) -> Result<Node> {
+        match self.held_directory(parent)? {
+            Some(dir) => Ok(dir),
+            None => match absent_if_stale(self.by_places(parent))? {
+                Some(dir) => Ok(dir),
+                None => self.by_handle(parent),
+            },
+        }
     }
 
     /// Whether a name is the server's own and no part of the export.
@@ -203,7 +246,15 @@ impl Reach {
     pub(crate) fn opened(&self, fd: OwnedFd) -> Result<Node> {
         let stat = stat::of_fd(&fd)?;
         let id = self.ids.node(&stat, || Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?))?;
-        Ok(Node { id, fd: Arc::new(fd), stat, under: None, checked: Instant::now() })
+        let object = self.ids.object(&stat);
+        Ok(Node { id, fd: Arc::new(fd), stat, object, under: None, checked: Instant::now() })
+    }
+
+    fn stat_of_name(&self, dir: &Node, name: &Name) -> Result<Stat> {
+        let stat = stat::of_name(&dir.fd, name.as_bytes())?;
+        // So that its filesystem is known.
+        self.id_of(&dir.fd, name.as_bytes(), &stat)?;
+        Ok(stat)
     }
 
     fn remember(&self, parent: NodeId, name: &Name, node: &Node) {
@@ -230,7 +281,8 @@ impl Reach {
         }
         let held = self.directories.lock().get(&id).cloned();
         let Some(Held { fd, checked }) = held else { return Ok(None) };
-        let mut found = Node { id, stat: stat::of_fd(&fd)?, fd, under: None, checked };
+        let stat = stat::of_fd(&fd)?;
+        let mut found = Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked };
         if checked.elapsed() > TRUSTED {
             if !self.contains(&found.fd) {
                 self.directories.lock().pop(&id);
@@ -243,16 +295,10 @@ impl Reach {
     }
 
     fn by_name(&self, id: NodeId, parent: NodeId, name: &Name) -> Result<Node> {
-        let dir = match self.held_directory(parent)? {
-            Some(dir) => dir,
-            None => match absent_if_stale(self.by_places(parent))? {
-                Some(dir) => dir,
-                None => self.by_handle(parent)?,
-            },
-        };
+        let dir = self.hinted(parent)?;
         let fd = self.open_child(&dir, name).map_err(Fault::or_stale)?;
         let mut found = self.verified(fd, id)?;
-        (found.under, found.checked) = (Some(parent), dir.checked);
+        (found.under, found.checked) = (Some(Under::new(&dir, name)), dir.checked);
         self.remember(parent, name, &found);
         Ok(found)
     }
@@ -261,11 +307,9 @@ impl Reach {
     fn by_places(&self, id: NodeId) -> Result<Node> {
         let mut names: Vec<Name> = Vec::new();
         let mut at = id;
-        let mut parent_of_id = None;
         let mut base = None;
         for _ in 0..MAX_DEPTH {
             let Some((parent, name)) = self.places.lock().get(&at).cloned() else { break };
-            parent_of_id.get_or_insert(parent);
             names.push(name);
             at = parent;
             base = self.held_directory(at)?;
@@ -285,7 +329,7 @@ impl Reach {
             }
         }
         let mut found = self.verified(Arc::into_inner(fd).ok_or(Fault::STALE)?, id)?;
-        (found.under, found.checked) = (parent_of_id, checked);
+        found.checked = checked;
         if found.stat.attr.is_dir() && self.may_hold(&found) {
             self.hold(&found);
         }
@@ -296,7 +340,9 @@ impl Reach {
         let opener = self.opener.as_ref().ok_or(Fault::STALE)?;
         let handle = self.handles.lock().get(&id).cloned().ok_or(Fault::STALE)?;
         let found = self.verified(opener.open(&handle)?, id)?;
-        if self.contains(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
+        // A name that it lost would not tell in which directory it lies.
+        let told = found.stat.attr.nlink == 0 || !is_deleted(&found.fd);
+        if told && self.contains(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
     }
 
     fn verified(&self, fd: OwnedFd, id: NodeId) -> Result<Node> {
@@ -311,6 +357,17 @@ impl Reach {
         root == b"/"
             || path == root
             || path.strip_prefix(&root[..]).is_some_and(|rest| rest.starts_with(b"/"))
+    }
+}
+
+impl Under {
+    fn new(dir: &Node, name: &Name) -> Under {
+        Under { dir: dir.id, object: dir.object, fd: Arc::clone(&dir.fd), name: name.clone() }
+    }
+
+    /// What that inode is now, if the name still leads to it.
+    pub(crate) fn look_again(&self, node: &Node) -> Option<Stat> {
+        stat::of_name(&self.fd, self.name.as_bytes()).ok().filter(|stat| stat.is_same(&node.stat))
     }
 }
 
@@ -348,9 +405,15 @@ pub(crate) fn without_atime(fd: OwnedFd) -> OwnedFd {
     fd
 }
 
-fn link(fd: &OwnedFd) -> Option<Vec<u8>> {
+/// The absolute path by which an inode was reached, as it is now; of a name that is gone, with " (deleted)"
+/// behind it.
+pub(crate) fn link(fd: &OwnedFd) -> Option<Vec<u8>> {
     let path = rustix::fs::readlink(proc_path(fd), Vec::with_capacity(256)).ok()?;
     Some(path.into_bytes())
+}
+
+fn is_deleted(fd: &OwnedFd) -> bool {
+    link(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
 }
 
 fn open_beneath(dir: impl AsFd, path: &[u8]) -> Result<OwnedFd> {

@@ -1,7 +1,7 @@
 //! What an export must remember over restarts, in one small file of records.
 //!
-//! Its facts are only ever added: the key of its cookies, which filesystem has which device index,
-//! which large inode number has which short one. So the file is a log of 40-byte records, each with
+//! Its facts are only ever added: the key of its cookies, the secret of its node ids, which filesystem
+//! has which device index, which large inode number has which short one. So the file is a log of 40-byte records, each with
 //! a checksum: `kind u8, 3 zero bytes, crc32c u32 (of all other bytes), a u64, b [u8; 16], c u64`,
 //! little-endian. It is made by renaming a finished file into place; a torn last record is cut off.
 //! Nothing is handed out before [`Log::sync`] returned.
@@ -23,6 +23,8 @@ pub(crate) enum Record {
     /// An inode number of the device with this identity has this number, below 2^48. `index` is its device
     /// index, 0x7ffe for the main filesystem.
     Number { short: u64, index: u64, ino: u64 },
+    /// What node ids are sealed with. It never leaves the server.
+    Secret { key: [u8; 16] },
 }
 
 /// The file, open for adding.
@@ -71,6 +73,21 @@ impl Log {
         self.pending.extend_from_slice(&encode(record));
     }
 
+    /// The secret among `records`; a file that has none (of an earlier version, or just made) gets `fresh`,
+    /// durably.
+    pub(crate) fn secret(&mut self, records: &[Record], fresh: [u8; 16]) -> io::Result<[u8; 16]> {
+        let known = records.iter().find_map(|record| match record {
+            Record::Secret { key } => Some(*key),
+            _ => None,
+        });
+        if let Some(key) = known {
+            return Ok(key);
+        }
+        self.push(Record::Secret { key: fresh });
+        self.sync()?;
+        Ok(fresh)
+    }
+
     /// Makes durable what was pushed. After an error the records stay pending.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         if self.pending.is_empty() {
@@ -96,6 +113,7 @@ fn encode(record: Record) -> [u8; LENGTH] {
             b[..8].copy_from_slice(&index.to_le_bytes());
             (3, short, b, ino)
         }
+        Record::Secret { key } => (4, 0, key, 0),
     };
     let mut out = [0; LENGTH];
     out[0] = kind;
@@ -121,6 +139,7 @@ fn decode(bytes: &[u8]) -> Option<Record> {
         1 => Some(Record::Key { version: a, key: b }),
         2 => Some(Record::Device { index: a, uuid: b, subvolume: c }),
         3 => Some(Record::Number { short: a, index: number(&b[..8]), ino: c }),
+        4 => Some(Record::Secret { key: b }),
         _ => None,
     }
 }
@@ -172,6 +191,22 @@ mod tests {
         bad[LENGTH + 20] ^= 1;
         std::fs::write(&path, &bad).unwrap();
         assert!(Log::open(&path, KEY).is_err());
+    }
+
+    #[test]
+    fn a_file_without_a_secret_gets_one_and_keeps_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ids");
+        let more = Record::Number { short: 1, index: 2, ino: 3 };
+        {
+            let (mut log, records) = Log::open(&path, KEY).unwrap();
+            assert_eq!(log.secret(&records, [5; 16]).unwrap(), [5; 16]);
+            log.push(more);
+            log.sync().unwrap();
+        }
+        let (mut log, records) = Log::open(&path, KEY).unwrap();
+        assert_eq!(records, [KEY, Record::Secret { key: [5; 16] }, more]);
+        assert_eq!(log.secret(&records, [6; 16]).unwrap(), [5; 16]);
     }
 
     #[test]

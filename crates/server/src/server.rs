@@ -1,17 +1,24 @@
 //! Serves exports to sessions over streams.
 
+use crate::error::Fault;
 use crate::export::{Export, ExportError, ExportOptions};
+use crate::exports::Exports;
 use crate::files::SessionFiles;
-use crate::mounts::devices_below;
+use crate::intake;
+use crate::leases::{Holding, Leases};
+use crate::locks::Locks;
 use crate::outbox::Outbox;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
-use nigh_native::{Limits, ServerConfig, ServerEvent};
-use nigh_types::{Errno, Response, Span, Term};
+use nigh_link::{Link, Peer};
+use nigh_native::lease::{LeaseConfig, LeaseReport};
+use nigh_native::{Limits, NAMES_ALONE, ProtocolError, SESSION_TERM, ServerConfig, ServerEvent};
+use nigh_types::{Call, CallId, Errno, Request, Response, Span, Term};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io::{self, Read};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -25,17 +32,16 @@ pub struct ServerOptions {
     /// Below it each export has its state directory.
     pub state_dir: PathBuf,
     pub export: ExportOptions,
+    /// What clients may attach to by name.
+    pub exports: Exports,
     /// Threads that execute calls; at least 4.
     pub threads: u32,
     /// Open files of one session.
     pub files_per_session: u64,
-    /// How long a session stands without renewal; `Span::FOREVER`: until its connection ends, which a
-    /// stream on one machine shows reliably.
+    /// How long a session stands without renewal, on every transport (decision 4 of the design).
     pub session_term: Span,
-    /// How long grants live at the most while several sessions see the same filesystem.
-    pub contended_term: Span,
-    /// A client that gives nothing back for so long loses its session.
-    pub recall_patience: Duration,
+    /// How leases are kept; their term is `session_term`.
+    pub leases: LeaseConfig,
 }
 
 impl ServerOptions {
@@ -44,26 +50,37 @@ impl ServerOptions {
         ServerOptions {
             state_dir,
             export: ExportOptions::default(),
+            exports: Exports::default(),
             threads: 8,
             files_per_session: 1 << 16,
-            session_term: Span::FOREVER,
-            contended_term: Span::from_secs(5),
-            recall_patience: Duration::from_secs(2),
+            session_term: SESSION_TERM,
+            leases: LeaseConfig::default(),
         }
     }
 }
 
-/// Serves any directory that its process can reach to sessions, which name it by its path.
+/// Serves directories to sessions: those of its table of exports by name, and to peers that may do so
+/// any that its process can reach, by its path.
 ///
 /// Exports are opened when the first session attaches and closed after the last one; sessions that
 /// name the same directory share one. Dropping the server ends its sessions.
 pub struct Server {
     options: ServerOptions,
     pool: Arc<Pool>,
+    leases: Arc<Leases>,
     exports: Mutex<HashMap<String, Weak<Export>>>,
-    /// Before `Session::wire` in lock order.
+    /// Before the leases' table and `Session::wire` in lock order.
     sessions: Mutex<Vec<Arc<Session>>>,
+    locks: Arc<Locks>,
     last_session: AtomicU64,
+}
+
+/// How a connection came to its end.
+enum Ended {
+    /// Its client has dropped everything.
+    Goodbye,
+    /// It may not know yet.
+    Cut,
 }
 
 /// How often a session that hears nothing looks after its idle descriptors and its term.
@@ -79,37 +96,49 @@ impl Server {
         let held = options.export.directories.get() as u64 + options.export.readers.get() as u64;
         let room = raise_descriptor_limit().saturating_sub(held + SPARE_DESCRIPTORS);
         options.files_per_session = options.files_per_session.min(room.max(16));
+        let pool = Pool::start(options.threads)?;
+        let config = LeaseConfig { term: options.session_term, ..options.leases };
+        let leases = Leases::new(config, Some(&pool));
+        leases.start_clock()?;
         Ok(Arc::new(Server {
-            pool: Pool::start(options.threads)?,
+            pool,
+            leases,
             options,
             exports: Mutex::default(),
             sessions: Mutex::default(),
+            locks: Arc::default(),
             last_session: AtomicU64::new(0),
         }))
     }
 
-    /// Serves one client until its session ends. What the client may claim follows from the uid that
-    /// the kernel says made the connection.
+    /// Serves one client until its session ends. What the client may claim follows from who the kernel
+    /// says made the connection.
     pub fn serve_stream(&self, stream: UnixStream) -> io::Result<()> {
-        let peer_uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
-        stream.set_write_timeout(Some(Outbox::PATIENCE))?;
-        stream.set_read_timeout(Some(TICK))?;
+        let peer = crate::claims::peer_of(&stream)?;
+        self.serve_link(stream.into(), peer)
+    }
+
+    /// The same for a client of which something else says what it may claim.
+    pub fn serve_link(&self, link: Link, peer: Peer) -> io::Result<()> {
+        link.set_write_timeout(Some(Outbox::PATIENCE))?;
+        link.set_read_timeout(Some(TICK))?;
         let session_id = self.last_session.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::info!(session = session_id, link = %link.kind(), %peer, "connected");
         let config =
             ServerConfig { session_id, session_term: self.options.session_term, limits: Limits::default() };
-        let out = stream.try_clone()?;
-        let session = Arc::new(Session::new(config, out, peer_uid, self.options.contended_term));
+        let session = Arc::new(Session::new(config, link.clone(), peer, &self.leases));
         let writer = Arc::clone(&session);
         let writer = std::thread::Builder::new()
             .name(format!("nigh-write-{session_id}"))
             .spawn(move || writer.outbox.write())?;
         self.sessions.lock().push(Arc::clone(&session));
-        let read = self.read(&session, stream);
-        self.detach(&session);
+        let read = self.read(&session, &link);
+        let goodbye = matches!(read, Ok(Ended::Goodbye));
+        self.detach(&session, goodbye);
         // Its own failures are the connection's.
         let _ = writer.join();
-        tracing::info!(session = session_id, "session ended");
-        read
+        tracing::info!(session = session_id, replaced = session.admission.replaced(), "session ended");
+        read.map(drop)
     }
 
     /// A stream to this server, served by a thread of this process.
@@ -117,7 +146,7 @@ impl Server {
         let (theirs, ours) = UnixStream::pair()?;
         let server = Arc::clone(self);
         std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
-            if let Err(error) = server.serve_stream(ours) {
+            if let Err(error) = server.serve_link(ours.into(), Peer::in_process()) {
                 tracing::warn!(%error, "a session ended with an error");
             }
         })?;
@@ -130,152 +159,198 @@ impl Server {
         self.sessions.lock().len() as u64
     }
 
+    /// Who holds what, and who waits for whom.
+    #[must_use]
+    pub fn leases(&self) -> LeaseReport {
+        self.leases.report()
+    }
+
     /// Ends all sessions; `why` is for people. What is queued for them is still sent.
     pub fn end_sessions(&self, why: &str) {
         let sessions = self.sessions.lock().clone();
         sessions.iter().for_each(|session| session.end(why));
     }
 
-    fn read(&self, session: &Arc<Session>, mut stream: UnixStream) -> io::Result<()> {
+    fn read(&self, session: &Arc<Session>, link: &Link) -> io::Result<Ended> {
         let mut buffer = vec![0; READ_BYTES];
         let mut tick = Instant::now();
         loop {
-            let count = match stream.read(&mut buffer) {
-                Ok(0) => return Ok(()),
+            let count = match link.read(&mut buffer) {
+                Ok(0) => return Ok(Ended::Cut),
                 Ok(count) => count,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => 0,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(Ended::Cut),
                 Err(e) => return Err(e),
             };
-            let (taken, events) = session.with_connection(|connection| {
-                let taken = connection.handle_input(now(), &buffer[..count]);
-                let events: Vec<_> = std::iter::from_fn(|| connection.poll_event()).collect();
-                (taken, events)
-            });
-            if let Err(error) = taken {
-                tracing::warn!(session = session.id, %error, "the client broke the protocol");
-                return Ok(());
-            }
-            for event in events {
-                if !self.take(session, event) {
-                    return Ok(());
-                }
+            if count > 0
+                && let Some(ended) = self.hear(session, &buffer[..count])
+            {
+                return Ok(ended);
             }
             if tick.elapsed() >= TICK {
                 tick = Instant::now();
-                if session.with_connection(|connection| connection.lapses() < now()) {
-                    session.end("the client was silent for longer than its term");
-                    return Ok(());
-                }
-                if let Some(attached) = session.attached() {
-                    attached.export.close_idle(tick);
+                match session.attached() {
+                    Some(attached) => attached.export.close_idle(tick),
+                    None if session.with_connection(|connection| connection.lapses() < now()) => {
+                        session.end("nothing was said for too long");
+                        return Ok(Ended::Cut);
+                    }
+                    None => {}
                 }
             }
         }
     }
 
-    /// False when the session is over.
-    fn take(&self, session: &Arc<Session>, event: ServerEvent) -> bool {
+    /// Takes in what a client said. Only while its lease goes on by that is it answered: where it owes
+    /// acknowledgements for too long, all else that it says waits until it has given them.
+    fn hear(&self, session: &Arc<Session>, bytes: &[u8]) -> Option<Ended> {
+        let is_heard = || session.attached().is_none() || self.leases.is_heard(session.holder());
+        let heard = is_heard();
+        let (taken, events) = session.with_connection(|connection| {
+            connection.mute(!heard);
+            let taken = connection.handle_input(now(), bytes);
+            (taken, std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>())
+        });
+        let ended = self.take_all(session, events);
+        if let Err(error) = taken {
+            if error != ProtocolError::Ended {
+                tracing::warn!(session = session.id, %error, "the client broke the protocol");
+            }
+            return Some(ended.unwrap_or(Ended::Cut));
+        }
+        if ended.is_some() || heard || !is_heard() {
+            return ended;
+        }
+        let events = session.with_connection(|connection| {
+            connection.mute(false);
+            std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>()
+        });
+        self.take_all(session, events)
+    }
+
+    fn take_all(&self, session: &Arc<Session>, events: Vec<ServerEvent>) -> Option<Ended> {
+        events.into_iter().find_map(|event| self.take(session, event))
+    }
+
+    /// Answers how the session ended, if it did.
+    fn take(&self, session: &Arc<Session>, event: ServerEvent) -> Option<Ended> {
         match event {
-            ServerEvent::Attach { export, term, .. } => match self.attach(session, &export, term) {
-                Ok(()) => true,
-                Err((errno, message)) => {
+            ServerEvent::Attach { client, incarnation, export, term, features, .. } => {
+                let attached = self.attach(session, &export, (client, incarnation), term, features);
+                if let Err((errno, message)) = attached {
                     session.with_connection(|connection| connection.refuse(errno, &message));
-                    false
+                    return Some(Ended::Goodbye);
                 }
-            },
-            ServerEvent::Request { call, request } => {
-                if let nigh_types::Call::Release { handles } = &request.call {
-                    if let Some(attached) = session.attached() {
-                        attached.files.release(handles);
-                    }
-                } else {
-                    self.pool.submit(Job { session: Arc::clone(session), call, request });
-                }
-                true
             }
-            ServerEvent::Cancel(call) => {
-                if self.pool.take_back(session, call) {
-                    session.answer(call, Response::plain(Err(Errno::INTR)));
-                }
-                true
-            }
-            ServerEvent::Acknowledge(recall) => {
-                session.acknowledge(recall);
-                true
-            }
-            ServerEvent::Return(grants) => {
-                session.returned(&grants);
-                true
-            }
+            ServerEvent::Request { call, request } => return self.request(session, call, request),
+            ServerEvent::Cancel(call) => self.cancel(session, call),
+            ServerEvent::Acknowledge(recall) => self.leases.acknowledge(session.holder(), recall),
+            ServerEvent::Return(grants) => self.leases.give_back(session.holder(), &grants),
             ServerEvent::Bye { why } => {
                 tracing::debug!(session = session.id, why, "the client said goodbye");
-                false
+                return Some(Ended::Goodbye);
             }
+        }
+        None
+    }
+
+    fn request(&self, session: &Arc<Session>, call: CallId, request: Request) -> Option<Ended> {
+        let attached = session.attached()?;
+        if let Err(broken) = intake::check(&attached.export, &request) {
+            session.end(&broken.to_string());
+            return Some(Ended::Cut);
+        }
+        match &request.call {
+            Call::Release { handles } => {
+                attached.files.release(handles);
+                return None;
+            }
+            Call::Unlock { .. } => {
+                let result = self.locks.unlock(session.id, &request.call);
+                session.answer(call, Response::plain(result));
+                return None;
+            }
+            Call::Lock { .. } => self.locks.expect(session.id, call),
+            _ => {}
+        }
+        self.pool.submit(Job { session: Arc::clone(session), call, request, change: None });
+        None
+    }
+
+    /// Noted before looking, so that a call on its way from one to the other is not missed.
+    fn cancel(&self, session: &Arc<Session>, call: CallId) {
+        session.note_cancelled(call);
+        let job = self.pool.take_back(session, call).or_else(|| self.leases.take_back(session, call));
+        if let Some(job) = job {
+            self.locks.forget(session.id, call);
+            job.give_up();
+        } else if self.locks.cancel(session.id, call) {
+            session.answer(call, Response::plain(Err(Errno::INTR)));
         }
     }
 
-    fn attach(&self, session: &Arc<Session>, export: &[u8], term: Term) -> Result<(), (Errno, String)> {
-        let path = Path::new(OsStr::from_bytes(export));
-        if !path.is_absolute() {
-            return Err((Errno::INVAL, format!("{} is no absolute path", path.display())));
-        }
-        let export = self.export(path).map_err(|error| (error.errno(), error.to_string()))?;
-        let files = SessionFiles::new(self.options.files_per_session, term);
-        let devices = devices_below(path).map_err(|error| {
-            (crate::error::Fault::from_io(&error).into(), format!("cannot read the table of mounts: {error}"))
-        })?;
-        session.attach(Attached { export, files, wanted: term, devices });
+    fn attach(
+        &self,
+        session: &Arc<Session>,
+        asked: &[u8],
+        who: (u64, u64),
+        term: Term,
+        features: u64,
+    ) -> Result<(), (Errno, String)> {
+        let refused = |fault: Fault| {
+            let errno = Errno::from(fault);
+            let shown = String::from_utf8_lossy(asked);
+            (errno, format!("cannot attach to {shown}: {errno}; mount what you may enter yourself"))
+        };
+        // What is named is the administrator's choice; any other path is walked as the peer, first of all.
+        let found = match asked.first() {
+            Some(b'/') if session.peer.may_name_any_path() => {
+                let path = Path::new(OsStr::from_bytes(asked));
+                intake::open_as_peer(path, &session.admission).map_err(refused)?
+            }
+            _ => None,
+        };
+        let (root, path) = self.options.exports.open(asked, &session.peer)?;
+        let path = path.as_path();
+        let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
+        intake::check_root(&export, found).map_err(refused)?;
+        let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
+        let files = SessionFiles::of_session(self.options.files_per_session, term, holding)
+            .vouched(session.admission.vouches());
+        let locks = Arc::clone(&self.locks);
+        session.attach(Attached { export, files, locks, who });
         let Some(attached) = session.attached() else { return Err((Errno::IO, "not attached".into())) };
-        self.share_out(session);
+        self.locks.begin(session, who.0);
         let agreed = attached.export.session(&attached.files);
-        let agreed =
+        let mut agreed =
             agreed.map_err(|errno| (errno, format!("cannot look at {}: {errno}", path.display())))?;
+        intake::introduce(&mut agreed, &attached.export, &session.admission, features);
+        self.leases.attach(session, who, features & NAMES_ALONE != 0, term);
         tracing::info!(session = session.id, export = attached.export.id(), term = ?agreed.term, "attached");
         session.with_connection(|connection| connection.accept(agreed));
         Ok(())
     }
 
-    /// See docs/decisions/0007-two-mounts-before-leases.md.
-    fn share_out(&self, newcomer: &Arc<Session>) {
-        let mut contended = Vec::new();
-        {
-            let sessions = self.sessions.lock();
-            for other in sessions.iter().filter(|other| !Arc::ptr_eq(other, newcomer)) {
-                if overlap(newcomer, other) {
-                    newcomer.contend();
-                    other.contend();
-                    contended.push(Arc::clone(other));
-                }
-            }
-        }
-        for other in contended {
-            other.await_acknowledgements(self.options.recall_patience);
-        }
-    }
-
-    fn detach(&self, session: &Arc<Session>) {
-        self.pool.forget(session);
+    fn detach(&self, session: &Arc<Session>, goodbye: bool) {
         session.finish("the session is over");
-        let mut sessions = self.sessions.lock();
-        sessions.retain(|other| !Arc::ptr_eq(other, session));
-        for (at, one) in sessions.iter().enumerate() {
-            let contended = sessions.iter().enumerate().any(|(other, two)| other != at && overlap(one, two));
-            if !contended {
-                one.be_alone();
-            }
+        self.pool.forget(session);
+        if let Some(attached) = session.attached() {
+            self.leases.leave(session, attached.who, goodbye);
         }
+        session.leave();
+        self.sessions.lock().retain(|other| !Arc::ptr_eq(other, session));
     }
 
-    fn export(&self, path: &Path) -> Result<Arc<Export>, ExportError> {
-        let id = Export::identify(path)?;
+    fn export(&self, root: OwnedFd, path: &Path) -> Result<Arc<Export>, ExportError> {
+        let again = root.try_clone().map_err(|error| ExportError::Open { path: path.into(), error })?;
+        let id = Export::identify_dir(again, path)?;
         let mut exports = self.exports.lock();
         exports.retain(|_, export| export.strong_count() > 0);
         if let Some(export) = exports.get(&id).and_then(Weak::upgrade) {
             return Ok(export);
         }
-        let export = Arc::new(Export::open(path, &self.options.state_dir, self.options.export)?);
+        let export = Arc::new(Export::open_dir(root, path, &self.options.state_dir, self.options.export)?);
         exports.insert(id, Arc::downgrade(&export));
         Ok(export)
     }
@@ -285,14 +360,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.end_sessions("the server stops");
         self.pool.stop();
-    }
-}
-
-/// Whether two sessions may see the same files: their exports have a filesystem in common.
-fn overlap(one: &Session, two: &Session) -> bool {
-    match (one.attached(), two.attached()) {
-        (Some(one), Some(two)) => !one.devices.is_disjoint(&two.devices),
-        _ => false,
+        self.leases.stop();
     }
 }
 

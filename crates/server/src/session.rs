@@ -1,28 +1,36 @@
-//! One client's session: its connection, open files, and the grants that may have to be recalled.
+//! One client's session: its connection and its open files.
 
-use crate::export::Export;
+use crate::claims::Admission;
+use crate::export::{Export, Progress};
 use crate::files::SessionFiles;
+use crate::leases::Leases;
+use crate::locks::{Locks, Running};
+use crate::ops::{self};
 use crate::outbox::Outbox;
+use crate::pool::Job;
+use nigh_link::{Link, Peer};
+use nigh_native::lease::Holder;
 use nigh_native::{ServerConfig, ServerConnection, encode_response};
-use nigh_types::{
-    CallId, Covers, Errno, Grant, GrantId, NodeId, Recall, RecallId, Request, Response, Span, Term, Time,
-};
-use parking_lot::{Condvar, Mutex};
-use rustc_hash::{FxHashMap, FxHashSet};
-use std::os::unix::net::UnixStream;
+use nigh_types::{Call, CallId, Place, Recall, Request, Response, Time};
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
-/// Lock order: the server's table of sessions, `Session::wire`, the outbox.
+/// Lock order: the server's table of sessions, the table of leases, `Session::wire`, the outbox;
+/// `cancelled` alone.
 pub(crate) struct Session {
     pub(crate) id: u64,
-    /// The uid that the kernel says is at the other end.
-    peer_uid: u32,
-    /// Grants of a contended session live no longer than this.
-    contended_term: Span,
+    /// Who is at the other end, and may claim what.
+    pub(crate) peer: Peer,
+    /// As whom its calls are done.
+    pub(crate) admission: Admission,
+    leases: Arc<Leases>,
     attached: OnceLock<Attached>,
-    wire: Mutex<Wire>,
-    acknowledged: Condvar,
+    wire: Mutex<ServerConnection>,
+    /// Calls that are not answered yet and for which nobody waits.
+    cancelled: Mutex<FxHashSet<CallId>>,
+    /// Calls that threads of the pool execute.
+    running: Running,
     pub(crate) outbox: Outbox,
 }
 
@@ -30,50 +38,29 @@ pub(crate) struct Session {
 pub(crate) struct Attached {
     pub(crate) export: Arc<Export>,
     pub(crate) files: SessionFiles,
-    /// What the client asked for.
-    pub(crate) wanted: Term,
-    /// Devices on which the export lies, as mountinfo numbers them.
-    pub(crate) devices: FxHashSet<String>,
-}
-
-struct Wire {
-    connection: ServerConnection,
-    grants: Granted,
-    /// Others see the same files.
-    contended: bool,
-    recalls: FxHashSet<RecallId>,
-    last_recall: u64,
-}
-
-/// Grants that live longer than the cap for contended sessions, by what they cover.
-#[derive(Default)]
-struct Granted {
-    latest: FxHashMap<(NodeId, Covers), GrantId>,
-    by_id: FxHashMap<GrantId, (NodeId, Covers)>,
+    pub(crate) locks: Arc<Locks>,
+    /// The client and its incarnation.
+    pub(crate) who: (u64, u64),
 }
 
 impl Session {
-    pub(crate) fn new(
-        config: ServerConfig,
-        stream: UnixStream,
-        peer_uid: u32,
-        contended_term: Span,
-    ) -> Session {
+    pub(crate) fn new(config: ServerConfig, link: Link, peer: Peer, leases: &Arc<Leases>) -> Session {
         Session {
             id: config.session_id,
-            peer_uid,
-            contended_term,
+            admission: Admission::new(peer.claims().clone(), peer.squash()),
+            peer,
+            leases: Arc::clone(leases),
             attached: OnceLock::new(),
-            wire: Mutex::new(Wire {
-                connection: ServerConnection::new(now(), config),
-                grants: Granted::default(),
-                contended: false,
-                recalls: FxHashSet::default(),
-                last_recall: 0,
-            }),
-            acknowledged: Condvar::new(),
-            outbox: Outbox::new(stream),
+            wire: Mutex::new(ServerConnection::new(now(), config)),
+            cancelled: Mutex::default(),
+            running: Running::default(),
+            outbox: Outbox::new(link),
         }
+    }
+
+    /// This session in the table of leases.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder(self.id)
     }
 
     pub(crate) fn attached(&self) -> Option<&Attached> {
@@ -85,10 +72,10 @@ impl Session {
         let _ = self.attached.set(attached);
     }
 
-    /// Does something with the connection and sends what it put out.
+    /// Does something with the connection and sends what it put out. Not with the table of leases.
     pub(crate) fn with_connection<T>(&self, act: impl FnOnce(&mut ServerConnection) -> T) -> T {
         let mut wire = self.wire.lock();
-        let result = act(&mut wire.connection);
+        let result = act(&mut wire);
         self.flush(&mut wire);
         drop(wire);
         self.outbox.send();
@@ -97,161 +84,151 @@ impl Session {
 
     /// Ends the session from this side.
     pub(crate) fn end(&self, why: &str) {
-        tracing::info!(session = self.id, why, "session ended by the server");
+        if !self.is_over() {
+            tracing::info!(session = self.id, why, "session ended by the server");
+        }
         self.finish(why);
     }
 
-    /// Nothing comes any more; what is queued is still sent, then the connection is closed. Nobody waits
-    /// for this client's acknowledgements any longer.
+    /// Nothing comes any more; what is queued is still sent, then the connection is closed.
     pub(crate) fn finish(&self, why: &str) {
         self.with_connection(|connection| connection.end(why));
         self.outbox.end();
-        self.acknowledged.notify_all();
     }
 
-    /// Executes a call on this thread and answers it.
-    pub(crate) fn execute(self: &Arc<Session>, call: CallId, request: Request) {
-        let Some(Attached { export, files, .. }) = self.attached() else { return };
-        if self.peer_uid != 0 && export.acts() && request.credentials.uid != self.peer_uid {
-            return self.answer(call, Response::plain(Err(Errno::PERM)));
+    pub(crate) fn is_over(&self) -> bool {
+        self.wire.lock().is_ended()
+    }
+
+    /// Nobody waits for this call any more: if it has to wait for others it is given up.
+    pub(crate) fn note_cancelled(&self, call: CallId) {
+        self.cancelled.lock().insert(call);
+    }
+
+    pub(crate) fn is_cancelled(&self, call: CallId) -> bool {
+        self.cancelled.lock().contains(&call)
+    }
+
+    /// Executes a call on this thread and answers it, or leaves it with the leases until others have given
+    /// back what it changes.
+    pub(crate) fn execute(self: &Arc<Session>, job: Job) {
+        if self.running.enter() {
+            self.run(job);
+        } else {
+            drop(job);
         }
+        if self.running.leave() {
+            self.free_locks();
+        }
+    }
+
+    /// The session's threads begin nothing more. Its locks go with the last call that one of them executes.
+    pub(crate) fn leave(&self) {
+        if self.running.close() {
+            self.free_locks();
+        }
+    }
+
+    fn free_locks(&self) {
+        if let Some(attached) = self.attached() {
+            attached.locks.end(self.id);
+        }
+    }
+
+    /// Answers a call for a lock, or leaves it waiting.
+    fn lock(&self, call: CallId, request: &Request, node: &Place) {
+        let Some(Attached { export, files, locks, .. }) = self.attached() else { return };
+        let result = match ops::locks::find(export, files, node) {
+            Ok(found) => locks.lock(self.id, call, found, &request.call),
+            Err(fault) => {
+                locks.forget(self.id, call);
+                Some(Err(fault.into()))
+            }
+        };
+        if let Some(result) = result {
+            self.answer(call, Response::plain(result));
+        }
+    }
+
+    fn run(self: &Arc<Session>, mut job: Job) {
+        job.request.credentials = self.admission.admit(job.request.credentials);
+        let mut next = Some(job);
+        while let Some(job) = next {
+            next = self.attempt(job).and_then(|waits| self.leases.park(waits));
+        }
+    }
+
+    /// The call, if it waits.
+    fn attempt(&self, job: Job) -> Option<Job> {
+        let Attached { export, files, .. } = self.attached()?;
+        let Job { session, call, request, change } = job;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            export.execute(files, call, request, &mut |response| {
+            if let Call::Lock { node, .. } | Call::GetLock { node, .. } = &request.call {
+                self.lock(call, &request, node);
+                return Progress::Answered;
+            }
+            export.attempt(files, call, &request, change, &mut |response| {
                 let last = response.last;
                 self.answer(call, response);
                 if !last {
                     self.outbox.wait_for_room();
                 }
-            });
+            })
         }));
-        if done.is_err() {
-            self.end("the server has a bug; its log says where");
+        match done {
+            Ok(Progress::Answered) => None,
+            Ok(Progress::Waits(change)) => Some(Job { session, call, request, change: Some(change) }),
+            Err(_) => {
+                self.end("the server has a bug; its log says where");
+                None
+            }
         }
     }
 
-    /// Sends a response. It is encoded before the connection is locked.
+    /// Sends a response. It is encoded before anything is locked; grants that were recalled or ended since
+    /// they were registered are left out.
     pub(crate) fn answer(&self, call: CallId, mut response: Response) {
-        let mut bytes = encode_response(call, &response);
-        let mut wire = self.wire.lock();
-        if wire.contended {
-            if shorten(&mut response.grants, self.contended_term) {
-                bytes = encode_response(call, &response);
-            }
+        if response.last {
+            self.cancelled.lock().remove(&call);
+        }
+        let bytes = encode_response(call, &response);
+        if response.grants.is_empty() {
+            self.transmit(call, response.last, bytes);
         } else {
-            let long = |grant: &&Grant| capped(grant.term, self.contended_term) != grant.term;
-            response.grants.iter().filter(long).for_each(|grant| wire.grants.note(grant));
+            let last = response.last;
+            let mut grants = std::mem::take(&mut response.grants);
+            self.leases.put_answer(self.holder(), &mut grants, |grants, same| {
+                let bytes = if same {
+                    bytes
+                } else {
+                    response.grants = grants.to_vec();
+                    encode_response(call, &response)
+                };
+                self.transmit(call, last, bytes);
+            });
         }
-        wire.connection.transmit_encoded(call, response.last, bytes);
-        self.flush(&mut wire);
-        drop(wire);
         self.outbox.send();
     }
 
-    pub(crate) fn returned(&self, grants: &[GrantId]) {
+    /// Puts a recall on the wire; the outbox is to be told to send when no lock is held.
+    pub(crate) fn queue_recall(&self, recall: Recall) {
         let mut wire = self.wire.lock();
-        grants.iter().for_each(|id| wire.grants.forget(*id));
-    }
-
-    pub(crate) fn acknowledge(&self, recall: RecallId) {
-        self.wire.lock().recalls.remove(&recall);
-        self.acknowledged.notify_all();
-    }
-
-    /// Others see the same files from now on: grants live as long as those of contended sessions, and
-    /// all that would live longer are recalled.
-    pub(crate) fn contend(&self) {
-        let Some(attached) = self.attached() else { return };
-        let mut wire = self.wire.lock();
-        if wire.contended {
-            return;
-        }
-        wire.contended = true;
-        attached.files.change_term(capped(attached.wanted, self.contended_term));
-        let granted = std::mem::take(&mut wire.grants);
-        for (node, covers) in granted.latest.into_keys() {
-            wire.last_recall += 1;
-            let id = RecallId(wire.last_recall);
-            wire.connection.recall(Recall { id, node, covers, names: Vec::new() });
-            if !wire.connection.is_ended() {
-                wire.recalls.insert(id);
-            }
-        }
+        wire.recall(recall);
         self.flush(&mut wire);
-        drop(wire);
-        self.outbox.send();
     }
 
-    /// Grants may live as long as the client wants again.
-    pub(crate) fn be_alone(&self) {
-        let Some(attached) = self.attached() else { return };
+    fn transmit(&self, call: CallId, last: bool, bytes: Vec<u8>) {
         let mut wire = self.wire.lock();
-        if std::mem::take(&mut wire.contended) {
-            attached.files.change_term(attached.wanted);
+        wire.transmit_encoded(call, last, bytes);
+        self.flush(&mut wire);
+    }
+
+    fn flush(&self, wire: &mut ServerConnection) {
+        let frames = std::iter::from_fn(|| wire.poll_transmit());
+        if !self.outbox.add(frames) && !wire.is_ended() {
+            wire.end("the client does not read");
         }
     }
-
-    /// Waits until the client has given back what was recalled; a client of which nothing is heard
-    /// for `patience` loses its session.
-    pub(crate) fn await_acknowledgements(&self, patience: Duration) {
-        let mut wire = self.wire.lock();
-        let mut left = wire.recalls.len();
-        let mut deadline = Instant::now() + patience;
-        while !wire.recalls.is_empty() && !wire.connection.is_ended() {
-            let late = self.acknowledged.wait_until(&mut wire, deadline).timed_out();
-            if wire.recalls.len() < left {
-                left = wire.recalls.len();
-                deadline = Instant::now() + patience;
-            } else if late {
-                drop(wire);
-                return self.end("the client did not give back what was recalled");
-            }
-        }
-    }
-
-    fn flush(&self, wire: &mut Wire) {
-        let frames = std::iter::from_fn(|| wire.connection.poll_transmit());
-        if !self.outbox.add(frames) && !wire.connection.is_ended() {
-            wire.connection.end("the client does not read");
-        }
-    }
-}
-
-impl Granted {
-    fn note(&mut self, grant: &Grant) {
-        let key = (grant.node, grant.covers);
-        if let Some(older) = self.latest.insert(key, grant.id) {
-            self.by_id.remove(&older);
-        }
-        self.by_id.insert(grant.id, key);
-    }
-
-    fn forget(&mut self, id: GrantId) {
-        if let Some(key) = self.by_id.remove(&id)
-            && self.latest.get(&key) == Some(&id)
-        {
-            self.latest.remove(&key);
-        }
-    }
-}
-
-/// The shorter of the two.
-pub(crate) fn capped(term: Term, cap: Span) -> Term {
-    match term {
-        Term::Limited(span) if span <= cap => term,
-        _ => Term::Limited(cap),
-    }
-}
-
-/// Whether any had to be.
-fn shorten(grants: &mut [Grant], cap: Span) -> bool {
-    let mut any = false;
-    for grant in grants {
-        let term = capped(grant.term, cap);
-        any |= term != grant.term;
-        grant.recallable &= term == grant.term;
-        grant.term = term;
-    }
-    any
 }
 
 /// The time that sessions count: it goes on while the machine sleeps.

@@ -1,6 +1,7 @@
 //! statx(2), and what of it identifies an inode.
 
 use crate::error::Result;
+use nigh_native::lease::Object;
 use nigh_types::{Attr, Timestamp};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;
@@ -43,7 +44,24 @@ pub(crate) fn of_name(dir: impl AsFd, name: &[u8]) -> Result<Stat> {
 }
 
 impl Stat {
+    /// What the lease table knows it by: the same for all exports. `overlay`: its birth time changes when it
+    /// is first written.
+    pub(crate) fn object(&self, overlay: bool) -> Object {
+        let device = (u64::from(self.dev.0) << 32) | u64::from(self.dev.1);
+        Object {
+            filesystem: device ^ self.subvolume.rotate_left(44),
+            ino: self.ino,
+            birth: if overlay { 0 } else { self.birth_ns },
+        }
+    }
+
+    /// Whether both are of one inode.
+    pub(crate) fn is_same(&self, other: &Stat) -> bool {
+        (self.dev, self.subvolume, self.ino) == (other.dev, other.subvolume, other.ino)
+    }
+
     fn new(x: &Statx) -> Stat {
+        let birth_ns = if x.stx_mask & StatxFlags::BTIME.bits() == 0 { 0 } else { nanos(x.stx_btime) };
         Stat {
             attr: Attr {
                 size: x.stx_size,
@@ -56,10 +74,11 @@ impl Stat {
                 atime: timestamp(x.stx_atime),
                 mtime: timestamp(x.stx_mtime),
                 ctime: timestamp(x.stx_ctime),
+                birth_ns,
             },
             ino: x.stx_ino,
             dev: Dev(x.stx_dev_major, x.stx_dev_minor),
-            birth_ns: if x.stx_mask & StatxFlags::BTIME.bits() == 0 { 0 } else { nanos(x.stx_btime) },
+            birth_ns,
             mount: x.stx_mnt_id,
             subvolume: if x.stx_mask & STATX_SUBVOL == 0 { 0 } else { x.stx_subvol },
         }

@@ -26,7 +26,7 @@ fn lookup_tells_targets_kinds_and_what_is_not_there() {
     let d = x.response(Call::Lookup { dir: x.top(), name: name("d") });
     let covers: Vec<_> = d.grants.iter().map(|g| (g.node, g.covers)).collect();
     assert_eq!(covers, [(x.root, Covers::Names), (x.place("d").node, Covers::Inode)]);
-    assert!(d.grants.iter().all(|g| g.term == Term::Limited(Span::from_secs(5)) && !g.recallable));
+    assert!(d.grants.iter().all(|g| g.term == Term::Limited(Span::from_secs(5)) && g.recallable));
 }
 
 #[test]

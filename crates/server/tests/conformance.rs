@@ -44,7 +44,10 @@ impl Harness for Served {
         let attach = dir.path().as_os_str().as_bytes().to_vec();
         let term = Term::Limited(Span::from_secs(5));
         self.current = Some((dir, stream));
-        Box::new(ClientSession::new(self.now(), ClientConfig { client: 1, incarnation: 1, attach, term }))
+        Box::new(ClientSession::new(
+            self.now(),
+            ClientConfig { client: 1, incarnation: 1, attach, term, features: 0 },
+        ))
     }
 
     fn now(&self) -> Time {

@@ -6,8 +6,10 @@
 //! | `world` | clients of one fake server, stepped by hand, with the truth checked after each step |
 //! | `script` | races as readable texts, in `testdata` |
 //! | `random` | seeded histories |
+//! | `mirror` | one client beside a second tree that executes the same requests directly |
 
 pub mod kernel;
+pub mod mirror;
 pub mod random;
 pub mod script;
 pub mod world;

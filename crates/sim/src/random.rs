@@ -34,7 +34,7 @@ impl Dice {
         self.next() % n
     }
 
-    fn pick<'a>(&mut self, from: &'a [&'a str]) -> &'a str {
+    pub(crate) fn pick<'a>(&mut self, from: &'a [&'a str]) -> &'a str {
         let at = usize::try_from(self.below(from.len() as u64)).unwrap_or(0);
         from[at]
     }

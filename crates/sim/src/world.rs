@@ -115,6 +115,16 @@ impl World {
         id
     }
 
+    /// One request and its answer.
+    ///
+    /// # Panics
+    /// If it has to wait, with nothing under way that could end that.
+    pub fn answer(&mut self, at: usize, op: Op) -> Answer {
+        let id = self.ask(at, op);
+        let answer = self.answers.iter().rev().find(|(_, of, ..)| *of == id).map(|(.., a)| a.clone());
+        answer.unwrap_or_else(|| panic!("{id:?} is not answered:\n{}", self.trace.join("\n")))
+    }
+
     /// Notes what the watched names lead to now.
     pub fn observe(&mut self) {
         self.tick += 1;
@@ -142,11 +152,14 @@ impl World {
     /// Time passes; what falls due happens in its order.
     pub fn advance(&mut self, span: Span) {
         let until = self.now.after(span);
+        let mut at_once = 0;
         loop {
             let next = self.settle();
             if next > until {
                 break;
             }
+            at_once = if next > self.now { 0 } else { at_once + 1 };
+            assert!(at_once < 1_000, "time stands still:\n{}", self.trace.join("\n"));
             self.now = self.now.max(next);
             for at in 0..self.clients.len() {
                 self.clients[at].cache.handle_timeout(self.now);
@@ -277,7 +290,11 @@ impl World {
         }
         match &op {
             Op::Lookup { dir, name } => kernel.looked(now, *dir, name, &answer),
-            Op::Create { dir, name, .. } | Op::Mkdir { dir, name, .. } | Op::Link { dir, name, .. }
+            Op::Create { dir, name, .. }
+            | Op::Mkdir { dir, name, .. }
+            | Op::Mknod { dir, name, .. }
+            | Op::Symlink { dir, name, .. }
+            | Op::Link { dir, name, .. }
                 if !matches!(answer, Answer::Failed(_)) =>
             {
                 kernel.looked(now, *dir, name, &answer);
@@ -296,7 +313,7 @@ impl World {
                     kernel.page(now, *ino, page);
                 }
             }
-            _ => {}
+            op => changed_inode(op).into_iter().for_each(|ino| kernel.forget(&Stale::Attr { ino })),
         }
         let memory = if from_memory { " from memory" } else { "" };
         let what = self.of(&op);
@@ -383,6 +400,8 @@ fn names_of(op: &Op) -> Vec<(u64, Name)> {
     match op {
         Op::Create { dir, name, .. }
         | Op::Mkdir { dir, name, .. }
+        | Op::Mknod { dir, name, .. }
+        | Op::Symlink { dir, name, .. }
         | Op::Link { dir, name, .. }
         | Op::Unlink { dir, name }
         | Op::Rmdir { dir, name } => vec![(*dir, name.clone())],
@@ -390,6 +409,21 @@ fn names_of(op: &Op) -> Vec<(u64, Name)> {
             vec![(*from, name.clone()), (*to, new_name.clone())]
         }
         _ => Vec::new(),
+    }
+}
+
+/// The inode whose attributes the kernel asks for again after such a request (`fuse_write_update_attr`,
+/// `fuse_update_ctime`, `fuse_truncate_update_attr`), and the directory where a nameless file was made.
+fn changed_inode(op: &Op) -> Option<u64> {
+    match op {
+        Op::Write { ino, .. }
+        | Op::Fallocate { ino, .. }
+        | Op::SetXattr { ino, .. }
+        | Op::RemoveXattr { ino, .. }
+        | Op::CopyRange { to_ino: ino, .. } => Some(*ino),
+        Op::Open { ino, access, .. } if access.truncate => Some(*ino),
+        Op::Tmpfile { dir, .. } => Some(*dir),
+        _ => None,
     }
 }
 

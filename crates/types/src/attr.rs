@@ -1,6 +1,6 @@
 //! Attributes of an inode.
 
-use crate::{Errno, NodeId};
+use crate::Errno;
 
 /// Seconds and nanoseconds since 1970 UTC; `nanos` < 1,000,000,000.
 ///
@@ -27,7 +27,7 @@ impl Timestamp {
     }
 }
 
-/// What `stat` says of an inode, but for its id. The birth time is `NodeId::generation`.
+/// What `stat` says of an inode, but for its id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Attr {
     /// Bytes.
@@ -44,6 +44,8 @@ pub struct Attr {
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
+    /// Nanoseconds since 1970; 0 where the filesystem has no birth times.
+    pub birth_ns: u64,
 }
 
 /// Type of an inode.
@@ -106,6 +108,15 @@ impl Attr {
     pub fn covered_by_parent(&self) -> bool {
         !self.is_dir() && self.nlink == 1
     }
+
+    /// When the inode was made; `None` where the filesystem does not say.
+    #[must_use]
+    pub fn birth_time(&self) -> Option<Timestamp> {
+        (self.birth_ns != 0).then(|| Timestamp {
+            secs: (self.birth_ns / 1_000_000_000).cast_signed(),
+            nanos: u32::try_from(self.birth_ns % 1_000_000_000).unwrap_or(0),
+        })
+    }
 }
 
 /// A time to set.
@@ -135,13 +146,4 @@ impl SetAttr {
     pub fn is_empty(&self) -> bool {
         *self == SetAttr { kill_suidgid: self.kill_suidgid, ..SetAttr::default() }
     }
-}
-
-/// The birth time that a node id carries, as (seconds, nanoseconds); `None` where there is none.
-#[must_use]
-pub fn birth_time(id: NodeId) -> Option<Timestamp> {
-    (id.generation != 0).then(|| Timestamp {
-        secs: (id.generation / 1_000_000_000).cast_signed(),
-        nanos: u32::try_from(id.generation % 1_000_000_000).unwrap_or(0),
-    })
 }

@@ -1,6 +1,6 @@
 //! What a cache asks of its remote.
 
-use crate::{Credentials, Handle, Kind, Name, NodeId, Place, SetAttr};
+use crate::{Credentials, Handle, Kind, LockKind, Name, NodeId, Place, SetAttr};
 
 /// Names a mutation for ever: the remote can tell a repeated one from a new one.
 /// See docs/decisions/0003-operation-names.md.
@@ -75,6 +75,15 @@ pub enum Call {
     GetFlags { node: Place },
     /// Open files that are needed no more; no reply is sent.
     Release { handles: Vec<Handle> },
+    /// A lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on all
+    /// of it. It takes the place of what the owner holds there. `owner` is a number of this client's; those
+    /// of flock(2) are a space of their own → `Reply::Done`; else, without `wait`, `EAGAIN`. With it the
+    /// reply comes when the lock is held, or `EINTR` when the call is cancelled; `EDEADLK`, `ENOLCK`.
+    Lock { node: Place, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64, wait: bool, pid: u32 },
+    /// Ends what the owner holds of these bytes → `Reply::Done`, also where that is nothing.
+    Unlock { node: Place, owner: u64, flock: bool, start: u64, end: u64 },
+    /// What keeps the owner from such a lock → `Reply::Locked`
+    GetLock { node: Place, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64 },
 
     /// A regular file, opened → `Reply::Made` with a handle. Without `exclusive` an existing file is
     /// opened as it is. `mode` is as the application gave it; the server's filesystem applies
@@ -146,7 +155,10 @@ impl Call {
             | Call::Read { .. }
             | Call::Seek { .. }
             | Call::GetFlags { .. }
-            | Call::Release { .. } => false,
+            | Call::Release { .. }
+            | Call::Lock { .. }
+            | Call::Unlock { .. }
+            | Call::GetLock { .. } => false,
             Call::Open { .. }
             | Call::Create { .. }
             | Call::Tmpfile { .. }
@@ -167,6 +179,13 @@ impl Call {
         }
     }
 
+    /// Whether its answer may wait for what other callers do: such calls do not count among those that a
+    /// session may have outstanding, or who waits for a lock could keep its holder from unlocking.
+    #[must_use]
+    pub fn waits_for_lock(&self) -> bool {
+        matches!(self, Call::Lock { wait: true, .. })
+    }
+
     /// The name under which `nigh status` counts this call (`remote.by_type`).
     #[must_use]
     pub fn type_name(&self) -> &'static str {
@@ -184,6 +203,9 @@ impl Call {
             Call::Seek { .. } => "seek",
             Call::GetFlags { .. } => "getflags",
             Call::Release { .. } => "release",
+            Call::Lock { .. } => "lock",
+            Call::Unlock { .. } => "unlock",
+            Call::GetLock { .. } => "getlock",
             Call::Create { .. } => "create",
             Call::Tmpfile { .. } => "tmpfile",
             Call::Mknod { .. } => "mknod",

@@ -33,4 +33,31 @@ pub struct Session {
     pub host_bound: String,
     /// Names of guarantees (`S4`) that this export cannot give, and why. For people.
     pub not_given: Vec<(String, String)>,
+    /// (uid, gid) as which the server does what this client asks for its own user.
+    pub acts_as: (u32, u32),
+    /// What the server's machine calls its users and groups, at most [`IdName::MOST`]; empty unless the
+    /// client asked for it.
+    pub names: Vec<IdName>,
+}
+
+/// What an id is of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum IdKind {
+    User,
+    Group,
+}
+
+/// A user or group, and what one machine calls it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IdName {
+    pub kind: IdKind,
+    pub id: u32,
+    pub name: String,
+}
+
+impl IdName {
+    /// How many a session tells.
+    pub const MOST: usize = 4_096;
+    /// Bytes of a name.
+    pub const LONGEST: usize = 256;
 }

@@ -49,6 +49,9 @@ pub struct Grant {
     pub term: Term,
     /// Whether the remote will recall it before a fact under it becomes false.
     pub recallable: bool,
+    /// With `Covers::Names`: others may hold it too. A client that cannot drop all its kernel's names at
+    /// once gives the kernel no time for names under it (docs/decisions/0008-leases.md, rule 9).
+    pub shared: bool,
 }
 
 /// The remote asks for a grant back. Answered with an acknowledgement, after the facts are gone

@@ -2,12 +2,22 @@
 
 /// An inode of an export: what stays the same over renames, restarts and remounts.
 ///
-/// `ino` is what applications see as `st_ino`. `generation` is the birth time in nanoseconds since
-/// 1970 (0 where the filesystem has none), so a reused inode number is a different node.
+/// `ino` is what applications see as `st_ino`. The upper half of `generation` tells the births of one
+/// inode number apart (0 where the filesystem cannot), so a reused number is a different node; the
+/// lower half shows the server that it made the id itself. To everybody else both mean nothing.
+/// 0 is no node's generation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct NodeId {
     pub ino: u64,
     pub generation: u64,
+}
+
+impl NodeId {
+    /// Whether a reused inode number would be another node. (False on filesystems without birth times.)
+    #[must_use]
+    pub fn tells_births_apart(self) -> bool {
+        self.generation >> 32 != 0
+    }
 }
 
 /// An open file kept by the remote, named by it; meaningful within one session.

@@ -1,6 +1,6 @@
 //! What a remote answers.
 
-use crate::{Attr, Errno, Grant, Handle, Name, NodeId};
+use crate::{Attr, Errno, Grant, Handle, LockInfo, Name, NodeId};
 
 /// One thing that a name leads to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,6 +85,8 @@ pub enum Reply {
         count: u64,
     },
     Done,
+    /// The first lock that is in the way.
+    Locked(Option<LockInfo>),
 }
 
 /// One message that answers a call. All but `List` have exactly one, with `last` set.

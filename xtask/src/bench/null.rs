@@ -38,7 +38,7 @@ type Counts = Arc<Mutex<BTreeMap<&'static str, u64>>>;
 pub fn run(options: &Options) -> Result<bool> {
     let mounted = mount(&MountOptions::new(&options.point, "null")).map_err(|e| anyhow::anyhow!("{e}"))?;
     let device = DevFuse::new(mounted.device, Level::NoEpoch);
-    let agreed = handshake(&device, &Wanted::default())?;
+    let agreed = handshake(&device, &Wanted::default().without_locks())?;
     let counts = Counts::default();
     if let Some(path) = &options.control {
         let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;

@@ -9,9 +9,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/remote", &["nigh-types"]),
     ("crates/native", &["nigh-types", "nigh-remote"]),
     ("crates/fuse", &[]),
-    ("crates/client", &["nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-fuse"]),
-    ("crates/server", &["nigh-types", "nigh-native"]),
-    ("crates/cli", &["nigh-types", "nigh-client", "nigh-server"]),
+    ("crates/link", &["nigh-types"]),
+    ("crates/client", &["nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-fuse", "nigh-link"]),
+    ("crates/server", &["nigh-types", "nigh-native", "nigh-link"]),
+    ("crates/cli", &["nigh-types", "nigh-client", "nigh-server", "nigh-link"]),
     ("tests/posix", &[]),
     ("xtask", &["nigh-fuse"]),
 ];

@@ -1,23 +1,30 @@
 //! A client's session and a server's connection over a tree, joined in memory.
 
 use super::samples;
-use nigh_native::{ClientConfig, ClientSession, ServerConfig, ServerConnection, ServerEvent, Session};
+use nigh_native::{
+    Claim, ClientConfig, ClientSession, LockOwner, LockTable, MAX_VERSION, ServerConfig, ServerConnection,
+    ServerEvent, Session, Tried,
+};
 use nigh_remote::conformance::Harness;
 use nigh_remote::tree::{Tree, TreeConfig};
 use nigh_remote::{Event, Output, Remote};
-use nigh_types::{Term, Time};
+use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Place, Reply, Response, Term, Time};
 
 pub const T0: Time = Time(1_000_000_000);
 
 pub fn client(now: Time) -> ClientSession {
     let attach = b"/srv/tree".to_vec();
-    ClientSession::new(now, ClientConfig { client: 1, incarnation: 2, attach, term: Term::Session })
+    ClientSession::new(
+        now,
+        ClientConfig { client: 1, incarnation: 2, attach, term: Term::Session, features: 0 },
+    )
 }
 
 /// The server's end, which executes what comes on a tree, and the wire between both ends.
 pub struct Server {
     pub connection: ServerConnection,
     pub tree: Tree,
+    pub locks: LockTable<NodeId>,
     /// Bytes handed over at a time, in both directions.
     pub chunk: u32,
 }
@@ -25,7 +32,8 @@ pub struct Server {
 impl Server {
     pub fn new(now: Time, chunk: u32) -> Server {
         let tree = Tree::new(TreeConfig::default());
-        Server { connection: ServerConnection::new(now, ServerConfig::default()), tree, chunk }
+        let connection = ServerConnection::new(now, ServerConfig::default());
+        Server { connection, tree, locks: LockTable::default(), chunk }
     }
 
     fn session(&self) -> Session {
@@ -42,18 +50,69 @@ impl Server {
         while let Some(event) = self.connection.poll_event() {
             match event {
                 ServerEvent::Attach { export, version, .. } => {
-                    assert_eq!((&export[..], version), (&b"/srv/tree"[..], 1));
+                    assert_eq!((&export[..], version), (&b"/srv/tree"[..], MAX_VERSION));
                     self.connection.accept(self.session());
+                }
+                ServerEvent::Request { call, request } if lock_place(&request.call).is_some() => {
+                    if let Some(result) = self.lock(call, &request.call) {
+                        self.connection.respond(call, &Response::plain(result));
+                    }
                 }
                 ServerEvent::Request { call, request } => {
                     for response in self.tree.execute(now, &request) {
                         self.connection.respond(call, &response);
                     }
                 }
-                ServerEvent::Cancel(_) | ServerEvent::Return(_) | ServerEvent::Bye { .. } => {}
+                ServerEvent::Cancel(call) => {
+                    if self.locks.handle_cancel(1, call) {
+                        self.connection.respond(call, &Response::plain(Err(Errno::INTR)));
+                    }
+                }
+                ServerEvent::Return(_) | ServerEvent::Bye { .. } => {}
                 ServerEvent::Acknowledge(recall) => panic!("{recall:?} was never sent"),
             }
+            while let Some((_, call)) = self.locks.poll_granted() {
+                self.connection.respond(call, &Response::plain(Ok(Reply::Done)));
+            }
         }
+    }
+
+    /// A call about locks; `None`: it waits.
+    fn lock(&mut self, call: CallId, what: &Call) -> Option<Result<Reply, Errno>> {
+        let object = match self.tree.lockable(lock_place(what)?) {
+            Ok(object) => object,
+            Err(errno) => return Some(Err(errno)),
+        };
+        let owner = |owner, flock| LockOwner { session: 1, flock, owner };
+        let ends = |flock: bool, start, end| if flock { (0, u64::MAX) } else { (start, end) };
+        let claim = |owner: LockOwner, kind: LockKind, (start, end), pid| Claim {
+            object,
+            owner,
+            kind,
+            start,
+            end,
+            pid,
+        };
+        Some(Ok(match *what {
+            Call::Lock { owner: number, flock, kind, start, end, wait, pid, .. } => {
+                let claim = claim(owner(number, flock), kind, ends(flock, start, end), pid);
+                match self.locks.handle_lock(claim, wait.then_some(call)) {
+                    Tried::Granted => Reply::Done,
+                    Tried::Waits => return None,
+                    Tried::Refused(errno) => return Some(Err(errno)),
+                }
+            }
+            Call::Unlock { owner: number, flock, start, end, .. } => {
+                let (start, end) = ends(flock, start, end);
+                self.locks.handle_unlock(object, owner(number, flock), start, end);
+                Reply::Done
+            }
+            Call::GetLock { owner: number, flock, kind, start, end, .. } => {
+                let claim = claim(owner(number, flock), kind, ends(flock, start, end), 0);
+                Reply::Locked(self.locks.conflict(&claim).map(|(_, info)| info))
+            }
+            _ => return Some(Err(Errno::NOSYS)),
+        }))
     }
 
     /// Carries bytes both ways until nothing moves; returns the client's events.
@@ -84,6 +143,14 @@ impl Server {
                 return events;
             }
         }
+    }
+}
+
+/// The file of a call about locks.
+fn lock_place(call: &Call) -> Option<&Place> {
+    match call {
+        Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. } => Some(node),
+        _ => None,
     }
 }
 

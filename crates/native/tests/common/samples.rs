@@ -1,6 +1,6 @@
 //! One sample of every kind of message, call and reply.
 
-use nigh_native::{Hello, Limits, Message, Refused, Session, Welcome};
+use nigh_native::{Hello, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Session, Welcome};
 use nigh_types::*;
 
 pub fn name(text: &str) -> Name {
@@ -32,6 +32,7 @@ pub fn attr(mode: u32) -> Attr {
         atime: at(1),
         mtime: at(-2),
         ctime: at(3),
+        birth_ns: 1_700_000_000_123_456_789,
     }
 }
 
@@ -53,14 +54,19 @@ pub fn session() -> Session {
         has_acls: true,
         host_bound: "changes are seen within 5 s".to_owned(),
         not_given: vec![("S4".to_owned(), "overlayfs".to_owned())],
+        acts_as: (1000, 100),
+        names: vec![
+            IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
+            IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
+        ],
     }
 }
 
 pub fn hello() -> Hello {
     Hello {
-        min_version: 1,
-        max_version: 1,
-        features: 0,
+        min_version: MAX_VERSION,
+        max_version: MAX_VERSION,
+        features: ID_NAMES,
         client: 0x1122_3344_5566_7788,
         incarnation: 9,
         attach: b"/srv/tree".to_vec(),
@@ -82,8 +88,20 @@ pub fn queries() -> Vec<Call> {
         Call::Open { node: node.clone(), access: Access { truncate: false, ..access() } },
         Call::Read { node: node.clone(), handle, offset: 1 << 33, length: 4096 },
         Call::Seek { node: node.clone(), handle: None, offset: 5, data: true },
-        Call::GetFlags { node },
+        Call::GetFlags { node: node.clone() },
         Call::Release { handles: vec![Handle(1), Handle(2)] },
+        Call::Lock {
+            node: node.clone(),
+            owner: 0x8877_6655_4433_2211,
+            flock: false,
+            kind: LockKind::Write,
+            start: 1 << 33,
+            end: i64::MAX.cast_unsigned(),
+            wait: true,
+            pid: 4711,
+        },
+        Call::Unlock { node: node.clone(), owner: 9, flock: true, start: 0, end: u64::MAX },
+        Call::GetLock { node, owner: 9, flock: false, kind: LockKind::Read, start: 3, end: 3 },
     ]
 }
 
@@ -172,6 +190,8 @@ pub fn replies() -> Vec<Reply> {
         Reply::Renamed { moved: id(7), replaced: Some(id(8)), kept: Some(handle) },
         Reply::Written { offset: 3, count: 4 },
         Reply::Done,
+        Reply::Locked(None),
+        Reply::Locked(Some(LockInfo { kind: LockKind::Read, start: 1 << 33, end: u64::MAX, pid: 4711 })),
     ]
 }
 
@@ -183,6 +203,7 @@ pub fn grant() -> Grant {
         mode: Mode::Read,
         term: Term::Session,
         recallable: true,
+        shared: false,
     }
 }
 
@@ -210,8 +231,8 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     responses.push(("error".to_owned(), response(Err(Errno::NOTEMPTY))));
     let recall = Recall { id: RecallId(6), node: id(1), covers: Covers::Names, names: vec![name("x")] };
     let welcome = Welcome {
-        version: 1,
-        features: 0,
+        version: MAX_VERSION,
+        features: ID_NAMES,
         session_id: 12,
         session_term: Span::from_secs(15),
         limits: Limits::default(),

@@ -66,6 +66,11 @@ impl<'a> Caller<'a> {
         id
     }
 
+    /// Nobody waits for a call that was started.
+    pub(super) fn cancel(&mut self, id: CallId) {
+        self.remote.handle_cancel(self.harness.now(), id);
+    }
+
     /// All responses to a call that was started.
     #[track_caller]
     pub(super) fn finish(&mut self, id: CallId) -> Vec<Response> {
@@ -320,6 +325,7 @@ fn named(call: &Call) -> Vec<NodeId> {
         Call::Read { node, .. } | Call::Seek { node, .. } | Call::GetFlags { node } => vec![node],
         Call::SetAttr { node, .. } | Call::Write { node, .. } | Call::Fallocate { node, .. } => vec![node],
         Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } | Call::Fsync { node, .. } => vec![node],
+        Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. } => vec![node],
         Call::Link { node, dir, .. } => vec![node, dir],
         Call::Rename { from, to, .. } | Call::CopyRange { from, to, .. } => vec![from, to],
         Call::Walk { .. } | Call::Release { .. } => vec![],

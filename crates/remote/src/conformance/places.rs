@@ -2,14 +2,13 @@
 
 use super::Named;
 use super::caller::{Caller, at, create, name, rename, unlink};
-use nigh_types::{Attr, Call, Errno, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Call, Errno, Name, Place, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("a_moved_file_is_found_or_walked_to", moved_file),
     ("a_moved_directory_is_found_or_walked_to", moved_directory),
     ("a_hint_to_another_inode_never_answers_for_it", wrong_hint),
     ("a_node_that_is_gone_is_estale", gone),
-    ("a_node_of_another_generation_is_estale", generation),
     ("a_walk_that_leads_elsewhere_is_estale", bad_walk),
     ("the_root_is_reached_without_a_hint", root),
 ];
@@ -75,14 +74,6 @@ fn gone(c: &mut Caller<'_>) {
     assert_eq!(c.errno(Call::List { dir: dir.clone() }), Errno::STALE);
     assert_eq!(c.errno(Call::Lookup { dir: dir.clone(), name: name(b"x") }), Errno::STALE);
     assert_eq!(c.errno(create(&dir, b"x", true)), Errno::STALE);
-}
-
-fn generation(c: &mut Caller<'_>) {
-    let root = c.root();
-    let file = c.file(&root, b"f", b"");
-    let generation = file.node.generation ^ 1;
-    let other = at(&root, b"f", NodeId { generation, ..file.node });
-    assert_eq!(c.errno(Call::GetAttr { node: other }), Errno::STALE);
 }
 
 fn bad_walk(c: &mut Caller<'_>) {

@@ -1,6 +1,7 @@
 //! The server's side of the fake: sessions, plans, recalls.
 
 use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
+use crate::locks::{Answered, Locks};
 use crate::tree::Change;
 use nigh_types::{
     Call, CallId, Covers, Errno, GrantId, Handle, Name, NodeId, Recall, RecallId, Reply, Request, Response,
@@ -12,6 +13,7 @@ pub(super) struct Core {
     pub(super) tree: Tree,
     pub(super) recalls_by_itself: bool,
     pub(super) pending: Vec<Pending>,
+    locks: Locks,
     now: Time,
     clients: BTreeMap<u64, Client>,
     next_recall: u64,
@@ -78,6 +80,7 @@ impl Core {
             tree: Tree::new(config),
             recalls_by_itself: true,
             pending: Vec::new(),
+            locks: Locks::default(),
             now: Time(0),
             clients: BTreeMap::new(),
             next_recall: 1,
@@ -109,6 +112,8 @@ impl Core {
                 has_acls: false,
                 host_bound: String::new(),
                 not_given: Vec::new(),
+                acts_as: (0, 0),
+                names: Vec::new(),
             }),
         );
         id
@@ -154,7 +159,8 @@ impl Core {
         let stopped = session.arriving.len() + session.held.len() < before;
         let waiting = self.pending.len();
         self.pending.retain(|pending| (pending.client, pending.call) != (client, call));
-        if stopped || self.pending.len() < waiting {
+        let unlocked = self.locks.cancel(client, call);
+        if stopped || unlocked || self.pending.len() < waiting {
             let response = Response::plain(Err(Errno::INTR));
             self.send(client, Span::ZERO, Event::Response { call, response });
         }
@@ -206,6 +212,8 @@ impl Core {
         self.tree.release(&handles);
         self.pending.retain(|pending| pending.client != client);
         self.send(client, Span::ZERO, Event::Lost { why: why.to_owned() });
+        let answered = self.locks.end(client);
+        self.lock_answers(answered);
         self.settle(&owed);
     }
 
@@ -299,10 +307,42 @@ impl Core {
         if let Call::Release { handles } = &request.call {
             self.client_mut(client).handles.retain(|handle| !handles.contains(handle));
         }
+        if matches!(request.call, Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) {
+            return self.execute_lock(client, call, &request.call, fate);
+        }
         let mut responses = self.tree.execute(self.now, request);
         for response in &mut responses {
             self.register(client, response, fate);
         }
+        self.reply(client, call, responses, fate);
+    }
+
+    fn execute_lock(&mut self, client: u64, call: CallId, what: &Call, fate: Fate) {
+        let (Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. }) = what else {
+            return;
+        };
+        let mut answered = match (self.tree.lockable(node), what) {
+            (Ok(node), what) => self.locks.execute(client, call, node, what),
+            // What is out of reach may be unlocked all the same.
+            (Err(_), Call::Unlock { .. }) => self.locks.execute(client, call, node.node, what),
+            (Err(errno), _) => vec![(client, call, Err(errno))],
+        };
+        let own = answered.pop_if(|(by, answered, _)| (*by, *answered) == (client, call));
+        self.lock_answers(answered);
+        if let Some((_, _, result)) = own {
+            self.reply(client, call, vec![Response::plain(result)], fate);
+        }
+    }
+
+    /// What waited for locks and has them now.
+    fn lock_answers(&mut self, answered: Vec<Answered>) {
+        for (client, call, result) in answered {
+            let response = Response::plain(result);
+            self.send(client, Span::ZERO, Event::Response { call, response });
+        }
+    }
+
+    fn reply(&mut self, client: u64, call: CallId, responses: Vec<Response>, fate: Fate) {
         if fate.drop_reply {
             return;
         }

@@ -7,6 +7,11 @@ use nigh_types::{Access, Attr, Covers, Credentials, Errno, Kind, Name, NodeId, P
 
 const SETGID: u32 = 0o2000;
 
+fn nanoseconds(at: Timestamp) -> u64 {
+    let (secs, nanos) = at.pair();
+    u64::try_from(secs).unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.into())
+}
+
 /// What a new inode is to be.
 pub(super) struct Plan<'a> {
     pub(super) now: Timestamp,
@@ -113,7 +118,7 @@ impl Tree {
             self.next_ino - 1
         });
         self.generation += 1;
-        let id = NodeId { ino, generation: self.generation };
+        let id = NodeId { ino, generation: self.generation << 32 };
         let parent = &self.nodes[&dir].attr;
         let inherits = parent.mode & SETGID != 0;
         let sticky_gid = if inherits && plan.kind == Kind::Directory { SETGID } else { 0 };
@@ -139,6 +144,7 @@ impl Tree {
             atime: plan.now,
             mtime: plan.now,
             ctime: plan.now,
+            birth_ns: nanoseconds(plan.now),
         };
         self.nodes.insert(ino, Node::new(id, attr, body));
         ino

@@ -35,7 +35,10 @@ impl Tree {
             Some(there) if self.is_below(from, there) => {
                 return Err(if exchange { Errno::INVAL } else { Errno::NOTEMPTY });
             }
-            Some(there) if there == moved => return Ok(self.renamed(from, to, moved, None, None)),
+            Some(there) if there == moved => {
+                let kept = (keep == Some(self.nodes[&there].id) && !exchange).then(|| self.open(there));
+                return Ok(self.renamed(from, to, moved, Some(there), kept));
+            }
             Some(there) if !exchange => self.check_replaced(moved, there)?,
             _ => {}
         }

@@ -95,6 +95,8 @@ fn inode_numbers_come_back_only_if_asked_and_never_with_their_generation() {
         assert_eq!(first.ino == second.ino, reuse_inos);
         assert_ne!(first.generation, second.generation);
         assert_eq!((tree.attr(first), tree.find("a")), (None, None));
+        let stale = Place { node: first, hint: Some((tree.root(), name("b"))) };
+        assert_eq!(execute(&mut tree, Call::GetAttr { node: stale }).result, Err(Errno::STALE));
         assert_eq!(tree.find("b"), Some(second));
     }
 }

@@ -75,8 +75,11 @@ pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result
 }
 
 fn attr_reply(cx: Context<'_>, node: &Node) -> Result<Outcome> {
+    cx.stake.done();
+    let mut grants = Vec::new();
+    cx.grant_attr(&mut grants, node);
     let (id, attr) = attr_now(node)?;
-    Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants: vec![cx.attr_grant(node)] })
+    Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
 
 fn truncate(node: &Node, size: u64) -> Result<()> {

@@ -26,7 +26,7 @@ pub(crate) fn read(
     let file = for_reading(cx, place, handle)?;
     // Before the data: if it changes meanwhile, the attributes are seen to be older.
     let after = vec![now(place.node, &file)?];
-    let grants = vec![cx.grant(place.node, Covers::Data)];
+    let grants = Vec::from_iter(cx.stake.ask(place.node, file.object(), Covers::Data));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
     let mut data = Vec::with_capacity(wanted);
     while data.len() < wanted {

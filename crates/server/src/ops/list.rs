@@ -21,10 +21,13 @@ const GRANT_BYTES: usize = 64;
 pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response)) -> Result<()> {
     let dir = cx.reach().directory(place, cx.files)?;
     // Before reading: what changes from here on is recalled.
-    let mut grants = vec![cx.grant(dir.id, Covers::Names)];
-    let own = cx.grant(dir.id, Covers::Inode);
+    let mut grants = Vec::new();
+    cx.grant(&mut grants, &dir, Covers::Names);
+    let own = cx.stake.ask(dir.id, dir.object, Covers::Inode);
     let open = {
         let _acting = cx.act()?;
+        // Attributes come with the names.
+        cx.search_unless_vouched(&dir)?;
         reopen(&dir, OFlags::RDONLY)?
     };
     let open = without_atime(open);
@@ -54,7 +57,7 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
         }
     }
     drop(inside);
-    grants.push(own);
+    grants.extend(own);
     cx.reach().ids.settle()?;
     let after = vec![attr_now(&dir)?];
     sink(Response { result: Ok(Reply::Listed(part)), after, grants, last: true });
@@ -64,7 +67,7 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
 /// What one name of the directory that this thread is in leads to; `None` where it is gone by now.
 fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Result<Option<(Name, Entry)>> {
     let Ok(checked) = Name::new(name) else { return Ok(None) };
-    let stat = match stat::of_name(&dir.fd, name) {
+    let mut stat = match stat::of_name(&dir.fd, name) {
         Err(Fault(Errno::NOENT)) => return Ok(None),
         other => other?,
     };
@@ -72,6 +75,20 @@ fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Re
         Err(Fault(Errno::NOENT)) => return Ok(None),
         other => other?,
     };
+    let object = cx.reach().ids.object(&stat);
+    let own = if stat.attr.covered_by_parent() { None } else { cx.stake.ask(id, object, Covers::Inode) };
+    if own.is_some() || cx.show(object, dir.object) {
+        match stat::of_name(&dir.fd, name) {
+            Ok(again) if again.is_same(&stat) => {
+                stat = again;
+                grants.extend(own);
+            }
+            Err(Fault(Errno::NOENT)) => return Ok(None),
+            // Another one has that name by now: what was there when the directory was read.
+            Ok(_) => {}
+            Err(fault) => return Err(fault),
+        }
+    }
     let target = match stat.attr.kind() {
         Kind::Symlink => match rustix::fs::readlinkat(&dir.fd, name, Vec::with_capacity(128)) {
             Ok(target) => Some(target.into_bytes().into()),
@@ -80,9 +97,6 @@ fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Re
         _ => None,
     };
     let no_xattrs = has_no_xattrs(rustix::fs::llistxattr_query(name));
-    if !stat.attr.covered_by_parent() {
-        grants.push(cx.grant(id, Covers::Inode));
-    }
     if stat.attr.is_dir() {
         cx.reach().note_place(id, dir.id, &checked);
     }

@@ -3,20 +3,21 @@
 use super::{Context, Outcome, attr_now, entry};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path, reopen};
-use nigh_types::{Errno, Kind, Name, Place, Reply, Space, XattrSet};
+use nigh_types::{Covers, Errno, Kind, Name, Place, Reply, Space, XattrSet};
 use rustix::fs::OFlags;
 
 pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
     let dir = cx.reach().directory(dir, cx.files)?;
     // Before looking: what changes meanwhile is recalled.
-    let mut grants = cx.name_grants(dir.id, None);
+    let mut grants = Vec::new();
+    cx.grant(&mut grants, &dir, Covers::Names);
     let opened = {
         let _acting = cx.act()?;
         cx.reach().open_child(&dir, name)
     };
     let looked = match opened.and_then(|fd| cx.reach().adopt(&dir, name, fd)) {
         Ok(child) => {
-            grants.extend(cx.name_grants(dir.id, Some(&child)).into_iter().skip(1));
+            let child = cx.grant_child(&mut grants, child)?;
             Some(entry(&child)?)
         }
         Err(Fault(Errno::NOENT)) => None,
@@ -27,7 +28,8 @@ pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcom
 
 pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
-    let grants = vec![cx.attr_grant(&node)];
+    let mut grants = Vec::new();
+    cx.grant_attr_to_reader(&mut grants, &node);
     let (id, attr) = attr_now(&node)?;
     Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
@@ -37,7 +39,8 @@ pub(crate) fn readlink(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     if node.stat.attr.kind() != Kind::Symlink {
         return Err(Fault(Errno::INVAL));
     }
-    let grants = vec![cx.attr_grant(&node)];
+    let mut grants = Vec::new();
+    cx.grant_attr_to_reader(&mut grants, &node);
     Ok(Outcome { reply: Reply::Target(target(&node)?), after: Vec::new(), grants })
 }
 
@@ -54,7 +57,8 @@ const XATTR_BUDGET: usize = 64 << 10;
 /// for one by one.
 pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
-    let grants = vec![cx.attr_grant(&node)];
+    let mut grants = Vec::new();
+    cx.grant_attr_to_reader(&mut grants, &node);
     let path = proc_path(&node.fd);
     let mut left = XATTR_BUDGET;
     let mut set = XattrSet::default();
@@ -77,7 +81,8 @@ pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
 
 pub(crate) fn xattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
-    let grants = vec![cx.attr_grant(&node)];
+    let mut grants = Vec::new();
+    cx.grant_attr_to_reader(&mut grants, &node);
     let _acting = cx.act()?;
     let value = value(&proc_path(&node.fd), name)?;
     Ok(Outcome { reply: Reply::Value(value), after: Vec::new(), grants })

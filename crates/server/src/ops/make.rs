@@ -4,9 +4,10 @@ use super::open::{buffered, flags_of, keep, open_as_caller};
 use super::{Context, Outcome, attr_now, entry};
 use crate::acting::use_umask;
 use crate::error::{Fault, Result};
-use crate::reach::{Node, proc_path};
+use crate::reach::{Node, proc_path, reopen};
 use nigh_types::{Access, Covers, Errno, Handle, Kind, Name, Place, Reply};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -58,9 +59,8 @@ fn open_existing(cx: Context<'_>, dir: &Node, name: &Name, access: Access) -> Re
     }
     let fd = open_as_caller(cx, &node, access)?;
     cx.reach().note_handle(&node);
-    let handle = keep(cx, node.id, fd, access)?;
-    let node = Node { stat: crate::stat::of_fd(&node.fd)?, ..node };
-    made(cx, dir, &node, Some(handle), true)
+    let handle = keep(cx, &node, fd, access, cx.count(node.object))?;
+    made(cx, dir, node, Some(handle), true)
 }
 
 pub(crate) fn tmpfile(
@@ -79,8 +79,11 @@ pub(crate) fn tmpfile(
         rustix::fs::openat(&dir.fd, c".", flags, permissions(mode))?
     };
     let node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
-    let handle = keep(cx, node.id, buffered(fd, access)?, access)?;
-    let grants = vec![cx.grant(node.id, Covers::Inode), cx.grant(node.id, Covers::Data)];
+    let handle = keep(cx, &node, buffered(fd, access)?, access, cx.count(node.object))?;
+    cx.stake.done();
+    let mut grants = Vec::new();
+    let node = cx.grant_child(&mut grants, node)?;
+    cx.grant(&mut grants, &node, Covers::Data);
     let reply = Reply::Made { entry: entry(&node)?, handle: Some(handle), existed: false };
     Ok(Outcome { reply, after: vec![attr_now(&dir)?], grants })
 }
@@ -101,12 +104,7 @@ pub(crate) fn mknod(cx: Context<'_>, dir: &Place, new: &New<'_>, kind: Kind, rde
 }
 
 pub(crate) fn mkdir(cx: Context<'_>, dir: &Place, new: &New<'_>) -> Result<Outcome> {
-    let mut outcome = make(cx, dir, new, |dir, name| rustix::fs::mkdirat(dir, name, permissions(new.mode)))?;
-    // It is empty, and its maker may know so.
-    if let Reply::Made { entry, .. } = &outcome.reply {
-        outcome.grants.push(cx.grant(entry.id, Covers::Names));
-    }
-    Ok(outcome)
+    make(cx, dir, new, |dir, name| rustix::fs::mkdirat(dir, name, permissions(new.mode)))
 }
 
 pub(crate) fn symlink(cx: Context<'_>, dir: &Place, name: &Name, target: &[u8]) -> Result<Outcome> {
@@ -127,8 +125,8 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
         let _acting = cx.act()?;
         rustix::fs::linkat(CWD, path, &dir.fd, name.as_bytes(), AtFlags::SYMLINK_FOLLOW)?;
     }
-    let node = Node { stat: crate::stat::of_fd(&node.fd)?, under: Some(dir.id), ..node };
-    made(cx, &dir, &node, None, false)
+    cx.files.holding().leases.homes.named(node.object, dir.object);
+    made(cx, &dir, node, None, false)
 }
 
 /// Makes one name as the caller, then looks at what it leads to.
@@ -145,24 +143,48 @@ fn make(
         how(&dir.fd, new.name.as_bytes())?;
     }
     let node = cx.reach().child(&dir, new.name)?;
-    made(cx, &dir, &node, None, false)
+    made(cx, &dir, node, None, false)
 }
 
 fn opened(cx: Context<'_>, dir: &Node, fd: OwnedFd, access: Access) -> Result<Outcome> {
-    let mut node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
-    node.under = Some(dir.id);
+    let node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
     cx.reach().note_handle(&node);
-    let handle = keep(cx, node.id, fd, access)?;
-    made(cx, dir, &node, Some(handle), false)
+    let handle = keep(cx, &node, fd, access, cx.count(node.object))?;
+    made(cx, dir, node, Some(handle), false)
 }
 
-fn made(cx: Context<'_>, dir: &Node, node: &Node, handle: Option<Handle>, existed: bool) -> Result<Outcome> {
-    let mut grants = cx.name_grants(dir.id, Some(node));
-    if handle.is_some() {
-        grants.push(cx.grant(node.id, Covers::Data));
+/// The name is there and stays: its directory is held exclusively. Grants, then what they cover.
+fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed: bool) -> Result<Outcome> {
+    cx.stake.done();
+    let mut grants = Vec::new();
+    cx.grant(&mut grants, dir, Covers::Names);
+    let mut node = Node { stat: crate::stat::of_fd(&node.fd)?, ..node };
+    if !node.stat.attr.covered_by_parent() && cx.grant(&mut grants, &node, Covers::Inode) {
+        node.stat = crate::stat::of_fd(&node.fd)?;
     }
-    let reply = Reply::Made { entry: entry(node)?, handle, existed };
+    if handle.is_some() {
+        cx.grant(&mut grants, &node, Covers::Data);
+    }
+    if node.stat.attr.is_dir() {
+        // Its maker may know that it is empty, unless others were faster than that.
+        let names = cx.stake.ask(node.id, node.object, Covers::Names);
+        grants.extend(names.filter(|_| is_empty(&node)));
+    }
+    let reply = Reply::Made { entry: entry(&node)?, handle, existed };
     Ok(Outcome { reply, after: vec![attr_now(dir)?], grants })
+}
+
+fn is_empty(dir: &Node) -> bool {
+    let Ok(open) = reopen(dir, OFlags::RDONLY) else { return false };
+    let mut buffer = [MaybeUninit::uninit(); 1024];
+    let mut entries = RawDir::new(&open, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let Ok(entry) = entry else { return false };
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            return false;
+        }
+    }
+    true
 }
 
 /// The directory in which a name is to be changed.

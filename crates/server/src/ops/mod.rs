@@ -1,9 +1,14 @@
 //! What each call does. Every function takes the call's arguments and answers an [`Outcome`];
 //! nothing here chooses an errno that the kernel can choose.
+//!
+//! A call that reads asks for its grants before it reads what they cover. A call that changes something has
+//! been looked at ([`crate::affected`]), and its change is open: it makes its effects, says [`Stake::done`],
+//! asks for grants, and then reads what it answers.
 
 pub(crate) mod attributes;
 pub(crate) mod data;
 pub(crate) mod list;
+pub(crate) mod locks;
 pub(crate) mod look;
 pub(crate) mod make;
 pub(crate) mod open;
@@ -13,10 +18,15 @@ pub(crate) mod rename;
 use crate::acting::Acting;
 use crate::error::Result;
 use crate::export::Export;
-use crate::files::{SessionFiles, next_grant};
+use crate::files::SessionFiles;
+use crate::homes::Counted;
+use crate::place_locks::Grip;
 use crate::reach::{Node, Reach, proc_path};
+use crate::stake::Stake;
 use crate::stat;
-use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, Mode, NodeId, Reply, Response, Term};
+use nigh_native::lease::Object;
+use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, NodeId, Reply, Response};
+use rustix::fs::OFlags;
 
 /// One call being executed.
 #[derive(Clone, Copy)]
@@ -24,6 +34,7 @@ pub(crate) struct Context<'a> {
     pub(crate) export: &'a Export,
     pub(crate) files: &'a SessionFiles,
     pub(crate) who: &'a Credentials,
+    pub(crate) stake: &'a Stake<'a>,
 }
 
 /// What a call that succeeded answers.
@@ -58,26 +69,86 @@ impl<'a> Context<'a> {
         Acting::begin(self.export.acts(), self.who, kill_suidgid)
     }
 
-    pub(crate) fn grant(&self, node: NodeId, covers: Covers) -> Grant {
-        let term = self.files.term();
-        Grant { id: next_grant(), node, covers, mode: Mode::Read, term, recallable: term == Term::Session }
+    /// Whether the server may do on its own behalf what the client's kernel checked.
+    pub(crate) fn is_vouched(&self) -> bool {
+        !self.export.acts() || self.files.is_vouched()
     }
 
-    /// The grant under which a node's attributes may be kept.
-    pub(crate) fn attr_grant(&self, node: &Node) -> Grant {
-        match node.under {
-            Some(dir) if node.stat.attr.covered_by_parent() => self.grant(dir, Covers::Names),
-            _ => self.grant(node.id, Covers::Inode),
-        }
+    /// Acts as the caller where nobody vouches for what it may do.
+    pub(crate) fn act_unless_vouched(&self) -> Result<Acting> {
+        Acting::begin(!self.is_vouched(), self.who, false)
     }
 
-    /// For a directory's names, and for what one of them leads to where that needs its own.
-    pub(crate) fn name_grants(&self, dir: NodeId, child: Option<&Node>) -> Vec<Grant> {
-        let mut grants = vec![self.grant(dir, Covers::Names)];
-        if let Some(child) = child.filter(|c| !c.stat.attr.covered_by_parent()) {
-            grants.push(self.grant(child.id, Covers::Inode));
+    /// Refuses a caller that may not search a directory, where nobody vouches for what it may do. While acting.
+    pub(crate) fn search_unless_vouched(&self, dir: &Node) -> Result<()> {
+        if !self.is_vouched() {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::openat(&dir.fd, c".", flags, rustix::fs::Mode::empty())?;
         }
-        grants
+        Ok(())
+    }
+
+    /// Asks for a grant. What it covers is to be read afterwards.
+    pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: Covers) -> bool {
+        let grant = self.stake.ask(node.id, node.object, covers);
+        grants.extend(grant);
+        grant.is_some()
+    }
+
+    /// For a directory's names; then what one of them leads to is looked at.
+    pub(crate) fn grant_child(&self, grants: &mut Vec<Grant>, child: Node) -> Result<Node> {
+        let again = if child.stat.attr.covered_by_parent() {
+            child.under.as_ref().is_some_and(|under| self.show(child.object, under.object))
+        } else {
+            self.grant(grants, &child, Covers::Inode)
+        };
+        if again { Ok(Node { stat: stat::of_fd(&child.fd)?, ..child }) } else { Ok(child) }
+    }
+
+    /// Asks for the grant under which a node's attributes may be kept, which are to be read afterwards.
+    /// False: the name by which it was reached leads to something else by now.
+    pub(crate) fn grant_attr(&self, grants: &mut Vec<Grant>, node: &Node) -> bool {
+        let Some(under) = &node.under else {
+            self.grant(grants, node, Covers::Inode);
+            return true;
+        };
+        let covered = node.stat.attr.covered_by_parent();
+        let names = if covered { self.stake.ask(under.dir, under.object, Covers::Names) } else { None };
+        let now = under.look_again(node);
+        match names.filter(|_| now.is_some_and(|stat| stat.attr.covered_by_parent())) {
+            Some(grant) => grants.push(grant),
+            None => grants.extend(self.stake.ask(node.id, node.object, Covers::Inode)),
+        }
+        now.is_some()
+    }
+
+    /// The same for a call that changes nothing.
+    pub(crate) fn grant_attr_to_reader(&self, grants: &mut Vec<Grant>, node: &Node) -> bool {
+        let there = self.grant_attr(grants, node);
+        if let Some(under) = &node.under {
+            self.show(node.object, under.object);
+        }
+        there
+    }
+
+    /// A reader is shown a file in a directory: whoever changes it through a descriptor that tells no
+    /// directory must know. True: it had to be noted, and is to be read afterwards.
+    pub(crate) fn show(&self, object: Object, dir: Object) -> bool {
+        let leases = &self.files.holding().leases;
+        if !leases.homes.is_stray(object) {
+            return false;
+        }
+        let mut held = leases.places.none_held();
+        if !held.take(object, Grip::Exclusive) {
+            held.wait();
+        }
+        leases.homes.shown(object, dir);
+        true
+    }
+
+    /// Counts a file as open.
+    pub(crate) fn count(&self, object: Object) -> Counted {
+        self.files.holding().leases.homes.count(object)
     }
 }
 

@@ -3,8 +3,10 @@
 use super::{Context, Outcome, attr_now};
 use crate::error::{Fault, Result};
 use crate::files::OpenFile;
+use crate::homes::Counted;
 use crate::reach::{Node, reopen, without_atime};
-use nigh_types::{Access, Covers, Errno, Handle, Kind, NodeId, Place, Reply};
+use nigh_native::lease::Object;
+use nigh_types::{Access, Covers, Errno, Grant, Handle, Kind, Place, Reply};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use std::os::fd::OwnedFd;
@@ -14,12 +16,28 @@ pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Out
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
     cx.files.has_room()?;
-    let grants = vec![cx.attr_grant(&node), cx.grant(node.id, Covers::Data)];
+    // Before its name is looked at again: whoever takes that away from here on sees that it is open.
+    let counted = cx.count(node.object);
+    let mut grants = Vec::new();
+    if !access.truncate && !grant_open(cx, &mut grants, &node) {
+        return Err(Fault::STALE);
+    }
     let fd = open_as_caller(cx, &node, access)?;
     cx.reach().note_handle(&node);
-    let handle = keep(cx, node.id, fd, access)?;
+    let handle = keep(cx, &node, fd, access, counted)?;
+    if access.truncate {
+        cx.stake.done();
+        cx.grant_attr(&mut grants, &node);
+        cx.grant(&mut grants, &node, Covers::Data);
+    }
     let (_, attr) = attr_now(&node)?;
     Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
+}
+
+fn grant_open(cx: Context<'_>, grants: &mut Vec<Grant>, node: &Node) -> bool {
+    let there = cx.grant_attr_to_reader(grants, node);
+    cx.grant(grants, node, Covers::Data);
+    there
 }
 
 /// Opens a reached regular file with the caller's rights.
@@ -37,22 +55,31 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
 }
 
 /// Puts an open file into the session's table.
-pub(crate) fn keep(cx: Context<'_>, node: NodeId, fd: OwnedFd, access: Access) -> Result<Handle> {
+pub(crate) fn keep(
+    cx: Context<'_>,
+    node: &Node,
+    fd: OwnedFd,
+    access: Access,
+    counted: Counted,
+) -> Result<Handle> {
     let (readable, writable) = (access.read || !access.write, access.write);
-    cx.files.insert(OpenFile { node, fd, readable, writable, position: Mutex::new(()) })
+    let position = Mutex::new(());
+    let (node, object) = (node.id, node.object);
+    cx.files.insert(OpenFile { node, object, fd, readable, writable, position, counted })
 }
 
 /// Pins a file that is about to lose a name, with whatever rights the server can have on it: the
-/// client's kernel checked the open that it stands for.
+/// client's kernel checked the open that it stands for. (Where nobody vouches for that, the caller's.)
 pub(crate) fn pin(cx: Context<'_>, node: &Node) -> Result<Handle> {
     only_files(node)?;
     let attempts = [(OFlags::RDWR, true, true), (OFlags::RDONLY, true, false), (OFlags::WRONLY, false, true)];
     let mut refused = Fault(Errno::ACCES);
-    for (flags, readable, writable) in attempts {
-        match reopen(node, flags) {
+    for (flags, read, write) in attempts {
+        let opened = cx.act_unless_vouched().and_then(|_acting| reopen(node, flags));
+        match opened {
             Ok(fd) => {
-                let position = Mutex::new(());
-                return cx.files.insert(OpenFile { node: node.id, fd, readable, writable, position });
+                let access = Access { read, write, truncate: false, direct: false, sync: false };
+                return keep(cx, node, fd, access, cx.count(node.object));
             }
             Err(fault) => refused = fault,
         }
@@ -88,14 +115,21 @@ pub(crate) fn flags_of(access: Access) -> OFlags {
 /// A descriptor for file data.
 pub(crate) enum DataFile {
     Open(Arc<OpenFile>),
-    Passing(Arc<OwnedFd>),
+    Passing(Object, Arc<OwnedFd>),
 }
 
 impl DataFile {
     pub(crate) fn fd(&self) -> &OwnedFd {
         match self {
             DataFile::Open(file) => &file.fd,
-            DataFile::Passing(fd) => fd,
+            DataFile::Passing(_, fd) => fd,
+        }
+    }
+
+    pub(crate) fn object(&self) -> Object {
+        match self {
+            DataFile::Open(file) => file.object,
+            DataFile::Passing(object, _) => *object,
         }
     }
 
@@ -103,13 +137,13 @@ impl DataFile {
     pub(crate) fn lock_position(&self) -> Option<parking_lot::MutexGuard<'_, ()>> {
         match self {
             DataFile::Open(file) => Some(file.position.lock()),
-            DataFile::Passing(_) => None,
+            DataFile::Passing(..) => None,
         }
     }
 }
 
-/// For reading: the open file, or one that the server opens itself. Not for the caller's own rights:
-/// its kernel checked them when it opened the file.
+/// For reading: the open file, or one that the server opens itself. Not with the caller's own rights:
+/// its kernel checked them when it opened the file. (Where nobody vouches for that, with them, each time.)
 pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<DataFile> {
     if let Some(handle) = handle {
         let file = cx.files.find(handle, place.node)?;
@@ -118,14 +152,19 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
     if let Some(file) = cx.files.of_node(place.node).filter(|f| f.readable) {
         return Ok(DataFile::Open(file));
     }
-    if let Some(fd) = cx.export.passing_reader(place.node) {
-        return Ok(DataFile::Passing(fd));
+    if cx.is_vouched()
+        && let Some((object, fd)) = cx.export.passing_reader(place.node)
+    {
+        return Ok(DataFile::Passing(object, fd));
     }
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
-    let fd = Arc::new(without_atime(reopen(&node, OFlags::RDONLY)?));
-    cx.export.note_passing_reader(&node, &fd);
-    Ok(DataFile::Passing(fd))
+    let opened = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::RDONLY))?;
+    let fd = Arc::new(without_atime(opened));
+    if cx.is_vouched() {
+        cx.export.note_passing_reader(&node, &fd);
+    }
+    Ok(DataFile::Passing(node.object, fd))
 }
 
 /// The same for writing. Without a handle nothing is kept: a file open for writing cannot be run.
@@ -139,10 +178,11 @@ pub(crate) fn for_writing(cx: Context<'_>, place: &Place, handle: Option<Handle>
     }
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
-    Ok(DataFile::Passing(Arc::new(reopen(&node, OFlags::WRONLY)?)))
+    let opened = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::WRONLY))?;
+    Ok(DataFile::Passing(node.object, Arc::new(opened)))
 }
 
-fn only_files(node: &Node) -> Result<()> {
+pub(crate) fn only_files(node: &Node) -> Result<()> {
     match node.stat.attr.kind() {
         Kind::File => Ok(()),
         Kind::Directory => Err(Fault(Errno::ISDIR)),

@@ -3,9 +3,9 @@
 use super::make::parent;
 use super::open::pin;
 use super::{Context, Outcome, attr_now};
-use crate::error::Result;
+use crate::error::{Fault, Result};
 use crate::reach::Node;
-use nigh_types::{Attr, Handle, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, Handle, Name, NodeId, Place, Reply};
 use rustix::fs::AtFlags;
 
 pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
@@ -39,7 +39,11 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
 /// has open does not lose a name here.
 pub(super) fn pin_if_kept(cx: Context<'_>, victim: &Node, keep: Option<NodeId>) -> Result<Option<Handle>> {
     match keep {
-        Some(kept) if kept == victim.id => pin(cx, victim).map(Some),
+        Some(kept) if kept == victim.id => match pin(cx, victim) {
+            // Who may not open it does not have it open.
+            Err(Fault(Errno::ACCES)) if !cx.is_vouched() => Ok(None),
+            pinned => pinned.map(Some),
+        },
         _ => Ok(None),
     }
 }
@@ -51,11 +55,14 @@ pub(super) fn unpin(cx: Context<'_>, kept: Option<Handle>) {
     }
 }
 
-/// Attributes of an inode that lost a name; `nlink` 0 where it was the last.
+/// Attributes of an inode that lost a name, held exclusively; `nlink` 0 where it was the last.
 pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
     let (id, mut attr) = attr_now(victim)?;
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
+    }
+    if attr.nlink == 1 && !attr.is_dir() {
+        cx.files.holding().leases.homes.lost_a_name(victim.object);
     }
     if attr.nlink == 0 {
         cx.reach().forget(id);

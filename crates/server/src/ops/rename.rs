@@ -45,6 +45,10 @@ pub(crate) fn rename(
         unpin(cx, kept);
         return Err(errno.into());
     }
+    let homes = &cx.files.holding().leases.homes;
+    if moved.stat.attr.nlink > 1 || homes.is_stray(moved.object) {
+        homes.named(moved.object, to.object);
+    }
     let mut after = vec![attr_now(&from)?];
     if to.id != from.id {
         after.push(attr_now(&to)?);

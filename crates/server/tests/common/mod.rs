@@ -1,6 +1,9 @@
 //! An exported temporary directory, and short ways to call it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod client;
+pub mod world;
+
 use nigh_server::{Export, ExportOptions, SessionFiles};
 use nigh_types::*;
 use std::path::{Path, PathBuf};

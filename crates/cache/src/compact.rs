@@ -1,0 +1,62 @@
+//! Attributes without the gaps that alignment leaves: a row's memory is mostly these.
+
+use nigh_types::{Attr, Timestamp};
+
+/// What [`Attr`] says, in 78 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, packed(2))]
+pub(crate) struct CompactAttr {
+    size: u64,
+    blocks: u64,
+    birth_ns: u64,
+    atime: Timestamp,
+    mtime: Timestamp,
+    ctime: Timestamp,
+    nlink: u32,
+    uid: u32,
+    gid: u32,
+    rdev: u32,
+    /// All that a mode has: the codec refuses larger ones.
+    mode: u16,
+}
+
+impl From<Attr> for CompactAttr {
+    fn from(attr: Attr) -> CompactAttr {
+        let Attr { size, blocks, mode, nlink, uid, gid, rdev, atime, mtime, ctime, birth_ns } = attr;
+        let mode = u16::try_from(mode & 0xffff).unwrap_or(0);
+        CompactAttr { size, blocks, birth_ns, atime, mtime, ctime, nlink, uid, gid, rdev, mode }
+    }
+}
+
+impl From<CompactAttr> for Attr {
+    fn from(attr: CompactAttr) -> Attr {
+        let CompactAttr { size, blocks, birth_ns, atime, mtime, ctime, nlink, uid, gid, rdev, mode } = attr;
+        let mode = u32::from(mode);
+        Attr { size, blocks, mode, nlink, uid, gid, rdev, atime, mtime, ctime, birth_ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_and_no_byte_is_wasted() {
+        let at = |secs| Timestamp { secs, nanos: 999_999_999 };
+        let attr = Attr {
+            size: u64::MAX,
+            blocks: u64::MAX - 1,
+            mode: 0o177_777,
+            nlink: 1 << 31,
+            uid: u32::MAX,
+            gid: u32::MAX - 1,
+            rdev: 0xf00f_0103,
+            atime: at(i64::MIN),
+            mtime: at(-1),
+            ctime: at(i64::MAX),
+            birth_ns: u64::MAX - 2,
+        };
+        assert_eq!(Attr::from(CompactAttr::from(attr)), attr);
+        assert_eq!(size_of::<CompactAttr>(), 78);
+    }
+}

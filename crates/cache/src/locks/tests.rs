@@ -1,0 +1,278 @@
+//! What is sent of locks and of closing files, and what is answered when locks are lost.
+
+use crate::{Answer, Cache, Caller, Config, Fh, LockSpan, Op, Output};
+use nigh_types::*;
+
+const T0: Time = Time(1_000_000_000);
+const FILE: NodeId = NodeId { ino: 7, generation: 7 };
+const ALL: (u64, u64) = (0, i64::MAX.cast_unsigned());
+
+struct Rig {
+    cache: Cache,
+    last: u64,
+}
+
+fn attr() -> Attr {
+    Attr { mode: 0o100_644, nlink: 1, ..Attr::default() }
+}
+
+fn session() -> Session {
+    Session {
+        root: NodeId { ino: 1, generation: 1 },
+        root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
+        cookie_key: CookieKey::default(),
+        term: Term::Session,
+        has_acls: false,
+        host_bound: String::new(),
+        not_given: Vec::new(),
+        acts_as: (0, 0),
+        names: Vec::new(),
+    }
+}
+
+fn span(owner: u64, (start, end): (u64, u64)) -> LockSpan {
+    LockSpan { owner, flock: false, start, end }
+}
+
+impl Rig {
+    /// A cache that knows one file.
+    fn new() -> Rig {
+        let mut rig = Rig { cache: Cache::new(Config::default()), last: 0 };
+        rig.cache.handle_event(T0, Event::Attached(session()));
+        let (op, answer) = rig.ask(Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
+        assert_eq!(answer, None);
+        let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
+        let answers = rig.reply(Ok(Reply::Looked(Some(entry))));
+        assert!(matches!(answers[..], [(id, Answer::Node(_))] if id == op));
+        rig
+    }
+
+    fn ask(&mut self, op: Op) -> (OpId, Option<Answer>) {
+        self.last += 1;
+        let id = OpId(self.last);
+        let caller = Caller { uid: 0, gid: 0, pid: 4 };
+        (id, self.cache.handle_op(T0, id, caller, op))
+    }
+
+    /// What was put out, but for what the kernel is to forget.
+    fn outputs(&mut self) -> Vec<Output> {
+        let mut all = Vec::new();
+        loop {
+            match self.cache.poll_output() {
+                Output::Timeout(..) => return all,
+                Output::Invalidate { id, .. } => self.cache.handle_invalidated(id),
+                other => all.push(other),
+            }
+        }
+    }
+
+    /// The one call that was put out.
+    fn call(&mut self) -> (CallId, Call) {
+        match &mut self.outputs()[..] {
+            [Output::Call { id, call, .. }] => (*id, call.clone()),
+            other => panic!("not one call: {other:?}"),
+        }
+    }
+
+    fn respond(&mut self, call: CallId, result: Result<Reply, Errno>) -> Vec<(OpId, Answer)> {
+        self.cache.handle_event(T0, Event::Response { call, response: Response::plain(result) });
+        let mut answers = Vec::new();
+        for output in self.outputs() {
+            match output {
+                Output::Answer { op, answer } => answers.push((op, answer)),
+                other => panic!("not an answer: {other:?}"),
+            }
+        }
+        answers
+    }
+
+    fn reply(&mut self, result: Result<Reply, Errno>) -> Vec<(OpId, Answer)> {
+        let (call, _) = self.call();
+        self.respond(call, result)
+    }
+
+    fn open(&mut self) -> Fh {
+        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        self.ask(Op::Open { ino: FILE.ino, access, append: false });
+        match &self.reply(Ok(Reply::Opened { handle: Handle(3), attr: attr() }))[..] {
+            [(_, Answer::Opened(opened))] => opened.fh,
+            other => panic!("not opened: {other:?}"),
+        }
+    }
+
+    fn want(&mut self, fh: Fh, span: LockSpan, wait: bool) -> OpId {
+        let (op, answer) =
+            self.ask(Op::SetLock { ino: FILE.ino, fh, span, kind: LockKind::Write, pid: 4, wait });
+        assert_eq!(answer, None);
+        op
+    }
+
+    fn lock(&mut self, fh: Fh, span: LockSpan) {
+        let op = self.want(fh, span, false);
+        assert_eq!(self.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
+    }
+
+    /// Answers at once, without a call.
+    #[track_caller]
+    fn at_once(&mut self, op: Op) -> Answer {
+        let (_, answer) = self.ask(op);
+        let outputs = self.outputs();
+        assert!(
+            outputs.iter().all(|o| matches!(o, Output::Call { call: Call::Release { .. }, .. })),
+            "{outputs:?}"
+        );
+        answer.expect("it waits")
+    }
+
+    /// Asks, and checks that all locks of `owner` are ended by that.
+    #[track_caller]
+    fn ends_locks(&mut self, op: Op, span: LockSpan) -> Option<Answer> {
+        let (_, answer) = self.ask(op);
+        let outputs = self.outputs();
+        let is_end = |output: &Output| match output {
+            Output::Call { call: Call::Unlock { owner, flock, start: 0, end: u64::MAX, .. }, .. } => {
+                (*owner, *flock) == (span.owner, span.flock)
+            }
+            _ => false,
+        };
+        assert_eq!(outputs.iter().filter(|o| is_end(o)).count(), 1, "{outputs:?}");
+        answer
+    }
+
+    fn flush(owner: u64) -> Op {
+        Op::Flush { ino: FILE.ino, owner }
+    }
+
+    fn lose(&mut self) -> Vec<Output> {
+        self.cache.handle_event(T0, Event::Lost { why: "test".into() });
+        self.outputs()
+    }
+}
+
+#[test]
+fn closing_tells_the_remote_only_of_who_may_hold_a_lock() {
+    let mut rig = Rig::new();
+    let (one, two) = (rig.open(), rig.open());
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "nobody ever locked");
+    rig.lock(one, span(1, (0, 9)));
+    assert_eq!(rig.at_once(Rig::flush(2)), Answer::Done, "another process");
+    assert_eq!(rig.ends_locks(Rig::flush(1), span(1, ALL)), None);
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "once is enough");
+    assert_eq!(rig.at_once(Op::Release { fh: one, flock: None }), Answer::Done);
+
+    rig.lock(two, span(1, ALL));
+    let (op, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(1, ALL) });
+    assert_eq!(rig.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "all was unlocked");
+    let op = rig.want(two, span(1, ALL), false);
+    assert_eq!(rig.reply(Err(Errno::AGAIN)), [(op, Answer::Failed(Errno::AGAIN))]);
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "none was granted");
+}
+
+#[test]
+fn what_an_open_file_owns_ends_with_it() {
+    let mut rig = Rig::new();
+    let (one, two) = (rig.open(), rig.open());
+    rig.lock(one, span(90, ALL));
+    let flock = LockSpan { flock: true, ..span(91, ALL) };
+    rig.lock(two, flock);
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done);
+    let released = rig.ends_locks(Op::Release { fh: one, flock: None }, span(90, ALL));
+    assert_eq!(released, Some(Answer::Done), "nobody waits for that");
+    assert_eq!(rig.ends_locks(Op::Release { fh: two, flock: Some(91) }, flock), Some(Answer::Done));
+}
+
+#[test]
+fn a_signal_cancels_the_wait_and_the_remotes_answer_counts() {
+    let mut rig = Rig::new();
+    let fh = rig.open();
+    for (result, answer) in [(Err(Errno::INTR), Answer::Failed(Errno::INTR)), (Ok(Reply::Done), Answer::Done)]
+    {
+        let op = rig.want(fh, span(1, ALL), true);
+        let (call, _) = rig.call();
+        rig.cache.handle_interrupt(op, false);
+        rig.cache.handle_interrupt(op, false);
+        assert_eq!(rig.outputs(), [Output::Cancel(call)], "once");
+        assert_eq!(rig.respond(call, result), [(op, answer)]);
+    }
+    let op = rig.want(fh, span(1, ALL), false);
+    let (call, _) = rig.call();
+    rig.cache.handle_interrupt(op, false);
+    assert_eq!(rig.outputs(), [], "what does not wait for others is not ended");
+    assert_eq!(rig.respond(call, Ok(Reply::Done)), [(op, Answer::Done)]);
+}
+
+#[test]
+fn a_lock_granted_to_the_dead_is_freed() {
+    let mut rig = Rig::new();
+    let fh = rig.open();
+    let op = rig.want(fh, span(1, (5, 9)), true);
+    let (call, _) = rig.call();
+    rig.cache.handle_interrupt(op, true);
+    let outputs = rig.outputs();
+    assert_eq!(outputs, [Output::Answer { op, answer: Answer::Failed(Errno::INTR) }, Output::Cancel(call)]);
+    assert_eq!(rig.ends_locks(Rig::flush(1), span(1, ALL)), None, "its call may yet be granted");
+    let response = Response::plain(Ok(Reply::Done));
+    rig.cache.handle_event(T0, Event::Response { call, response });
+    let (_, call) = rig.call();
+    assert!(matches!(call, Call::Unlock { owner: 1, start: 5, end: 9, .. }), "{call:?}");
+}
+
+#[test]
+fn a_wait_that_was_given_up_is_not_sent_again() {
+    let mut rig = Rig::new();
+    let fh = rig.open();
+    let op = rig.want(fh, span(1, ALL), true);
+    let (call, _) = rig.call();
+    rig.cache.handle_event(T0, Event::Response { call, response: Response::plain(Err(Errno::STALE)) });
+    let (walk, what) = rig.call();
+    assert!(matches!(what, Call::Walk { .. }));
+    rig.cache.handle_interrupt(op, false);
+    assert_eq!(rig.outputs(), [Output::Cancel(call)]);
+    assert_eq!(rig.respond(walk, Ok(Reply::Done)), [(op, Answer::Failed(Errno::INTR))]);
+}
+
+#[test]
+fn who_lost_a_lock_is_told_until_it_closes() {
+    let mut rig = Rig::new();
+    let (fh, other) = (rig.open(), rig.open());
+    rig.lock(fh, span(1, ALL));
+    let waiting = rig.want(other, span(2, ALL), true);
+    rig.outputs();
+    let lost = rig.lose();
+    assert_eq!(lost, [Output::Answer { op: waiting, answer: Answer::Failed(Errno::IO) }]);
+    rig.cache.handle_event(T0, Event::Attached(session()));
+
+    let eio = Answer::Failed(Errno::IO);
+    let ino = FILE.ino;
+    let write =
+        |fh| Op::Write { ino, fh, offset: 0, data: vec![1], kill_suidgid: false, from_page_cache: false };
+    assert_eq!(rig.at_once(Op::Read { ino, fh, offset: 0, size: 1 }), eio);
+    assert_eq!(rig.at_once(write(fh)), eio);
+    assert_eq!(rig.at_once(Op::Unlock { ino, span: span(1, ALL) }), eio);
+    assert_eq!(rig.at_once(Op::TestLock { ino, span: span(1, ALL), kind: LockKind::Read }), eio);
+    let again = Op::SetLock { ino, fh: other, span: span(1, ALL), kind: LockKind::Read, pid: 1, wait: true };
+    assert_eq!(rig.at_once(again), eio, "whichever file it asks through");
+
+    rig.lock(other, span(2, ALL));
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done);
+    let (_, answer) = rig.ask(Op::Read { ino, fh, offset: 0, size: 1 });
+    assert_eq!(answer, None, "it has closed the file");
+    rig.call();
+    rig.lock(fh, span(1, (3, 3)));
+}
+
+#[test]
+fn a_close_does_not_fail_when_the_session_does() {
+    let mut rig = Rig::new();
+    let fh = rig.open();
+    rig.lock(fh, span(1, ALL));
+    let (op, answer) = rig.ask(Rig::flush(1));
+    assert_eq!(answer, None);
+    rig.outputs();
+    assert_eq!(rig.lose(), [Output::Answer { op, answer: Answer::Done }]);
+    let span = span(1, ALL);
+    let (parked, _) = rig.ask(Op::SetLock { ino: 7, fh, span, kind: LockKind::Read, pid: 1, wait: true });
+    rig.cache.handle_interrupt(parked, false);
+    assert_eq!(rig.outputs(), [Output::Answer { op: parked, answer: Answer::Failed(Errno::INTR) }]);
+}

@@ -1,0 +1,266 @@
+//! What is mounted, and how it is reached.
+
+use crate::args::MountArgs;
+use crate::options::Usage;
+use anyhow::{Context, Result, bail};
+use nigh_client::{Link, Reconnect};
+use nigh_link::ssh::Asking;
+use nigh_link::{ssh, tcp, unix};
+use nigh_server::{Places, daemon};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// A source as the command line names it.
+#[derive(Clone, Debug)]
+pub struct Source {
+    way: Way,
+    /// What the server is asked for: a path of its machine, or the name of an export and what is below.
+    attach: Vec<u8>,
+    shown: String,
+    install: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Way {
+    /// This user's own server, started if absent.
+    Own,
+    Unix(PathBuf),
+    Tcp(tcp::Target),
+    Ssh(ssh::Target),
+}
+
+const SCHEMES: &str = "DIR, [USER@]HOST:/DIR, nigh://HOST[:PORT]/EXPORT or unix:///SOCKET[:EXPORT]";
+
+impl Source {
+    /// Checks all that can be said without connecting.
+    pub fn parse(args: &MountArgs, places: &Places) -> Result<Source> {
+        let text = args.source.to_string_lossy().into_owned();
+        let (way, attach) = match text.split_once("://") {
+            Some(("nigh", rest)) => over_tcp(rest, args, places)?,
+            Some(("unix", rest)) => over_unix(rest)?,
+            Some(("ssh", rest)) => {
+                let rest = rest.replacen('/', ":/", 1);
+                bail!(Usage(format!(
+                    "{text}: for a machine reached by ssh say [USER@]HOST:/DIR, here {rest}"
+                )));
+            }
+            Some((scheme @ ("smb" | "9p" | "9p+unix"), _)) => {
+                bail!(Usage(format!("{text}: {scheme} cannot be mounted yet; there are {SCHEMES}")));
+            }
+            _ => match over_ssh(&text, args)? {
+                Some(found) => found,
+                None => (Way::Own, own_directory(&args.source)?.as_os_str().as_bytes().to_vec()),
+            },
+        };
+        if !matches!(way, Way::Tcp(_)) && (args.token.is_some() || args.plaintext || args.ca.is_some()) {
+            bail!(Usage(format!("{text}: --token, --plaintext and --ca are for nigh://HOST/EXPORT")));
+        }
+        if !matches!(way, Way::Ssh(_)) && (args.ssh.is_some() || args.install_server) {
+            bail!(Usage(format!("{text}: --ssh and --install-server are for [USER@]HOST:/DIR")));
+        }
+        let shown = match way {
+            Way::Own => String::from_utf8_lossy(&attach).into_owned(),
+            _ => text,
+        };
+        Ok(Source { way, attach, shown, install: args.install_server })
+    }
+
+    pub fn attach(&self) -> &[u8] {
+        &self.attach
+    }
+
+    /// Whether the server runs on this machine, whose users are the same.
+    pub fn is_local(&self) -> bool {
+        matches!(self.way, Way::Own | Way::Unix(_))
+    }
+
+    /// As it stands in mountinfo.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// The first connection, for which people may be asked. It may change how later ones are made.
+    pub fn connect(&mut self, places: &Places) -> Result<Link> {
+        if let (Way::Ssh(target), true) = (&mut self.way, self.install) {
+            target.install(&std::env::current_exe().context("finding this program")?)?;
+            target.installed = true;
+        }
+        match &self.way {
+            Way::Own => own_server().with_context(|| {
+                format!("reaching your server; its log is {}", places.runtime.join("serve.log").display())
+            }),
+            Way::Ssh(target) => Ok(target.connect(Asking::Allowed)?),
+            Way::Unix(_) | Way::Tcp(_) => Ok(self.again()?),
+        }
+    }
+
+    /// Makes later connections; nobody is asked.
+    pub fn reconnect(&self) -> Reconnect {
+        let source = self.clone();
+        Box::new(move || source.again())
+    }
+
+    fn again(&self) -> io::Result<Link> {
+        match &self.way {
+            Way::Own => own_server(),
+            Way::Unix(path) => Ok(unix::connect(path)?),
+            Way::Tcp(target) => Ok(target.connect()?),
+            Way::Ssh(target) => Ok(target.connect(Asking::Never)?),
+        }
+    }
+}
+
+/// This user's server, started if absent; `NIGH_LINK` names a socket to go through instead.
+fn own_server() -> io::Result<Link> {
+    match std::env::var_os("NIGH_LINK") {
+        Some(path) => Ok(UnixStream::connect(path)?.into()),
+        None => Ok(daemon::ensure_running(&std::env::current_exe()?)?.into()),
+    }
+}
+
+fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u8>)> {
+    let bad = || Usage(format!("nigh://{rest}: want nigh://HOST[:PORT]/EXPORT, an IPv6 address in brackets"));
+    let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
+    let (host, port) = match address.strip_prefix('[') {
+        Some(inner) => {
+            let (host, rest) = inner.split_once(']').ok_or_else(bad)?;
+            (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) })
+        }
+        None => match address.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (address, None),
+        },
+    };
+    if host.is_empty() || host.contains([':', '@']) && !address.starts_with('[') {
+        bail!(bad());
+    }
+    let port = port.map_or(Ok(tcp::PORT), |port| port.parse().map_err(|_| bad()))?;
+    let trust = match (&args.ca, args.plaintext) {
+        (Some(file), _) => tcp::Trust::Authority(absolute(file)?),
+        (None, true) => tcp::Trust::Plaintext,
+        (None, false) => tcp::Trust::Known(places.state.join("known_servers")),
+    };
+    let token = args.token.as_deref().map(absolute).transpose()?;
+    if let Some(file) = &token {
+        // What is wrong with it is said before anything is begun.
+        nigh_link::Token::read(file)?;
+    }
+    let target = tcp::Target { host: host.to_owned(), port, trust, token };
+    Ok((Way::Tcp(target), export.as_bytes().to_vec()))
+}
+
+/// The daemon's own directory is another.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| path.display().to_string())
+}
+
+fn over_unix(rest: &str) -> Result<(Way, Vec<u8>)> {
+    let (socket, export) = rest.split_once(':').unwrap_or((rest, ""));
+    if !socket.starts_with('/') {
+        bail!(Usage(format!("unix://{rest}: want an absolute path: unix:///SOCKET[:EXPORT]")));
+    }
+    Ok((Way::Unix(socket.into()), export.as_bytes().to_vec()))
+}
+
+/// As scp has it: a colon before any slash ends the name of a machine. `None`: it is no machine.
+fn over_ssh(text: &str, args: &MountArgs) -> Result<Option<(Way, Vec<u8>)>> {
+    let colon = match text.find('[').filter(|&at| at == 0 || text[..at].ends_with('@')) {
+        Some(_) => text.find("]:").map(|at| at + 1),
+        None => text.find(':'),
+    };
+    let Some(colon) = colon.filter(|&at| !text[..at].contains('/')) else { return Ok(None) };
+    let (machine, dir) = (text[..colon].replace(['[', ']'], ""), &text[colon + 1..]);
+    if !dir.starts_with('/') {
+        if args.source.exists() {
+            return Ok(None);
+        }
+        bail!(Usage(format!("{text}: name a directory of {machine} from its root: {machine}:/DIR")));
+    }
+    if machine.is_empty() || machine.starts_with('-') || machine.contains(char::is_whitespace) {
+        bail!(Usage(format!("{text}: want [USER@]HOST:/DIR")));
+    }
+    let command =
+        args.ssh.clone().or_else(|| std::env::var("NIGH_SSH").ok()).filter(|words| !words.is_empty());
+    let target = ssh::Target { destination: machine, command, installed: false };
+    Ok(Some((Way::Ssh(target), dir.as_bytes().to_vec())))
+}
+
+fn own_directory(source: &Path) -> Result<PathBuf> {
+    let path = source.canonicalize().with_context(|| {
+        format!("{}: name a directory that is there and that you may enter", source.display())
+    })?;
+    if !path.is_dir() {
+        bail!("{}: not a directory; only directories can be mounted", source.display());
+    }
+    let rights = rustix::fs::Access::READ_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::accessat(rustix::fs::CWD, &path, rights, rustix::fs::AtFlags::EACCESS).with_context(
+        || format!("{}: you may not read and enter it; ask its owner, or mount another", source.display()),
+    )?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+    use clap::Parser;
+
+    fn parse(words: &[&str]) -> Result<Source> {
+        let (source, options) = words.split_first().context("no source")?;
+        let line = [&["nigh", "mount"], options, &["--", source, "/mnt"]].concat();
+        let Command::Mount(args) = Args::try_parse_from(line)?.command else { bail!("not a mount") };
+        let places = Places { runtime: "/r".into(), state: "/s".into() };
+        Source::parse(&args, &places)
+    }
+
+    fn attach(source: &str) -> String {
+        String::from_utf8(parse(&[source]).unwrap().attach).unwrap()
+    }
+
+    #[test]
+    fn machines_are_told_from_directories() {
+        let ssh = |source: &str| match parse(&[source]).unwrap().way {
+            Way::Ssh(target) => target.destination,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(ssh("anna@host:/srv/x"), "anna@host");
+        assert_eq!(ssh("[::1]:/srv"), "::1");
+        assert_eq!(ssh("anna@[fe80::1]:/srv"), "anna@fe80::1");
+        assert_eq!(attach("host:/srv/a:b"), "/srv/a:b");
+        assert!(matches!(parse(&["/"]).unwrap().way, Way::Own));
+        for bad in ["host:srv", "-oProxyCommand=x:/srv", ":/srv", "a b:/srv", "ssh://host/srv"] {
+            let error = parse(&[bad]).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some(), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn servers_have_ports_and_exports() {
+        let tcp = |source: &str| match parse(&[source]).unwrap().way {
+            Way::Tcp(target) => (target.host, target.port),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(tcp("nigh://host/x"), ("host".into(), tcp::PORT));
+        assert_eq!(tcp("nigh://host:7/x"), ("host".into(), 7));
+        assert_eq!(tcp("nigh://[::1]:7/x"), ("::1".into(), 7));
+        assert_eq!(attach("nigh://host/x/sub/deep"), "x/sub/deep");
+        assert_eq!(attach("nigh://host"), "");
+        assert_eq!(attach("unix:///run/s.sock:x/sub"), "x/sub");
+        assert_eq!(attach("unix:///run/s.sock"), "");
+        for bad in ["nigh:///x", "nigh://h:x/y", "nigh://a@h/x", "nigh://::1/x", "unix://run/s", "9p://h/a"] {
+            let error = parse(&[bad]).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some(), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn options_of_one_way_are_refused_on_another() {
+        assert!(parse(&["host:/srv", "--plaintext"]).is_err());
+        assert!(parse(&["nigh://host/x", "--install-server"]).is_err());
+        assert!(parse(&["nigh://host/x", "--ca", "f", "--plaintext"]).is_err());
+        let error = parse(&["nigh://host/x", "--token", "/nonexistent/t"]).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/t") && error.lines().count() == 1, "{error}");
+    }
+}

@@ -1,0 +1,383 @@
+//! The program at both ends: what is served is reached over each kind of link, and by whom.
+
+use nigh_link::ssh::Asking;
+use nigh_link::tcp::{Target, Trust};
+use nigh_link::{Kind, Link, ssh, unix};
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::{Event, Output, Reason, Remote, Session};
+use nigh_types::*;
+use std::fs;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
+/// A user that no machine has.
+const SOMEBODY: u32 = 4_000_123;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn needs_root(test: &str) -> bool {
+    if !is_root() {
+        println!("SKIPPED: {test} needs root");
+    }
+    is_root()
+}
+
+/// A place to serve from, with directories of its own.
+struct House {
+    dir: TempDir,
+    port: u16,
+    server: Option<Child>,
+}
+
+impl House {
+    fn new() -> House {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir_all(dir.path().join("x/sub")).unwrap();
+        fs::set_permissions(dir.path().join("x"), fs::Permissions::from_mode(0o777)).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        House { dir, port, server: None }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn nigh(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(NIGH);
+        command.args(words).stdin(Stdio::null());
+        command.env("NIGH_RUNTIME_DIR", self.path("run")).env("NIGH_STATE_DIR", self.path("state"));
+        command.env("NIGH_SERVER_IDLE_MS", "300").env_remove("NIGH_LINK").env_remove("NIGH_SSH");
+        command
+    }
+
+    /// Serves `x` over TCP.
+    fn serve(mut self, more: &[&str]) -> House {
+        let (export, listen) =
+            (format!("{}", self.path("x").display()), format!("tcp://127.0.0.1:{}", self.port));
+        let mut words = vec!["serve", "--export", &export, "--listen", &listen];
+        words.extend(more);
+        let log = fs::File::create(self.path("log")).unwrap();
+        self.server = Some(self.nigh(&words).stderr(log).spawn().unwrap());
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(Instant::now() < give_up, "{}", fs::read_to_string(self.path("log")).unwrap());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self
+    }
+
+    fn target(&self) -> Target {
+        let token = self.path("token");
+        Target {
+            host: "127.0.0.1".into(),
+            port: self.port,
+            trust: Trust::Known(self.path("known_servers")),
+            token: token.exists().then_some(token),
+        }
+    }
+
+    /// Exit code and the one line that was said.
+    fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = self.nigh(words).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        (output.status.code(), said)
+    }
+
+    fn owner(&self, name: &str) -> (u32, u32) {
+        let found = fs::metadata(self.path("x").join(name)).unwrap();
+        (found.uid(), found.gid())
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+struct Client {
+    link: Link,
+    session: ClientSession,
+    calls: u64,
+}
+
+impl Client {
+    /// The refusal, where there is one.
+    fn attach(link: Link, what: &str) -> Result<(Client, Session), String> {
+        let attach = what.as_bytes().to_vec();
+        let config = ClientConfig { features: 0, client: 1, incarnation: 2, attach, term: Term::Session };
+        let mut client = Client { link, session: ClientSession::new(Time(1), config), calls: 0 };
+        match client.next() {
+            Event::Attached(session) => Ok((client, session)),
+            Event::Lost { why } => Err(why),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn next(&mut self) -> Event {
+        let mut buffer = vec![0; 1 << 16];
+        self.link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        loop {
+            match self.session.poll_output() {
+                Output::Event(event) => return event,
+                Output::Transmit(bytes) => self.link.write_all(&bytes).unwrap(),
+                Output::Timeout(..) => match self.link.read(&mut buffer).unwrap() {
+                    0 => self.session.handle_disconnect(Time(2), "end of stream"),
+                    count => self.session.handle_input(Time(2), &buffer[..count]),
+                },
+            }
+        }
+    }
+
+    fn call(&mut self, credentials: Credentials, call: Call) -> std::result::Result<Reply, Errno> {
+        self.calls += 1;
+        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
+        self.session.handle_call(Time(1), CallId(self.calls), Request { credentials, name, call });
+        match self.next() {
+            Event::Response { response, .. } => response.result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether the session ends unless it is renewed.
+    fn must_renew(&mut self) -> bool {
+        !matches!(self.session.poll_output(), Output::Timeout(_, Reason::Idle))
+    }
+
+    fn make(
+        &mut self,
+        root: NodeId,
+        name: &str,
+        uid: u32,
+        groups: &[u32],
+    ) -> std::result::Result<Reply, Errno> {
+        let call = Call::Mkdir {
+            dir: Place::bare(root),
+            name: Name::new(name.as_bytes()).unwrap(),
+            mode: 0o755,
+            umask: 0,
+        };
+        self.call(Credentials { uid, gid: uid, groups: groups.to_vec() }, call)
+    }
+}
+
+#[test]
+fn an_export_is_reached_by_its_name_and_nothing_else_is() {
+    let house = House::new();
+    let path = house.path("token").display().to_string();
+    let house = house.serve(&["--token", &path]);
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    let link = house.target().connect().unwrap();
+    assert_eq!(link.kind(), Kind::Tls);
+    let (mut client, session) = Client::attach(link, "x").unwrap();
+    assert!(client.must_renew());
+    assert_eq!(session.root.ino, fs::metadata(house.path("x")).unwrap().ino());
+    let attach =
+        |what: &str| Client::attach(house.target().connect().unwrap(), what).map(|(_, s)| s.root.ino);
+    assert_eq!(attach(""), Ok(session.root.ino));
+    assert_eq!(attach("x/sub"), Ok(fs::metadata(house.path("x/sub")).unwrap().ino()));
+    for (asked, says) in
+        [("y", "no export is called y; there are x"), ("/etc", "only exports"), ("x/..", "x/..")]
+    {
+        let why = attach(asked).unwrap_err();
+        assert!(why.contains(says), "{asked}: {why}");
+    }
+    let mount = house.path("mnt").display().to_string();
+    fs::create_dir(&mount).unwrap();
+    let source = format!("nigh://127.0.0.1:{}/nope", house.port);
+    let (code, said) = house.refused(&["mount", &source, &mount, "--token", &path]);
+    assert!(code == Some(1) && said.contains("no export is called nope"), "{said}");
+    let (code, said) = house.refused(&["mount", &source, &mount]);
+    assert!(code == Some(1) && said.contains("--token FILE"), "{said}");
+    let (code, said) =
+        house.refused(&["serve", "--export", "/", "--listen", "tcp://127.0.0.1:1", "--token", &path]);
+    assert!(code == Some(1) && said.contains("a server of yours runs already"), "{said}");
+}
+
+#[test]
+fn calls_are_done_as_the_tokens_user_whoever_they_claim_to_be() {
+    if !needs_root("calls_are_done_as_the_tokens_user_whoever_they_claim_to_be") {
+        return;
+    }
+    let house = House::new();
+    let path = house.path("token");
+    fs::write(&path, format!("{}\nuser {SOMEBODY}\n", "5a".repeat(32))).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let path = path.display().to_string();
+    let house = house.serve(&["--token", &path]);
+    let (mut client, session) = Client::attach(house.target().connect().unwrap(), "x").unwrap();
+    for (name, uid) in [("as-root", 0), ("as-another", 1000), ("as-itself", SOMEBODY)] {
+        client.make(session.root, name, uid, &[0]).unwrap();
+        assert_eq!(house.owner(name), (SOMEBODY, SOMEBODY), "{name}");
+    }
+    fs::set_permissions(house.path("x"), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(client.make(session.root, "closed", 0, &[0]).unwrap_err(), Errno::ACCES);
+}
+
+#[test]
+fn trusted_machines_say_who_calls_but_not_root() {
+    if !needs_root("trusted_machines_say_who_calls_but_not_root") {
+        return;
+    }
+    let house = House::new().serve(&["--trust-client-ids", "--plaintext"]);
+    let target = Target { trust: Trust::Plaintext, ..house.target() };
+    let (mut client, session) = Client::attach(target.connect().unwrap(), "x").unwrap();
+    client.make(session.root, "as-root", 0, &[0]).unwrap();
+    client.make(session.root, "as-somebody", SOMEBODY, &[]).unwrap();
+    assert_eq!(house.owner("as-root"), (65534, 65534));
+    assert_eq!(house.owner("as-somebody"), (SOMEBODY, SOMEBODY));
+    drop(house);
+    let house = House::new().serve(&["--trust-client-ids", "--plaintext", "--squash", "none"]);
+    let target = Target { trust: Trust::Plaintext, ..house.target() };
+    let (mut client, session) = Client::attach(target.connect().unwrap(), "x").unwrap();
+    client.make(session.root, "as-root", 0, &[0]).unwrap();
+    assert_eq!(house.owner("as-root"), (0, 0));
+}
+
+/// Connects as another user: credentials of one thread, which ends with it.
+fn connect_as(uid: u32, socket: &Path) -> Link {
+    let socket = socket.to_owned();
+    std::thread::spawn(move || {
+        // SAFETY: these take integers and an empty list, and change this thread only.
+        let changed = unsafe {
+            libc::syscall(libc::SYS_setgroups, 0_usize, std::ptr::null::<libc::gid_t>())
+                | libc::syscall(libc::SYS_setresgid, uid, uid, uid)
+                | libc::syscall(libc::SYS_setresuid, uid, uid, uid)
+        };
+        assert_eq!(changed, 0);
+        unix::connect(&socket).unwrap()
+    })
+    .join()
+    .unwrap()
+}
+
+#[test]
+fn other_users_of_the_machine_are_themselves() {
+    if !needs_root("other_users_of_the_machine_are_themselves") {
+        return;
+    }
+    let house = House::new();
+    let socket = house.path("s.sock");
+    let listen = format!("unix://{}", socket.display());
+    let house = house.serve(&["--listen", &listen, "--trust-client-ids", "--plaintext"]);
+    let (mut client, session) = Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap();
+    client.make(session.root, "as-root", 0, &[0]).unwrap();
+    assert_eq!(house.owner("as-root"), (SOMEBODY, SOMEBODY));
+    assert!(Client::attach(connect_as(SOMEBODY, &socket), "/etc").is_err());
+    let (mut client, session) = Client::attach(unix::connect(&socket).unwrap(), "x").unwrap();
+    assert!(client.must_renew(), "the clients of every transport have leases");
+    client.make(session.root, "by-root", 77, &[]).unwrap();
+    assert_eq!(house.owner("by-root"), (77, 77));
+}
+
+/// Runs the command here, with nigh in the path or without.
+fn fake_ssh(house: &House, path: &str) -> PathBuf {
+    let script = house.path("ssh");
+    let text = format!(
+        "#!/bin/sh\nexport PATH='{path}' HOME='{}' NIGH_RUNTIME_DIR='{}' NIGH_STATE_DIR='{}' NIGH_SERVER_IDLE_MS=300\n\
+         while [ \"$1\" != -- ]; do shift; done\n[ \"$2\" = anna@host ] || {{ echo \"no route to $2\" >&2; exit 255; }}\n\
+         echo welcome\neval \"$3\"\n",
+        house.path("home").display(),
+        house.path("far-run").display(),
+        house.path("far-state").display(),
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    script
+}
+
+#[test]
+fn by_ssh_a_relay_leads_to_the_server_of_whoever_logged_in() {
+    let house = House::new();
+    let bin = Path::new(NIGH).parent().unwrap().display().to_string();
+    let command = fake_ssh(&house, &format!("{bin}:/usr/bin:/bin")).display().to_string();
+    let target = ssh::Target { destination: "anna@host".into(), command: Some(command), installed: false };
+    let dir = house.path("x").display().to_string();
+    let mut clients: Vec<_> =
+        (0..2).map(|_| Client::attach(target.connect(Asking::Never).unwrap(), &dir).unwrap()).collect();
+    let ino = fs::metadata(house.path("x")).unwrap().ino();
+    assert!(clients.iter().all(|(_, session)| session.root.ino == ino));
+    assert!(house.path("far-run/serve.sock").exists());
+    let (client, session) = &mut clients[0];
+    assert!(client.must_renew());
+    let own = rustix::process::geteuid().as_raw();
+    client.make(session.root, "made", own, &[]).unwrap();
+    assert_eq!(house.owner("made").0, own);
+    drop(clients);
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while house.path("far-run/serve.sock").exists() {
+        assert!(Instant::now() < give_up, "the relays do not end, or not their sessions");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A terminal: where a person types, and what a program has.
+fn terminal() -> (fs::File, OwnedFd) {
+    let (mut person, mut program) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: two integers to be filled in; a terminal of ordinary settings and size.
+    let made = unsafe { libc::openpty(&raw mut person, &raw mut program, none, none.cast(), none.cast()) };
+    assert_eq!(made, 0);
+    // SAFETY: both were just opened, and nobody else has them.
+    unsafe { (fs::File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
+}
+
+#[test]
+fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
+    let house = House::new();
+    let ssh = house.path("ssh");
+    fs::write(&ssh, "#!/bin/sh\nread word </dev/tty\necho \"heard $word\" >&2\nexit 255\n").unwrap();
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(house.path("mnt")).unwrap();
+    let mut command = house.nigh(&["mount", "anna@host:/srv"]);
+    command.arg(house.path("mnt")).arg("--ssh").arg(&ssh).stderr(Stdio::piped());
+    let (mut person, program) = terminal();
+    let number = program.as_raw_fd();
+    // SAFETY: both are safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::setsid()?;
+            if libc::ioctl(number, libc::TIOCSCTTY, 0) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let child = command.spawn().unwrap();
+    person.write_all(b"secret\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.as_str()), (Some(1), "nigh: ssh anna@host: heard secret\n"));
+}
+
+#[test]
+fn what_is_wrong_with_a_machine_is_one_line() {
+    let house = House::new();
+    let command = fake_ssh(&house, "/usr/bin:/bin").display().to_string();
+    let mount = house.path("mnt").display().to_string();
+    fs::create_dir(&mount).unwrap();
+    let (code, said) = house.refused(&["mount", "anna@host:/srv", &mount, "--ssh", &command]);
+    assert!(code == Some(1) && said.contains("--install-server"), "{said}");
+    let (code, said) = house.refused(&["mount", "ben@other:/srv", &mount, "--ssh", &command]);
+    assert!(code == Some(1) && said.contains("no route to ben@other"), "{said}");
+    let (code, said) = house.refused(&["mount", "anna@host:srv", &mount]);
+    assert!(code == Some(2) && said.contains("anna@host:/DIR"), "{said}");
+    let (code, said) = house.refused(&["serve", "--export", "/tmp", "--listen", "tcp://127.0.0.1:0"]);
+    assert!(code == Some(2) && said.contains("--token"), "{said}");
+    let (code, said) = house.refused(&["serve", "--listen", "ftp://x"]);
+    assert!(code == Some(2) && said.contains("ftp://x"), "{said}");
+}

@@ -1,0 +1,248 @@
+//! Ids of users and groups, mapped between this machine and the server's at the mount's edge and nowhere
+//! else: what the kernel says is mapped before it becomes an operation, answers on their way to the kernel.
+//! The cache holds the server's ids. See docs/decisions/0005-credentials.md.
+
+mod acl;
+mod choice;
+
+use crate::answers::Shape;
+pub use choice::{IdMapChoice, IdMapError};
+use nigh_cache::{Answer, Op};
+use nigh_types::{Attr, Credentials, Errno, IdKind};
+use std::collections::BTreeMap;
+
+/// Who is nobody on either side: Linux's overflow id.
+const NOBODY: u32 = 65_534;
+
+/// Users and groups of this machine (local) and of the server's (remote).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct IdMap {
+    users: Pairs,
+    groups: Pairs,
+}
+
+/// Pairs of ids of one kind. Invariant: each local and each remote id is in one pair at most.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Pairs {
+    to_remote: BTreeMap<u32, u32>,
+    to_local: BTreeMap<u32, u32>,
+    /// Ids in no pair are nobody's; otherwise they pass as they are, unless that would make them one of a
+    /// pair.
+    closed: bool,
+}
+
+impl Pairs {
+    /// False where one of the two is in a pair already.
+    fn pair(&mut self, local: u32, remote: u32) -> bool {
+        let fresh = !self.to_remote.contains_key(&local) && !self.to_local.contains_key(&remote);
+        if fresh {
+            self.to_remote.insert(local, remote);
+            self.to_local.insert(remote, local);
+        }
+        fresh
+    }
+
+    fn local(&self, remote: u32) -> Option<u32> {
+        let passes = !self.closed && !self.to_remote.contains_key(&remote);
+        self.to_local.get(&remote).copied().or(passes.then_some(remote))
+    }
+
+    fn remote(&self, local: u32) -> Option<u32> {
+        let passes = !self.closed && !self.to_local.contains_key(&local);
+        self.to_remote.get(&local).copied().or(passes.then_some(local))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.to_remote.is_empty() && !self.closed
+    }
+}
+
+impl IdMap {
+    fn pairs(&self, kind: IdKind) -> &Pairs {
+        match kind {
+            IdKind::User => &self.users,
+            IdKind::Group => &self.groups,
+        }
+    }
+
+    fn pairs_mut(&mut self, kind: IdKind) -> &mut Pairs {
+        match kind {
+            IdKind::User => &mut self.users,
+            IdKind::Group => &mut self.groups,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.groups.is_empty()
+    }
+
+    /// On whose behalf the server is asked. Who is in no pair of a closed map is nobody there.
+    pub(crate) fn caller(&self, local: Credentials) -> Credentials {
+        if self.is_empty() {
+            return local;
+        }
+        Credentials {
+            uid: self.users.remote(local.uid).unwrap_or(NOBODY),
+            gid: self.groups.remote(local.gid).unwrap_or(NOBODY),
+            groups: local.groups.into_iter().filter_map(|gid| self.groups.remote(gid)).collect(),
+        }
+    }
+
+    /// What the kernel asks, in the server's ids; `EINVAL` for an owner that the server does not have.
+    pub(crate) fn asked(&self, (shape, mut op): (Shape, Op)) -> Result<(Shape, Op), Errno> {
+        if self.is_empty() {
+            return Ok((shape, op));
+        }
+        let shape = match &mut op {
+            Op::SetAttr { set, .. } => {
+                for (id, pairs) in [(&mut set.uid, &self.users), (&mut set.gid, &self.groups)] {
+                    if let Some(local) = *id {
+                        *id = Some(pairs.remote(local).ok_or(Errno::INVAL)?);
+                    }
+                }
+                shape
+            }
+            Op::SetXattr { name, value, .. } if acl::is_acl(name) => {
+                let mapped = acl::map(value, |kind, local| self.pairs(kind).remote(local));
+                mapped.then_some(shape).ok_or(Errno::INVAL)?
+            }
+            Op::GetXattr { name, .. } if acl::is_acl(name) => Shape::Acl,
+            _ => shape,
+        };
+        Ok((shape, op))
+    }
+
+    /// An answer in this machine's ids.
+    pub(crate) fn shown(&self, shape: Shape, mut answer: Answer) -> Answer {
+        if self.is_empty() {
+            return answer;
+        }
+        match &mut answer {
+            Answer::Node(node) | Answer::Created(node, _) => self.show(&mut node.attr),
+            Answer::Attr(_, attr, _) => self.show(attr),
+            Answer::Page(page) => {
+                page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| self.show(&mut n.attr));
+            }
+            Answer::Value(value) if shape == Shape::Acl => {
+                acl::map(value, |kind, remote| Some(self.pairs(kind).local(remote).unwrap_or(NOBODY)));
+            }
+            _ => {}
+        }
+        answer
+    }
+
+    fn show(&self, attr: &mut Attr) {
+        attr.uid = self.users.local(attr.uid).unwrap_or(NOBODY);
+        attr.gid = self.groups.local(attr.gid).unwrap_or(NOBODY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_types::{NodeId, SetAttr, Span};
+
+    fn map(pairs: &[(IdKind, u32, u32)], closed: bool) -> IdMap {
+        let mut map = IdMap::default();
+        for (kind, local, remote) in pairs {
+            assert!(map.pairs_mut(*kind).pair(*local, *remote));
+        }
+        (map.users.closed, map.groups.closed) = (closed, closed);
+        map
+    }
+
+    const PAIRS: &[(IdKind, u32, u32)] = &[(IdKind::User, 1000, 2000), (IdKind::Group, 100, 200)];
+
+    fn chown(uid: Option<u32>, gid: Option<u32>) -> Op {
+        Op::SetAttr { ino: 1, fh: None, set: SetAttr { uid, gid, ..SetAttr::default() } }
+    }
+
+    fn shown(map: &IdMap, uid: u32, gid: u32) -> (u32, u32) {
+        let attr = Attr { uid, gid, ..Attr::default() };
+        let answer = Answer::Attr(NodeId::default(), attr, Span::ZERO);
+        match map.shown(Shape::Natural, answer) {
+            Answer::Attr(_, attr, _) => (attr.uid, attr.gid),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn pairs_are_mapped_both_ways_and_others_pass() {
+        let map = map(PAIRS, false);
+        assert_eq!(shown(&map, 2000, 200), (1000, 100));
+        assert_eq!(shown(&map, 5, 6), (5, 6));
+        assert_eq!(map.asked((Shape::Natural, chown(Some(1000), None))).unwrap().1, chown(Some(2000), None));
+        assert_eq!(
+            map.asked((Shape::Natural, chown(Some(5), Some(100)))).unwrap().1,
+            chown(Some(5), Some(200))
+        );
+        let caller = map.caller(Credentials { uid: 1000, gid: 100, groups: vec![100, 7] });
+        assert_eq!(caller, Credentials { uid: 2000, gid: 200, groups: vec![200, 7] });
+    }
+
+    /// Somebody else whose number is that of one in a pair must not be taken for that one.
+    #[test]
+    fn nobody_becomes_one_of_a_pair_by_having_its_number() {
+        let map = map(PAIRS, false);
+        assert_eq!(shown(&map, 1000, 100), (NOBODY, NOBODY));
+        assert_eq!(map.asked((Shape::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
+        let caller = map.caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100] });
+        assert_eq!(caller, Credentials { uid: NOBODY, gid: NOBODY, groups: vec![200] });
+        let same = self::map(&[(IdKind::User, 1000, 1000)], false);
+        assert_eq!(shown(&same, 1000, 1000), (1000, 1000));
+        assert_eq!(same.caller(Credentials { uid: 1000, ..Credentials::default() }).uid, 1000);
+    }
+
+    #[test]
+    fn a_closed_map_knows_its_pairs_only() {
+        let map = map(PAIRS, true);
+        assert_eq!(shown(&map, 2000, 5), (1000, NOBODY));
+        assert_eq!(map.asked((Shape::Natural, chown(Some(5), None))), Err(Errno::INVAL));
+        assert_eq!(map.asked((Shape::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
+        assert!(map.asked((Shape::Natural, chown(None, Some(100)))).is_ok());
+        let caller = map.caller(Credentials { uid: 5, gid: 100, groups: vec![5, 100] });
+        assert_eq!(caller, Credentials { uid: NOBODY, gid: 200, groups: vec![200] });
+    }
+
+    #[test]
+    fn without_pairs_everything_is_as_it_was() {
+        let map = IdMap::default();
+        assert_eq!(shown(&map, 0, NOBODY), (0, NOBODY));
+        let get = Op::GetXattr { ino: 1, name: b"system.posix_acl_access".to_vec(), size: 0 };
+        assert_eq!(map.asked((Shape::Natural, get.clone())), Ok((Shape::Natural, get)));
+        let who = Credentials { uid: 3, gid: 4, groups: vec![5] };
+        assert_eq!(map.caller(who.clone()), who);
+    }
+
+    #[test]
+    fn acls_are_mapped_on_their_way_in_and_out_and_nothing_else_is() {
+        let entry =
+            |tag: u16, id: u32| [&tag.to_le_bytes()[..], &7_u16.to_le_bytes(), &id.to_le_bytes()].concat();
+        let acl = |user: u32, group: u32| {
+            let parts = [
+                entry(1, u32::MAX),
+                entry(2, user),
+                entry(4, u32::MAX),
+                entry(8, group),
+                entry(0x10, u32::MAX),
+            ];
+            [2_u32.to_le_bytes().to_vec(), parts.concat()].concat()
+        };
+        let map = map(PAIRS, false);
+        for name in ["system.posix_acl_access", "system.posix_acl_default"] {
+            let name = name.as_bytes().to_vec();
+            let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
+            let (shape, _) = map.asked((Shape::Natural, get)).unwrap();
+            assert_eq!(map.shown(shape, Answer::Value(acl(2000, 200))), Answer::Value(acl(1000, 100)));
+            let set = |value| Op::SetXattr { ino: 1, name: name.clone(), value, flags: 0, kill_sgid: false };
+            let (_, asked) = map.asked((Shape::Empty, set(acl(1000, 100)))).unwrap();
+            assert_eq!(asked, set(acl(2000, 200)));
+            let closed = self::map(PAIRS, true);
+            assert_eq!(closed.asked((Shape::Empty, set(acl(1000, 5)))), Err(Errno::INVAL));
+            assert_eq!(closed.shown(shape, Answer::Value(acl(2000, 5))), Answer::Value(acl(1000, NOBODY)));
+        }
+        let user = Op::GetXattr { ino: 1, name: b"user.acl".to_vec(), size: 100 };
+        let (shape, _) = map.asked((Shape::Natural, user)).unwrap();
+        assert_eq!(map.shown(shape, Answer::Value(acl(2000, 200))), Answer::Value(acl(2000, 200)));
+    }
+}

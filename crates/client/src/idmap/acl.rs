@@ -1,0 +1,71 @@
+//! POSIX ACLs as xattrs carry them: u32 version 2, then entries of u16 tag, u16 permissions, u32 id, all
+//! little-endian (linux/posix_acl_xattr.h).
+
+use nigh_types::IdKind;
+
+const VERSION: [u8; 4] = 2_u32.to_le_bytes();
+const ENTRY_BYTES: usize = 8;
+const ACL_USER: u16 = 0x02;
+const ACL_GROUP: u16 = 0x08;
+
+pub(super) fn is_acl(name: &[u8]) -> bool {
+    matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default")
+}
+
+/// Maps the ids of all entries that have one; false if any has no counterpart. What is no ACL stays as it
+/// is: whoever takes it says so.
+pub(super) fn map(value: &mut [u8], to: impl Fn(IdKind, u32) -> Option<u32>) -> bool {
+    let entries = match value.split_first_chunk_mut() {
+        Some((version, entries)) if *version == VERSION => entries,
+        _ => return true,
+    };
+    let mut whole = true;
+    for entry in entries.chunks_exact_mut(ENTRY_BYTES) {
+        let [tag_low, tag_high, _, _, a, b, c, d] = *entry else { continue };
+        let kind = match u16::from_le_bytes([tag_low, tag_high]) {
+            ACL_USER => IdKind::User,
+            ACL_GROUP => IdKind::Group,
+            _ => continue,
+        };
+        match to(kind, u32::from_le_bytes([a, b, c, d])) {
+            Some(id) => entry[4..].copy_from_slice(&id.to_le_bytes()),
+            None => whole = false,
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_acl_is_left_alone() {
+        let never = |_, _| -> Option<u32> { panic!("there is no id here") };
+        let mut odd = [
+            &b""[..],
+            b"\x02",
+            b"\x02\0\0\0",
+            b"\x03\0\0\0\x02\0\x07\0\x01\0\0\0",
+            b"\x02\0\0\0\x02\0\x07\0\x01\0\0",
+        ];
+        for value in &mut odd {
+            let mut mapped = value.to_vec();
+            assert!(map(&mut mapped, never));
+            assert_eq!(mapped, *value);
+        }
+    }
+
+    #[test]
+    fn ids_of_named_users_and_groups_change_and_only_those() {
+        let mut value =
+            b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x05\0\0\0\x08\0\x06\0\x05\0\0\0".to_vec();
+        let to = |kind, id| Some(if kind == IdKind::User { id + 0x100 } else { id + 0x200 });
+        assert!(map(&mut value, to));
+        assert_eq!(
+            value,
+            b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x05\x01\0\0\x08\0\x06\0\x05\x02\0\0"
+        );
+        assert!(!map(&mut value, |kind, id| (kind == IdKind::Group).then_some(id)));
+    }
+}

@@ -1,0 +1,264 @@
+//! Which mapping a mount has: `--idmap=user|name|none|FILE`.
+
+use super::IdMap;
+use nigh_remote::Session;
+use nigh_types::{IdKind, IdName};
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+
+/// What `--idmap` asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum IdMapChoice {
+    /// The same ids on both sides.
+    #[default]
+    None,
+    /// Who mounts is who the server takes it for; all others have the same ids on both sides.
+    User,
+    /// Whoever has the same name on both sides; all others are nobody.
+    Name,
+    /// The pairs of a file; all others have the same ids on both sides.
+    File(Pairs),
+}
+
+/// Pairs that a file named: kind, id on this machine, id on the server's.
+pub type Pairs = Vec<(IdKind, u32, u32)>;
+
+/// Why there is no such mapping: one line.
+#[derive(Debug, thiserror::Error)]
+pub enum IdMapError {
+    #[error("--idmap={}: {error}; give `user`, `name`, `none` or a file that can be read", path.display())]
+    Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("{}:{line}: {what}", path.display())]
+    Line { path: PathBuf, line: u64, what: String },
+}
+
+impl IdMapChoice {
+    /// From the word of the command line; anything but the three known ones is a file.
+    ///
+    /// # Errors
+    /// Of the file: that it cannot be read, or its first line that is wrong.
+    pub fn load(word: &str) -> Result<IdMapChoice, IdMapError> {
+        match word {
+            "none" => Ok(IdMapChoice::None),
+            "user" => Ok(IdMapChoice::User),
+            "name" => Ok(IdMapChoice::Name),
+            _ => {
+                let path = Path::new(word);
+                let text = std::fs::read_to_string(path)
+                    .map_err(|error| IdMapError::Unreadable { path: path.into(), error })?;
+                let pairs = parse(&text).map_err(|(line, what)| IdMapError::Line {
+                    path: path.into(),
+                    line,
+                    what,
+                })?;
+                Ok(IdMapChoice::File(pairs))
+            }
+        }
+    }
+
+    /// What the server must be asked for.
+    pub(crate) fn features(&self) -> u64 {
+        if *self == IdMapChoice::Name { nigh_native::ID_NAMES } else { 0 }
+    }
+
+    /// The mapping, now that the server has said who is who there.
+    pub(crate) fn map(&self, session: &Session) -> IdMap {
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        self.between(session, own, local_id)
+    }
+
+    fn between(
+        &self,
+        session: &Session,
+        own: (u32, u32),
+        local: impl Fn(IdKind, &str) -> Option<u32>,
+    ) -> IdMap {
+        let mut map = IdMap::default();
+        match self {
+            IdMapChoice::None => {}
+            IdMapChoice::User => {
+                map.users.pair(own.0, session.acts_as.0);
+                map.groups.pair(own.1, session.acts_as.1);
+            }
+            IdMapChoice::Name => {
+                (map.users.closed, map.groups.closed) = (true, true);
+                for IdName { kind, id, name } in &session.names {
+                    if let Some(local) = local(*kind, name) {
+                        map.pairs_mut(*kind).pair(local, *id);
+                    }
+                }
+            }
+            IdMapChoice::File(pairs) => {
+                for (kind, local, remote) in pairs {
+                    map.pairs_mut(*kind).pair(*local, *remote);
+                }
+            }
+        }
+        map
+    }
+}
+
+/// Lines `u LOCAL REMOTE` and `g LOCAL REMOTE`; `#` begins a comment. On error: the line's number and what
+/// is wrong with it.
+fn parse(text: &str) -> Result<Pairs, (u64, String)> {
+    let mut pairs = Pairs::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
+        let wrong = |what: &str| (number, format!("{what}; want `u LOCAL REMOTE` or `g LOCAL REMOTE`"));
+        let id = |word: &str| match word.parse() {
+            // All ones is no id: chown(2) takes it for "leave it".
+            Ok(id) if id != u32::MAX => Ok(id),
+            _ => Err(wrong(&format!("`{word}` is no id"))),
+        };
+        let (kind, local, remote) = match words[..] {
+            [] => continue,
+            ["u", local, remote] => (IdKind::User, id(local)?, id(remote)?),
+            ["g", local, remote] => (IdKind::Group, id(local)?, id(remote)?),
+            _ => return Err(wrong("not understood")),
+        };
+        if pairs.iter().any(|(k, l, r)| *k == kind && (*l == local || *r == remote)) {
+            return Err((number, format!("{local} or {remote} is in a pair above already")));
+        }
+        pairs.push((kind, local, remote));
+    }
+    Ok(pairs)
+}
+
+/// The id that this machine gives a name.
+fn local_id(kind: IdKind, name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0; 1 << 12];
+    loop {
+        let (errno, found) = match kind {
+            IdKind::User => user(&name, &mut buffer),
+            IdKind::Group => group(&name, &mut buffer),
+        };
+        match errno {
+            libc::ERANGE if buffer.len() < 1 << 20 => buffer.resize(buffer.len() * 4, 0),
+            _ => return found,
+        }
+    }
+}
+
+fn user(name: &CStr, buffer: &mut [libc::c_char]) -> (libc::c_int, Option<u32>) {
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the name ends with NUL, the buffer is as long as is said; an entry that was found is `entry`.
+    unsafe {
+        let mut entry: libc::passwd = std::mem::zeroed();
+        let (at, length) = (buffer.as_mut_ptr(), buffer.len());
+        let errno = libc::getpwnam_r(name.as_ptr(), &raw mut entry, at, length, &raw mut found);
+        (errno, found.as_ref().map(|entry| entry.pw_uid))
+    }
+}
+
+fn group(name: &CStr, buffer: &mut [libc::c_char]) -> (libc::c_int, Option<u32>) {
+    let mut found = std::ptr::null_mut();
+    // SAFETY: as above.
+    unsafe {
+        let mut entry: libc::group = std::mem::zeroed();
+        let (at, length) = (buffer.as_mut_ptr(), buffer.len());
+        let errno = libc::getgrnam_r(name.as_ptr(), &raw mut entry, at, length, &raw mut found);
+        (errno, found.as_ref().map(|entry| entry.gr_gid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_types::{Attr, CookieKey, NodeId, Term};
+
+    fn session(names: &[(IdKind, u32, &str)]) -> Session {
+        let name =
+            |(kind, id, name): &(IdKind, u32, &str)| IdName { kind: *kind, id: *id, name: (*name).into() };
+        Session {
+            root: NodeId { ino: 1, generation: 1 },
+            root_attr: Attr::default(),
+            cookie_key: CookieKey::default(),
+            term: Term::Session,
+            has_acls: true,
+            host_bound: String::new(),
+            not_given: Vec::new(),
+            acts_as: (2000, 200),
+            names: names.iter().map(name).collect(),
+        }
+    }
+
+    #[test]
+    fn user_pairs_who_mounts_with_whom_the_server_takes_it_for() {
+        let map = IdMapChoice::User.between(&session(&[]), (1000, 100), |_, _| None);
+        assert_eq!((map.users.local(2000), map.groups.local(200)), (Some(1000), Some(100)));
+        assert_eq!((map.users.remote(1000), map.groups.remote(100)), (Some(2000), Some(200)));
+        assert_eq!(map.users.local(7), Some(7));
+        assert_eq!(IdMapChoice::User.features(), 0);
+    }
+
+    #[test]
+    fn names_pair_those_whom_both_sides_know() {
+        let known = |kind, name: &str| match (kind, name) {
+            (IdKind::User, "ann") => Some(1000),
+            (IdKind::Group, "ann") => Some(1001),
+            (IdKind::User, "root") => Some(0),
+            _ => None,
+        };
+        let names = [
+            (IdKind::User, 0, "root"),
+            (IdKind::User, 501, "ann"),
+            (IdKind::User, 502, "bob"),
+            (IdKind::Group, 20, "ann"),
+            (IdKind::Group, 0, "wheel"),
+        ];
+        let map = IdMapChoice::Name.between(&session(&names), (1000, 100), known);
+        assert_eq!([0, 501, 502, 1000].map(|id| map.users.local(id)), [Some(0), Some(1000), None, None]);
+        assert_eq!([20, 0].map(|id| map.groups.local(id)), [Some(1001), None]);
+        assert_eq!([1000, 0, 502].map(|id| map.users.remote(id)), [Some(501), Some(0), None]);
+        assert_eq!(IdMapChoice::Name.features(), nigh_native::ID_NAMES);
+    }
+
+    #[test]
+    fn this_machine_knows_root() {
+        assert_eq!((local_id(IdKind::User, "root"), local_id(IdKind::Group, "root")), (Some(0), Some(0)));
+        assert_eq!(local_id(IdKind::User, "no such user, surely"), None);
+        assert_eq!(local_id(IdKind::User, "with\0nul"), None);
+    }
+
+    #[test]
+    fn a_file_says_who_is_who() {
+        let text = "# mine\nu 1000 501 # ann\n\n  g\t100   20\n";
+        assert_eq!(parse(text), Ok(vec![(IdKind::User, 1000, 501), (IdKind::Group, 100, 20)]));
+        let map = IdMapChoice::File(parse(text).unwrap()).between(&session(&[]), (0, 0), |_, _| None);
+        assert_eq!((map.users.local(501), map.users.local(7)), (Some(1000), Some(7)));
+        assert_eq!(parse(""), Ok(vec![]));
+    }
+
+    #[test]
+    fn wrong_lines_are_told_by_their_number_in_one_line() {
+        for (text, line, word) in [
+            ("u 1 2\nx 1 2\n", 2, "not understood"),
+            ("u 1\n", 1, "not understood"),
+            ("u 1 2 3\n", 1, "not understood"),
+            ("\n\ng one 2\n", 3, "`one` is no id"),
+            ("u 1 -2\n", 1, "`-2` is no id"),
+            ("u 4294967295 2\n", 1, "`4294967295` is no id"),
+            ("u 1 2\ng 1 2\nu 3 2\n", 3, "pair above"),
+            ("u 1 2\nu 1 3\n", 2, "pair above"),
+        ] {
+            let (number, what) = parse(text).unwrap_err();
+            assert_eq!(number, line, "{text}");
+            assert!(what.contains(word) && !what.contains('\n'), "{what}");
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_had_are_told_in_one_line() {
+        assert_eq!(IdMapChoice::load("user").unwrap(), IdMapChoice::User);
+        assert_eq!(IdMapChoice::load("name").unwrap(), IdMapChoice::Name);
+        assert_eq!(IdMapChoice::load("none").unwrap(), IdMapChoice::None);
+        let why = IdMapChoice::load("/does/not/exist").unwrap_err().to_string();
+        assert!(why.contains("/does/not/exist") && why.contains("`name`") && !why.contains('\n'), "{why}");
+        let path = std::env::temp_dir().join(format!("nigh-idmap-{}", std::process::id()));
+        std::fs::write(&path, "u 1 2\nwrong\n").unwrap();
+        let why = IdMapChoice::load(&path.to_string_lossy()).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(why.contains(":2: not understood"), "{why}");
+    }
+}

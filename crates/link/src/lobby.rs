@@ -1,0 +1,78 @@
+//! Connections whose other end has proved nothing yet: how many there may be at a time.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+/// Counts them. When it is full the oldest has to go, so that many who never prove anything cannot keep
+/// out one who does.
+#[derive(Clone)]
+pub struct Lobby(Arc<Inner>);
+
+struct Inner {
+    most: usize,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    /// Those that were not told to go, by age.
+    streams: BTreeMap<u64, TcpStream>,
+    /// Tickets that are out, also of those that were told to go.
+    tickets: usize,
+}
+
+/// Kept as long as nothing is proved.
+pub struct Ticket {
+    lobby: Lobby,
+    number: u64,
+}
+
+impl Lobby {
+    /// Room for so many; twice as many while those that were told to go are going.
+    #[must_use]
+    pub fn new(most: usize) -> Lobby {
+        Lobby(Arc::new(Inner { most: most.max(1), waiting: Mutex::default() }))
+    }
+
+    /// `None`: there is no room, or the stream is broken; it should be dropped.
+    #[must_use]
+    pub fn enter(&self, stream: &TcpStream) -> Option<Ticket> {
+        let stream = stream.try_clone().ok()?;
+        let mut waiting = self.0.waiting.lock();
+        if waiting.tickets >= self.0.most * 2 {
+            return None;
+        }
+        if waiting.streams.len() >= self.0.most
+            && let Some((_, oldest)) = waiting.streams.pop_first()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        waiting.last += 1;
+        waiting.tickets += 1;
+        let number = waiting.last;
+        waiting.streams.insert(number, stream);
+        Some(Ticket { lobby: self.clone(), number })
+    }
+
+    /// How many have not proved anything yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.waiting.lock().tickets
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut waiting = self.lobby.0.waiting.lock();
+        waiting.tickets -= 1;
+        waiting.streams.remove(&self.number);
+    }
+}

@@ -1,0 +1,106 @@
+//! A program whose standard input and output are the stream.
+
+use parking_lot::Mutex;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a program may go on after its streams were closed.
+const GRACE: Duration = Duration::from_secs(2);
+const GLANCE: Duration = Duration::from_millis(10);
+/// How much of what it says on standard error is kept: the end.
+const SAID_BYTES: usize = 4 << 10;
+
+/// Ended and reaped when dropped.
+pub(crate) struct Process {
+    child: Mutex<Option<Child>>,
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Process {
+    /// Starts it; answers our end of its standard input and output too.
+    pub fn start(command: &mut Command) -> io::Result<(OwnedFd, Process)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let input = OwnedFd::from(theirs);
+        let output = input.try_clone()?;
+        command.stdin(input).stdout(output).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        // The command keeps copies of the other end, which would keep the stream open.
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let said = Arc::<Mutex<Vec<u8>>>::default();
+        if let Some(stderr) = child.stderr.take() {
+            let said = Arc::clone(&said);
+            std::thread::Builder::new().name("nigh-stderr".into()).spawn(move || listen(stderr, &said))?;
+        }
+        Ok((ours.into(), Process { child: Mutex::new(Some(child)), said }))
+    }
+
+    /// Its last line that is not empty.
+    pub fn last_words(&self) -> Option<String> {
+        let said = self.said.lock();
+        let text = String::from_utf8_lossy(&said);
+        crate::error::last_line(&text)
+    }
+
+    /// How it ended; it is killed unless it ends within a moment.
+    pub fn finish(&self) -> io::Result<ExitStatus> {
+        match self.child.lock().take() {
+            Some(child) => reap(child),
+            None => Err(io::Error::other("it was ended before")),
+        }
+    }
+
+    /// Its streams are closed: it is given a moment to end, without anybody waiting.
+    pub fn end(&self) {
+        let Some(child) = self.child.lock().take() else { return };
+        let child = Arc::new(Mutex::new(Some(child)));
+        let reaped = Arc::clone(&child);
+        let reaper = move || reaped.lock().take().map(reap);
+        if std::thread::Builder::new().name("nigh-reap".into()).spawn(reaper).is_err()
+            && let Some(mut child) = child.lock().take()
+        {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn reap(mut child: Child) -> io::Result<ExitStatus> {
+    let give_up = Instant::now() + GRACE;
+    while Instant::now() < give_up {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        std::thread::sleep(GLANCE);
+    }
+    let _ = child.kill();
+    child.wait()
+}
+
+fn listen(mut stderr: ChildStderr, said: &Mutex<Vec<u8>>) {
+    let mut buffer = [0; 1024];
+    loop {
+        match stderr.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => {
+                let text = &buffer[..count];
+                tracing::debug!(target: "nigh::link", said = %String::from_utf8_lossy(text).trim_end());
+                let mut said = said.lock();
+                said.extend_from_slice(text);
+                let surplus = said.len().saturating_sub(SAID_BYTES);
+                said.drain(..surplus);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}

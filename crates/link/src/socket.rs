@@ -1,0 +1,160 @@
+//! A stream socket of any family, whose use can be bounded as a whole.
+
+use parking_lot::Mutex;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{SendFlags, Shutdown};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// One reader and one writer may use it at once; `shutdown` wakes both.
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    bounded: AtomicBool,
+    bounds: Mutex<Option<Bounds>>,
+}
+
+/// What may be spent on the other end in all.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    pub until: Instant,
+    /// Bytes still taken from it.
+    pub bytes: usize,
+}
+
+impl Socket {
+    pub fn new(fd: OwnedFd) -> Socket {
+        Socket { fd, bounded: AtomicBool::new(false), bounds: Mutex::new(None) }
+    }
+
+    /// Until lifted with `None`, reads and writes end at that moment, and no more than so many bytes
+    /// are read. Timeouts are set anew by each use meanwhile, and none is left afterwards.
+    pub fn bound(&self, bounds: Option<Bounds>) -> io::Result<()> {
+        *self.bounds.lock() = bounds;
+        self.bounded.store(bounds.is_some(), Ordering::Release);
+        if bounds.is_none() {
+            self.set_timeout(Timeout::Recv, None)?;
+            self.set_timeout(Timeout::Send, None)?;
+        }
+        Ok(())
+    }
+
+    /// 0: the other end closed. `WouldBlock`: nothing came within the read timeout.
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let room = match self.left(Timeout::Recv)? {
+            Some(0) => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it said too much"));
+            }
+            Some(bytes) => buffer.len().min(bytes),
+            None => buffer.len(),
+        };
+        let count = loop {
+            match rustix::io::read(&self.fd, &mut buffer[..room]) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other?,
+            }
+        };
+        if self.bounded.load(Ordering::Acquire)
+            && let Some(bounds) = self.bounds.lock().as_mut()
+        {
+            bounds.bytes = bounds.bytes.saturating_sub(count);
+        }
+        Ok(count)
+    }
+
+    /// How many were taken. `WouldBlock`: none, at once or (with `wait`) within the write timeout.
+    pub fn send(&self, bytes: &[u8], wait: bool) -> io::Result<usize> {
+        self.left(Timeout::Send)?;
+        let flags = if wait { SendFlags::NOSIGNAL } else { SendFlags::NOSIGNAL | SendFlags::DONTWAIT };
+        loop {
+            match rustix::net::send(&self.fd, bytes, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    pub fn set_timeout(&self, which: Timeout, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(set_socket_timeout(&self.fd, which, timeout)?)
+    }
+
+    /// Whoever reads or writes is woken; nothing passes any more.
+    pub fn shutdown(&self) {
+        // It may be closed from the other side already.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// The bytes that may still come, where that is bounded; the timeout is set to what is left of the time.
+    fn left(&self, which: Timeout) -> io::Result<Option<usize>> {
+        if !self.bounded.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let Some(Bounds { until, bytes }) = *self.bounds.lock() else { return Ok(None) };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+        }
+        // The kernel takes a timeout of no microseconds for none.
+        self.set_timeout(which, Some(left.max(Duration::from_millis(1))))?;
+        Ok(Some(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    fn pair() -> (Arc<Socket>, Socket) {
+        let (one, two) = UnixStream::pair().unwrap();
+        (Arc::new(Socket::new(one.into())), Socket::new(two.into()))
+    }
+
+    #[test]
+    fn bounds_hold_over_many_small_reads() {
+        let (ours, theirs) = pair();
+        let begun = Instant::now();
+        ours.bound(Some(Bounds { until: begun + Duration::from_millis(200), bytes: 1 << 20 })).unwrap();
+        let dripping = std::thread::spawn(move || {
+            while theirs.send(b"x", true).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let error = loop {
+            if let Err(error) = ours.recv(&mut [0; 16]) {
+                break error;
+            }
+        };
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_millis(190) && took < Duration::from_secs(2), "{took:?}");
+        ours.shutdown();
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn no_more_bytes_are_taken_than_allowed() {
+        let (ours, theirs) = pair();
+        ours.bound(Some(Bounds { until: Instant::now() + Duration::from_secs(5), bytes: 10 })).unwrap();
+        theirs.send(&[7; 64], true).unwrap();
+        assert_eq!(ours.recv(&mut [0; 64]).unwrap(), 10);
+        assert_eq!(ours.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        ours.bound(None).unwrap();
+        assert_eq!(ours.recv(&mut [0; 64]).unwrap(), 54);
+    }
+
+    #[test]
+    fn shutdown_wakes_reader_and_writer() {
+        let (ours, _theirs) = pair();
+        let reader = Arc::clone(&ours);
+        let reader = std::thread::spawn(move || reader.recv(&mut [0; 16]).unwrap());
+        let writer = Arc::clone(&ours);
+        let writer = std::thread::spawn(move || while writer.send(&[0; 65536], true).is_ok() {});
+        std::thread::sleep(Duration::from_millis(50));
+        ours.shutdown();
+        assert_eq!(reader.join().unwrap(), 0);
+        writer.join().unwrap();
+    }
+}

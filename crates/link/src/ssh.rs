@@ -1,0 +1,166 @@
+//! Connections by the user's own ssh: its configuration, agent and keys.
+//!
+//! The program at the other end is a relay, `nigh serve --listen stdio`. It says [`READY`] before anything
+//! else, so what login scripts print is told from the stream, and nothing is sent before somebody is
+//! there to hear it.
+
+use crate::error::{LinkError, last_line};
+use crate::link::Link;
+use crate::process::Process;
+use crate::socket::{Bounds, Socket};
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// What the relay says first on its standard output.
+pub const READY: &[u8] = b"\0nigh stdio 1\n";
+/// How much may be printed before that.
+const MOST_BYTES: usize = 64 << 10;
+/// How long it may take where nobody is asked anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long somebody may take to type a password.
+const PATIENCE_WITH_PEOPLE: Duration = Duration::from_secs(10 * 60);
+/// What [`START`] says where there is none.
+const NOT_FOUND: &str = "no nigh here";
+/// Finds nigh where people have it, in the order in which it is looked for.
+const START: &str = "sh -c 'for nigh in nigh \"$HOME/.cargo/bin/nigh\" \"$HOME/.cache/nigh/bin/nigh\"; do \
+                     if command -v \"$nigh\" >/dev/null 2>&1; then exec \"$nigh\" serve --listen stdio; fi; done; echo no nigh here >&2; exit 127'";
+const START_INSTALLED: &str = "sh -c 'exec \"$HOME/.cache/nigh/bin/nigh\" serve --listen stdio'";
+const INSTALL: &str = "sh -c 'umask 077 && mkdir -p \"$HOME/.cache/nigh/bin\" && cd \"$HOME/.cache/nigh/bin\" && \
+                       cat > nigh.new && chmod 700 nigh.new && mv nigh.new nigh && ./nigh --version'";
+
+/// A machine that is reached by ssh.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// `[user@]host`, or a name of the user's ssh configuration.
+    pub destination: String,
+    /// What is run in the place of `ssh`, with its arguments behind; a shell takes it apart.
+    pub command: Option<String>,
+    /// Run the server that [`Target::install`] put there.
+    pub installed: bool,
+}
+
+/// Whether ssh may ask the person at the terminal for a password.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asking {
+    Allowed,
+    Never,
+}
+
+impl Target {
+    /// Logs in, and starts the relay there.
+    pub fn connect(&self, asking: Asking) -> Result<Link, LinkError> {
+        let start = if self.installed { START_INSTALLED } else { START };
+        let mut command = self.ssh(asking, start);
+        let failed = |error: std::io::Error| self.failed(error.to_string());
+        let (ours, process) = Process::start(&mut command).map_err(failed)?;
+        let socket = Socket::new(ours);
+        let patience = if asking == Asking::Allowed { PATIENCE_WITH_PEOPLE } else { PATIENCE };
+        let bounds = Bounds { until: Instant::now() + patience, bytes: MOST_BYTES };
+        let ready = socket.bound(Some(bounds)).and_then(|()| await_ready(&socket));
+        match ready.and_then(|()| socket.bound(None)) {
+            Ok(()) => Ok(Link::process(socket, process)),
+            Err(error) => {
+                socket.shutdown();
+                Err(self.explain(&process, &error))
+            }
+        }
+    }
+
+    /// Copies a program to `~/.cache/nigh/bin/nigh` there, if the machine is of the same kind.
+    pub fn install(&self, program: &Path) -> Result<(), LinkError> {
+        let ours = rustix::system::uname();
+        let ours = format!("{} {}", ours.sysname().to_string_lossy(), ours.machine().to_string_lossy());
+        let theirs = self.ask("uname -sm", Stdio::null())?;
+        if theirs != ours {
+            let problem =
+                format!("it is {theirs}, and this program is for {ours}: install nigh there by hand");
+            return Err(self.failed(problem));
+        }
+        let file = File::open(program)
+            .map_err(|error| LinkError::file(program, format!("cannot read this program: {error}")))?;
+        self.ask(INSTALL, file.into()).map(drop).map_err(|error| match error {
+            LinkError::Ssh { host, problem } => LinkError::Ssh {
+                host,
+                problem: format!("this program does not run there ({problem}): build nigh there"),
+            },
+            other => other,
+        })
+    }
+
+    /// Runs a command there; the last line that it says.
+    fn ask(&self, what: &str, input: Stdio) -> Result<String, LinkError> {
+        let mut command = self.ssh(Asking::Allowed, what);
+        let output = command.stdin(input).output().map_err(|error| self.failed(error.to_string()))?;
+        let last = |bytes: &[u8]| last_line(&String::from_utf8_lossy(bytes)).unwrap_or_default();
+        if output.status.success() {
+            return Ok(last(&output.stdout));
+        }
+        let said = last(&output.stderr);
+        Err(self.failed(if said.is_empty() { ended(output.status) } else { said }))
+    }
+
+    fn ssh(&self, asking: Asking, remote: &str) -> Command {
+        let mut command = match &self.command {
+            Some(words) => {
+                let mut command = Command::new("sh");
+                command.args(["-c", &format!("exec {words} \"$@\""), "sh"]);
+                command
+            }
+            None => Command::new("ssh"),
+        };
+        // No terminal, nothing else through it, and an end when the other side is gone.
+        command.args(["-T", "-a", "-x", "-oClearAllForwardings=yes", "-oConnectTimeout=10"]);
+        command.args(["-oServerAliveInterval=5", "-oServerAliveCountMax=3"]);
+        if asking == Asking::Never {
+            command.arg("-oBatchMode=yes").env("SSH_ASKPASS_REQUIRE", "never");
+        }
+        command.args(["--", &self.destination, remote]);
+        command
+    }
+
+    fn explain(&self, process: &Process, error: &std::io::Error) -> LinkError {
+        let status = process.finish();
+        // What it said last may still be on its way.
+        std::thread::sleep(Duration::from_millis(50));
+        let said = process.last_words();
+        match status {
+            Ok(_) if said.as_deref() == Some(NOT_FOUND) => {
+                LinkError::NoServer { host: self.destination.clone() }
+            }
+            Ok(status) => {
+                let slow =
+                    matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
+                let ended = || if slow { "no answer in time: try again".to_owned() } else { ended(status) };
+                self.failed(said.unwrap_or_else(ended))
+            }
+            Err(error) => self.failed(said.unwrap_or_else(|| error.to_string())),
+        }
+    }
+
+    fn failed(&self, problem: String) -> LinkError {
+        LinkError::Ssh { host: self.destination.clone(), problem }
+    }
+}
+
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it ended with status {code} and said nothing: try it by hand"),
+        (None, signal) => format!("it was ended by signal {}", signal.unwrap_or(0)),
+    }
+}
+
+/// Reads past what login scripts print.
+fn await_ready(socket: &Socket) -> std::io::Result<()> {
+    let mut printed = Vec::new();
+    let mut byte = [0];
+    while !printed.ends_with(READY) {
+        if socket.recv(&mut byte)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        printed.push(byte[0]);
+    }
+    Ok(())
+}

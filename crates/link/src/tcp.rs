@@ -1,0 +1,318 @@
+//! Connections over TCP: TLS and a token, or less where people say so on both sides.
+
+use crate::error::LinkError;
+use crate::identity::{Identity, NAME, fingerprint, shown};
+use crate::known::KnownServers;
+use crate::link::{Kind, Link};
+use crate::preamble;
+use crate::socket::{Bounds, Socket};
+use crate::tls::Tls;
+use crate::token::Token;
+use parking_lot::Mutex;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring::default_provider};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::version::TLS13;
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig, ServerConnection,
+    SignatureScheme,
+};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Where servers listen unless another port is said.
+pub const PORT: u16 = 21644;
+/// How long one side takes at most until it trusts the other.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes that one side reads at most until then.
+const MOST_BYTES: usize = 64 << 10;
+/// What TLS says is spoken inside.
+const ALPN: &[u8] = b"nigh-link/1";
+/// A peer that is silent for so long, though the kernel asks it, is gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_EACH: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_TIMES: u32 = 3;
+const USER_TIMEOUT_MS: u32 = 25_000;
+
+/// A server to connect to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub host: String,
+    pub port: u16,
+    pub trust: Trust,
+    /// The file with the token; read for each connection.
+    pub token: Option<PathBuf>,
+}
+
+/// How a server is known to be the right one, besides by its token.
+#[derive(Clone, Debug)]
+pub enum Trust {
+    /// Not at all, and anybody can read along.
+    Plaintext,
+    /// By its key, which is written into this file at the first connection.
+    Known(PathBuf),
+    /// By a certificate for its name, signed by one of the authorities in this PEM file.
+    Authority(PathBuf),
+}
+
+impl Target {
+    /// Connects; after that both sides have proved what they can. Takes at most [`PATIENCE`] after the
+    /// name was looked up.
+    pub fn connect(&self) -> Result<Link, LinkError> {
+        let at = self.name();
+        let token = self.token.as_deref().map(Token::read).transpose()?;
+        let addresses: Vec<SocketAddr> = (self.host.as_str(), self.port)
+            .to_socket_addrs()
+            .map_err(|error| LinkError::Host { host: self.host.clone(), error })?
+            .collect();
+        let until = Instant::now() + PATIENCE;
+        let stream =
+            reach(&addresses, until).map_err(|error| LinkError::Unreachable { at: at.clone(), error })?;
+        tune(&stream).map_err(|error| LinkError::Io { at: at.clone(), error })?;
+        let socket = bounded(stream, until).map_err(|error| LinkError::Io { at: at.clone(), error })?;
+        let (link, seen) = match &self.trust {
+            Trust::Plaintext => (Link::new(Kind::Tcp, socket), None),
+            Trust::Known(file) => agree_by_key(socket, &at, KnownServers::new(file))?,
+            Trust::Authority(file) => {
+                let name = ServerName::try_from(self.host.clone()).map_err(|_| {
+                    LinkError::file(file, format!("{} is no name that --ca can check", self.host))
+                })?;
+                (agree(socket, &at, authority_config(file)?, name)?, None)
+            }
+        };
+        preamble::greet_server(&link, token.as_ref(), &at)?;
+        link.bound(None).map_err(|error| LinkError::talking(&at, error))?;
+        // Only now: who had no token was not the server, if there is one.
+        match seen {
+            Some((known, key)) => {
+                known.add(&at, key)?;
+                let note = format!("{at} is known from now on by its key {}", shown(&key));
+                Ok(link.with_note(note))
+            }
+            None => Ok(link),
+        }
+    }
+
+    /// Host and port, as they stand in `known_servers` and in messages.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let host = self.host.to_ascii_lowercase();
+        if host.contains(':') { format!("[{host}]:{}", self.port) } else { format!("{host}:{}", self.port) }
+    }
+}
+
+/// The server's side of connections over TCP.
+pub struct Door {
+    tls: Option<Arc<ServerConfig>>,
+    fingerprint: Option<String>,
+    token: Option<Token>,
+}
+
+impl Door {
+    /// With TLS; its key is in the state directory, and made there if there is none.
+    pub fn with_tls(state: &Path, token: Option<Token>) -> Result<Door, LinkError> {
+        let Identity { chain, key } = Identity::of_server(state)?;
+        let bad = |error| LinkError::Tls { at: "the server's own key".into(), error };
+        let fingerprint = chain.first().map(|certificate| shown(&fingerprint(certificate)));
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(bad)?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(bad)?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        Ok(Door { tls: Some(Arc::new(config)), fingerprint, token })
+    }
+
+    /// Anybody can read along.
+    #[must_use]
+    pub fn plaintext(token: Option<Token>) -> Door {
+        Door { tls: None, fingerprint: None, token }
+    }
+
+    /// The key by which clients know this server.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<&str> {
+        self.fingerprint.as_deref()
+    }
+
+    /// Takes in a client: it has the token, if there is one. Takes at most [`PATIENCE`] and a bounded number
+    /// of bytes.
+    pub fn admit(&self, stream: TcpStream) -> Result<Link, LinkError> {
+        let at = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());
+        let io = |error| LinkError::Io { at: at.clone(), error };
+        tune(&stream).map_err(io)?;
+        let socket = bounded(stream, Instant::now() + PATIENCE).map_err(io)?;
+        let link = match &self.tls {
+            None => Link::new(Kind::Tcp, socket),
+            Some(config) => {
+                let tls = |error| LinkError::Tls { at: at.clone(), error };
+                let connection = ServerConnection::new(Arc::clone(config)).map_err(tls)?;
+                let agreed = Tls::agree(connection.into(), &socket);
+                let agreed = agreed.map_err(|error| LinkError::talking(&at, error))?.map_err(tls)?;
+                Link::tls(socket, agreed)
+            }
+        };
+        preamble::greet_client(&link, self.token.as_ref(), &at)?;
+        link.bound(None).map_err(io)?;
+        Ok(link)
+    }
+}
+
+fn reach(addresses: &[SocketAddr], until: Instant) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::other("it has no address");
+    for (tried, address) in addresses.iter().enumerate() {
+        // Each address gets its share, so that one that is silent does not use up all.
+        let left = until.saturating_duration_since(Instant::now());
+        let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        match TcpStream::connect_timeout(address, (left / others).max(Duration::from_millis(100))) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn bounded(stream: TcpStream, until: Instant) -> std::io::Result<Socket> {
+    let socket = Socket::new(OwnedFd::from(stream));
+    socket.bound(Some(Bounds { until, bytes: MOST_BYTES }))?;
+    Ok(socket)
+}
+
+fn tune(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EACH)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_TIMES)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?)
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(default_provider())
+}
+
+/// A key that is to be kept once everything else is proved.
+type Fresh = Option<(KnownServers, [u8; 32])>;
+
+fn agree_by_key(socket: Socket, at: &str, known: KnownServers) -> Result<(Link, Fresh), LinkError> {
+    let expected = known.find(at)?;
+    let verifier = Arc::new(KeyVerifier {
+        provider: provider(),
+        expected: expected.map(|known| known.fingerprint),
+        seen: Mutex::new(None),
+    });
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|error| LinkError::Tls { at: at.to_owned(), error })?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>)
+        .with_no_client_auth();
+    // The name is the same for all: only the key counts, and nothing is told to whoever listens.
+    let name = ServerName::try_from(NAME).map_err(|_| LinkError::NotTls { at: at.to_owned() })?;
+    let agreed = agree(socket, at, config, name);
+    let seen = *verifier.seen.lock();
+    match (agreed, expected, seen) {
+        (_, Some(expected), Some(seen)) if expected.fingerprint != seen => Err(LinkError::KeyChanged {
+            at: at.to_owned(),
+            found: shown(&seen),
+            file: known.path().to_owned(),
+            line: expected.line,
+        }),
+        (Err(error), ..) => Err(error),
+        (Ok(link), None, Some(seen)) => Ok((link, Some((known, seen)))),
+        (Ok(link), ..) => Ok((link, None)),
+    }
+}
+
+fn agree(
+    socket: Socket,
+    at: &str,
+    mut config: ClientConfig,
+    name: ServerName<'static>,
+) -> Result<Link, LinkError> {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = rustls::client::Resumption::disabled();
+    let here = || at.to_owned();
+    let connection = ClientConnection::new(Arc::new(config), name)
+        .map_err(|error| LinkError::Tls { at: here(), error })?;
+    match Tls::agree(connection.into(), &socket).map_err(|error| LinkError::talking(at, error))? {
+        Ok(tls) => Ok(Link::tls(socket, tls)),
+        Err(rustls::Error::InvalidMessage(_)) => Err(LinkError::NotTls { at: here() }),
+        Err(error) => Err(LinkError::Tls { at: here(), error }),
+    }
+}
+
+fn authority_config(file: &Path) -> Result<ClientConfig, LinkError> {
+    let mut roots = RootCertStore::empty();
+    let bad = |error: &dyn std::fmt::Display| {
+        LinkError::file(file, format!("no certificates of an authority ({error}): name a PEM file with --ca"))
+    };
+    let certificates = CertificateDer::pem_file_iter(file).map_err(|error| bad(&error))?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|error| bad(&error))?;
+        roots.add(certificate).map_err(|error| bad(&error))?;
+    }
+    if roots.is_empty() {
+        return Err(bad(&"it has none"));
+    }
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let builder = builder.map_err(|error| LinkError::Tls { at: file.display().to_string(), error })?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// Goes by the key alone, not by names, dates or authorities.
+#[derive(Debug)]
+struct KeyVerifier {
+    provider: Arc<CryptoProvider>,
+    expected: Option<[u8; 32]>,
+    seen: Mutex<Option<[u8; 32]>>,
+}
+
+impl ServerCertVerifier for KeyVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let seen = fingerprint(end_entity);
+        *self.seen.lock() = Some(seen);
+        if self.expected.is_some_and(|expected| expected != seen) {
+            return Err(rustls::CertificateError::ApplicationVerificationFailure.into());
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2 is not spoken".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

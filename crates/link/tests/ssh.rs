@@ -1,0 +1,142 @@
+//! Connections by a program that stands for ssh: it drops its options and runs the command here.
+
+use nigh_link::ssh::{Asking, READY, Target};
+use nigh_link::{Kind, LinkError};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn script(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+struct Machine {
+    dir: TempDir,
+}
+
+impl Machine {
+    /// With a home of its own, and what login scripts print.
+    fn new(login: &str) -> Machine {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        fs::create_dir(&home).unwrap();
+        let run = format!(
+            "HOME='{}' PATH=/usr/bin:/bin\nexport HOME PATH\necho \"$@\" >> \"$HOME/../options\"\n\
+             while [ \"$1\" != -- ]; do shift; done\n[ \"$2\" = host ] || exit 255\n{login}\neval \"$3\"",
+            home.display()
+        );
+        script(&dir.path().join("ssh"), &run);
+        Machine { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn with_nigh(self, place: &str, text: &str) -> Machine {
+        script(&self.path("home").join(place), text);
+        self
+    }
+
+    fn target(&self) -> Target {
+        let command = Some(format!("'{}'", self.path("ssh").display()));
+        Target { destination: "host".into(), command, installed: false }
+    }
+}
+
+fn ready() -> String {
+    format!("printf '\\000{}'", String::from_utf8_lossy(&READY[1..]).replace('\n', "\\n"))
+}
+
+#[test]
+fn what_login_scripts_print_is_no_part_of_the_stream() {
+    let nigh = format!("[ \"$*\" = 'serve --listen stdio' ] || exit 9\n{}; exec cat", ready());
+    let machine = Machine::new("echo Welcome; printf '\\000nigh'").with_nigh(".cargo/bin/nigh", &nigh);
+    let link = machine.target().connect(Asking::Never).unwrap();
+    assert_eq!(link.kind(), Kind::Ssh);
+    link.write_all(b"hello").unwrap();
+    let mut said = Vec::new();
+    while said.len() < 5 {
+        let mut buffer = [0; 64];
+        let count = link.read(&mut buffer).unwrap();
+        said.extend_from_slice(&buffer[..count]);
+    }
+    assert_eq!(said, b"hello");
+    link.shutdown();
+    assert_eq!(link.read(&mut [0; 8]).unwrap(), 0);
+    let options = fs::read_to_string(machine.path("options")).unwrap();
+    assert!(options.contains("-oBatchMode=yes"), "{options}");
+    drop(machine.target().connect(Asking::Allowed).unwrap());
+    let options = fs::read_to_string(machine.path("options")).unwrap();
+    assert!(!options.lines().last().unwrap().contains("BatchMode"), "{options}");
+}
+
+#[test]
+fn a_machine_without_nigh_is_told_from_one_that_is_not_reached() {
+    let error = Machine::new("").target().connect(Asking::Never).unwrap_err();
+    assert!(matches!(&error, LinkError::NoServer { .. }), "{error}");
+    assert!(error.to_string().contains("--install-server"));
+    let closed = Machine::new("echo banner; echo 'ssh: connect to host: refused' >&2; exit 255");
+    let error = closed.target().connect(Asking::Never).unwrap_err().to_string();
+    assert_eq!(error, "ssh host: ssh: connect to host: refused");
+    let silent = Machine::new("exit 3").target().connect(Asking::Never).unwrap_err().to_string();
+    assert!(silent.contains("status 3") && silent.lines().count() == 1, "{silent}");
+    let gone =
+        Target { destination: "host".into(), command: Some("/nonexistent/ssh".into()), installed: false };
+    let error = gone.connect(Asking::Never).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/ssh"), "{error}");
+}
+
+#[test]
+fn a_login_that_prints_for_ever_is_given_up() {
+    let machine = Machine::new("yes; exit 1");
+    let begun = Instant::now();
+    assert!(machine.target().connect(Asking::Never).is_err());
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_program_that_does_not_end_is_ended() {
+    let stays = format!("{}; exec sleep 1000", ready());
+    let machine = Machine::new("echo $$ > \"$HOME/../pid\"").with_nigh(".cache/nigh/bin/nigh", &stays);
+    let link = machine.target().connect(Asking::Never).unwrap();
+    let pid: i32 = fs::read_to_string(machine.path("pid")).unwrap().trim().parse().unwrap();
+    let there = || Path::new(&format!("/proc/{pid}")).exists();
+    assert!(there());
+    drop(link);
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while there() {
+        assert!(Instant::now() < give_up, "it is still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_program_is_copied_and_then_used() {
+    let machine = Machine::new("");
+    let program = machine.path("program");
+    let says = format!("[ \"$1\" = --version ] && exec echo nigh 9\n{}; exec cat", ready());
+    script(&program, &says);
+    let mut target = machine.target();
+    target.install(&program).unwrap();
+    let copy = machine.path("home/.cache/nigh/bin/nigh");
+    assert_eq!(fs::read(&copy).unwrap(), fs::read(&program).unwrap());
+    assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o700);
+    target.installed = true;
+    drop(target.connect(Asking::Never).unwrap());
+    script(&program, "echo 'cannot find libfoo' >&2; exit 127");
+    let error = target.install(&program).unwrap_err().to_string();
+    assert!(error.contains("cannot find libfoo") && error.contains("build nigh there"), "{error}");
+}
+
+#[test]
+fn a_program_is_not_copied_to_another_kind_of_machine() {
+    let machine = Machine::new("uname() { echo Linux mips; }");
+    let error = machine.target().install(Path::new("/bin/true")).unwrap_err().to_string();
+    assert!(error.contains("Linux mips") && error.lines().count() == 1, "{error}");
+    assert!(!machine.path("home/.cache").exists());
+}

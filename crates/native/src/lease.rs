@@ -1,0 +1,339 @@
+//! The leases of one server: who holds what, who has to be asked before it becomes false, and for how
+//! long they are waited for. The rules, by number, are those of docs/decisions/0008.
+//!
+//! A **key** is an object and what is covered of it. A **grant** is one holder's permission to serve
+//! facts of one key from memory:
+//!
+//! ```text
+//!            handle_grant                     acknowledgement
+//!   (none) ───────────────▶ stands ─ recall ▶ recalled ─────────────▶ (none)
+//!                             │                 │ return, end of its limit
+//!                             │                 ▼
+//!                             │               ended, acknowledgement owed ── acknowledgement ─▶ (none)
+//!                             └── return, end of its limit ─▶ (none)
+//!                from everywhere: goodbye, or fenced ─▶ (none)
+//! ```
+//!
+//! A **holder** is one session:
+//!
+//! ```text
+//!               owes for `patience`                     1.1 terms since it was heard
+//!   trusted ──────────────────────▶ suspect ─────────────────────────────────────▶ fenced (forgotten)
+//!      ▲                               │                                              ▲
+//!      └───── owes nothing any more ───┘                                              │
+//!   trusted ── 1.1 terms since it was heard ──────────────────────────────────────────┘
+//! ```
+//!
+//! Hearing a suspect, or one whose connection is cut, renews nothing. So every recall ends within
+//! `patience` and 1.1 terms of being put out, whatever its holder does.
+//!
+//! A **change** is under way from `handle_change` until `handle_done`, and *ready* while no grant that
+//! others had on its keys when they were named still stands. From its beginning to its end, and until
+//! the last recall of a key is acknowledged, nothing is granted on that key, to nobody.
+//!
+//! # What a server owes the table
+//!
+//! - A grant is registered before what it covers is read (`handle_grant`, then read).
+//! - An answer carries a grant only if [`LeaseTable::stands`] says so at the moment when the answer takes
+//!   its place in the holder's stream, and recalls take their place there in the order in which they
+//!   were put out; one lock is held for both. What was registered and is not carried is withdrawn
+//!   (`handle_withdraw`), not returned.
+//! - A change that is not ready occupies nothing that an acknowledgement could need. When it is ready
+//!   and its keys are others by now, they are named by `handle_extend`; `handle_done` follows its effect.
+//!
+//! A holder has one grant on a key. Asked again, a later one takes the earlier one's place, and a return
+//! of the earlier one does nothing: the client may have sent it before it saw the later one.
+
+mod account;
+mod grants;
+mod key;
+mod recalls;
+mod report;
+mod timers;
+mod words;
+
+pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
+pub use words::{
+    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason, Object, Refusal,
+};
+
+use account::Account;
+use key::KeyState;
+use nigh_types::{GrantId, NodeId, RecallId, Span, Time};
+use recalls::{ChangeState, Outstanding};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use timers::{Due, Timers};
+
+/// Where one holder's grant on one key stands.
+type Seat = (LeaseKey, Holder);
+
+/// A grant that stands and was not recalled.
+struct Entry {
+    id: GrantId,
+    /// The object's number in its holder's export.
+    node: NodeId,
+    shared: bool,
+    /// It took the place of an earlier one, which its holder may have.
+    again: bool,
+}
+
+/// The latest number of each sort.
+#[derive(Default)]
+struct Numbers {
+    grant: u64,
+    recall: u64,
+    change: u64,
+}
+
+/// The leases of one server.
+///
+/// **Contract.** After each input drain `poll_output` until it says [`LeaseOutput::Timeout`], then call
+/// `handle_timeout` no later than the moment it names (never, for `Time::FAR`). A `now` before the latest
+/// one counts as that. Whatever is due by then is done first, by every input: a holder that has lapsed is
+/// fenced before it is heard.
+///
+/// Inputs that name an unknown holder, grant, recall or change do nothing.
+pub struct LeaseTable {
+    config: LeaseConfig,
+    now: Time,
+    entries: BTreeMap<Seat, Entry>,
+    accounts: BTreeMap<Holder, Account>,
+    keys: BTreeMap<LeaseKey, KeyState>,
+    recalls: BTreeMap<RecallId, Outstanding>,
+    changes: BTreeMap<ChangeId, ChangeState>,
+    timers: Timers,
+    outputs: VecDeque<LeaseOutput>,
+    numbers: Numbers,
+    counters: LeaseCounters,
+}
+
+impl LeaseTable {
+    #[must_use]
+    pub fn new(config: LeaseConfig) -> LeaseTable {
+        LeaseTable {
+            config,
+            now: Time(0),
+            entries: BTreeMap::new(),
+            accounts: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            recalls: BTreeMap::new(),
+            changes: BTreeMap::new(),
+            timers: Timers::default(),
+            outputs: VecDeque::new(),
+            numbers: Numbers::default(),
+            counters: LeaseCounters::default(),
+        }
+    }
+
+    /// A session begins; or it goes on over a new connection: what it owes is put out again, and it is
+    /// heard unless it is suspect. `names_alone` (rule 9) counts when it begins.
+    pub fn handle_attach(&mut self, now: Time, holder: Holder, names_alone: bool) {
+        self.advance(now);
+        if let Some(account) = self.accounts.get_mut(&holder) {
+            account.cut = false;
+            if !account.suspect {
+                account.heard = self.now;
+            }
+            self.recall_again(holder);
+        } else {
+            self.accounts.insert(holder, Account::new(self.now, names_alone));
+            self.arm_holder(holder);
+        }
+    }
+
+    /// Grants to this holder that are registered from now on end of themselves: it counts no more than
+    /// `limit` from when it asked, the table 1.1 of it from registering. `Span::FOREVER`: they do not.
+    /// Said when the session begins: behind a grant of a longer limit a later one may outstay its own.
+    pub fn handle_limit(&mut self, now: Time, holder: Holder, limit: Span) {
+        self.advance(now);
+        if let Some(account) = self.accounts.get_mut(&holder) {
+            account.limit = limit;
+        }
+    }
+
+    /// Something was heard of the holder. False: it is suspect, fenced or cut; it is not answered, and
+    /// this renews nothing.
+    pub fn handle_heard(&mut self, now: Time, holder: Holder) -> bool {
+        self.advance(now);
+        match self.accounts.get_mut(&holder) {
+            Some(account) if !account.suspect && !account.cut => {
+                account.heard = self.now;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Registers a grant before its facts are read. `node` is the object's number in the holder's export.
+    /// `None`: the answer is given without a grant.
+    pub fn handle_grant(
+        &mut self,
+        now: Time,
+        holder: Holder,
+        key: LeaseKey,
+        node: NodeId,
+    ) -> Option<Granted> {
+        self.advance(now);
+        match self.grant(holder, key, node) {
+            Ok(granted) => {
+                self.counters.granted += 1;
+                Some(granted)
+            }
+            Err(refusal) => {
+                *self.counters.refused.entry(refusal).or_default() += 1;
+                None
+            }
+        }
+    }
+
+    /// Whether this grant stands: it is the latest of its holder on its key, and neither recalled nor
+    /// ended. Asked at the moment when an answer that carries it takes its place in the stream.
+    #[must_use]
+    pub fn stands(&self, holder: Holder, grant: GrantId) -> bool {
+        self.accounts.get(&holder).is_some_and(|account| account.grants.contains_key(&grant))
+    }
+
+    /// The client gave them back.
+    pub fn handle_return(&mut self, now: Time, holder: Holder, grants: &[GrantId]) {
+        self.advance(now);
+        for grant in grants {
+            if self.end_grant(holder, *grant) {
+                self.counters.returned += 1;
+            }
+        }
+    }
+
+    /// They were registered, but no answer carries them. One that took the place of an earlier one
+    /// stands: the client may have that.
+    pub fn handle_withdraw(&mut self, now: Time, holder: Holder, grants: &[GrantId]) {
+        self.advance(now);
+        for grant in grants {
+            let held = self.accounts.get(&holder).and_then(|account| account.grants.get(grant));
+            if held.is_some_and(|held| !self.entries[&(held.key, holder)].again)
+                && self.end_grant(holder, *grant)
+            {
+                self.counters.returned += 1;
+            }
+        }
+    }
+
+    /// The client holds nothing any more of what this recall named.
+    pub fn handle_acknowledge(&mut self, now: Time, holder: Holder, recall: RecallId) {
+        self.advance(now);
+        if self.acknowledge(holder, recall) {
+            self.counters.acknowledged += 1;
+        }
+    }
+
+    /// Begins a change on behalf of `by` (`None`: the server's own disk changed): all other holders are
+    /// asked. A key may stand in `changes` several times, with different names.
+    pub fn handle_change(&mut self, now: Time, by: Option<Holder>, changes: &[Change]) -> ChangeId {
+        self.advance(now);
+        let id = self.numbers.next_change();
+        let (keys, owed) = (BTreeSet::new(), BTreeSet::new());
+        self.changes.insert(id, ChangeState { by, since: self.now, keys, owed, telling: false });
+        self.extend(id, changes);
+        id
+    }
+
+    /// More keys for a change that has begun: it is ready again once these are recalled too.
+    pub fn handle_extend(&mut self, now: Time, id: ChangeId, changes: &[Change]) {
+        self.advance(now);
+        self.extend(id, changes);
+    }
+
+    #[must_use]
+    pub fn is_ready(&self, id: ChangeId) -> bool {
+        self.changes.get(&id).is_some_and(|change| change.owed.is_empty())
+    }
+
+    /// The change was applied or given up: its keys may be granted again.
+    pub fn handle_done(&mut self, now: Time, id: ChangeId) {
+        self.advance(now);
+        let Some(change) = self.changes.remove(&id) else { return };
+        for key in change.keys {
+            self.keys.get_mut(&key).expect("a key that is changed").end_change(self.now);
+            self.tend_key(key);
+        }
+    }
+
+    /// The session said goodbye: the client has dropped everything, and all ends at once.
+    pub fn handle_gone(&mut self, now: Time, holder: Holder) {
+        self.advance(now);
+        self.end_holder(holder);
+    }
+
+    /// Its connection is lost: what it holds stands until its lease has run out. Recalls are put out
+    /// when it is attached again.
+    pub fn handle_cut(&mut self, now: Time, holder: Holder) {
+        self.advance(now);
+        if let Some(account) = self.accounts.get_mut(&holder) {
+            account.cut = true;
+        }
+    }
+
+    /// Whether this holder was attached and neither went nor was fenced.
+    #[must_use]
+    pub fn knows(&self, holder: Holder) -> bool {
+        self.accounts.contains_key(&holder)
+    }
+
+    /// A moment that `poll_output` named was reached.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.advance(now);
+    }
+
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> LeaseOutput {
+        while let Some(output) = self.outputs.pop_front() {
+            if let LeaseOutput::Ready(id) = output {
+                let Some(change) = self.changes.get_mut(&id) else { continue };
+                change.telling = false;
+                // It was extended since; `Ready` comes again.
+                if !change.owed.is_empty() {
+                    continue;
+                }
+            }
+            return output;
+        }
+        let (moment, reason) = self.timers.next();
+        LeaseOutput::Timeout(moment, reason)
+    }
+
+    /// Time goes on; what is due happens.
+    fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        while let Some(due) = self.timers.pop(self.now) {
+            match due {
+                Due::Holder(holder) => {
+                    self.accounts.get_mut(&holder).expect("its moment was set").armed.fired();
+                    self.tend_holder(holder);
+                }
+                Due::Key(key) => {
+                    self.keys.get_mut(&key).expect("its moment was set").armed.fired();
+                    self.tend_key(key);
+                }
+            }
+        }
+    }
+}
+
+impl Numbers {
+    fn next_grant(&mut self) -> GrantId {
+        self.grant += 1;
+        GrantId(self.grant)
+    }
+
+    fn next_recall(&mut self) -> RecallId {
+        self.recall += 1;
+        RecallId(self.recall)
+    }
+
+    fn next_change(&mut self) -> ChangeId {
+        self.change += 1;
+        ChangeId(self.change)
+    }
+}
+
+#[cfg(test)]
+mod tests;

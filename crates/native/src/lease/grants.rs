@@ -1,0 +1,137 @@
+//! Who is granted what, and how grants end.
+
+use super::account::Held;
+use super::key::KeyState;
+use super::recalls::Outstanding;
+use super::timers::Due;
+use super::words::{Granted, Holder, LeaseKey, Refusal, longer};
+use super::{Entry, LeaseTable};
+use nigh_types::{Covers, GrantId, NodeId};
+
+impl LeaseTable {
+    pub(super) fn grant(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Result<Granted, Refusal> {
+        let account = self.accounts.get(&holder).filter(|account| !account.cut).ok_or(Refusal::Detached)?;
+        if account.suspect {
+            return Err(Refusal::Suspect);
+        }
+        let state = self.keys.get(&key);
+        if state.is_some_and(KeyState::is_changing) {
+            return Err(Refusal::Changing);
+        }
+        if state.is_some_and(KeyState::is_contended) {
+            return Err(Refusal::Contended);
+        }
+        let none = self.config.grants_per_holder == 0;
+        let full = none || account.held() >= self.config.most_grants();
+        if full && !self.entries.contains_key(&(key, holder)) {
+            return Err(Refusal::Quota);
+        }
+        let shared = key.covers == Covers::Names && self.share(holder, key)?;
+        let id = self.register(holder, key, node, shared);
+        self.keep_quota(holder);
+        Ok(Granted { id, shared })
+    }
+
+    fn register(&mut self, holder: Holder, key: LeaseKey, node: NodeId, shared: bool) -> GrantId {
+        let id = self.numbers.next_grant();
+        let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
+        let limited = longer(account.limit);
+        account.grants.insert(id, Held { key, until: self.now.after(limited) });
+        let mut entry = Entry { id, node, shared, again: false };
+        if let Some(earlier) = self.entries.get(&(key, holder)) {
+            entry.again = true;
+            account.grants.remove(&earlier.id);
+        }
+        self.entries.insert((key, holder), entry);
+        self.arm_holder(holder);
+        self.note_holders(key);
+        id
+    }
+
+    /// Page 0008, rule 9: a holder that wants names alone never has them unshared together with
+    /// somebody else. Whether this grant is shared; refused where somebody has to be asked first.
+    fn share(&mut self, holder: Holder, key: LeaseKey) -> Result<bool, Refusal> {
+        let others: Vec<(Holder, bool)> =
+            self.holders(key).filter(|(other, _)| *other != holder).take(2).collect();
+        let wants_alone = |holder: &Holder| self.accounts[holder].names_alone;
+        // Whoever has them alone is the only one, so two tell as much as all.
+        let alone: Vec<Holder> =
+            others.iter().filter(|(other, shared)| !shared && wants_alone(other)).map(|o| o.0).collect();
+        if !alone.is_empty() || (wants_alone(&holder) && !others.is_empty()) {
+            self.keys.entry(key).or_default().share();
+        }
+        if !alone.is_empty() {
+            for other in alone {
+                self.recall((key, other), Vec::new());
+            }
+            self.note_holders(key);
+            return Err(Refusal::Exclusive);
+        }
+        let marked = self.keys.get(&key).is_some_and(KeyState::is_shared);
+        Ok(marked || !others.is_empty())
+    }
+
+    /// Whoever has too much is asked for what was registered least recently; nobody waits for it.
+    fn keep_quota(&mut self, holder: Holder) {
+        let grants = &self.accounts[&holder].grants;
+        if grants.len() as u64 > self.config.grants_per_holder
+            && let Some((_, oldest)) = grants.first_key_value()
+        {
+            self.recall((oldest.key, holder), Vec::new());
+        }
+    }
+
+    /// Ends one grant; its recall, if one is out, is still to be acknowledged. False: it had ended.
+    pub(super) fn end_grant(&mut self, holder: Holder, grant: GrantId) -> bool {
+        let Some(account) = self.accounts.get_mut(&holder) else { return false };
+        let key = if let Some(Held { key, .. }) = account.grants.remove(&grant) {
+            let entry = self.entries.remove(&(key, holder));
+            assert_eq!(entry.map(|entry| entry.id), Some(grant), "one grant for each holder and key");
+            key
+        } else if let Some(recalled) = account.recalled.remove(&grant) {
+            let outstanding = self.recalls.get_mut(&recalled.recall).expect("what was recalled is out");
+            outstanding.grant = None;
+            let key = outstanding.key;
+            let waiting = std::mem::take(&mut outstanding.waiting);
+            self.settle(recalled.recall, waiting);
+            key
+        } else {
+            return false;
+        };
+        self.note_holders(key);
+        true
+    }
+
+    /// The holder is gone, with all that it had and owed.
+    pub(super) fn end_holder(&mut self, holder: Holder) {
+        let Some(account) = self.accounts.remove(&holder) else { return };
+        self.timers.disarm(account.armed, Due::Holder(holder));
+        for held in account.grants.values() {
+            self.entries.remove(&(held.key, holder));
+            self.note_holders(held.key);
+        }
+        for recall in account.owed.keys() {
+            let Outstanding { key, waiting, .. } = self.recalls.remove(recall).expect("what is owed is out");
+            self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
+            self.note_holders(key);
+            self.settle(*recall, waiting);
+        }
+    }
+
+    /// Who has this key without having been asked for it, and whether it is shared.
+    fn holders(&self, key: LeaseKey) -> impl Iterator<Item = (Holder, bool)> + '_ {
+        let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
+        seats.map(|((_, holder), entry)| (*holder, entry.shared))
+    }
+
+    /// To be called whenever somebody has come to a key or left it.
+    pub(super) fn note_holders(&mut self, key: LeaseKey) {
+        let Some(state) = self.keys.get(&key) else { return };
+        if state.is_shared() {
+            let asked = state.recalls.values().filter(|recall| self.recalls[recall].grant.is_some());
+            let alone = self.holders(key).take(2).count() + asked.take(2).count() < 2;
+            self.keys.get_mut(&key).expect("just seen").note_holders(self.now, alone);
+        }
+        self.tend_key(key);
+    }
+}

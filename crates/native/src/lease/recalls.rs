@@ -1,0 +1,189 @@
+//! Recalls, who waits for them, and what becomes of holders that owe them.
+
+use super::account::Recalled;
+use super::timers::Due;
+use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
+use super::{LeaseTable, Seat};
+use nigh_types::{GrantId, Name, NodeId, Recall, RecallId, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A recall whose acknowledgement is owed.
+pub(super) struct Outstanding {
+    pub(super) holder: Holder,
+    pub(super) key: LeaseKey,
+    node: NodeId,
+    names: Vec<Name>,
+    /// What it asked for; `None` once that has ended in another way. The acknowledgement is awaited
+    /// even so: a grant that was given before it would be ended by it.
+    pub(super) grant: Option<GrantId>,
+    pub(super) waiting: Vec<ChangeId>,
+}
+
+impl Outstanding {
+    fn output(&self, id: RecallId) -> LeaseOutput {
+        let Outstanding { holder, key, node, ref names, .. } = *self;
+        LeaseOutput::Recall { holder, recall: Recall { id, node, covers: key.covers, names: names.clone() } }
+    }
+}
+
+/// A change under way.
+pub(super) struct ChangeState {
+    pub(super) by: Option<Holder>,
+    pub(super) since: Time,
+    pub(super) keys: BTreeSet<LeaseKey>,
+    /// Recalls that it waits for.
+    pub(super) owed: BTreeSet<RecallId>,
+    /// `Ready` stands among the outputs.
+    pub(super) telling: bool,
+}
+
+impl LeaseTable {
+    /// Takes these keys to a change that has begun.
+    pub(super) fn extend(&mut self, id: ChangeId, changes: &[Change]) {
+        let Some(change) = self.changes.get_mut(&id) else { return };
+        let mut names = BTreeMap::<LeaseKey, Option<Vec<Name>>>::new();
+        for Change { key, names: some } in changes {
+            let all = names.entry(*key).or_insert_with(|| Some(Vec::new()));
+            match all {
+                Some(all) if !some.is_empty() => all.extend_from_slice(some),
+                _ => *all = None,
+            }
+        }
+        // On keys that it has already, nothing was granted since.
+        names.retain(|key, _| change.keys.insert(*key));
+        let by = change.by;
+        for (key, names) in names {
+            let owed = self.ask(key, by, names.unwrap_or_default());
+            for recall in owed {
+                self.recalls.get_mut(&recall).expect("it is out").waiting.push(id);
+                self.changes.get_mut(&id).expect("it has begun").owed.insert(recall);
+            }
+        }
+        self.announce(id);
+    }
+
+    /// Begins to change a key. Recalls without whose acknowledgements it may not become false.
+    fn ask(&mut self, key: LeaseKey, by: Option<Holder>, names: Vec<Name>) -> Vec<RecallId> {
+        let state = self.keys.entry(key).or_default();
+        let asked =
+            state.recalls.iter().filter(|(holder, _)| Some(**holder) != by).map(|(_, recall)| *recall);
+        let mut owed: Vec<RecallId> = asked.filter(|recall| self.recalls[recall].grant.is_some()).collect();
+        let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
+        let others: Vec<Seat> = seats.map(|(seat, _)| *seat).filter(|seat| Some(seat.1) != by).collect();
+        state.begin_change(self.now, !others.is_empty(), &self.config);
+        owed.extend(others.into_iter().map(|seat| self.recall(seat, names.clone())));
+        self.tend_key(key);
+        owed
+    }
+
+    /// Asks for what stands there.
+    pub(super) fn recall(&mut self, seat: Seat, names: Vec<Name>) -> RecallId {
+        let (key, holder) = seat;
+        let entry = self.entries.remove(&seat).expect("only what stands is recalled");
+        let id = self.numbers.next_recall();
+        let account = self.accounts.get_mut(&holder).expect("a grant has a holder");
+        let held = account.grants.remove(&entry.id).expect("its holder has it");
+        account.recalled.insert(entry.id, Recalled { recall: id, until: held.until });
+        account.owed.insert(id, self.now);
+        let cut = account.cut;
+        let outstanding =
+            Outstanding { holder, key, node: entry.node, names, grant: Some(entry.id), waiting: Vec::new() };
+        if !cut {
+            self.outputs.push_back(outstanding.output(id));
+        }
+        self.recalls.insert(id, outstanding);
+        let earlier = self.keys.entry(key).or_default().recalls.insert(holder, id);
+        assert!(earlier.is_none(), "nothing is granted while a recall is out");
+        self.counters.recalled += 1;
+        self.arm_holder(holder);
+        id
+    }
+
+    /// Everything that it owes, once more: its connection is a new one.
+    pub(super) fn recall_again(&mut self, holder: Holder) {
+        for recall in self.accounts[&holder].owed.keys() {
+            self.outputs.push_back(self.recalls[recall].output(*recall));
+        }
+    }
+
+    /// False: it did not owe this.
+    pub(super) fn acknowledge(&mut self, holder: Holder, recall: RecallId) -> bool {
+        let Some(account) = self.accounts.get_mut(&holder) else { return false };
+        if account.owed.remove(&recall).is_none() {
+            return false;
+        }
+        let Outstanding { key, grant, waiting, .. } =
+            self.recalls.remove(&recall).expect("what is owed is out");
+        if let Some(grant) = grant {
+            account.recalled.remove(&grant);
+        }
+        if account.suspect && account.owed.is_empty() {
+            account.suspect = false;
+            self.outputs.push_back(LeaseOutput::Trusted(holder));
+        }
+        self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
+        self.note_holders(key);
+        self.settle(recall, waiting);
+        true
+    }
+
+    /// These changes need not wait for this recall any more.
+    pub(super) fn settle(&mut self, recall: RecallId, waiting: Vec<ChangeId>) {
+        for id in waiting {
+            if let Some(change) = self.changes.get_mut(&id) {
+                change.owed.remove(&recall);
+                self.announce(id);
+            }
+        }
+    }
+
+    fn announce(&mut self, id: ChangeId) {
+        let change = self.changes.get_mut(&id).expect("it is under way");
+        if change.owed.is_empty() && !change.telling {
+            change.telling = true;
+            self.outputs.push_back(LeaseOutput::Ready(id));
+        }
+    }
+
+    /// Its moment has come, or may have.
+    pub(super) fn tend_holder(&mut self, holder: Holder) {
+        while let Some(outlived) = self.accounts[&holder].outlived(self.now) {
+            self.counters.expired += 1;
+            self.end_grant(holder, outlived);
+        }
+        let account = self.accounts.get_mut(&holder).expect("its moment was set");
+        if account.has_lapsed(self.now, &self.config) {
+            self.counters.fenced += 1;
+            // Before anything goes on that waited for it.
+            self.outputs.push_back(LeaseOutput::Fenced(holder));
+            self.end_holder(holder);
+            return;
+        }
+        if account.tries_patience(self.now, &self.config) {
+            account.suspect = true;
+            self.counters.suspected += 1;
+            self.outputs.push_back(LeaseOutput::Suspect(holder));
+        }
+        self.arm_holder(holder);
+    }
+
+    pub(super) fn arm_holder(&mut self, holder: Holder) {
+        let account = self.accounts.get_mut(&holder).expect("a holder");
+        let due = account.due(&self.config);
+        if !account.armed.is_no_later_than(due.0) {
+            self.timers.arm(&mut account.armed, Due::Holder(holder), due);
+        }
+    }
+
+    /// Lets end at this key what has ended, and sets its next moment.
+    pub(super) fn tend_key(&mut self, key: LeaseKey) {
+        let Some(state) = self.keys.get_mut(&key) else { return };
+        if state.calm(self.now, &self.config) {
+            self.timers.disarm(state.armed, Due::Key(key));
+            self.keys.remove(&key);
+        } else {
+            let due = state.due(&self.config);
+            self.timers.arm(&mut state.armed, Due::Key(key), due);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The table as people see it.
+
+use super::LeaseTable;
+use super::words::{ChangeId, Holder, LeaseKey, Refusal};
+use nigh_types::Time;
+use std::collections::BTreeMap;
+
+/// What has happened since the table was made; only grows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LeaseCounters {
+    pub granted: u64,
+    pub refused: BTreeMap<Refusal, u64>,
+    /// Recalls, each of one grant; those that were put out again are not counted again.
+    pub recalled: u64,
+    pub acknowledged: u64,
+    /// Grants given back unasked, and those that never left the server.
+    pub returned: u64,
+    /// Limited grants that reached their end.
+    pub expired: u64,
+    pub suspected: u64,
+    pub fenced: u64,
+}
+
+/// One holder.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HolderReport {
+    pub holder: Holder,
+    /// Grants that stand, recalled ones included.
+    pub grants: u64,
+    /// Acknowledgements that it owes, and since when.
+    pub owed: u64,
+    pub owes_since: Option<Time>,
+    /// Changes that wait for them, in the order of their beginning.
+    pub awaited_by: Vec<ChangeId>,
+    pub heard: Time,
+    pub suspect: bool,
+    pub cut: bool,
+}
+
+/// One change under way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChangeReport {
+    pub change: ChangeId,
+    /// `None`: on the server's own disk.
+    pub by: Option<Holder>,
+    pub since: Time,
+    /// Acknowledgements that it waits for.
+    pub owed: u64,
+}
+
+/// A picture of the table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeaseReport {
+    pub holders: Vec<HolderReport>,
+    pub contended: Vec<LeaseKey>,
+    pub changes: Vec<ChangeReport>,
+    pub counters: LeaseCounters,
+}
+
+impl LeaseTable {
+    /// For status and logs. Takes time with what is recalled, changed and contended, and with the
+    /// number of holders; not with that of grants.
+    #[must_use]
+    pub fn report(&self) -> LeaseReport {
+        let mut awaited = BTreeMap::<Holder, Vec<ChangeId>>::new();
+        for (id, change) in &self.changes {
+            for recall in &change.owed {
+                let waiters = awaited.entry(self.recalls[recall].holder).or_default();
+                if waiters.last() != Some(id) {
+                    waiters.push(*id);
+                }
+            }
+        }
+        let holders = self.accounts.iter().map(|(holder, account)| HolderReport {
+            holder: *holder,
+            grants: account.held(),
+            owed: account.owed.len() as u64,
+            owes_since: account.owes_since(),
+            awaited_by: awaited.remove(holder).unwrap_or_default(),
+            heard: account.heard,
+            suspect: account.suspect,
+            cut: account.cut,
+        });
+        let holders = holders.collect();
+        let changes = self.changes.iter().map(|(id, change)| ChangeReport {
+            change: *id,
+            by: change.by,
+            since: change.since,
+            owed: change.owed.len() as u64,
+        });
+        let contended = self.keys.iter().filter(|(_, state)| state.is_contended()).map(|(key, _)| *key);
+        LeaseReport {
+            holders,
+            contended: contended.collect(),
+            changes: changes.collect(),
+            counters: self.counters.clone(),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Rules 6 and 7: terms, suspects, lost connections; and grants that end of themselves.
+
+use super::*;
+
+const LAPSE_MS: u64 = 16_500;
+
+#[test]
+fn a_silent_holder_is_fenced_after_1_1_terms_and_its_grants_end() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.now = at_ms(10_000);
+    assert!(bench.heard(A));
+    assert_eq!(bench.timeout(), (at_ms(LAPSE_MS), LeaseReason::Lapse));
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS - 1)), []);
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS)), [LeaseOutput::Fenced(B)]);
+    assert!(!bench.table.knows(B) && bench.table.knows(A));
+    assert!(!bench.heard(B));
+    assert_eq!(bench.refused(B, names(1)), Refusal::Detached);
+    let id = bench.change(A, names(1));
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)]);
+}
+
+#[test]
+fn hearing_renews_a_lease() {
+    let mut bench = Bench::with(&[A]);
+    for round in 1..10 {
+        assert_eq!(bench.go_to(at_ms(round * (LAPSE_MS - 1))), []);
+        assert!(bench.heard(A));
+    }
+    assert_eq!(bench.go_to(at_ms(9 * (LAPSE_MS - 1) + LAPSE_MS)), [LeaseOutput::Fenced(A)]);
+}
+
+#[test]
+fn a_lapsed_holder_is_fenced_before_it_is_heard() {
+    let mut bench = Bench::with(&[A]);
+    bench.now = at_ms(LAPSE_MS);
+    assert!(!bench.heard(A), "nobody minded the timeout");
+    assert_eq!(bench.outputs(), [LeaseOutput::Fenced(A)]);
+}
+
+#[test]
+fn whoever_owes_too_long_is_suspect_then_fenced_and_only_then_others_go_on() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.granted(B, names(2));
+    bench.now = at_ms(1_000);
+    assert!(bench.heard(A));
+    let id = bench.change(A, names(1));
+    bench.recall();
+    assert_eq!(bench.timeout(), (at_ms(2_000), LeaseReason::Quiet), "one recall is no contention then");
+    assert_eq!(bench.go_to(at_ms(2_999)), []);
+    assert_eq!(bench.timeout(), (at_ms(3_000), LeaseReason::Patience));
+    assert!(bench.heard(B), "it is given 2 s");
+    assert_eq!(bench.go_to(at_ms(3_000)), [LeaseOutput::Suspect(B)]);
+    assert_eq!(bench.refused(B, names(3)), Refusal::Suspect);
+    for moment in [5_000, 10_000, 15_000, 19_498] {
+        assert_eq!(bench.go_to(at_ms(moment)), []);
+        assert!(!bench.heard(B), "what a suspect says renews nothing");
+        assert!(bench.heard(A));
+    }
+    assert!(!bench.table.is_ready(id));
+    let ended = bench.go_to(at_ms(2_999 + LAPSE_MS));
+    assert_eq!(ended, [LeaseOutput::Fenced(B), LeaseOutput::Ready(id)]);
+    let other = bench.change(A, names(2));
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(other)]);
+}
+
+#[test]
+fn a_suspect_is_trusted_when_it_has_acknowledged_all_that_it_owes() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.granted(B, names(2));
+    let id = bench.table.handle_change(T0, Some(A), &[change(names(1)), change(names(2))]);
+    let recalls = bench.recalls();
+    assert_eq!(bench.go_to(at_ms(2_000)), [LeaseOutput::Suspect(B)]);
+    bench.acknowledge(B, recalls[0].1.id);
+    assert_eq!(bench.outputs(), []);
+    assert!(!bench.heard(B));
+    bench.acknowledge(B, recalls[1].1.id);
+    assert_eq!(bench.outputs(), [LeaseOutput::Trusted(B), LeaseOutput::Ready(id)]);
+    // Trust is no renewal.
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS - 1)), []);
+    assert!(bench.heard(A) && bench.heard(B));
+    bench.granted(B, names(3));
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS + 10_000)), []);
+}
+
+#[test]
+fn patience_begins_with_each_recall_that_is_put_out() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.granted(B, names(2));
+    bench.change(A, names(1));
+    let (_, first) = bench.recall();
+    bench.now = at_ms(1_500);
+    bench.change(A, names(2));
+    bench.recall();
+    bench.acknowledge(B, first.id);
+    bench.outputs();
+    assert_eq!(bench.go_to(at_ms(3_499)), []);
+    assert_eq!(bench.go_to(at_ms(3_500)), [LeaseOutput::Suspect(B)]);
+}
+
+#[test]
+fn goodbye_ends_all_at_once() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.granted(B, names(2));
+    let id = bench.change(A, names(1));
+    bench.recall();
+    bench.table.handle_gone(T0, B);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)]);
+    let other = bench.change(A, names(2));
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(other)]);
+    for id in [id, other] {
+        bench.table.handle_done(T0, id);
+    }
+    bench.granted(A, names(1));
+    bench.table.handle_gone(T0, A);
+    bench.go_to(at_ms(30_000));
+    bench.assert_empty();
+}
+
+#[test]
+fn grants_stand_while_the_connection_is_lost_and_recalls_come_on_the_next_one() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.granted(B, names(2));
+    bench.change(A, names(1));
+    let (_, sent) = bench.recall();
+    bench.table.handle_cut(T0, B);
+    assert!(!bench.heard(B));
+    assert_eq!(bench.refused(B, names(3)), Refusal::Detached);
+    let id = bench.change(A, names(2));
+    assert_eq!(bench.outputs(), [], "there is nobody to say it to");
+    assert!(!bench.table.is_ready(id));
+
+    bench.now = at_ms(1_000);
+    bench.table.handle_attach(bench.now, B, false);
+    let again = bench.recalls();
+    assert_eq!(again.len(), 2);
+    assert_eq!(again[0], (B, sent.clone()), "under its number");
+    assert_eq!(again[1].1.node, node(B, names(2)));
+    bench.acknowledge(B, again[1].1.id);
+    assert!(bench.table.is_ready(id));
+    bench.acknowledge(B, sent.id);
+    bench.granted(B, names(3));
+    bench.outputs();
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS - 1)), []);
+    assert!(bench.heard(A), "B was heard when it came back");
+    assert_eq!(bench.go_to(at_ms(1_000 + LAPSE_MS)), [LeaseOutput::Fenced(B)]);
+}
+
+#[test]
+fn a_lost_connection_is_waited_out() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.table.handle_cut(T0, B);
+    bench.now = at_ms(10_000);
+    assert!(bench.heard(A));
+    let id = bench.change(A, names(1));
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS - 1)), [LeaseOutput::Suspect(B)]);
+    assert!(!bench.table.is_ready(id));
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS)), [LeaseOutput::Fenced(B), LeaseOutput::Ready(id)]);
+}
+
+#[test]
+fn coming_back_again_and_again_renews_nothing_for_a_suspect() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    let id = bench.change(A, names(1));
+    bench.recall();
+    assert_eq!(bench.go_to(at_ms(2_000)), [LeaseOutput::Suspect(B)]);
+    for second in 3..16 {
+        assert_eq!(bench.go_to(at_ms(second * 1_000)), []);
+        bench.table.handle_cut(bench.now, B);
+        bench.table.handle_attach(bench.now, B, false);
+        assert_eq!(bench.recalls().len(), 1, "it may still give back what it owes");
+        assert!(bench.heard(A));
+    }
+    assert_eq!(bench.go_to(at_ms(LAPSE_MS)), [LeaseOutput::Fenced(B), LeaseOutput::Ready(id)]);
+}
+
+#[test]
+fn limited_grants_end_of_themselves_1_1_limits_after_they_were_registered() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(A, names(9));
+    bench.table.handle_limit(T0, B, Span::from_secs(5));
+    bench.granted(B, names(1));
+    bench.now = at_ms(1_000);
+    bench.granted(B, names(2));
+    let id = bench.change(A, names(1));
+    let (_, recall) = bench.recall();
+    bench.acknowledge(B, recall.id);
+    bench.table.handle_done(bench.now, id);
+    bench.outputs();
+
+    let grants =
+        |bench: &Bench| bench.table.report().holders.iter().map(|holder| holder.grants).collect::<Vec<_>>();
+    assert_eq!(grants(&bench), [1, 1]);
+    bench.go_to(at_ms(6_499));
+    assert_eq!(grants(&bench), [1, 1]);
+    bench.go_to(at_ms(6_500));
+    assert_eq!(grants(&bench), [1, 0], "only those of the limited one");
+    let counters = bench.table.report().counters;
+    assert_eq!((counters.expired, counters.acknowledged), (1, 1));
+}
+
+#[test]
+fn a_change_waits_no_longer_than_the_limit_of_what_it_recalls() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.table.handle_limit(T0, B, Span::from_secs(5));
+    bench.granted(B, names(1));
+    let id = bench.change(A, names(1));
+    let (_, recall) = bench.recall();
+    assert_eq!(bench.go_to(at_ms(5_499)), [LeaseOutput::Suspect(B)]);
+    assert_eq!(bench.go_to(at_ms(5_500)), [LeaseOutput::Ready(id)]);
+    assert_eq!(bench.table.report().holders[1].owed, 1, "it is still to be acknowledged");
+    bench.acknowledge(B, recall.id);
+    assert_eq!(bench.outputs(), [LeaseOutput::Trusted(B)]);
+}
+
+#[test]
+fn what_stands_before_an_unlimited_grant_does_not_keep_a_limited_one() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.table.handle_limit(T0, B, Span::from_secs(5));
+    bench.granted(B, names(1));
+    bench.table.handle_limit(T0, B, Span::FOREVER);
+    bench.granted(B, names(2));
+    bench.go_to(at_ms(6_000));
+    let holder = &bench.table.report().holders[1];
+    assert_eq!(holder.grants, 1);
+}
+
+#[test]
+fn time_that_goes_back_counts_as_the_latest() {
+    let mut bench = Bench::with(&[A]);
+    bench.now = at_ms(5_000);
+    assert!(bench.heard(A));
+    bench.now = at_ms(4_000);
+    assert!(bench.heard(A));
+    bench.now = at_ms(5_000);
+    assert_eq!(bench.go_to(at_ms(4_999 + LAPSE_MS)), []);
+    assert_eq!(bench.go_to(at_ms(5_000 + LAPSE_MS)), [LeaseOutput::Fenced(A)]);
+}
+
+#[test]
+fn the_report_says_who_is_waited_for_since_when_and_by_what() {
+    let mut bench = Bench::with(&[A, B, C]);
+    bench.granted(B, names(1));
+    bench.granted(B, names(2));
+    bench.now = at_ms(500);
+    let first = bench.table.handle_change(bench.now, Some(A), &[change(names(1)), change(names(2))]);
+    bench.now = at_ms(700);
+    let second = bench.change(C, names(2));
+    let report = bench.table.report();
+    let b = &report.holders[1];
+    assert_eq!((b.holder, b.grants, b.owed, b.owes_since), (B, 2, 2, Some(at_ms(500))));
+    assert_eq!(b.awaited_by, [first, second]);
+    assert_eq!((report.holders[0].owed, report.holders[2].awaited_by.len()), (0, 0));
+    let changes: Vec<_> = report.changes.iter().map(|c| (c.change, c.by, c.since, c.owed)).collect();
+    assert_eq!(changes, [(first, Some(A), at_ms(500), 2), (second, Some(C), at_ms(700), 1)]);
+    assert_eq!((report.counters.granted, report.counters.recalled), (2, 2));
+}

@@ -1,0 +1,155 @@
+//! Rules 5 and 8: contention and quotas.
+
+use super::*;
+
+/// Asked twice on behalf of A within the window. A holds it.
+fn contended() -> Bench {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(A, names(1));
+    bench.granted(B, names(1));
+    bench.whole_change(Some(A), names(1));
+    bench.now = at_ms(900);
+    bench.granted(B, names(1));
+    bench.whole_change(Some(A), names(1));
+    bench
+}
+
+#[test]
+fn a_key_that_was_recalled_twice_within_the_window_is_contended_until_it_is_quiet() {
+    let mut bench = contended();
+    assert_eq!(bench.table.report().contended, [names(1)]);
+    assert_eq!(bench.refused(B, names(1)), Refusal::Contended);
+    assert_eq!(bench.refused(A, names(1)), Refusal::Contended);
+    bench.granted(B, inode(1));
+    bench.outputs();
+    bench.go_to(at_ms(10_899));
+    assert_eq!(bench.refused(B, names(1)), Refusal::Contended);
+    bench.go_to(at_ms(10_900));
+    bench.granted(B, names(1));
+    assert_eq!(bench.table.report().contended, []);
+}
+
+#[test]
+fn every_change_keeps_a_contended_key_contended() {
+    let mut bench = contended();
+    bench.go_to(at_ms(8_000));
+    let id = bench.change(A, names(1));
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "it recalls nobody");
+    bench.go_to(at_ms(9_000));
+    assert!(bench.heard(A) && bench.heard(B));
+    bench.table.handle_done(bench.now, id);
+    bench.go_to(at_ms(18_999));
+    assert_eq!(bench.refused(B, names(1)), Refusal::Contended, "it was changed until its end");
+    bench.go_to(at_ms(19_000));
+    bench.granted(B, names(1));
+}
+
+#[test]
+fn a_key_stays_contended_through_a_change_that_takes_longer_than_the_quiet() {
+    let mut bench = contended();
+    assert!(bench.heard(A) && bench.heard(B));
+    bench.go_to(at_ms(1_000));
+    let id = bench.change(A, names(1));
+    bench.go_to(at_ms(14_000));
+    assert!(bench.heard(A) && bench.heard(B));
+    // Whatever else happens to the key meanwhile.
+    bench.table.handle_return(bench.now, A, &[GrantId(1)]);
+    assert_eq!(bench.table.report().holders[0].grants, 0);
+    bench.table.handle_done(bench.now, id);
+    assert_eq!(bench.refused(B, names(1)), Refusal::Contended);
+}
+
+#[test]
+fn recalls_further_apart_than_the_window_are_no_contention() {
+    let mut bench = Bench::with(&[A, B]);
+    for second in 0..8 {
+        bench.go_to(at_ms(second * 1_000));
+        assert!(bench.heard(A));
+        bench.granted(B, names(1));
+        bench.whole_change(Some(A), names(1));
+    }
+    bench.granted(B, names(1));
+}
+
+#[test]
+fn changes_that_find_nobody_to_recall_are_no_contention() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, names(1));
+    bench.granted(A, names(1));
+    for _ in 0..5 {
+        bench.whole_change(Some(A), names(1));
+    }
+    bench.granted(B, names(1));
+    bench.whole_change(Some(A), names(1));
+    assert_eq!(bench.refused(B, names(1)), Refusal::Contended, "that was the second");
+}
+
+#[test]
+fn a_change_counts_once_however_many_it_asks_and_one_that_joins_does_not() {
+    let mut bench = Bench::with(&[A, B, C]);
+    bench.granted(B, names(1));
+    bench.granted(C, names(1));
+    let first = bench.change(A, names(1));
+    let second = bench.change(A, names(1));
+    bench.table.handle_extend(T0, first, &[change(names(1))]);
+    for (holder, recall) in bench.recalls() {
+        bench.acknowledge(holder, recall.id);
+    }
+    bench.table.handle_done(T0, first);
+    bench.table.handle_done(T0, second);
+    bench.granted(B, names(1));
+}
+
+#[test]
+fn changes_of_the_disk_itself_count() {
+    let mut bench = Bench::with(&[A]);
+    for _ in 0..2 {
+        bench.granted(A, inode(1));
+        bench.whole_change(None, inode(1));
+    }
+    assert_eq!(bench.refused(A, inode(1)), Refusal::Contended);
+}
+
+fn quota(grants_per_holder: u64) -> Bench {
+    Bench::of(LeaseConfig { grants_per_holder, ..LeaseConfig::default() }, &[A, B])
+}
+
+#[test]
+fn above_the_quota_the_least_recently_registered_is_recalled_and_nobody_waits() {
+    let mut bench = quota(3);
+    for ino in 1..=3 {
+        bench.granted(A, names(ino));
+    }
+    bench.granted(A, names(1));
+    assert_eq!(bench.outputs(), []);
+    bench.granted(A, names(4));
+    let (_, recall) = bench.recall();
+    assert_eq!(recall.node, node(A, names(2)), "the first was registered anew");
+    assert_eq!(recall.names, []);
+    assert_eq!(bench.refused(B, names(2)), Refusal::Changing);
+    assert_eq!(bench.refused(A, names(5)), Refusal::Quota);
+    bench.granted(A, names(4));
+    bench.granted(B, names(5));
+    bench.acknowledge(A, recall.id);
+    bench.granted(A, names(5));
+    assert_eq!(bench.recall().1.node, node(A, names(3)));
+    assert!(bench.table.report().contended.is_empty());
+}
+
+#[test]
+fn what_is_recalled_for_the_quota_is_owed_like_the_rest() {
+    let mut bench = quota(1);
+    bench.granted(A, names(1));
+    bench.granted(A, names(2));
+    bench.recall();
+    let id = bench.change(B, names(1));
+    assert!(!bench.table.is_ready(id), "it is held until it is acknowledged");
+    assert_eq!(bench.go_to(at_ms(2_000)), [LeaseOutput::Suspect(A)]);
+}
+
+#[test]
+fn with_a_quota_of_nothing_nothing_is_granted() {
+    let mut bench = quota(0);
+    assert_eq!(bench.refused(A, names(1)), Refusal::Quota);
+    assert_eq!(bench.outputs(), []);
+}

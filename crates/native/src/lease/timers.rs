@@ -1,0 +1,73 @@
+//! What is due when: one moment for each holder and key that has one, in order.
+
+use super::words::{Holder, LeaseKey, LeaseReason};
+use nigh_types::Time;
+use std::collections::BTreeMap;
+
+/// Whose moment it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Due {
+    Holder(Holder),
+    Key(LeaseKey),
+}
+
+#[derive(Default)]
+pub(super) struct Timers {
+    moments: BTreeMap<(Time, Due), LeaseReason>,
+}
+
+/// The moment that is set for one holder or key; kept with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Armed(Option<Time>);
+
+impl Armed {
+    /// Its moment was taken out by [`Timers::pop`].
+    pub(super) fn fired(&mut self) {
+        self.0 = None;
+    }
+
+    pub(super) fn is_no_later_than(self, moment: Time) -> bool {
+        self.0.is_some_and(|at| at <= moment)
+    }
+}
+
+impl Timers {
+    /// `moment` replaces what was set. `Time::FAR`: nothing.
+    pub(super) fn arm(&mut self, armed: &mut Armed, due: Due, (moment, reason): (Time, LeaseReason)) {
+        let new = (moment != Time::FAR).then_some(moment);
+        if armed.0 != new {
+            self.disarm(*armed, due);
+            armed.0 = new;
+        }
+        if let Some(at) = new {
+            self.moments.insert((at, due), reason);
+        }
+    }
+
+    pub(super) fn disarm(&mut self, armed: Armed, due: Due) {
+        if let Some(at) = armed.0 {
+            let was = self.moments.remove(&(at, due));
+            assert!(was.is_some(), "a moment that is set stands in the order");
+        }
+    }
+
+    /// The first whose moment has come.
+    pub(super) fn pop(&mut self, now: Time) -> Option<Due> {
+        let first = self.moments.first_entry().filter(|first| first.key().0 <= now)?;
+        let (_, due) = *first.key();
+        first.remove();
+        Some(due)
+    }
+
+    pub(super) fn next(&self) -> (Time, LeaseReason) {
+        match self.moments.first_key_value() {
+            Some(((moment, _), reason)) => (*moment, *reason),
+            None => (Time::FAR, LeaseReason::Idle),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.moments.is_empty()
+    }
+}

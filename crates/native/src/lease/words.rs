@@ -1,0 +1,142 @@
+//! What the lease table takes and puts out.
+
+use nigh_types::{Covers, GrantId, Name, Recall, Span, Time};
+
+/// What is really there: one file system object as the server identifies it (never an export's own number).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Object {
+    pub filesystem: u64,
+    pub ino: u64,
+    /// Nanoseconds since 1970; 0 where the filesystem keeps no birth times.
+    pub birth: u64,
+}
+
+/// What one grant is on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LeaseKey {
+    pub object: Object,
+    pub covers: Covers,
+}
+
+/// One session.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Holder(pub u64);
+
+/// One change under way, as the table numbers it, from 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ChangeId(pub u64);
+
+/// How long is waited, and how much is held. Numbers: docs/decisions/0008.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeaseConfig {
+    /// Of a holder's lease. The table waits 1.1 of it from the latest hearing.
+    pub term: Span,
+    /// For how long an acknowledgement may be owed before its holder is suspect.
+    pub patience: Span,
+    /// A key that was recalled `contention_recalls` times within this is contended.
+    pub contention_window: Span,
+    /// At least 1.
+    pub contention_recalls: u32,
+    /// How long a contended key stays so after its latest change, and a shared one after its last but
+    /// one holder.
+    pub quiet: Span,
+    /// Grants of one holder that were not recalled. It may hold a 64th more (at least one) of which the
+    /// recall is out. 0: nothing is granted.
+    pub grants_per_holder: u64,
+}
+
+impl Default for LeaseConfig {
+    fn default() -> LeaseConfig {
+        LeaseConfig {
+            term: Span::from_secs(15),
+            patience: Span::from_secs(2),
+            contention_window: Span::from_secs(1),
+            contention_recalls: 2,
+            quiet: Span::from_secs(10),
+            grants_per_holder: 1 << 20,
+        }
+    }
+}
+
+impl LeaseConfig {
+    /// What is waited from the latest hearing of a holder before it is fenced.
+    #[must_use]
+    pub fn lapse(&self) -> Span {
+        longer(self.term)
+    }
+
+    /// Grants of one holder, recalled ones included.
+    pub(super) fn most_grants(&self) -> u64 {
+        self.grants_per_holder.saturating_add((self.grants_per_holder / 64).max(1))
+    }
+}
+
+/// 1.1 of it: what a server waits where its client counts no more than `span`.
+pub(super) fn longer(span: Span) -> Span {
+    Span(span.0.saturating_add(span.0 / 10))
+}
+
+/// A registered grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Granted {
+    pub id: GrantId,
+    /// Of names: others hold this key or did lately, so a kernel that cannot drop all names at once is
+    /// given no time for them.
+    pub shared: bool,
+}
+
+/// What a mutation is about to make false.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub key: LeaseKey,
+    /// With `Covers::Names`: only these names. Empty: all of them.
+    pub names: Vec<Name>,
+}
+
+/// What is to be done for the table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LeaseOutput {
+    /// To be put in this holder's stream before any answer that is put there later.
+    Recall { holder: Holder, recall: Recall },
+    /// Nobody else holds what this change makes false. Put out after each `handle_change` and
+    /// `handle_extend`, at once if nobody is to be asked.
+    Ready(ChangeId),
+    /// It owes an acknowledgement for too long: not answered until it is trusted again.
+    Suspect(Holder),
+    /// It acknowledged all that it owed.
+    Trusted(Holder),
+    /// Its lease ran out: the table knows it no more, and its connection is to be closed.
+    Fenced(Holder),
+    /// Nothing until then, or until the next input.
+    Timeout(Time, LeaseReason),
+}
+
+/// Why a timeout was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeaseReason {
+    /// Nothing is due; the moment is `Time::FAR`.
+    Idle,
+    /// A holder may become suspect.
+    Patience,
+    /// A holder's lease may run out.
+    Lapse,
+    /// A limited grant may have reached its end.
+    Limit,
+    /// A key may be contended or shared no more.
+    Quiet,
+}
+
+/// Why a grant was refused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Refusal {
+    /// The holder has no session, or its connection is lost.
+    Detached,
+    Suspect,
+    /// The key is being changed, or a recall of it is out.
+    Changing,
+    Contended,
+    /// The holder has too much whose recall is out.
+    Quota,
+    /// Somebody has these names for itself alone, and was asked for them.
+    Exclusive,
+}

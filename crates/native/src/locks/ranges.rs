@@ -1,0 +1,76 @@
+//! One owner's locks on one object.
+
+use nigh_types::{LockInfo, LockKind};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Held {
+    /// Inclusive.
+    end: u64,
+    kind: LockKind,
+    pid: u32,
+}
+
+/// Byte ranges by their first byte. They do not overlap, and adjacent ones are of different kinds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ranges {
+    by_start: BTreeMap<u64, Held>,
+}
+
+impl Ranges {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_start.is_empty()
+    }
+
+    /// How many ranges they are.
+    pub(super) fn count(&self) -> u64 {
+        self.by_start.len() as u64
+    }
+
+    /// Locks a range, whatever was held of it; `end` is inclusive.
+    pub(super) fn set(&mut self, start: u64, end: u64, kind: LockKind, pid: u32) {
+        self.clear(start, end);
+        let (mut from, mut to) = (start, end);
+        if let Some((&before, held)) = self.by_start.range(..start).next_back()
+            && held.kind == kind
+            && held.end.checked_add(1) == Some(start)
+        {
+            self.by_start.remove(&before);
+            from = before;
+        }
+        if let Some(next) = end.checked_add(1)
+            && let Some(held) = self.by_start.get(&next).copied()
+            && held.kind == kind
+        {
+            self.by_start.remove(&next);
+            to = held.end;
+        }
+        self.by_start.insert(from, Held { end: to, kind, pid });
+    }
+
+    /// Unlocks a range; what is held on both sides of it stays.
+    pub(super) fn clear(&mut self, start: u64, end: u64) {
+        let touched: Vec<(u64, Held)> = self.overlapping(start, end).collect();
+        for (at, held) in touched {
+            self.by_start.remove(&at);
+            if at < start {
+                self.by_start.insert(at, Held { end: start - 1, ..held });
+            }
+            if held.end > end {
+                self.by_start.insert(end + 1, held);
+            }
+        }
+    }
+
+    /// The first range that excludes another owner's lock of this kind.
+    pub(super) fn first_conflict(&self, start: u64, end: u64, kind: LockKind) -> Option<LockInfo> {
+        self.overlapping(start, end)
+            .find(|(_, held)| held.kind.excludes(kind))
+            .map(|(start, Held { end, kind, pid })| LockInfo { kind, start, end, pid })
+    }
+
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, Held)> + '_ {
+        let before = self.by_start.range(..start).next_back().filter(move |(_, held)| held.end >= start);
+        before.into_iter().chain(self.by_start.range(start..=end)).map(|(at, held)| (*at, *held))
+    }
+}

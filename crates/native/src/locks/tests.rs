@@ -1,0 +1,329 @@
+//! The table against a model that keeps each byte by itself, and what the model does not show.
+
+use super::*;
+use proptest::prelude::*;
+
+const READ: LockKind = LockKind::Read;
+const WRITE: LockKind = LockKind::Write;
+/// Bytes of a model's object.
+const BYTES: u64 = 16;
+
+fn owner(session: u64, owner: u64) -> LockOwner {
+    LockOwner { session, flock: false, owner }
+}
+
+fn flock(session: u64, number: u64) -> LockOwner {
+    LockOwner { flock: true, ..owner(session, number) }
+}
+
+fn claim(object: u64, owner: LockOwner, kind: LockKind, start: u64, end: u64) -> Claim<u64> {
+    let pid = u32::try_from(owner.owner).unwrap();
+    Claim { object, owner, kind, start, end, pid }
+}
+
+fn whole(object: u64, owner: LockOwner, kind: LockKind) -> Claim<u64> {
+    claim(object, owner, kind, 0, u64::MAX)
+}
+
+fn granted(table: &mut LockTable<u64>) -> Vec<(u64, CallId)> {
+    std::iter::from_fn(|| table.poll_granted()).collect()
+}
+
+/// What each owner holds of each byte, and who waits.
+#[derive(Default)]
+struct Model {
+    held: BTreeMap<(u64, u64, LockOwner), LockKind>,
+    waits: Vec<(Claim<u64>, CallId)>,
+}
+
+impl Model {
+    fn blockers(&self, claim: &Claim<u64>) -> BTreeSet<LockOwner> {
+        let in_the_way = |(&(object, byte, owner), kind): (&(u64, u64, LockOwner), &LockKind)| {
+            let there = object == claim.object && (claim.start..=claim.end).contains(&byte);
+            let other = owner != claim.owner && owner.flock == claim.owner.flock;
+            (there && other && kind.excludes(claim.kind)).then_some(owner)
+        };
+        self.held.iter().filter_map(in_the_way).collect()
+    }
+
+    fn set(&mut self, claim: &Claim<u64>) {
+        for byte in claim.start..=claim.end {
+            self.held.insert((claim.object, byte, claim.owner), claim.kind);
+        }
+    }
+
+    /// Everybody whom `claim` would wait for, however far off.
+    fn ahead(&self, claim: &Claim<u64>) -> BTreeSet<LockOwner> {
+        let mut ahead = self.blockers(claim);
+        loop {
+            let waiting = self.waits.iter().filter(|(wait, _)| ahead.contains(&wait.owner));
+            let further: Vec<LockOwner> = waiting.flat_map(|(wait, _)| self.blockers(wait)).collect();
+            let before = ahead.len();
+            ahead.extend(further);
+            if ahead.len() == before {
+                return ahead;
+            }
+        }
+    }
+
+    fn lock(&mut self, claim: Claim<u64>, wait: Option<CallId>) -> Tried {
+        if claim.owner.flock {
+            let Claim { object, owner, kind, .. } = claim;
+            self.held.retain(|(o, _, holder), held| (*o, *holder) != (object, owner) || *held == kind);
+        }
+        if self.blockers(&claim).is_empty() {
+            self.set(&claim);
+            return Tried::Granted;
+        }
+        match wait {
+            None => Tried::Refused(Errno::AGAIN),
+            Some(_) if !claim.owner.flock && self.ahead(&claim).contains(&claim.owner) => {
+                Tried::Refused(Errno::DEADLK)
+            }
+            Some(call) => {
+                self.waits.push((claim, call));
+                Tried::Waits
+            }
+        }
+    }
+
+    fn unlock(&mut self, object: u64, owner: LockOwner, start: u64, end: u64) {
+        self.held
+            .retain(|(o, byte, holder), _| (*o, *holder) != (object, owner) || !(start..=end).contains(byte));
+    }
+
+    /// Grants what can be: always the first that came of one object and space.
+    fn settle(&mut self, spaces: &[(u64, bool)]) -> Vec<(u64, CallId)> {
+        let mut granted = Vec::new();
+        for space in spaces {
+            loop {
+                let mut again = false;
+                let mut at = 0;
+                while let Some((claim, call)) = self.waits.get(at).copied() {
+                    if claim.space() == *space && self.blockers(&claim).is_empty() {
+                        self.waits.remove(at);
+                        self.set(&claim);
+                        granted.push((claim.owner.session, call));
+                        again = true;
+                    } else {
+                        at += 1;
+                    }
+                }
+                if !again {
+                    break;
+                }
+            }
+        }
+        granted
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Lock { object: u64, owner: LockOwner, kind: LockKind, start: u64, end: u64, wait: bool },
+    Unlock { object: u64, owner: LockOwner, start: u64, end: u64 },
+    Cancel { nth: usize },
+    End { session: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let object = 0..2_u64;
+    let owner = (1..4_u64, 0..2_u64, prop::bool::weighted(0.2))
+        .prop_map(|(session, owner, flock)| LockOwner { session, flock, owner });
+    let range = (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)));
+    let kind = prop::bool::ANY.prop_map(|write| if write { WRITE } else { READ });
+    let lock = (object.clone(), owner.clone(), kind, range.clone(), prop::bool::weighted(0.7));
+    let lock = lock.prop_map(|(object, owner, kind, (start, end), wait)| {
+        let (start, end) = if owner.flock { (0, BYTES - 1) } else { (start, end) };
+        Step::Lock { object, owner, kind, start, end, wait }
+    });
+    let unlock = (object, owner, range).prop_map(|(object, owner, (start, end))| {
+        let (start, end) = if owner.flock { (0, BYTES - 1) } else { (start, end) };
+        Step::Unlock { object, owner, start, end }
+    });
+    prop_oneof![
+        6 => lock,
+        4 => unlock,
+        1 => (0..8_usize).prop_map(|nth| Step::Cancel { nth }),
+        1 => (1..4_u64).prop_map(|session| Step::End { session }),
+    ]
+}
+
+/// What the table says of each byte, for comparison.
+fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind> {
+    let mut bytes = BTreeMap::new();
+    for ((object, space), owners) in &table.objects {
+        for (owner, ranges) in owners {
+            assert_eq!(owner.flock, *space);
+            for byte in 0..BYTES {
+                // Only a write lock excludes a read lock, any lock excludes a write lock.
+                if ranges.first_conflict(byte, byte, READ).is_some() {
+                    bytes.insert((*object, byte, *owner), WRITE);
+                } else if ranges.first_conflict(byte, byte, WRITE).is_some() {
+                    bytes.insert((*object, byte, *owner), READ);
+                }
+            }
+        }
+    }
+    bytes
+}
+
+/// Indices and counts agree with what they are about.
+fn check_books(table: &LockTable<u64>) {
+    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+    for owners in table.objects.values() {
+        assert!(!owners.is_empty());
+        for (owner, ranges) in owners {
+            assert!(!ranges.is_empty());
+            *counts.entry(owner.session).or_default() += ranges.count();
+        }
+    }
+    assert_eq!(table.counts, counts);
+    let arrivals: Vec<u64> = table.waits.keys().copied().collect();
+    let sorted = |all: Vec<u64>| BTreeSet::from_iter(all).into_iter().collect::<Vec<_>>();
+    assert_eq!(arrivals, sorted(table.waits_of_object.values().flatten().copied().collect()));
+    assert_eq!(arrivals, sorted(table.waits_of_owner.values().flatten().copied().collect()));
+    assert_eq!(arrivals, sorted(table.waits_of_call.values().copied().collect()));
+}
+
+proptest! {
+    #[test]
+    fn the_table_does_as_the_model_of_single_bytes(steps in prop::collection::vec(step(), 1..60)) {
+        let (mut table, mut model) = (LockTable::default(), Model::default());
+        for (number, step) in (1..).zip(steps) {
+            let mut touched = Vec::new();
+            match step {
+                Step::Lock { object, owner, kind, start, end, wait } => {
+                    let wanted = claim(object, owner, kind, start, end);
+                    let wait = wait.then_some(CallId(number));
+                    let first = table.conflict(&wanted).map(|(_, info)| info.start);
+                    let blocked = model.blockers(&wanted);
+                    prop_assert_eq!(first.is_some(), !blocked.is_empty());
+                    prop_assert_eq!(table.handle_lock(wanted, wait), model.lock(wanted, wait));
+                    touched.push((object, owner.flock));
+                }
+                Step::Unlock { object, owner, start, end } => {
+                    table.handle_unlock(object, owner, start, end);
+                    model.unlock(object, owner, start, end);
+                    touched.push((object, owner.flock));
+                }
+                Step::Cancel { nth } => {
+                    if let Some((claim, call)) = model.waits.get(nth).copied() {
+                        model.waits.remove(nth);
+                        prop_assert!(table.handle_cancel(claim.owner.session, call));
+                        prop_assert!(!table.handle_cancel(claim.owner.session, call));
+                    }
+                }
+                Step::End { session } => {
+                    table.handle_session_end(session);
+                    model.held.retain(|(.., owner), _| owner.session != session);
+                    model.waits.retain(|(claim, _)| claim.owner.session != session);
+                    touched.extend([(0, false), (0, true), (1, false), (1, true)]);
+                }
+            }
+            prop_assert_eq!(granted(&mut table), model.settle(&touched));
+            prop_assert_eq!(bytes_of(&table), model.held.clone());
+            check_books(&table);
+        }
+        (1..4).for_each(|session| table.handle_session_end(session));
+        prop_assert!(table.is_empty() && table.counts.is_empty());
+    }
+}
+
+#[test]
+fn ranges_are_split_and_joined() {
+    let mut ranges = Ranges::default();
+    ranges.set(10, 29, WRITE, 1);
+    ranges.clear(15, 19);
+    assert_eq!(ranges.count(), 2);
+    ranges.set(15, 19, WRITE, 1);
+    assert_eq!(ranges.count(), 1, "joined on both sides");
+    ranges.set(12, 13, READ, 1);
+    assert_eq!(ranges.count(), 3);
+    let found = ranges.first_conflict(0, u64::MAX, WRITE).unwrap();
+    assert_eq!((found.start, found.end, found.kind), (10, 11, WRITE));
+    ranges.set(0, u64::MAX, READ, 1);
+    assert_eq!(ranges.count(), 1);
+    ranges.clear(u64::MAX, u64::MAX);
+    let found = ranges.first_conflict(0, u64::MAX, WRITE).unwrap();
+    assert_eq!((found.start, found.end), (0, u64::MAX - 1));
+    ranges.clear(0, u64::MAX);
+    assert!(ranges.is_empty());
+}
+
+#[test]
+fn who_came_first_is_granted_first() {
+    let mut table = LockTable::default();
+    assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), Tried::Granted);
+    for (session, kind) in [(2, WRITE), (3, READ), (4, READ), (5, WRITE)] {
+        let tried = table.handle_lock(whole(1, owner(session, 1), kind), Some(CallId(7)));
+        assert_eq!(tried, Tried::Waits);
+    }
+    table.handle_unlock(1, owner(1, 1), 0, u64::MAX);
+    assert_eq!(granted(&mut table), [(2, CallId(7))]);
+    table.handle_session_end(2);
+    assert_eq!(granted(&mut table), [(3, CallId(7)), (4, CallId(7))], "readers together");
+    assert!(table.handle_cancel(5, CallId(7)));
+    table.handle_session_end(3);
+    table.handle_session_end(4);
+    assert_eq!(granted(&mut table), []);
+    assert!(table.is_empty());
+}
+
+#[test]
+fn the_lock_in_the_way_is_named() {
+    let mut table = LockTable::default();
+    table.handle_lock(claim(1, owner(1, 5), READ, 20, 29), None);
+    table.handle_lock(claim(1, owner(2, 6), WRITE, 10, 19), None);
+    let (holder, info) = table.conflict(&whole(1, owner(3, 1), WRITE)).unwrap();
+    assert_eq!((holder, info), (owner(2, 6), LockInfo { kind: WRITE, start: 10, end: 19, pid: 6 }));
+    assert_eq!(table.conflict(&claim(1, owner(3, 1), READ, 20, 29)), None, "readers share");
+    assert_eq!(table.conflict(&whole(1, flock(3, 1), WRITE)), None, "flock is a space of its own");
+    assert_eq!(table.conflict(&claim(1, owner(2, 6), WRITE, 10, 19)), None, "one's own is not in the way");
+    assert_eq!(table.conflict(&whole(2, owner(3, 1), WRITE)), None, "another object");
+}
+
+#[test]
+fn a_cycle_of_owners_is_refused_over_sessions_and_objects() {
+    let mut table = LockTable::default();
+    for n in 1..=3 {
+        table.handle_lock(whole(n, owner(n, 1), WRITE), None);
+    }
+    assert_eq!(table.handle_lock(whole(2, owner(1, 1), READ), Some(CallId(1))), Tried::Waits);
+    assert_eq!(table.handle_lock(whole(3, owner(2, 1), READ), Some(CallId(1))), Tried::Waits);
+    let back = whole(1, owner(3, 1), READ);
+    assert_eq!(table.handle_lock(back, Some(CallId(1))), Tried::Refused(Errno::DEADLK));
+    assert_eq!(table.handle_lock(back, None), Tried::Refused(Errno::AGAIN));
+    assert_eq!(table.handle_lock(whole(1, owner(3, 2), READ), Some(CallId(2))), Tried::Waits);
+    table.handle_unlock(3, owner(3, 1), 0, u64::MAX);
+    assert_eq!(granted(&mut table), [(2, CallId(1))]);
+}
+
+#[test]
+fn a_flock_that_is_converted_lets_others_in() {
+    let mut table = LockTable::default();
+    for n in [1, 2] {
+        assert_eq!(table.handle_lock(whole(1, flock(n, 1), READ), None), Tried::Granted);
+    }
+    // Both want it alone: as on Linux the first gives up its share, and gets the lock from the second.
+    assert_eq!(table.handle_lock(whole(1, flock(1, 1), WRITE), Some(CallId(1))), Tried::Waits);
+    assert_eq!(table.handle_lock(whole(1, flock(2, 1), WRITE), Some(CallId(1))), Tried::Granted);
+    assert_eq!(granted(&mut table), []);
+    assert_eq!(table.handle_lock(whole(1, flock(2, 1), READ), None), Tried::Granted);
+    assert_eq!(granted(&mut table), []);
+    table.handle_unlock(1, flock(2, 1), 0, u64::MAX);
+    assert_eq!(granted(&mut table), [(1, CallId(1))]);
+}
+
+#[test]
+fn a_session_holds_a_bounded_number_of_ranges() {
+    let mut table = LockTable::default();
+    for n in 0..MAX_RANGES {
+        assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), Tried::Granted);
+    }
+    let more = claim(2, owner(1, 2), READ, 0, 0);
+    assert_eq!(table.handle_lock(more, None), Tried::Refused(Errno::NOLCK));
+    assert_eq!(table.handle_lock(claim(2, owner(2, 2), READ, 0, 0), None), Tried::Granted);
+    table.handle_unlock(1, owner(1, 1), 0, 0);
+    assert_eq!(table.handle_lock(more, None), Tried::Granted);
+}

@@ -1,0 +1,267 @@
+//! Which grants a call would make false, from what the export is now.
+//! See docs/decisions/0008-leases.md, rules 2 to 4.
+//!
+//! A directory's names cover the attributes of those children too that are no directories and have one
+//! link; so a change of such a file needs to know where it lies. The places that this depends on are held
+//! from here until the call is answered.
+
+use crate::error::Fault;
+use crate::ops::Context;
+use crate::ops::rename::Names;
+use crate::place_locks::{Grip, HeldPlaces};
+use crate::reach::{Found, Node, link};
+use crate::stat::{self, Stat};
+use nigh_native::lease::{Change, LeaseKey, Object};
+use nigh_types::{Access, Call, Covers, Handle, Kind, Name, Place};
+use rustix::fs::{CWD, Mode, OFlags};
+use std::os::fd::OwnedFd;
+
+/// Looks at a call and begins its change. True: it may be made now. False: others were asked back what it
+/// makes false; nothing is held.
+pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>) -> Result<bool, Fault> {
+    if !call.is_mutation() {
+        return Ok(true);
+    }
+    loop {
+        let mut look = Look { cx, places, changes: Vec::new() };
+        match look.at(call) {
+            Ok(()) => {
+                let ready = cx.stake.begin(&look.changes);
+                if !ready {
+                    places.let_go();
+                }
+                return Ok(ready);
+            }
+            Err(Halt::Again) => places.wait(),
+            Err(Halt::Fault(fault)) => return Err(fault),
+        }
+    }
+}
+
+/// Why looking came to no end.
+enum Halt {
+    /// A place could not be had at once: it is waited for, and looking begins anew.
+    Again,
+    Fault(Fault),
+}
+
+impl From<Fault> for Halt {
+    fn from(fault: Fault) -> Halt {
+        Halt::Fault(fault)
+    }
+}
+
+type Looked<T> = Result<T, Halt>;
+
+struct Look<'c, 'p, 'l> {
+    cx: Context<'c>,
+    places: &'p mut HeldPlaces<'l>,
+    changes: Vec<Change>,
+}
+
+impl Look<'_, '_, '_> {
+    fn at(&mut self, call: &Call) -> Looked<()> {
+        match call {
+            Call::Create { dir, name, exclusive, access, .. } => self.create(dir, name, *exclusive, *access),
+            Call::Mknod { dir, name, .. }
+            | Call::Mkdir { dir, name, .. }
+            | Call::Symlink { dir, name, .. } => {
+                let dir = self.directory(dir)?;
+                // Where the name is taken nothing will be made.
+                if self.cx.reach().look(&dir, name)?.is_none() {
+                    self.name(&dir, name);
+                }
+                Ok(())
+            }
+            Call::Link { node, dir, name } => self.link(node, dir, name),
+            Call::Unlink { dir, name, .. } | Call::Rmdir { dir, name } => {
+                let dir = self.directory(dir)?;
+                if let Some(victim) = self.cx.reach().look(&dir, name)? {
+                    self.take(victim.object, Grip::Exclusive)?;
+                    self.name(&dir, name);
+                    self.removed(victim);
+                }
+                Ok(())
+            }
+            Call::Rename { from, name, to, new_name, no_replace, exchange, .. } => {
+                self.rename(&Names { from, name, to, new_name }, *no_replace, *exchange)
+            }
+            Call::SetAttr { set, .. } if set.is_empty() => Ok(()),
+            Call::SetAttr { node, handle, set } => self.inode(node, *handle, set.size.is_some()),
+            Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => self.inode(node, None, false),
+            Call::Open { node, .. } => self.inode(node, None, true),
+            Call::Write { node, handle, .. }
+            | Call::Fallocate { node, handle, .. }
+            | Call::CopyRange { to: node, to_handle: handle, .. } => self.inode(node, *handle, true),
+            // A file without a name makes nothing false, and what is synced stays as it is.
+            _ => Ok(()),
+        }
+    }
+
+    fn create(&mut self, dir: &Place, name: &Name, exclusive: bool, access: Access) -> Looked<()> {
+        let dir = self.directory(dir)?;
+        let Some(there) = self.cx.reach().look(&dir, name)? else {
+            self.name(&dir, name);
+            return Ok(());
+        };
+        if exclusive || there.stat.attr.kind() != Kind::File {
+            return Ok(());
+        }
+        let homes = &self.cx.files.holding().leases.homes;
+        self.take_file(there.object)?;
+        if homes.is_stray(there.object) {
+            homes.shown(there.object, dir.object);
+        }
+        if access.truncate {
+            self.push(there.object, Covers::Inode, None);
+            self.push(there.object, Covers::Data, None);
+            self.push(dir.object, Covers::Names, Some(name));
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, place: &Place, dir: &Place, name: &Name) -> Looked<()> {
+        let dir = self.directory(dir)?;
+        let node = self.cx.reach().node(place, self.cx.files)?;
+        if node.stat.attr.is_dir() || self.cx.reach().look(&dir, name)?.is_some() {
+            return Ok(());
+        }
+        self.take(node.object, Grip::Exclusive)?;
+        self.name(&dir, name);
+        self.attributes(place, &node.fd, node.object)
+    }
+
+    fn rename(&mut self, names: &Names<'_>, no_replace: bool, exchange: bool) -> Looked<()> {
+        let from = self.directory(names.from)?;
+        let to = self.directory(names.to)?;
+        let Some(moved) = self.cx.reach().look(&from, names.name)? else { return Ok(()) };
+        let there = self.cx.reach().look(&to, names.new_name)?;
+        match there {
+            Some(_) if no_replace => return Ok(()),
+            // Two names of one inode: nothing happens.
+            Some(there) if there.object == moved.object => return Ok(()),
+            None if exchange => return Ok(()),
+            _ => {}
+        }
+        self.take(moved.object, Grip::Exclusive)?;
+        self.name(&from, names.name);
+        self.name(&to, names.new_name);
+        self.push(moved.object, Covers::Inode, None);
+        if let Some(there) = there {
+            self.take(there.object, Grip::Exclusive)?;
+            if exchange {
+                self.push(there.object, Covers::Inode, None);
+            } else {
+                self.removed(there);
+            }
+        }
+        Ok(())
+    }
+
+    /// An inode itself is changed: its attributes, and its data.
+    fn inode(&mut self, place: &Place, handle: Option<Handle>, data: bool) -> Looked<()> {
+        let open = handle.map(|handle| self.cx.files.find(handle, place.node)).transpose()?;
+        let object = match open {
+            Some(file) => {
+                self.take_file(file.object)?;
+                self.attributes(place, &file.fd, file.object)?;
+                file.object
+            }
+            None => {
+                let node = self.cx.reach().node(place, self.cx.files)?;
+                self.take_file(node.object)?;
+                self.attributes(place, &node.fd, node.object)?;
+                node.object
+            }
+        };
+        if data {
+            self.push(object, Covers::Data, None);
+        }
+        Ok(())
+    }
+
+    /// The attributes of an inode that is held.
+    fn attributes(&mut self, place: &Place, fd: &OwnedFd, object: Object) -> Looked<()> {
+        self.push(object, Covers::Inode, None);
+        let stat = stat::of_fd(fd)?;
+        if !stat.attr.covered_by_parent() {
+            return Ok(());
+        }
+        let homes = &self.cx.files.holding().leases.homes;
+        if let Some((dir, name)) = self.hinted_home(place, &stat) {
+            if homes.is_stray(object) {
+                homes.shown(object, dir);
+            }
+            self.push(dir, Covers::Names, Some(&name));
+        } else if let Some((dir, name)) = self.told_home(fd, &stat) {
+            self.push(dir, Covers::Names, Some(&name));
+        } else {
+            for dir in homes.of(object) {
+                self.push(dir, Covers::Names, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the client knows the file to be, if it is there.
+    fn hinted_home(&self, place: &Place, stat: &Stat) -> Option<(Object, Name)> {
+        let (parent, name) = place.hint.as_ref()?;
+        let dir = self.cx.reach().hinted(*parent).ok()?;
+        let there = self.cx.reach().look(&dir, name).ok()??;
+        there.stat.is_same(stat).then(|| (dir.object, name.clone()))
+    }
+
+    /// Where the kernel says that a file with one name lies. A descriptor's own name may be gone while another
+    /// one is left: then it tells nothing.
+    fn told_home(&self, fd: &OwnedFd, stat: &Stat) -> Option<(Object, Name)> {
+        let path = link(fd)?;
+        let slash = path.iter().rposition(|&byte| byte == b'/')?;
+        let name = Name::new(&path[slash + 1..]).ok()?;
+        let parent = if slash == 0 { &b"/"[..] } else { &path[..slash] };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
+        let there = stat::of_name(&dir, name.as_bytes()).ok()?;
+        let dir = stat::of_fd(&dir).ok()?;
+        // It is there and has no other name: so that is its directory, whichever way led to it.
+        there.is_same(stat).then(|| (self.cx.reach().ids.object(&dir), name))
+    }
+
+    /// A name comes or goes: so do its directory's times.
+    fn name(&mut self, dir: &Node, name: &Name) {
+        self.push(dir.object, Covers::Names, Some(name));
+        self.push(dir.object, Covers::Inode, None);
+    }
+
+    /// An inode that is held loses a name. It may have been the last one: then a new inode may get its number,
+    /// and without birth times be taken for it.
+    fn removed(&mut self, victim: Found) {
+        self.push(victim.object, Covers::Inode, None);
+        let rest = if victim.stat.attr.is_dir() { Covers::Names } else { Covers::Data };
+        self.push(victim.object, rest, None);
+    }
+
+    /// The directory in which a name is to be changed.
+    fn directory(&mut self, place: &Place) -> Looked<Node> {
+        let dir = self.cx.reach().directory(place, self.cx.files)?;
+        self.take(dir.object, Grip::Exclusive)?;
+        Ok(dir)
+    }
+
+    /// Others may change the file too, unless it is one whose places are noted.
+    fn take_file(&mut self, object: Object) -> Looked<()> {
+        self.take(object, Grip::Shared)?;
+        if self.cx.files.holding().leases.homes.is_stray(object) {
+            self.take(object, Grip::Exclusive)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, object: Object, grip: Grip) -> Looked<()> {
+        if self.places.take(object, grip) { Ok(()) } else { Err(Halt::Again) }
+    }
+
+    fn push(&mut self, object: Object, covers: Covers, name: Option<&Name>) {
+        let key = LeaseKey { object, covers };
+        self.changes.push(Change { key, names: name.into_iter().cloned().collect() });
+    }
+}

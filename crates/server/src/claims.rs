@@ -1,0 +1,215 @@
+//! Which ids a peer may claim. See docs/decisions/0010-transports-and-identity.md.
+
+use crate::acting::can_act;
+use nigh_link::{Claims, Peer, Squash};
+use nigh_types::Credentials;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// User and group of those who are nobody here.
+pub const ANONYMOUS: u32 = 65_534;
+
+/// Says as whom each call of one session is done. A claim that its peer may not make is replaced, not
+/// refused, and counted.
+#[derive(Debug)]
+pub struct Admission {
+    claims: Claims,
+    squash: Squash,
+    replaced: AtomicU64,
+}
+
+impl Admission {
+    #[must_use]
+    pub fn new(claims: Claims, squash: Squash) -> Admission {
+        Admission { claims, squash, replaced: AtomicU64::new(0) }
+    }
+
+    /// As whom a call is done that is asked for on behalf of `asked`.
+    #[must_use]
+    pub fn admit(&self, asked: Credentials) -> Credentials {
+        let (admitted, honest) = match (&self.claims, self.squash) {
+            (Claims::Only(own), Squash::None | Squash::Root) => only(own, &asked),
+            (_, Squash::All) => (serving_user(), true),
+            (Claims::Any, Squash::None) => return asked,
+            (Claims::Any, Squash::Root) => (without_root(asked), true),
+            (Claims::NotRoot, _) => {
+                let honest = !claims_root(&asked);
+                (without_root(asked), honest)
+            }
+        };
+        if !honest && self.replaced.fetch_add(1, Ordering::Relaxed) == 0 {
+            let (uid, gid) = (admitted.uid, admitted.gid);
+            tracing::warn!(uid, gid, "a peer claims ids that it may not: its calls are done as this user");
+        }
+        admitted
+    }
+
+    /// How many claims were replaced because the peer may not make them.
+    #[must_use]
+    pub fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel at the other end is believed to have checked what its callers may do. Only then
+    /// does the server open a file on its own behalf for a call that names no open one.
+    #[must_use]
+    pub fn vouches(&self) -> bool {
+        self.claims == Claims::Any && self.squash == Squash::None
+    }
+
+    /// As whom the peer is let in. One that may be several is nobody in particular.
+    pub(crate) fn peer(&self) -> Credentials {
+        match (&self.claims, self.squash) {
+            (Claims::Only(user), Squash::None | Squash::Root) => user.clone(),
+            (_, Squash::All) => serving_user(),
+            _ => Credentials { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new() },
+        }
+    }
+
+    /// (uid, gid) as which calls are done that the peer makes for itself; `own` is the server's, for
+    /// peers who may be several.
+    pub(crate) fn acts_as(&self, own: (u32, u32)) -> (u32, u32) {
+        match (&self.claims, self.squash) {
+            (Claims::Only(user), Squash::None | Squash::Root) => (user.uid, user.gid),
+            (_, Squash::All) | (Claims::NotRoot, _) | (_, Squash::Root) if own.0 == 0 => {
+                (ANONYMOUS, ANONYMOUS)
+            }
+            _ => own,
+        }
+    }
+}
+
+/// The proven ids, with whichever proven group is the caller's present one; and whether all that was
+/// asked for is proven.
+fn only(own: &Credentials, asked: &Credentials) -> (Credentials, bool) {
+    let proven = |gid: u32| gid == own.gid || own.groups.contains(&gid);
+    let honest = asked.uid == own.uid && proven(asked.gid) && asked.groups.iter().all(|gid| proven(*gid));
+    let mut admitted = own.clone();
+    if asked.uid == own.uid && asked.gid != own.gid && proven(asked.gid) {
+        admitted.gid = asked.gid;
+        admitted.groups.push(own.gid);
+    }
+    (admitted, honest)
+}
+
+fn claims_root(asked: &Credentials) -> bool {
+    asked.uid == 0 || asked.gid == 0 || asked.groups.contains(&0)
+}
+
+fn without_root(asked: Credentials) -> Credentials {
+    let mend = |id: u32| if id == 0 { ANONYMOUS } else { id };
+    Credentials {
+        uid: mend(asked.uid),
+        gid: mend(asked.gid),
+        groups: asked.groups.into_iter().filter(|gid| *gid != 0).collect(),
+    }
+}
+
+fn serving_user() -> Credentials {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    match uid {
+        0 => Credentials { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new() },
+        _ => Credentials { uid, gid, groups: Vec::new() },
+    }
+}
+
+/// Who the kernel says made the other end of a unix socket: root may claim any id, others theirs.
+///
+/// # Errors
+/// `PermissionDenied` for another user where this process cannot act as that one: it would do all with
+/// its own rights. Those of getsockopt(2).
+pub fn peer_of(socket: &UnixStream) -> io::Result<Peer> {
+    let credentials = nigh_link::unix::credentials(socket)?;
+    let uid = credentials.uid;
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() && !can_act() {
+        let message =
+            format!("user {uid} is refused: a server that is not root serves its own user and root");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    let claims = if uid == 0 { Claims::Any } else { Claims::Only(credentials) };
+    Ok(Peer::new(format!("unix socket, uid {uid}"), claims, Squash::None).with_any_path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
+        Credentials { uid, gid, groups: groups.to_vec() }
+    }
+
+    #[test]
+    fn a_peer_that_may_claim_only_itself_is_always_itself() {
+        let own = who(1000, 100, &[4, 24]);
+        let admission = Admission::new(Claims::Only(own.clone()), Squash::None);
+        for honest in [who(1000, 100, &[4, 24]), who(1000, 100, &[]), who(1000, 100, &[24])] {
+            assert_eq!(admission.admit(honest), own);
+        }
+        assert_eq!(admission.admit(who(1000, 24, &[])), who(1000, 24, &[4, 24, 100]));
+        assert_eq!(admission.replaced(), 0);
+        let forged =
+            [who(0, 0, &[]), who(1001, 100, &[]), who(1000, 0, &[]), who(1000, 100, &[0]), who(0, 100, &[4])];
+        for (at, asked) in forged.into_iter().enumerate() {
+            assert_eq!(admission.admit(asked), own);
+            assert_eq!(admission.replaced(), at as u64 + 1);
+        }
+        assert!(!admission.vouches());
+        assert_eq!(admission.acts_as((0, 0)), (1000, 100));
+    }
+
+    #[test]
+    fn a_trusted_client_claims_anybody_but_root() {
+        for squash in [Squash::None, Squash::Root] {
+            let admission = Admission::new(Claims::NotRoot, squash);
+            assert_eq!(admission.admit(who(7, 8, &[9])), who(7, 8, &[9]));
+            assert_eq!(admission.replaced(), 0);
+            assert_eq!(admission.admit(who(0, 0, &[0, 9])), who(ANONYMOUS, ANONYMOUS, &[9]));
+            assert_eq!(admission.admit(who(7, 0, &[])), who(7, ANONYMOUS, &[]));
+            assert_eq!(admission.replaced(), 2);
+            assert!(!admission.vouches());
+        }
+    }
+
+    #[test]
+    fn squashing_takes_root_or_everybody() {
+        let any = Admission::new(Claims::Any, Squash::None);
+        assert_eq!(any.admit(who(0, 0, &[0])), who(0, 0, &[0]));
+        assert!(any.vouches());
+        assert_eq!(any.acts_as((0, 0)), (0, 0));
+        let root = Admission::new(Claims::Any, Squash::Root);
+        assert_eq!(root.admit(who(0, 0, &[0])), who(ANONYMOUS, ANONYMOUS, &[]));
+        assert_eq!(root.admit(who(5, 6, &[7])), who(5, 6, &[7]));
+        assert_eq!(root.acts_as((0, 0)), (ANONYMOUS, ANONYMOUS));
+        assert!(!root.vouches());
+        for claims in [Claims::Any, Claims::NotRoot, Claims::Only(who(5, 6, &[]))] {
+            let all = Admission::new(claims, Squash::All);
+            let (one, two) = (all.admit(who(0, 0, &[])), all.admit(who(9, 9, &[9])));
+            assert!(one == two && one.uid != 0 && one.gid != 0);
+            assert!(!all.vouches());
+        }
+        // Whom a token names is written in it, root too.
+        let token = Admission::new(Claims::Only(who(0, 0, &[])), Squash::Root);
+        assert_eq!(token.admit(who(1000, 1000, &[])), who(0, 0, &[]));
+    }
+
+    #[test]
+    fn the_kernel_says_who_a_peer_is() {
+        let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = peer_of(&one).unwrap();
+        let own = rustix::process::geteuid();
+        match peer.claims() {
+            Claims::Any => assert!(own.is_root()),
+            Claims::Only(who) => {
+                assert_eq!(who.uid, own.as_raw());
+                let mut groups: Vec<u32> =
+                    rustix::process::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
+                let mut seen = who.groups.clone();
+                groups.sort_unstable();
+                seen.sort_unstable();
+                assert_eq!(seen, groups);
+            }
+            Claims::NotRoot => panic!("a unix socket proves who is there"),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What clients may attach to by name.
+
+use crate::acting::{Acting, can_act};
+use crate::error::Fault;
+use crate::export::open_root;
+use nigh_link::{Claims, Peer};
+use nigh_types::Errno;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Directories by name; names as people write them, without `/`.
+#[derive(Clone, Debug, Default)]
+pub struct Exports {
+    by_name: BTreeMap<String, PathBuf>,
+}
+
+impl Exports {
+    /// Adds what `[NAME=]DIR` says; without a name it has that of its last folder.
+    ///
+    /// # Errors
+    /// One line, with how to mend it.
+    pub fn add(&mut self, text: &OsStr) -> Result<(), String> {
+        let shown = text.to_string_lossy().into_owned();
+        let bytes = text.as_bytes();
+        let equals = bytes.iter().position(|&b| b == b'=').filter(|&at| !bytes[..at].contains(&b'/'));
+        let (name, dir) = match equals {
+            Some(at) => (Some(&bytes[..at]), &bytes[at + 1..]),
+            None => (None, bytes),
+        };
+        let dir = Path::new(OsStr::from_bytes(dir));
+        let real = dir
+            .canonicalize()
+            .map_err(|error| format!("--export {shown}: {error}: name a directory of this machine"))?;
+        if !real.is_dir() {
+            return Err(format!("--export {shown}: not a directory; only directories can be exported"));
+        }
+        let name = name.or_else(|| real.file_name().map(OsStrExt::as_bytes));
+        let name = name.ok_or_else(|| format!("--export {shown}: give it a name: NAME={shown}"))?;
+        let name = std::str::from_utf8(name).ok().filter(|name| is_name(name));
+        let name = name.ok_or_else(|| {
+            format!("--export {shown}: give it a name of letters, digits, `-`, `_` and `.`: NAME=DIR")
+        })?;
+        let name = name.to_owned();
+        if let Some(other) = self.by_name.get(&name) {
+            return Err(format!(
+                "--export {shown}: {} is called {name} already; say NAME=DIR",
+                other.display()
+            ));
+        }
+        self.by_name.insert(name, real);
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// Opens what a client names: `NAME`, `NAME/sub`, nothing where there is one export, and for peers
+    /// that may do so an absolute path. What lies below an export is reached with the peer's own rights,
+    /// and nothing leads out of it. Answers the directory and its path.
+    pub(crate) fn open(&self, asked: &[u8], peer: &Peer) -> Result<(OwnedFd, PathBuf), (Errno, String)> {
+        let shown = String::from_utf8_lossy(asked).into_owned();
+        if asked.first() == Some(&b'/') {
+            if !peer.may_name_any_path() {
+                return Err((
+                    Errno::ACCES,
+                    format!("{shown}: only exports can be mounted from here{}", self.hint()),
+                ));
+            }
+            let path = PathBuf::from(OsStr::from_bytes(asked));
+            let root = open_root(&path).map_err(|error| (error.errno(), error.to_string()))?;
+            return Ok((root, path));
+        }
+        let mut parts = asked.splitn(2, |&b| b == b'/');
+        let name = parts.next().and_then(|name| std::str::from_utf8(name).ok()).unwrap_or_default();
+        let below = parts.next().unwrap_or_default();
+        let path = match (self.by_name.get(name), self.by_name.first_key_value()) {
+            (Some(path), _) => path,
+            (None, Some((_, only))) if asked.is_empty() && self.by_name.len() == 1 => only,
+            _ if self.is_empty() => return Err((Errno::INVAL, format!("{shown} is no absolute path"))),
+            _ if asked.is_empty() => return Err((Errno::NOENT, format!("say which export{}", self.hint()))),
+            _ => return Err((Errno::NOENT, format!("no export is called {name}{}", self.hint()))),
+        };
+        let root = open_root(path).map_err(|error| (error.errno(), error.to_string()))?;
+        if below.is_empty() {
+            return Ok((root, path.clone()));
+        }
+        open_below(&root, below, peer).map_err(|fault| {
+            let errno = Errno::from(fault);
+            (errno, format!("{shown}: {errno}: name a directory of the export"))
+        })
+    }
+
+    fn hint(&self) -> String {
+        let names: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
+        if names.is_empty() {
+            ", and there are none".into()
+        } else {
+            format!("; there are {}", names.join(", "))
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !name.is_empty() && name != "." && name != ".." && name.chars().all(plain)
+}
+
+fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, PathBuf), Fault> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let opened = {
+        let _acting = match peer.claims() {
+            Claims::Only(who) => Some(Acting::begin(can_act(), who, false)?),
+            Claims::Any | Claims::NotRoot => None,
+        };
+        rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?
+    };
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    let path = std::fs::read_link(link)?;
+    Ok((opened, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_link::Squash;
+    use nigh_types::Credentials;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn exports(of: &[String]) -> Exports {
+        let mut exports = Exports::default();
+        of.iter().for_each(|text| exports.add(OsStr::new(text)).unwrap());
+        exports
+    }
+
+    fn stranger() -> Peer {
+        Peer::new("test", Claims::Any, Squash::None)
+    }
+
+    #[test]
+    fn names_lead_to_directories_and_nothing_leads_out() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("a/sub/deep")).unwrap();
+        fs::write(dir.path().join("a/file"), "").unwrap();
+        fs::create_dir(dir.path().join("b")).unwrap();
+        symlink("../b", dir.path().join("a/out")).unwrap();
+        symlink("sub/deep", dir.path().join("a/in")).unwrap();
+        symlink("/", dir.path().join("a/root")).unwrap();
+        let one = exports(&[format!("x={}/a", dir.path().display())]);
+        let path = |asked: &str| one.open(asked.as_bytes(), &stranger()).map(|(_, path)| path);
+        let real = dir.path().canonicalize().unwrap();
+        assert_eq!(path("x").unwrap(), real.join("a"));
+        assert_eq!(path("").unwrap(), real.join("a"));
+        assert_eq!(path("x/").unwrap(), real.join("a"));
+        assert_eq!(path("x/sub").unwrap(), real.join("a/sub"));
+        assert_eq!(path("x/in").unwrap(), real.join("a/sub/deep"));
+        for bad in ["y", "x/..", "x/../b", "x/out", "x/root", "x/gone", "x/file", "a", "/", "x\0", ".."] {
+            let (_, message) = path(bad).unwrap_err();
+            assert_eq!(message.lines().count(), 1, "{bad}");
+        }
+        assert!(path("/etc").unwrap_err().1.contains("there are x"));
+        assert!(path("y").unwrap_err().1.contains("there are x"));
+    }
+
+    #[test]
+    fn what_is_below_is_reached_with_the_peers_rights() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir_all(dir.path().join("closed/open")).unwrap();
+        fs::set_permissions(dir.path().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+        let one = exports(&[format!("x={}", dir.path().display())]);
+        let user = Claims::Only(Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![] });
+        let user = Peer::new("test", user, Squash::None);
+        assert_eq!(one.open(b"x/closed/open", &user).unwrap_err().0, Errno::ACCES);
+        assert!(one.open(b"x/closed/open", &stranger()).is_ok());
+    }
+
+    #[test]
+    fn names_are_said_or_the_folders_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            path.display().to_string()
+        };
+        let two = exports(&[path("src"), format!("other={}", path("x=y"))]);
+        assert!(two.open(b"src", &stranger()).is_ok() && two.open(b"other", &stranger()).is_ok());
+        assert!(two.open(b"", &stranger()).unwrap_err().1.contains("other, src"));
+        let mut more = two.clone();
+        for bad in [path("src"), "/".into(), "/nonexistent".into(), "=/tmp".into(), "..=/tmp".into()] {
+            let error = more.add(OsStr::new(&bad)).unwrap_err();
+            assert!(error.contains("--export") && error.lines().count() == 1, "{error}");
+        }
+        assert!(Exports::default().open(b"", &stranger()).is_err());
+    }
+
+    #[test]
+    fn absolute_paths_are_for_peers_that_may_name_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let asked = dir.path().as_os_str().as_bytes();
+        assert!(Exports::default().open(asked, &stranger()).is_err());
+        assert!(Exports::default().open(asked, &Peer::in_process()).is_ok());
+        assert_eq!(Exports::default().open(b"relative", &Peer::in_process()).unwrap_err().0, Errno::INVAL);
+    }
+}

@@ -1,0 +1,126 @@
+//! Where open files lie whose descriptors may not tell.
+//!
+//! A change of a file with one name recalls the names of the directory that holds it, which the kernel tells by
+//! the descriptor. A descriptor opened under a name that was removed since, while another is left, tells
+//! nothing: for such files the directories are noted in which anybody was shown them.
+
+use nigh_native::lease::Object;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The files that sessions of a server have open. Its lock is held alone and for a moment.
+#[derive(Default)]
+pub(crate) struct Homes {
+    files: Mutex<FxHashMap<Object, File>>,
+    strays: AtomicU64,
+}
+
+#[derive(Default)]
+struct File {
+    open: u64,
+    /// It lost a name and kept another one.
+    stray: bool,
+    homes: Vec<Object>,
+}
+
+/// A file counts as open until this is dropped.
+pub(crate) struct Counted {
+    homes: Arc<Homes>,
+    object: Object,
+}
+
+impl Homes {
+    /// Counts a file as open. To be followed by making sure that the name it was reached by is still there.
+    pub(crate) fn count(self: &Arc<Homes>, object: Object) -> Counted {
+        self.files.lock().entry(object).or_default().open += 1;
+        Counted { homes: Arc::clone(self), object }
+    }
+
+    /// It has a name in `dir` that it had not. The caller holds it exclusively.
+    pub(crate) fn named(&self, object: Object, dir: Object) {
+        if let Some(file) = self.files.lock().get_mut(&object) {
+            file.note(dir);
+        }
+    }
+
+    /// It lost a name, and one is left.
+    pub(crate) fn lost_a_name(&self, object: Object) {
+        if let Some(file) = self.files.lock().get_mut(&object)
+            && !std::mem::replace(&mut file.stray, true)
+        {
+            self.strays.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether its directory must be noted when anybody is shown it there.
+    pub(crate) fn is_stray(&self, object: Object) -> bool {
+        self.strays.load(Ordering::SeqCst) > 0
+            && self.files.lock().get(&object).is_some_and(|file| file.stray)
+    }
+
+    /// Somebody is shown it in `dir`. The caller holds its place exclusively, and reads it afterwards.
+    pub(crate) fn shown(&self, object: Object, dir: Object) {
+        self.named(object, dir);
+    }
+
+    /// Where an open file may lie.
+    pub(crate) fn of(&self, object: Object) -> Vec<Object> {
+        self.files.lock().get(&object).map(|file| file.homes.clone()).unwrap_or_default()
+    }
+}
+
+impl File {
+    fn note(&mut self, dir: Object) {
+        if !self.homes.contains(&dir) {
+            self.homes.push(dir);
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut files = self.homes.files.lock();
+        let Some(file) = files.get_mut(&self.object) else { return };
+        file.open -= 1;
+        if file.open == 0 {
+            if file.stray {
+                self.homes.strays.fetch_sub(1, Ordering::SeqCst);
+            }
+            files.remove(&self.object);
+        }
+    }
+}
+
+impl std::fmt::Debug for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.object.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn homes_are_known_as_long_as_the_file_is_open() {
+        let object = |ino| Object { filesystem: 1, ino, birth: 2 };
+        let homes = Arc::new(Homes::default());
+        homes.lost_a_name(object(1));
+        assert!(!homes.is_stray(object(1)), "nobody has it open");
+        let (first, second) = (homes.count(object(1)), homes.count(object(1)));
+        homes.named(object(1), object(7));
+        homes.lost_a_name(object(1));
+        homes.lost_a_name(object(1));
+        assert!(homes.is_stray(object(1)) && !homes.is_stray(object(2)));
+        homes.shown(object(1), object(8));
+        homes.shown(object(1), object(8));
+        drop(first);
+        assert_eq!(homes.of(object(1)), [object(7), object(8)]);
+        drop(second);
+        assert!(homes.of(object(1)).is_empty() && !homes.is_stray(object(1)));
+        assert_eq!(homes.strays.load(Ordering::SeqCst), 0);
+        assert!(homes.files.lock().is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! What is checked of a request before anything of it is done.
+
+use crate::acting::{Acting, can_act};
+use crate::claims::Admission;
+use crate::error::{Fault, Result};
+use crate::export::Export;
+use crate::users;
+use nigh_native::{ID_NAMES, Session};
+use nigh_types::{Call, Errno, NodeId, Place, Request};
+use rustix::fs::{Mode, OFlags};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// The rule that a client broke; its session ends with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    /// An id can only be had from the server, which knows its own: this one was made up, or is of another
+    /// export.
+    #[error("a node id that this export never made (inode {}): ids cannot be made up", .0.ino)]
+    ForgedId(NodeId),
+}
+
+/// The directory that a client names, as the peer itself finds it; `None` where it is vouched for. A path that
+/// root can walk is no way for others.
+pub(crate) fn open_as_peer(path: &Path, admission: &Admission) -> Result<Option<OwnedFd>> {
+    if admission.vouches() || !can_act() {
+        return Ok(None);
+    }
+    let _acting = Acting::begin(true, &admission.peer(), false)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(Some(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+/// Refuses an export that is not what the peer found: somebody changed the path meanwhile.
+pub(crate) fn check_root(export: &Export, found: Option<OwnedFd>) -> Result<()> {
+    let Some(fd) = found else { return Ok(()) };
+    if export.reach().opened(fd)?.id == export.reach().root() { Ok(()) } else { Err(Fault(Errno::ACCES)) }
+}
+
+/// Tells a client as whom its calls are done, and what this machine calls its users where it wants to know.
+pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admission, features: u64) {
+    if export.acts() {
+        session.acts_as = admission.acts_as(session.acts_as);
+    }
+    if features & ID_NAMES != 0 {
+        session.names = users::names();
+    }
+}
+
+/// Every node that a request names was made by this export.
+pub(crate) fn check(export: &Export, request: &Request) -> std::result::Result<(), Broken> {
+    let (places, bare) = named(&request.call);
+    for place in places.into_iter().flatten() {
+        check_id(export, place.node)?;
+        if let Some((parent, _)) = place.hint {
+            check_id(export, parent)?;
+        }
+    }
+    bare.map_or(Ok(()), |node| check_id(export, node))
+}
+
+fn check_id(export: &Export, node: NodeId) -> std::result::Result<(), Broken> {
+    if export.reach().ids.genuine(node) { Ok(()) } else { Err(Broken::ForgedId(node)) }
+}
+
+/// All that a call names: places, and an id without one. A handle names something only within its session.
+fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
+    match call {
+        Call::Release { handles: _ } => ([None, None], None),
+        Call::Walk { node, names: _ } => ([None, None], Some(*node)),
+        Call::Lookup { dir: place, .. }
+        | Call::List { dir: place }
+        | Call::GetAttr { node: place }
+        | Call::ReadLink { node: place }
+        | Call::Xattrs { node: place }
+        | Call::Xattr { node: place, .. }
+        | Call::StatFs { node: place }
+        | Call::Open { node: place, .. }
+        | Call::Read { node: place, .. }
+        | Call::Seek { node: place, .. }
+        | Call::GetFlags { node: place }
+        | Call::Lock { node: place, .. }
+        | Call::Unlock { node: place, .. }
+        | Call::GetLock { node: place, .. }
+        | Call::Create { dir: place, .. }
+        | Call::Tmpfile { dir: place, .. }
+        | Call::Mknod { dir: place, .. }
+        | Call::Mkdir { dir: place, .. }
+        | Call::Symlink { dir: place, .. }
+        | Call::Rmdir { dir: place, .. }
+        | Call::SetAttr { node: place, .. }
+        | Call::Write { node: place, .. }
+        | Call::Fallocate { node: place, .. }
+        | Call::SetXattr { node: place, .. }
+        | Call::RemoveXattr { node: place, .. }
+        | Call::Fsync { node: place, .. } => ([Some(place), None], None),
+        Call::Unlink { dir, keep, .. } => ([Some(dir), None], *keep),
+        Call::Link { node: one, dir: two, .. } | Call::CopyRange { from: one, to: two, .. } => {
+            ([Some(one), Some(two)], None)
+        }
+        Call::Rename { from, to, keep, .. } => ([Some(from), Some(to)], *keep),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_types::{Credentials, Name};
+    use std::path::Path;
+
+    fn export(dir: &Path, state: &Path) -> Export {
+        Export::open(dir, state, crate::ExportOptions::default()).unwrap()
+    }
+
+    fn asking(call: Call) -> Request {
+        Request { credentials: Credentials::default(), name: None, call }
+    }
+
+    #[test]
+    fn every_id_of_a_request_is_checked_wherever_it_stands() {
+        let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let export = export(dir.path(), state.path());
+        let real = export.reach().root();
+        let forged = NodeId { generation: real.generation ^ 1, ..real };
+        let name = || Name::new(b"x").unwrap();
+        let place = |node| Place { node, hint: Some((real, name())) };
+        let rename = |from, to, keep| Call::Rename {
+            from,
+            name: name(),
+            to,
+            new_name: name(),
+            no_replace: false,
+            exchange: false,
+            keep,
+        };
+        let link = |node, dir| Call::Link { node, dir, name: name() };
+        let good = [
+            Call::Walk { node: real, names: vec![] },
+            Call::GetAttr { node: place(real) },
+            link(place(real), Place::bare(real)),
+            rename(place(real), place(real), Some(real)),
+            Call::Release { handles: vec![] },
+        ];
+        for call in good {
+            assert_eq!(check(&export, &asking(call)), Ok(()));
+        }
+        let hinted = Place { node: real, hint: Some((forged, name())) };
+        let bad = [
+            Call::Walk { node: forged, names: vec![] },
+            Call::GetAttr { node: Place::bare(forged) },
+            Call::GetAttr { node: hinted.clone() },
+            Call::Unlink { dir: place(real), name: name(), keep: Some(forged) },
+            link(place(forged), place(real)),
+            link(place(real), hinted),
+            rename(place(forged), place(real), None),
+            rename(place(real), place(forged), None),
+            rename(place(real), place(real), Some(forged)),
+        ];
+        for call in bad {
+            assert_eq!(check(&export, &asking(call.clone())), Err(Broken::ForgedId(forged)), "{call:?}");
+        }
+    }
+}

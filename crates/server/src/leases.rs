@@ -1,0 +1,368 @@
+//! The lease table of a server, its clock, and the calls that wait for others to give back.
+//! Rules: docs/decisions/0008-leases.md.
+
+use crate::homes::Homes;
+use crate::place_locks::PlaceLocks;
+use crate::pool::{Job, Pool};
+use crate::session::{Session, now};
+use crate::unsent::Unsent;
+use nigh_native::LeaseTable;
+use nigh_native::lease::{
+    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReport,
+};
+use nigh_types::{CallId, Grant, GrantId, NodeId, RecallId, Span, Term, Time};
+use parking_lot::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// One table for all sessions of a server.
+///
+/// **Lock order.** Places (`place_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox.
+/// Under `state` recalls, and answers that carry grants, take their places on sessions' wires; so a recall
+/// stands there before whatever was granted after it. Nothing is sent to a socket, no call is executed,
+/// submitted or dropped under it. Nobody waits under any of them for an acknowledgement: a call that has to is
+/// parked, and occupies no thread.
+pub(crate) struct Leases {
+    state: Mutex<State>,
+    /// The clock has something earlier to do.
+    wake: Condvar,
+    /// Whereto parked calls return; `None` for a table of one session, where none is ever parked.
+    pool: Option<Weak<Pool>>,
+    pub(crate) places: PlaceLocks,
+    pub(crate) homes: Arc<Homes>,
+}
+
+struct State {
+    table: LeaseTable,
+    unsent: Unsent,
+    sessions: FxHashMap<Holder, Arc<Session>>,
+    /// Who was at the other end of connections that were lost: (client, incarnation).
+    cut: BTreeMap<Holder, (u64, u64)>,
+    parked: FxHashMap<ChangeId, Job>,
+    /// When the table wants to be told the time.
+    due: Time,
+    /// For when the clock was set.
+    clock: Time,
+    stopping: bool,
+}
+
+/// What the table said and is done when its lock is free again.
+#[derive(Default)]
+struct Pending {
+    send: Vec<Arc<Session>>,
+    ready: Vec<Job>,
+    fenced: Vec<Arc<Session>>,
+}
+
+/// The time may jump while the machine sleeps, so the clock looks this often while anything is due.
+const CLOCK_STEP: Duration = Duration::from_secs(1);
+
+impl Leases {
+    pub(crate) fn new(config: LeaseConfig, pool: Option<&Arc<Pool>>) -> Arc<Leases> {
+        let state = State {
+            table: LeaseTable::new(config),
+            unsent: Unsent::default(),
+            sessions: FxHashMap::default(),
+            cut: BTreeMap::new(),
+            parked: FxHashMap::default(),
+            due: Time::FAR,
+            clock: Time::FAR,
+            stopping: false,
+        };
+        Arc::new(Leases {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            pool: pool.map(Arc::downgrade),
+            places: PlaceLocks::new(),
+            homes: Arc::default(),
+        })
+    }
+
+    /// Starts the thread that tells the table the time, until [`Leases::stop`].
+    pub(crate) fn start_clock(self: &Arc<Leases>) -> std::io::Result<()> {
+        let leases = Arc::clone(self);
+        std::thread::Builder::new().name("nigh-leases".into()).spawn(move || leases.run_clock())?;
+        Ok(())
+    }
+
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.wake.notify_all();
+    }
+
+    pub(crate) fn report(&self) -> LeaseReport {
+        self.state.lock().table.report()
+    }
+
+    /// A session begins. `client` and `incarnation` tell whether it takes the place of one whose connection
+    /// was lost: that one's client has dropped everything before it came again.
+    pub(crate) fn attach(&self, session: &Arc<Session>, who: (u64, u64), names_alone: bool, term: Term) {
+        self.with(|state, now| {
+            let returned: Vec<Holder> =
+                state.cut.iter().filter(|(_, cut)| **cut == who).map(|(holder, _)| *holder).collect();
+            for holder in returned {
+                state.cut.remove(&holder);
+                state.table.handle_gone(now, holder);
+            }
+            state.sessions.insert(session.holder(), Arc::clone(session));
+            state.begin(now, session.holder(), names_alone, term);
+        });
+    }
+
+    /// The same for a session without a connection.
+    pub(crate) fn attach_alone(&self, holder: Holder, term: Term) {
+        self.with(|state, now| state.begin(now, holder, false, term));
+    }
+
+    /// The session is over, and with it what it had parked. `goodbye`: its client has dropped everything;
+    /// otherwise its grants stand until its lease has run out.
+    pub(crate) fn leave(&self, session: &Arc<Session>, who: (u64, u64), goodbye: bool) {
+        let dropped = self.with(|state, now| {
+            let holder = session.holder();
+            state.sessions.remove(&holder);
+            if goodbye {
+                state.table.handle_gone(now, holder);
+            } else if state.table.knows(holder) {
+                state.table.handle_cut(now, holder);
+                state.cut.insert(holder, who);
+            }
+            let theirs = |job: &Job| Arc::ptr_eq(&job.session, session);
+            let changes: Vec<ChangeId> =
+                state.parked.iter().filter(|(_, job)| theirs(job)).map(|(change, _)| *change).collect();
+            changes.iter().filter_map(|change| state.parked.remove(change)).collect::<Vec<Job>>()
+        });
+        drop(dropped); // ends their changes
+    }
+
+    /// Something was heard of the client. False: it is neither answered nor renewed by it.
+    pub(crate) fn is_heard(&self, holder: Holder) -> bool {
+        self.with(|state, now| state.table.handle_heard(now, holder))
+    }
+
+    pub(crate) fn acknowledge(&self, holder: Holder, recall: RecallId) {
+        self.with(|state, now| state.table.handle_acknowledge(now, holder, recall));
+    }
+
+    pub(crate) fn give_back(&self, holder: Holder, grants: &[GrantId]) {
+        self.with(|state, now| state.table.handle_return(now, holder, grants));
+    }
+
+    /// These were registered and no answer carries them.
+    pub(crate) fn withdraw(&self, holder: Holder, grants: &[GrantId]) {
+        if !grants.is_empty() {
+            self.with(|state, now| {
+                grants.iter().for_each(|grant| state.unsent.drop(*grant));
+                state.table.handle_withdraw(now, holder, grants);
+            });
+        }
+    }
+
+    pub(crate) fn grant(&self, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
+        self.with(|state, now| state.unsent.register(&mut state.table, now, (holder, key), node))
+    }
+
+    /// Puts an answer on a wire, under the lock under which recalls are put there. Takes out of its grants what
+    /// it may not carry; `put` is told whether those that are left are as they were.
+    pub(crate) fn put_answer(
+        &self,
+        holder: Holder,
+        grants: &mut Vec<Grant>,
+        put: impl FnOnce(&[Grant], bool),
+    ) {
+        let mut state = self.state.lock();
+        let (now, before) = (now(), grants.len());
+        let mut same = true;
+        let State { table, unsent, .. } = &mut *state;
+        grants.retain_mut(|grant| {
+            let id = grant.id;
+            let carried = unsent.carry(table, now, grant);
+            same &= carried && grant.id == id;
+            carried
+        });
+        let pending = state.drain();
+        // The new numbers may have put the holder above its quota.
+        grants.retain(|grant| state.table.stands(holder, grant.id));
+        put(grants, same && grants.len() == before);
+        drop(state);
+        self.carry_out(pending);
+    }
+
+    /// Begins a change, or names more of what it makes false. True: nobody else holds any of it.
+    fn change(&self, by: Holder, begun: Option<ChangeId>, changes: &[Change]) -> (ChangeId, bool) {
+        self.with(|state, now| {
+            let id = match begun {
+                Some(id) => {
+                    state.table.handle_extend(now, id, changes);
+                    id
+                }
+                None => state.table.handle_change(now, Some(by), changes),
+            };
+            (id, state.table.is_ready(id))
+        })
+    }
+
+    /// Keeps a call until its change is ready; `None`: it is kept, or nobody waits for it any more.
+    /// Otherwise it goes on at once.
+    pub(crate) fn park(&self, job: Job) -> Option<Job> {
+        let mut given_up = None;
+        let mut state = self.state.lock();
+        let waits = job.change.as_ref().map(|change| change.id).filter(|id| !state.table.is_ready(*id));
+        let go_on = match waits {
+            None => Some(job),
+            Some(_) if job.session.is_over() || job.session.is_cancelled(job.call) => {
+                given_up = Some(job);
+                None
+            }
+            Some(id) => {
+                state.parked.insert(id, job);
+                None
+            }
+        };
+        drop(state);
+        if let Some(job) = given_up {
+            job.give_up();
+        }
+        go_on
+    }
+
+    /// Takes back a call that is parked.
+    pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
+        let mut state = self.state.lock();
+        let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
+        let change = state.parked.iter().find(|(_, job)| is_it(job)).map(|(change, _)| *change)?;
+        state.parked.remove(&change)
+    }
+
+    /// One input to the table, and all that it puts out.
+    fn with<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = act(&mut state, now());
+        let pending = state.drain();
+        let earlier = state.due < state.clock;
+        drop(state);
+        if earlier {
+            self.wake.notify_one();
+        }
+        self.carry_out(pending);
+        result
+    }
+
+    fn carry_out(&self, pending: Pending) {
+        let Pending { send, ready, fenced } = pending;
+        send.iter().for_each(|session| session.outbox.send());
+        for session in fenced {
+            session.end("its lease ran out (docs/decisions/0008-leases.md, rule 6)");
+        }
+        if let Some(pool) = self.pool.as_ref().and_then(Weak::upgrade) {
+            ready.into_iter().for_each(|job| pool.submit(job));
+        }
+    }
+
+    fn run_clock(&self) {
+        let mut state = self.state.lock();
+        while !state.stopping {
+            let time = now();
+            if state.due <= time {
+                state.table.handle_timeout(time);
+                let pending = state.drain();
+                drop(state);
+                self.carry_out(pending);
+                state = self.state.lock();
+                continue;
+            }
+            state.clock = state.due;
+            let left = Duration::from_nanos(state.due.since(time).0);
+            if state.due == Time::FAR {
+                self.wake.wait(&mut state);
+            } else {
+                self.wake.wait_for(&mut state, left.min(CLOCK_STEP));
+            }
+        }
+    }
+}
+
+impl State {
+    fn begin(&mut self, now: Time, holder: Holder, names_alone: bool, term: Term) {
+        self.table.handle_attach(now, holder, names_alone);
+        let limit = match term {
+            Term::Session => Span::FOREVER,
+            Term::Limited(span) => span,
+        };
+        self.table.handle_limit(now, holder, limit);
+    }
+
+    /// Everything that the table has to say. Recalls are on their wires when this returns.
+    fn drain(&mut self) -> Pending {
+        let mut pending = Pending::default();
+        loop {
+            match self.table.poll_output() {
+                LeaseOutput::Recall { holder, recall } => {
+                    if let Some(session) = self.sessions.get(&holder) {
+                        session.queue_recall(recall);
+                        pending.send.push(Arc::clone(session));
+                    }
+                }
+                LeaseOutput::Ready(change) => pending.ready.extend(self.parked.remove(&change)),
+                LeaseOutput::Suspect(holder) => {
+                    let rule = "docs/decisions/0008-leases.md, rule 6";
+                    tracing::warn!(session = holder.0, rule, "does not give back what was recalled");
+                }
+                LeaseOutput::Trusted(holder) => tracing::info!(session = holder.0, "has given back"),
+                LeaseOutput::Fenced(holder) => {
+                    pending.fenced.extend(self.sessions.get(&holder).cloned());
+                    if self.cut.remove(&holder).is_some() {
+                        tracing::info!(session = holder.0, "did not come back within its lease");
+                    }
+                }
+                LeaseOutput::Timeout(due, _) => {
+                    self.due = due;
+                    return pending;
+                }
+            }
+        }
+    }
+}
+
+/// A change under way, until this is dropped.
+pub(crate) struct OpenChange {
+    leases: Arc<Leases>,
+    id: ChangeId,
+}
+
+impl Drop for OpenChange {
+    fn drop(&mut self) {
+        self.leases.with(|state, now| state.table.handle_done(now, self.id));
+    }
+}
+
+/// One session's part in the table.
+#[derive(Clone)]
+pub(crate) struct Holding {
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) holder: Holder,
+}
+
+impl Holding {
+    /// Of a table of its own.
+    pub(crate) fn alone(term: Term) -> Holding {
+        let leases = Leases::new(LeaseConfig { term: Span(u64::MAX / 2), ..LeaseConfig::default() }, None);
+        let holder = Holder(1);
+        leases.attach_alone(holder, term);
+        Holding { leases, holder }
+    }
+
+    /// Begins a change, or adds to one. True: it may be made now.
+    pub(crate) fn change(&self, open: &mut Option<OpenChange>, changes: &[Change]) -> bool {
+        let (id, ready) = self.leases.change(self.holder, open.as_ref().map(|change| change.id), changes);
+        open.get_or_insert_with(|| OpenChange { leases: Arc::clone(&self.leases), id });
+        ready
+    }
+}
+
+impl std::fmt::Debug for Holding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.holder.fmt(f)
+    }
+}

@@ -1,0 +1,228 @@
+//! Where a server is told to listen, and what that means there.
+
+use crate::acting::can_act;
+use crate::exports::Exports;
+use crate::listeners::Admits;
+use crate::places::Places;
+use nigh_link::tcp::{Door, PORT};
+use nigh_link::{Claims, Squash, Token, credentials_of, own_credentials};
+use std::ffi::OsString;
+use std::io;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What `nigh serve` was told.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// Each `[NAME=]DIR`.
+    pub exports: Vec<OsString>,
+    /// Besides this user's own socket.
+    pub listens: Vec<Listen>,
+    /// The token of connections over TCP; made where there is none.
+    pub token: Option<PathBuf>,
+    /// No TLS.
+    pub plaintext: bool,
+    /// Ids of callers are believed over TCP.
+    pub trust_client_ids: bool,
+    /// What becomes of believed ids; unless said: root is squashed over TCP only.
+    pub squash: Option<Squash>,
+}
+
+/// One place to listen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Listen {
+    Unix(PathBuf),
+    Tcp { host: String, port: u16 },
+}
+
+impl Listen {
+    /// `unix:///PATH` or `tcp://ADDRESS[:PORT]`; `None` for anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Listen> {
+        if let Some(path) = text.strip_prefix("unix://") {
+            return path.starts_with('/').then(|| Listen::Unix(path.into()));
+        }
+        let address = text.strip_prefix("tcp://")?.trim_end_matches('/');
+        let (host, port) = match address.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) = rest.split_once(']')?;
+                (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+            }
+            None => match address.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (address, None),
+            },
+        };
+        let port = port.map_or(Some(PORT), |port| port.parse().ok())?;
+        (!host.is_empty()).then(|| Listen::Tcp { host: host.to_owned(), port })
+    }
+}
+
+impl Serving {
+    /// Names and directories.
+    ///
+    /// # Errors
+    /// One line, with how to mend it.
+    pub fn exports(&self) -> io::Result<Exports> {
+        let mut exports = Exports::default();
+        for text in &self.exports {
+            exports.add(text).map_err(|problem| io::Error::new(io::ErrorKind::InvalidInput, problem))?;
+        }
+        Ok(exports)
+    }
+
+    /// What is wrong with it, whatever the machine is like: one line, with how to mend it.
+    pub fn check(&self) -> Result<(), String> {
+        let tcp = self.listens.iter().any(|listen| matches!(listen, Listen::Tcp { .. }));
+        if tcp && self.token.is_none() && !self.trust_client_ids {
+            return Err("a listener on tcp:// needs --token FILE (made where it is not there), or \
+                        --trust-client-ids to let in anybody as anybody"
+                .into());
+        }
+        if !self.listens.is_empty() && self.exports.is_empty() {
+            return Err("say what is served there: --export [NAME=]DIR".into());
+        }
+        if !tcp && (self.token.is_some() || self.plaintext || self.trust_client_ids) {
+            return Err("--token, --plaintext and --trust-client-ids are for --listen tcp://ADDRESS".into());
+        }
+        Ok(())
+    }
+}
+
+impl Serving {
+    /// Who may do what over TCP; `None` where nobody listens there.
+    pub(crate) fn network(&self, places: &Places) -> io::Result<Option<Admits>> {
+        if !self.listens.iter().any(|listen| matches!(listen, Listen::Tcp { .. })) {
+            return Ok(None);
+        }
+        let token = self.token.as_deref().map(Token::read_or_make).transpose()?;
+        let squash = self.squash.unwrap_or(Squash::Root);
+        let claims = if self.trust_client_ids {
+            tracing::warn!("clients over tcp may claim to be any user (--trust-client-ids)");
+            Claims::Any
+        } else {
+            Claims::Only(user_of(token.as_ref())?)
+        };
+        let door =
+            if self.plaintext { Door::plaintext(token) } else { Door::with_tls(&places.state, token)? };
+        if let Some(key) = door.fingerprint() {
+            tracing::info!(key, "clients know this server by its key");
+        } else {
+            tracing::warn!("whoever is on the way can read and change what passes over tcp (--plaintext)");
+        }
+        Ok(Some(Admits::Network(Arc::new(door), claims, squash)))
+    }
+}
+
+/// As whom the clients of a token act.
+fn user_of(token: Option<&Token>) -> io::Result<nigh_types::Credentials> {
+    let own = own_credentials();
+    match token.and_then(Token::user) {
+        Some(user) => {
+            let named = credentials_of(user)?;
+            if named.uid != own.uid && !can_act() {
+                let problem = format!(
+                    "the token names {user}, and only root can act as somebody else: serve as {user}, or take \
+                     the line `user {user}` out of the token file"
+                );
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+            }
+            Ok(named)
+        }
+        None if own.uid == 0 => {
+            tracing::warn!(
+                "the token names no user, so its clients act as nobody: write `user NAME` below it"
+            );
+            let nobody = crate::claims::ANONYMOUS;
+            Ok(nigh_types::Credentials { uid: nobody, gid: nobody, groups: Vec::new() })
+        }
+        None => Ok(own),
+    }
+}
+
+pub(crate) fn bind_tcp(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
+    let at = |error: io::Error, how: &str| {
+        io::Error::new(error.kind(), format!("tcp://{host}:{port}: {error}: {how}"))
+    };
+    let addresses = (host, port).to_socket_addrs().map_err(|e| at(e, "name an address of this machine"))?;
+    let bind = |address| TcpListener::bind(address).map_err(|e| at(e, "choose another address or port"));
+    addresses.map(bind).collect()
+}
+
+/// A folder that others may enter is its administrator's choice: then anybody may connect, and who it is
+/// decides. Any other folder is this user's alone, and made so where it is not there.
+pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let at = |error: io::Error| io::Error::new(error.kind(), format!("unix://{}: {error}", path.display()));
+    let say = |problem: &str| at(io::Error::other(problem.to_owned()));
+    let dir = path.parent().ok_or_else(|| say("name a file for the socket"))?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(say("something else is there: choose another path"));
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(say("somebody serves there already: choose another path"));
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(at)?,
+        Err(_) => {}
+    }
+    let open = std::fs::metadata(dir).map_err(at)?.mode() & 0o077 != 0;
+    let listener = UnixListener::bind(path).map_err(at)?;
+    let mode = if open { 0o666 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(at)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_to_listen_are_understood() {
+        let tcp = |host: &str, port| Some(Listen::Tcp { host: host.into(), port });
+        assert_eq!(Listen::parse("tcp://0.0.0.0"), tcp("0.0.0.0", PORT));
+        assert_eq!(Listen::parse("tcp://host:7"), tcp("host", 7));
+        assert_eq!(Listen::parse("tcp://[::1]"), tcp("::1", PORT));
+        assert_eq!(Listen::parse("tcp://[::1]:9/"), tcp("::1", 9));
+        assert_eq!(Listen::parse("unix:///run/s"), Some(Listen::Unix("/run/s".into())));
+        for bad in ["tcp://", "tcp://:1", "tcp://h:x", "tcp://h:70000", "tcp://[::1", "unix://rel", "h:1", ""]
+        {
+            assert_eq!(Listen::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_let_in_by_mistake() {
+        let tcp = Listen::parse("tcp://localhost").unwrap();
+        let mut serving = Serving { listens: vec![tcp], ..Serving::default() };
+        assert!(serving.check().unwrap_err().contains("--token"));
+        serving.token = Some("/t".into());
+        assert!(serving.check().unwrap_err().contains("--export"));
+        serving.exports.push("/tmp".into());
+        assert_eq!(serving.check(), Ok(()));
+        serving.listens.clear();
+        assert!(serving.check().unwrap_err().contains("--listen tcp://"));
+        assert_eq!(Serving::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn a_socket_is_for_others_only_in_a_folder_that_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        let own = dir.path().join("new/s.sock");
+        let listener = bind_unix(&own).unwrap();
+        assert_eq!((mode(&own), mode(own.parent().unwrap())), (0o600, 0o700));
+        assert!(bind_unix(&own).unwrap_err().to_string().contains("already"));
+        drop(listener);
+        bind_unix(&own).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let open = dir.path().join("s.sock");
+        bind_unix(&open).unwrap();
+        assert_eq!(mode(&open), 0o666);
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(bind_unix(&dir.path().join("file")).is_err());
+    }
+}

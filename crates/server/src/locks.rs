@@ -1,0 +1,226 @@
+//! All locks of a server: the table, and the calls that wait without a thread.
+//! See docs/decisions/0011-locks.md.
+
+use crate::session::Session;
+use nigh_native::lease::Object;
+use nigh_native::{Claim, LockOwner, LockTable, Tried};
+use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Reply, Response};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// The locks of all sessions. Its mutex is taken last; nothing is answered under it.
+#[derive(Default)]
+pub(crate) struct Locks {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    table: LockTable<Object>,
+    members: BTreeMap<u64, Member>,
+}
+
+/// A session that stands.
+struct Member {
+    session: Arc<Session>,
+    /// The client's durable identity: one machine and user.
+    client: u64,
+    /// What its locks are on, by the export's numbers, so that unlocking needs no look at the disk.
+    objects: BTreeMap<NodeId, Object>,
+    /// Calls for locks that the pool has; whether they were cancelled meanwhile.
+    coming: BTreeMap<CallId, bool>,
+}
+
+/// Calls that can be answered.
+type Granted = Vec<(Arc<Session>, CallId)>;
+
+impl Locks {
+    /// A session begins. Until [`Locks::end`] the table keeps it.
+    pub(crate) fn begin(&self, session: &Arc<Session>, client: u64) {
+        let session = Arc::clone(session);
+        let member = Member { client, objects: BTreeMap::new(), coming: BTreeMap::new(), session };
+        self.state.lock().members.insert(member.session.id, member);
+    }
+
+    /// A session is over: its locks are free, and what it waits for is forgotten.
+    pub(crate) fn end(&self, session: u64) {
+        self.change(|state| {
+            state.table.handle_session_end(session);
+            state.members.remove(&session)
+        });
+    }
+
+    /// A call for a lock goes to the pool. From now on it can be cancelled.
+    pub(crate) fn expect(&self, session: u64, call: CallId) {
+        if let Some(member) = self.state.lock().members.get_mut(&session) {
+            member.coming.insert(call, false);
+        }
+    }
+
+    /// That call will not come after all.
+    pub(crate) fn forget(&self, session: u64, call: CallId) {
+        if let Some(member) = self.state.lock().members.get_mut(&session) {
+            member.coming.remove(&call);
+        }
+    }
+
+    /// Nobody waits for a call any more. True: it waited for a lock, does not any longer, and is to be
+    /// answered.
+    pub(crate) fn cancel(&self, session: u64, call: CallId) -> bool {
+        let mut state = self.state.lock();
+        let State { table, members } = &mut *state;
+        let Some(member) = members.get_mut(&session) else { return false };
+        if let Some(cancelled) = member.coming.get_mut(&call) {
+            *cancelled = true;
+            return false;
+        }
+        let waited = table.handle_cancel(session, call);
+        if waited {
+            member.objects.retain(|_, object| table.is_used_by(object, session));
+        }
+        waited
+    }
+
+    /// A call for a lock on a reached file, or a question for one. `None`: it waits, and is answered when it
+    /// has the lock.
+    pub(crate) fn lock(
+        &self,
+        session: u64,
+        id: CallId,
+        (node, object): (NodeId, Object),
+        call: &Call,
+    ) -> Option<Result<Reply, Errno>> {
+        self.change(|state| {
+            let State { table, members } = state;
+            // Its session ended meanwhile: nobody would ever unlock it.
+            let Some(member) = members.get_mut(&session) else { return Some(Err(Errno::IO)) };
+            if member.coming.remove(&id) == Some(true) {
+                return Some(Err(Errno::INTR));
+            }
+            let owner = |owner, flock| LockOwner { session, flock, owner };
+            match *call {
+                Call::Lock { owner: number, flock, kind, start, end, wait, pid, .. } => {
+                    let claim = claim(object, owner(number, flock), kind, (start, end), pid);
+                    let tried = table.handle_lock(claim, wait.then_some(id));
+                    if table.is_used_by(&object, session) {
+                        member.objects.insert(node, object);
+                    }
+                    match tried {
+                        Tried::Granted => Some(Ok(Reply::Done)),
+                        Tried::Waits => None,
+                        Tried::Refused(errno) => Some(Err(errno)),
+                    }
+                }
+                Call::GetLock { owner: number, flock, kind, start, end, .. } => {
+                    let claim = claim(object, owner(number, flock), kind, (start, end), 0);
+                    let client = member.client;
+                    let found = table.conflict(&claim).map(|(holder, mut info)| {
+                        // The number of a process means something on its own machine only.
+                        if members.get(&holder.session).is_none_or(|m| m.client != client) {
+                            info.pid = 0;
+                        }
+                        info
+                    });
+                    Some(Ok(Reply::Locked(found)))
+                }
+                _ => Some(Err(Errno::PROTO)),
+            }
+        })
+    }
+
+    /// Ends what an owner holds. This looks at nothing but memory, so a session's reader does it, in the
+    /// order in which calls came.
+    pub(crate) fn unlock(&self, session: u64, call: &Call) -> Result<Reply, Errno> {
+        let Call::Unlock { node, owner, flock, start, end } = call else { return Err(Errno::PROTO) };
+        self.change(|State { table, members }| {
+            let Some(member) = members.get_mut(&session) else { return };
+            let Some(&object) = member.objects.get(&node.node) else { return };
+            let (start, end) = ends(*flock, *start, *end);
+            table.handle_unlock(object, LockOwner { session, flock: *flock, owner: *owner }, start, end);
+            if !table.is_used_by(&object, session) {
+                member.objects.remove(&node.node);
+            }
+        });
+        Ok(Reply::Done)
+    }
+
+    /// Changes the table, then answers the waiting calls that were granted by that.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let (result, granted) = {
+            let mut state = self.state.lock();
+            let result = change(&mut state);
+            let State { table, members } = &mut *state;
+            let granted: Granted = std::iter::from_fn(|| table.poll_granted())
+                .filter_map(|(session, call)| Some((Arc::clone(&members.get(&session)?.session), call)))
+                .collect();
+            (result, granted)
+        };
+        for (session, call) in granted {
+            session.answer(call, Response::plain(Ok(Reply::Done)));
+        }
+        result
+    }
+}
+
+fn claim(
+    object: Object,
+    owner: LockOwner,
+    kind: LockKind,
+    (start, end): (u64, u64),
+    pid: u32,
+) -> Claim<Object> {
+    let (start, end) = ends(owner.flock, start, end);
+    Claim { object, owner, kind, start, end, pid }
+}
+
+/// flock(2) locks a file as a whole.
+fn ends(flock: bool, start: u64, end: u64) -> (u64, u64) {
+    if flock { (0, u64::MAX) } else { (start, end) }
+}
+
+/// Counts the calls of a session that threads are executing. Its locks are freed when the session is over
+/// *and* the last of them has ended: until then it may still write what it locked.
+#[derive(Default)]
+pub(crate) struct Running {
+    count: AtomicU32,
+    over: AtomicBool,
+}
+
+impl Running {
+    /// Before a call; [`Running::leave`] follows in any case. False: the session is over, and the call is not
+    /// to be executed.
+    pub(crate) fn enter(&self) -> bool {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        !self.over.load(Ordering::SeqCst)
+    }
+
+    /// True: that was the last call of a session that is over.
+    pub(crate) fn leave(&self) -> bool {
+        self.count.fetch_sub(1, Ordering::SeqCst) == 1 && self.over.load(Ordering::SeqCst)
+    }
+
+    /// The session is over. True: nothing runs.
+    pub(crate) fn close(&self) -> bool {
+        self.over.store(true, Ordering::SeqCst);
+        self.count.load(Ordering::SeqCst) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_last_learns_that_a_session_is_over() {
+        let running = Running::default();
+        assert!(running.enter() && running.enter());
+        assert!(!running.leave());
+        assert!(!running.close(), "a call still runs");
+        assert!(!running.enter(), "none is begun");
+        assert!(!running.leave());
+        assert!(running.leave());
+        assert!(Running::default().close());
+    }
+}

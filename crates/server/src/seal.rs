@@ -1,0 +1,66 @@
+//! Generations that nobody else can make. See docs/decisions/0001-node-ids.md.
+
+use nigh_types::NodeId;
+use siphasher::sip::SipHasher24;
+use std::hash::Hasher;
+
+/// An export's secret, and what is made with it by SipHash-2-4.
+pub(crate) struct Seal([u8; 16]);
+
+impl Seal {
+    pub(crate) fn new(secret: [u8; 16]) -> Seal {
+        Seal(secret)
+    }
+
+    /// `birth_ns`: 0 where the filesystem has no birth times that identify an inode.
+    pub(crate) fn id(&self, ino: u64, birth_ns: u64) -> NodeId {
+        let birth = match birth_ns {
+            0 => 0,
+            at => self.hash(ino, &at.to_le_bytes()).max(1),
+        };
+        NodeId { ino, generation: u64::from(birth) << 32 | u64::from(self.mac(ino, birth)) }
+    }
+
+    /// Whether this secret made the id.
+    pub(crate) fn genuine(&self, node: NodeId) -> bool {
+        let [a, b, c, d, e, f, g, h] = node.generation.to_le_bytes();
+        u32::from_le_bytes([a, b, c, d]) == self.mac(node.ino, u32::from_le_bytes([e, f, g, h]))
+    }
+
+    /// Never 0, so that no generation is.
+    fn mac(&self, ino: u64, birth: u32) -> u32 {
+        self.hash(ino, &birth.to_le_bytes()).max(1)
+    }
+
+    /// The two uses differ in length, which SipHash covers.
+    fn hash(&self, ino: u64, more: &[u8]) -> u32 {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        hasher.write(&ino.to_le_bytes());
+        hasher.write(more);
+        let [a, b, c, d, ..] = hasher.finish().to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+}
+
+/// A secret is not for logs.
+impl std::fmt::Debug for Seal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Seal")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn births_of_one_number_are_told_apart_where_there_are_birth_times() {
+        let seal = Seal::new([9; 16]);
+        let (first, second) = (seal.id(77, 1_000), seal.id(77, 1_001));
+        assert_ne!(first.generation >> 32, second.generation >> 32);
+        assert_ne!(first.generation >> 32, seal.id(78, 1_000).generation >> 32, "nobody learns a birth time");
+        let without = seal.id(77, 0);
+        assert!(!without.tells_births_apart() && seal.genuine(without) && without.generation != 0);
+        assert!(!seal.genuine(NodeId { generation: first.generation & 0xffff_ffff, ..first }));
+    }
+}

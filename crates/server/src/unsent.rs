@@ -1,0 +1,175 @@
+//! Grants that were registered and whose answers are not on their way yet.
+//!
+//! A holder has one grant on a key, and a later one takes the earlier one's place. Where several calls of one
+//! session are at work on one directory, all of them read what they read under a grant on it, though only
+//! the latest stands by its number. So an answer may carry a grant if those on that key have followed each
+//! other without a gap since it was registered; one that was overtaken gets a new number when its answer takes
+//! its place in the stream. The client's return of another number does not end it then.
+
+use nigh_native::LeaseTable;
+use nigh_native::lease::{Granted, Holder, LeaseKey};
+use nigh_types::{Grant, GrantId, NodeId, Time};
+use rustc_hash::FxHashMap;
+
+#[derive(Default)]
+pub(crate) struct Unsent {
+    by_id: FxHashMap<GrantId, Registered>,
+    by_key: FxHashMap<(Holder, LeaseKey), Together>,
+}
+
+struct Registered {
+    seat: (Holder, LeaseKey),
+    node: NodeId,
+    /// [`Together::gaps`] when it was registered.
+    gaps: u64,
+}
+
+/// Those of one holder on one key.
+struct Together {
+    count: u64,
+    latest: GrantId,
+    /// How often the latest one had ended before the next was registered.
+    gaps: u64,
+}
+
+impl Unsent {
+    /// Registers a grant.
+    pub(crate) fn register(
+        &mut self,
+        table: &mut LeaseTable,
+        now: Time,
+        seat: (Holder, LeaseKey),
+        node: NodeId,
+    ) -> Option<Granted> {
+        let (holder, key) = seat;
+        let gap = self.by_key.get(&seat).is_some_and(|together| !table.stands(holder, together.latest));
+        let granted = table.handle_grant(now, holder, key, node)?;
+        let together = self.by_key.entry(seat).or_insert(Together { count: 0, latest: granted.id, gaps: 0 });
+        together.count += 1;
+        together.latest = granted.id;
+        together.gaps += u64::from(gap);
+        self.by_id.insert(granted.id, Registered { seat, node, gaps: together.gaps });
+        Some(granted)
+    }
+
+    /// An answer is about to carry it, by the number that it has afterwards. False: it may not.
+    pub(crate) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> bool {
+        let Some(Registered { seat, node, gaps }) = self.by_id.remove(&grant.id) else { return false };
+        let Some(together) = self.by_key.get_mut(&seat) else { return false };
+        let stands = gaps == together.gaps && table.stands(seat.0, together.latest);
+        let carried = if stands && together.latest != grant.id {
+            let again = table.handle_grant(now, seat.0, seat.1, node);
+            if let Some(Granted { id, shared }) = again {
+                together.latest = id;
+                (grant.id, grant.shared) = (id, shared);
+            }
+            again.is_some()
+        } else {
+            stands
+        };
+        self.leave(seat);
+        carried
+    }
+
+    /// No answer will carry it.
+    pub(crate) fn drop(&mut self, grant: GrantId) {
+        if let Some(Registered { seat, .. }) = self.by_id.remove(&grant) {
+            self.leave(seat);
+        }
+    }
+
+    fn leave(&mut self, seat: (Holder, LeaseKey)) {
+        if let Some(together) = self.by_key.get_mut(&seat) {
+            together.count -= 1;
+            if together.count == 0 {
+                self.by_key.remove(&seat);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_native::lease::{Change, LeaseConfig, Object};
+    use nigh_types::{Covers, Mode, Term};
+
+    const ONE: Holder = Holder(1);
+    const NODE: NodeId = NodeId { ino: 7, generation: 1 };
+    const KEY: LeaseKey =
+        LeaseKey { object: Object { filesystem: 1, ino: 7, birth: 1 }, covers: Covers::Names };
+
+    struct World {
+        table: LeaseTable,
+        unsent: Unsent,
+    }
+
+    impl World {
+        fn new() -> World {
+            let mut table = LeaseTable::new(LeaseConfig::default());
+            table.handle_attach(Time(1), ONE, false);
+            World { table, unsent: Unsent::default() }
+        }
+
+        fn register(&mut self) -> Grant {
+            let granted = self.unsent.register(&mut self.table, Time(1), (ONE, KEY), NODE).unwrap();
+            let (mode, term) = (Mode::Read, Term::Session);
+            Grant {
+                id: granted.id,
+                node: NODE,
+                covers: Covers::Names,
+                mode,
+                term,
+                recallable: true,
+                shared: granted.shared,
+            }
+        }
+
+        fn carry(&mut self, grant: &mut Grant) -> bool {
+            self.unsent.carry(&mut self.table, Time(1), grant)
+        }
+
+        fn is_empty(&self) -> bool {
+            self.unsent.by_id.is_empty() && self.unsent.by_key.is_empty()
+        }
+    }
+
+    #[test]
+    fn answers_that_overtake_each_other_all_carry_grants() {
+        let mut world = World::new();
+        let [mut first, mut second, mut third] = [world.register(), world.register(), world.register()];
+        assert!(world.carry(&mut second));
+        assert!(world.carry(&mut third));
+        // The client returns what the third one brought; that does not end what the first one brings.
+        assert!(world.carry(&mut first));
+        world.table.handle_return(Time(1), ONE, &[second.id, third.id]);
+        assert!(world.table.stands(ONE, first.id));
+        assert!(world.is_empty());
+    }
+
+    #[test]
+    fn what_was_returned_or_recalled_meanwhile_is_not_carried() {
+        let mut world = World::new();
+        let [mut first, mut second] = [world.register(), world.register()];
+        assert!(world.carry(&mut second));
+        world.table.handle_return(Time(1), ONE, &[second.id]);
+        let mut third = world.register();
+        assert!(!world.carry(&mut first), "it was registered before the gap");
+        assert!(world.carry(&mut third) && world.is_empty());
+        let mut fourth = world.register();
+        let change = world.table.handle_change(Time(1), None, &[Change { key: KEY, names: vec![] }]);
+        assert!(!world.carry(&mut fourth));
+        world.table.handle_done(Time(1), change);
+        assert!(world.is_empty());
+    }
+
+    #[test]
+    fn what_is_dropped_leaves_nothing() {
+        let mut world = World::new();
+        let [first, second] = [world.register(), world.register()];
+        world.unsent.drop(first.id);
+        world.unsent.drop(first.id);
+        world.unsent.drop(second.id);
+        assert!(world.is_empty());
+    }
+}

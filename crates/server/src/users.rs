@@ -1,0 +1,108 @@
+//! What this machine calls its users and groups, and which groups a user is in.
+
+use nigh_types::{Credentials, IdKind, IdName};
+use parking_lot::Mutex;
+use std::ffi::{CStr, CString};
+use std::io;
+
+/// libc walks its databases with one position for all threads.
+static WALK: Mutex<()> = Mutex::new(());
+
+/// Users, then groups; each id once, by its first name; at most [`IdName::MOST`].
+pub(crate) fn names() -> Vec<IdName> {
+    let _walk = WALK.lock();
+    let mut names = Vec::new();
+    // SAFETY: nobody else in this process walks the databases; an entry is read before the next is asked for.
+    unsafe {
+        libc::setpwent();
+        while let Some(entry) = libc::getpwent().as_ref() {
+            note(&mut names, IdKind::User, entry.pw_uid, CStr::from_ptr(entry.pw_name));
+        }
+        libc::endpwent();
+        libc::setgrent();
+        while let Some(entry) = libc::getgrent().as_ref() {
+            note(&mut names, IdKind::Group, entry.gr_gid, CStr::from_ptr(entry.gr_name));
+        }
+        libc::endgrent();
+    }
+    names
+}
+
+fn note(names: &mut Vec<IdName>, kind: IdKind, id: u32, name: &CStr) {
+    let Ok(name) = name.to_str() else { return };
+    let usable = !name.is_empty() && name.len() <= IdName::LONGEST && names.len() < IdName::MOST;
+    // Databases are nearly sorted and small; a later name of the same id is rare.
+    if usable && !names.iter().any(|known| known.kind == kind && known.id == id) {
+        names.push(IdName { kind, id, name: name.to_owned() });
+    }
+}
+
+/// Ids and groups of the user with that uid, as a login would have them.
+///
+/// # Errors
+/// `NotFound` where there is no such user, others as getpwuid_r(3) has them.
+pub fn credentials_of(uid: u32) -> io::Result<Credentials> {
+    let (name, gid) = user(uid)?;
+    let mut groups = vec![0; 64];
+    loop {
+        let mut count = libc::c_int::try_from(groups.len()).map_err(io::Error::other)?;
+        // SAFETY: the name ends with NUL; at most `count` groups are written.
+        let found = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+        let count = usize::try_from(count).unwrap_or(0);
+        if found >= 0 {
+            groups.truncate(count);
+            groups.retain(|group| *group != gid);
+            return Ok(Credentials { uid, gid, groups });
+        }
+        // Not every libc says how many there are.
+        groups.resize(count.max(groups.len() * 2), 0);
+        if groups.len() > 1 << 16 {
+            return Err(io::Error::other("a user is in more groups than Linux allows"));
+        }
+    }
+}
+
+/// Name and primary group.
+fn user(uid: u32) -> io::Result<(CString, u32)> {
+    let mut buffer = vec![0; 1 << 12];
+    loop {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: `entry` is plain data, whose pointers lead into `buffer` and are used while it lives.
+        unsafe {
+            let mut entry: libc::passwd = std::mem::zeroed();
+            let errno =
+                libc::getpwuid_r(uid, &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found);
+            match errno {
+                libc::ERANGE if buffer.len() < 1 << 20 => buffer.resize(buffer.len() * 4, 0),
+                0 if found.is_null() => {
+                    return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no user {uid}")));
+                }
+                0 => return Ok((CStr::from_ptr(entry.pw_name).to_owned(), entry.pw_gid)),
+                errno => return Err(io::Error::from_raw_os_error(errno)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_called_so_and_each_id_has_one_name() {
+        let names = names();
+        let name = |kind, id| names.iter().filter(move |n| n.kind == kind && n.id == id).collect::<Vec<_>>();
+        assert_eq!(name(IdKind::User, 0)[0].name, "root");
+        assert_eq!(name(IdKind::Group, 0)[0].name, "root");
+        assert!(names.iter().all(|n| name(n.kind, n.id).len() == 1));
+        assert_eq!(self::names(), names, "walked from the beginning each time");
+    }
+
+    #[test]
+    fn a_user_has_the_groups_of_a_login() {
+        let root = credentials_of(0).unwrap();
+        assert_eq!((root.uid, root.gid), (0, 0));
+        assert!(!root.groups.contains(&0));
+        assert_eq!(credentials_of(4_000_000_000).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

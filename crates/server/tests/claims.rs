@@ -1,0 +1,512 @@
+//! Attacks by peers that claim to be others, or name what they were never given. As root: with the
+//! kernel's own word on who is there.
+
+mod common;
+
+use common::client::Client;
+use common::*;
+use nigh_link::{Claims, Peer, Squash};
+use nigh_server::{Server, ServerOptions};
+use nigh_types::*;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const SOON: Term = Term::Limited(Span::from_secs(5));
+const USER: u32 = 4_000;
+const OTHER: u32 = 4_001;
+const GROUP: u32 = 4_100;
+/// A group in which the peer is not.
+const FOREIGN: u32 = 4_200;
+
+struct World {
+    server: Arc<Server>,
+    dir: TempDir,
+    _state: TempDir,
+}
+
+fn ids(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
+    Credentials { uid, gid, groups: groups.to_vec() }
+}
+
+/// Does something on a thread that is that user to the kernel, for good.
+fn as_user<T: Send>(who: &Credentials, act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let Credentials { uid, gid, groups } = who;
+            // SAFETY: the raw calls change this thread alone, which ends with the closure.
+            unsafe {
+                assert_eq!(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresgid, *gid, *gid, *gid), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresuid, *uid, *uid, *uid), 0);
+            }
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
+impl World {
+    fn new() -> World {
+        let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+        let world = World { server, dir, _state: state };
+        fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        for (name, owner) in [("roots", 0), ("others", OTHER), ("own", USER)] {
+            fs::write(world.path(name), "secret").unwrap();
+            chown(world.path(name), Some(owner), Some(owner)).unwrap();
+            fs::set_permissions(world.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        fs::write(world.path("foreign"), "secret").unwrap();
+        chown(world.path("foreign"), Some(0), Some(FOREIGN)).unwrap();
+        fs::set_permissions(world.path("foreign"), fs::Permissions::from_mode(0o060)).unwrap();
+        world
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn client(&self, stream: UnixStream) -> Client {
+        Client::wanting(stream, self.dir.path(), SOON, 0)
+    }
+
+    /// A client of which the listener or socket pair proves what it is.
+    fn serve(&self, ours: UnixStream) {
+        let server = Arc::clone(&self.server);
+        std::thread::spawn(move || server.serve_stream(ours));
+    }
+
+    /// A client of which something else says what it may claim.
+    fn connect_as(&self, peer: Peer) -> Client {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let server = Arc::clone(&self.server);
+        std::thread::spawn(move || server.serve_link(ours.into(), peer));
+        self.client(theirs)
+    }
+
+    /// Over a listener to which that user connected.
+    fn connect_through_listener(&self, who: &Credentials) -> Client {
+        let place = tempfile::tempdir().unwrap();
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let path = place.path().join("s.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let theirs = as_user(who, || UnixStream::connect(&path).unwrap());
+        self.serve(listener.accept().unwrap().0);
+        self.client(theirs)
+    }
+
+    /// Over a socket pair that that user made.
+    fn connect_through_pair(&self, who: &Credentials) -> Client {
+        let (theirs, ours) = as_user(who, || UnixStream::pair().unwrap());
+        self.serve(ours);
+        self.client(theirs)
+    }
+}
+
+fn top(client: &mut Client) -> Place {
+    Place::bare(client.session().root)
+}
+
+fn find(client: &mut Client, text: &str) -> Place {
+    let top = top(client);
+    match client.call(Call::Lookup { dir: top.clone(), name: name(text) }).result {
+        Ok(Reply::Looked(Some(entry))) => Place { node: entry.id, hint: Some((top.node, name(text))) },
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+/// Owner and group of a directory made on behalf of `claimed`.
+fn made_by(world: &World, client: &mut Client, claimed: &Credentials, text: &str) -> (u32, u32) {
+    let call = Call::Mkdir { dir: top(client), name: name(text), mode: 0o700, umask: 0 };
+    let made = client.call_as(claimed, call);
+    assert!(made.result.is_ok(), "{made:?}");
+    let found = fs::metadata(world.path(text)).unwrap();
+    (found.uid(), found.gid())
+}
+
+/// Every way to what is in a file; what each came to.
+fn attempts(client: &mut Client, claimed: &Credentials, text: &str) -> Vec<Result<Reply, Errno>> {
+    let node = find(client, text);
+    let own = find(client, "own");
+    let copy = |from: &Place, to: &Place| Call::CopyRange {
+        from: from.clone(),
+        from_handle: None,
+        from_offset: 0,
+        to: to.clone(),
+        to_handle: None,
+        to_offset: 0,
+        length: 6,
+    };
+    let set = |set| Call::SetAttr { node: node.clone(), handle: None, set };
+    let calls = [
+        Call::Open { node: node.clone(), access: READ },
+        Call::Open { node: node.clone(), access: BOTH },
+        Call::Read { node: node.clone(), handle: None, offset: 0, length: 6 },
+        Call::Seek { node: node.clone(), handle: None, offset: 0, data: true },
+        Call::Write {
+            node: node.clone(),
+            handle: None,
+            offset: 0,
+            data: b"forged".to_vec(),
+            flags: WriteFlags::default(),
+        },
+        Call::Fallocate { node: node.clone(), handle: None, mode: 0, offset: 0, length: 100 },
+        copy(&node, &own),
+        copy(&own, &node),
+        set(SetAttr { size: Some(0), ..SetAttr::default() }),
+        set(SetAttr { mode: Some(0o666), ..SetAttr::default() }),
+        set(SetAttr { uid: Some(USER), ..SetAttr::default() }),
+        Call::Unlink { dir: top(client), name: name(text), keep: Some(node.node) },
+    ];
+    calls.into_iter().map(|call| client.call_as(claimed, call).result).collect()
+}
+
+/// None of the attempts reached the file.
+fn refused(world: &World, client: &mut Client, claimed: &Credentials, text: &str) {
+    let before = fs::metadata(world.path(text)).unwrap();
+    for (at, result) in attempts(client, claimed, text).into_iter().enumerate() {
+        assert!(
+            matches!(result, Err(Errno::ACCES | Errno::PERM)),
+            "attempt {at} on {text} as {claimed:?}: {result:?}"
+        );
+    }
+    let after = fs::metadata(world.path(text)).unwrap();
+    assert_eq!(fs::read(world.path(text)).unwrap(), b"secret");
+    assert_eq!((before.uid(), before.mode(), before.len()), (after.uid(), after.mode(), after.len()));
+}
+
+#[test]
+fn a_user_on_a_unix_socket_is_itself_whatever_it_claims() {
+    if !needs_root("a_user_on_a_unix_socket_is_itself_whatever_it_claims") {
+        return;
+    }
+    let world = World::new();
+    let user = ids(USER, USER, &[GROUP]);
+    let clients = [world.connect_through_listener(&user), world.connect_through_pair(&user)];
+    for (at, mut client) in clients.into_iter().enumerate() {
+        let forged = [
+            ids(0, 0, &[]),
+            ids(OTHER, OTHER, &[]),
+            ids(USER, FOREIGN, &[FOREIGN]),
+            ids(USER, 0, &[0, FOREIGN]),
+            ids(0, USER, &[GROUP]),
+        ];
+        for (number, claimed) in forged.iter().enumerate() {
+            assert_eq!(made_by(&world, &mut client, claimed, &format!("d{at}-{number}")), (USER, USER));
+            for text in ["roots", "others", "foreign"] {
+                refused(&world, &mut client, claimed, text);
+            }
+        }
+        assert_eq!(client.session().acts_as, (USER, USER));
+        // What it may.
+        assert_eq!(made_by(&world, &mut client, &ids(USER, GROUP, &[]), &format!("g{at}")), (USER, GROUP));
+        let own = find(&mut client, "own");
+        let read = Call::Read { node: own, handle: None, offset: 0, length: 6 };
+        assert!(
+            matches!(client.call_as(&ids(9, 9, &[]), read).result, Ok(Reply::Data(data)) if data == b"secret")
+        );
+    }
+}
+
+#[test]
+fn what_root_read_before_is_not_read_by_others_after() {
+    if !needs_root("what_root_read_before_is_not_read_by_others_after") {
+        return;
+    }
+    let world = World::new();
+    let mut root = world.client(world.server.serve_in_process().unwrap());
+    let mut user = world.connect_through_pair(&ids(USER, USER, &[]));
+    let reading = |client: &mut Client| {
+        let node = find(client, "roots");
+        client.call(Call::Read { node, handle: None, offset: 0, length: 6 }).result
+    };
+    // The server keeps the file open for root's next read.
+    assert_eq!(reading(&mut root), Ok(Reply::Data(b"secret".to_vec())));
+    assert_eq!(reading(&mut user), Err(Errno::ACCES));
+    assert_eq!(reading(&mut root), Ok(Reply::Data(b"secret".to_vec())));
+}
+
+#[test]
+fn root_on_a_unix_socket_speaks_for_its_users() {
+    if !needs_root("root_on_a_unix_socket_speaks_for_its_users") {
+        return;
+    }
+    let world = World::new();
+    let mut client = world.client(world.server.serve_in_process().unwrap());
+    for claimed in [ids(USER, GROUP, &[]), ids(0, 0, &[]), ids(OTHER, OTHER, &[7])] {
+        let made = made_by(&world, &mut client, &claimed, &format!("d{}", claimed.uid));
+        assert_eq!(made, (claimed.uid, claimed.gid));
+    }
+    assert_eq!(client.session().acts_as, (0, 0));
+    // Its kernel checked the open that this stands for.
+    let roots = find(&mut client, "roots");
+    let read = Call::Read { node: roots, handle: None, offset: 0, length: 6 };
+    assert!(client.call_as(&ids(USER, USER, &[]), read).result.is_ok());
+}
+
+#[test]
+fn a_server_that_cannot_act_as_others_takes_none_of_them() {
+    if !needs_root("a_server_that_cannot_act_as_others_takes_none_of_them") {
+        return;
+    }
+    let other = as_user(&ids(OTHER, OTHER, &[]), || UnixStream::pair().unwrap()).0;
+    let of_other = || nigh_server::peer_of(&other).map_err(|error| error.kind());
+    assert!(of_other().is_ok());
+    let refused = as_user(&ids(USER, USER, &[]), || {
+        (of_other().err(), nigh_server::peer_of(&UnixStream::pair().unwrap().0).is_ok())
+    });
+    assert_eq!(refused, (Some(std::io::ErrorKind::PermissionDenied), true));
+}
+
+#[test]
+fn the_user_of_a_token_is_all_that_its_holder_can_be() {
+    if !needs_root("the_user_of_a_token_is_all_that_its_holder_can_be") {
+        return;
+    }
+    let world = World::new();
+    let named = ids(USER, USER, &[GROUP]);
+    for (at, squash) in [Squash::Root, Squash::None].into_iter().enumerate() {
+        let mut client =
+            world.connect_as(Peer::new("test", Claims::Only(named.clone()), squash).with_any_path());
+        for (number, claimed) in [ids(0, 0, &[0]), ids(OTHER, OTHER, &[FOREIGN])].iter().enumerate() {
+            assert_eq!(made_by(&world, &mut client, claimed, &format!("d{at}-{number}")), (USER, USER));
+            for text in ["roots", "others", "foreign"] {
+                refused(&world, &mut client, claimed, text);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_trusted_client_may_be_anybody_but_root() {
+    if !needs_root("a_trusted_client_may_be_anybody_but_root") {
+        return;
+    }
+    let world = World::new();
+    let mut client = world.connect_as(Peer::new("test", Claims::NotRoot, Squash::Root).with_any_path());
+    assert_eq!(made_by(&world, &mut client, &ids(USER, GROUP, &[]), "users"), (USER, GROUP));
+    assert_eq!(made_by(&world, &mut client, &ids(0, 0, &[0]), "roots-own"), (65_534, 65_534));
+    for claimed in [ids(0, 0, &[0]), ids(USER, 0, &[0])] {
+        refused(&world, &mut client, &claimed, "roots");
+    }
+    refused(&world, &mut client, &ids(USER, USER, &[]), "others");
+    assert_eq!(client.session().acts_as, (65_534, 65_534));
+}
+
+#[test]
+fn squashing_everybody_leaves_one_who_is_not_root() {
+    if !needs_root("squashing_everybody_leaves_one_who_is_not_root") {
+        return;
+    }
+    let world = World::new();
+    let mut client = world.connect_as(Peer::new("test", Claims::Any, Squash::All).with_any_path());
+    for (at, claimed) in [ids(0, 0, &[]), ids(USER, USER, &[])].iter().enumerate() {
+        assert_eq!(made_by(&world, &mut client, claimed, &format!("d{at}")), (65_534, 65_534));
+        refused(&world, &mut client, claimed, "roots");
+    }
+}
+
+#[test]
+fn a_directory_that_the_peer_cannot_reach_is_not_attached_to() {
+    if !needs_root("a_directory_that_the_peer_cannot_reach_is_not_attached_to") {
+        return;
+    }
+    let world = World::new();
+    fs::create_dir_all(world.path("private/public")).unwrap();
+    fs::set_permissions(world.path("private"), fs::Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::symlink(world.path("private/public"), world.path("link")).unwrap();
+    let attach = |who: &Credentials, text: &str| {
+        let (theirs, ours) = as_user(who, || UnixStream::pair().unwrap());
+        world.serve(ours);
+        Client::wanting(theirs, &world.path(text), SOON, 0)
+    };
+    let user = ids(USER, USER, &[]);
+    for text in ["private/public", "private/none", "link"] {
+        let why = attach(&user, text).lost();
+        assert!(why.contains("EACCES") && why.contains("you may enter") && !why.contains('\n'), "{why}");
+    }
+    attach(&ids(0, 0, &[]), "private/public").session();
+    fs::set_permissions(world.path("private"), fs::Permissions::from_mode(0o711)).unwrap();
+    attach(&user, "link").session();
+}
+
+#[test]
+fn a_directory_is_listed_to_those_who_may_search_it() {
+    if !needs_root("a_directory_is_listed_to_those_who_may_search_it") {
+        return;
+    }
+    let world = World::new();
+    for (text, mode) in [("closed", 0o744), ("open", 0o755)] {
+        fs::create_dir(world.path(text)).unwrap();
+        fs::write(world.path(text).join("inside"), "").unwrap();
+        fs::set_permissions(world.path(text), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut client = world.connect_through_pair(&ids(USER, USER, &[]));
+    let (closed, open) = (find(&mut client, "closed"), find(&mut client, "open"));
+    assert_eq!(client.call(Call::List { dir: closed.clone() }).result, Err(Errno::ACCES));
+    let lookup = Call::Lookup { dir: closed, name: name("inside") };
+    assert_eq!(client.call(lookup).result, Err(Errno::ACCES));
+    let Ok(Reply::Listed(part)) = client.call(Call::List { dir: open }).result else { panic!() };
+    assert_eq!(part.entries.len(), 1);
+}
+
+#[test]
+fn who_may_take_a_name_away_does_not_get_at_the_file() {
+    if !needs_root("who_may_take_a_name_away_does_not_get_at_the_file") {
+        return;
+    }
+    let world = World::new();
+    fs::create_dir(world.path("d")).unwrap();
+    for text in ["d/one", "d/two", "d/new"] {
+        fs::write(world.path(text), "secret").unwrap();
+        fs::set_permissions(world.path(text), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    chown(world.path("d"), Some(USER), Some(USER)).unwrap();
+    let mut client = world.connect_through_pair(&ids(USER, USER, &[]));
+    let dir = find(&mut client, "d");
+    let inside = |client: &mut Client, text: &str| {
+        let call = Call::Lookup { dir: dir.clone(), name: name(text) };
+        let Ok(Reply::Looked(Some(entry))) = client.call(call).result else { panic!() };
+        entry.id
+    };
+    let (one, two) = (inside(&mut client, "one"), inside(&mut client, "two"));
+    let unlink = Call::Unlink { dir: dir.clone(), name: name("one"), keep: Some(one) };
+    assert_eq!(client.call(unlink).result, Ok(Reply::Removed { node: one, kept: None }));
+    let rename = Call::Rename {
+        from: dir.clone(),
+        name: name("new"),
+        to: dir.clone(),
+        new_name: name("two"),
+        no_replace: false,
+        exchange: false,
+        keep: Some(two),
+    };
+    let Ok(Reply::Renamed { replaced, kept, .. }) = client.call(rename).result else { panic!() };
+    assert_eq!((replaced, kept), (Some(two), None));
+}
+
+#[test]
+fn names_of_ids_are_told_to_those_who_ask() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    let mut plain = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
+    assert_eq!(plain.session().names, []);
+    assert_eq!(plain.session().acts_as, (me().uid, me().gid));
+    let stream = server.serve_in_process().unwrap();
+    let mut asking = Client::wanting(stream, dir.path(), SOON, nigh_native::ID_NAMES);
+    let root = IdName { kind: IdKind::User, id: 0, name: "root".to_owned() };
+    assert!(asking.session().names.contains(&root));
+}
+
+fn forged(world: &Path, server: &Arc<Server>, attack: impl FnOnce(&mut Client, &Place) -> Call) {
+    let mut client = Client::wanting(server.serve_in_process().unwrap(), world, SOON, 0);
+    let top = top(&mut client);
+    let call = attack(&mut client, &top);
+    client.send(call);
+    let why = client.lost();
+    assert!(why.contains("ids cannot be made up") && !why.contains('\n'), "{why}");
+}
+
+#[test]
+fn a_made_up_id_ends_the_session() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    fs::write(dir.path().join("f"), "").unwrap();
+    let ino = fs::metadata(dir.path().join("f")).unwrap().ino();
+    let birth_ns = {
+        use rustix::fs::{AtFlags, StatxFlags, statx};
+        let born = statx(rustix::fs::CWD, dir.path().join("f"), AtFlags::empty(), StatxFlags::BTIME).unwrap();
+        u64::try_from(born.stx_btime.tv_sec).unwrap() * 1_000_000_000 + u64::from(born.stx_btime.tv_nsec)
+    };
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut generations = vec![0, 1, birth_ns, u64::MAX];
+    generations.extend((0..16).map(|_| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random
+    }));
+    for generation in generations {
+        let node = NodeId { ino, generation };
+        forged(dir.path(), &server, |_, top| Call::GetAttr {
+            node: Place { node, hint: Some((top.node, name("f"))) },
+        });
+    }
+    let altered = |client: &mut Client| {
+        let real = find(client, "f").node;
+        NodeId { generation: real.generation ^ 1 << 40, ..real }
+    };
+    forged(dir.path(), &server, |client, _| Call::Walk { node: altered(client), names: vec![name("f")] });
+    forged(dir.path(), &server, |client, top| {
+        let keep = Some(altered(client));
+        Call::Unlink { dir: top.clone(), name: name("f"), keep }
+    });
+    forged(dir.path(), &server, |client, _| {
+        let hint = Some((altered(client), name("f")));
+        Call::GetAttr { node: Place { node: find(client, "f").node, hint } }
+    });
+    assert!(dir.path().join("f").exists());
+}
+
+#[test]
+fn an_id_of_another_export_is_a_made_up_one() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    fs::create_dir(dir.path().join("inner")).unwrap();
+    fs::write(dir.path().join("inner/f"), "").unwrap();
+    let mut inner = Client::wanting(server.serve_in_process().unwrap(), &dir.path().join("inner"), SOON, 0);
+    let theirs = find(&mut inner, "f");
+    assert!(inner.call(Call::GetAttr { node: theirs.clone() }).result.is_ok());
+    // The same inode, reachable through both.
+    forged(dir.path(), &server, |_, _| Call::GetAttr { node: Place::bare(theirs.node) });
+    assert!(inner.call(Call::GetAttr { node: theirs }).result.is_ok(), "others are left in peace");
+}
+
+#[test]
+fn an_id_that_outlived_its_inode_is_stale_and_no_more() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    fs::write(dir.path().join("f"), "").unwrap();
+    let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
+    let old = find(&mut client, "f");
+    fs::remove_file(dir.path().join("f")).unwrap();
+    let getattr = || Call::GetAttr { node: old.clone() };
+    assert_eq!(client.call(getattr()).result, Err(Errno::STALE));
+    let mut reused = false;
+    for _ in 0..200 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        fs::write(dir.path().join("f"), "other").unwrap();
+        if fs::metadata(dir.path().join("f")).unwrap().ino() == old.node.ino {
+            reused = true;
+            break;
+        }
+        fs::remove_file(dir.path().join("f")).unwrap();
+    }
+    if !reused {
+        return println!("SKIPPED: this filesystem does not reuse inode numbers soon");
+    }
+    assert_eq!(client.call(getattr()).result, Err(Errno::STALE));
+    let read = Call::Read { node: old.clone(), handle: None, offset: 0, length: 9 };
+    assert_eq!(client.call(read).result, Err(Errno::STALE));
+    let new = find(&mut client, "f");
+    assert_ne!(new.node, old.node);
+    assert!(client.call(Call::GetAttr { node: new }).result.is_ok());
+}
+
+#[test]
+fn ids_are_genuine_to_a_server_that_was_started_again() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(dir.path().join("f"), "").unwrap();
+    let start = || Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    let server = start();
+    let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
+    let kept = find(&mut client, "f");
+    drop((client, server));
+    let server = start();
+    let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
+    client.session();
+    assert!(client.call(Call::GetAttr { node: kept }).result.is_ok());
+}

@@ -1,0 +1,255 @@
+//! A client of a server over a real stream.
+
+use super::{me, name};
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::{Event, Output, Remote};
+use nigh_server::Server;
+use nigh_types::*;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A client's end over a stream, driven by the test.
+pub struct Client {
+    pub session: ClientSession,
+    stream: UnixStream,
+    started: Instant,
+    pub events: Vec<Event>,
+    calls: u64,
+    sequence: u64,
+    incarnation: u64,
+    /// Gives back whatever is recalled, at once.
+    pub obliging: bool,
+}
+
+impl Client {
+    pub fn connect(server: &Arc<Server>, path: &Path, term: Term) -> Client {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let incarnation = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        Client::over(server.serve_in_process().unwrap(), path, term, incarnation)
+    }
+
+    /// One whose kernel cannot drop all names at once.
+    pub fn connect_alone(server: &Arc<Server>, path: &Path) -> Client {
+        Client::begin(
+            server.serve_in_process().unwrap(),
+            path,
+            Term::Session,
+            1 << 40,
+            nigh_native::NAMES_ALONE,
+        )
+    }
+
+    pub fn over(stream: UnixStream, path: &Path, term: Term, incarnation: u64) -> Client {
+        Client::begin(stream, path, term, incarnation, 0)
+    }
+
+    /// One that wants parts of the protocol that are optional.
+    pub fn wanting(stream: UnixStream, path: &Path, term: Term, features: u64) -> Client {
+        Client::begin(stream, path, term, 1 << 41, features)
+    }
+
+    fn begin(stream: UnixStream, path: &Path, term: Term, incarnation: u64, features: u64) -> Client {
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let attach = path.as_os_str().as_bytes().to_vec();
+        let config = ClientConfig { client: 1, incarnation, attach, term, features };
+        let session = ClientSession::new(Time(1), config);
+        let mut client = Client {
+            session,
+            stream,
+            started: Instant::now(),
+            events: vec![],
+            calls: 0,
+            sequence: 0,
+            incarnation,
+            obliging: false,
+        };
+        client.drain();
+        client
+    }
+
+    pub fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_nanos()).unwrap() + 1)
+    }
+
+    pub fn drain(&mut self) {
+        loop {
+            match self.session.poll_output() {
+                Output::Event(event) => self.events.push(event),
+                Output::Transmit(bytes) => drop(self.stream.write_all(&bytes)),
+                Output::Timeout(..) => return,
+            }
+        }
+    }
+
+    /// Takes in what the server sent within 20 ms.
+    pub fn pump(&mut self) {
+        let mut buffer = vec![0; 1 << 20];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => self.session.handle_disconnect(self.now(), "end of stream"),
+            Ok(count) => self.session.handle_input(self.now(), &buffer[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => self.session.handle_disconnect(self.now(), &error.to_string()),
+        }
+        self.drain();
+        if self.obliging {
+            self.give_back();
+        }
+    }
+
+    pub fn wait<T>(&mut self, mut wanted: impl FnMut(&mut Vec<Event>) -> Option<T>) -> T {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(found) = wanted(&mut self.events) {
+                return found;
+            }
+            assert!(Instant::now() < give_up, "nothing came; {:?}", self.events);
+            self.pump();
+        }
+    }
+
+    pub fn session(&mut self) -> nigh_remote::Session {
+        self.wait(|events| {
+            events.iter().find_map(|e| match e {
+                Event::Attached(session) => Some(session.clone()),
+                Event::Lost { why } => panic!("{why}"),
+                _ => None,
+            })
+        })
+    }
+
+    pub fn lost(&mut self) -> String {
+        self.wait(|events| {
+            events.iter().find_map(|e| if let Event::Lost { why } = e { Some(why.clone()) } else { None })
+        })
+    }
+
+    pub fn send(&mut self, call: Call) -> CallId {
+        self.send_as(&me(), call)
+    }
+
+    pub fn send_as(&mut self, who: &Credentials, call: Call) -> CallId {
+        self.calls += 1;
+        let id = CallId(self.calls);
+        let name = call.is_mutation().then(|| {
+            self.sequence += 1;
+            OpName { client: 1, incarnation: self.incarnation, sequence: self.sequence }
+        });
+        self.session.handle_call(self.now(), id, Request { credentials: who.clone(), name, call });
+        self.drain();
+        id
+    }
+
+    pub fn answer(&mut self, id: CallId) -> Response {
+        self.wait(|events| {
+            let at = events.iter().position(|e| matches!(e, Event::Response { call, .. } if *call == id))?;
+            let Event::Response { response, .. } = events.remove(at) else { return None };
+            Some(response)
+        })
+    }
+
+    pub fn call_as(&mut self, who: &Credentials, call: Call) -> Response {
+        let id = self.send_as(who, call);
+        self.answer(id)
+    }
+
+    pub fn call(&mut self, call: Call) -> Response {
+        let id = self.send(call);
+        self.answer(id)
+    }
+
+    /// Recalls that were not given back yet.
+    pub fn recalls(&self) -> Vec<Recall> {
+        let recall = |event: &Event| match event {
+            Event::Recall(recall) => Some(recall.clone()),
+            _ => None,
+        };
+        self.events.iter().filter_map(recall).collect()
+    }
+
+    /// Gives back what was recalled so far.
+    pub fn give_back(&mut self) {
+        let recalls = self.recalls();
+        self.events.retain(|event| !matches!(event, Event::Recall(_)));
+        for recall in recalls {
+            self.session.handle_acknowledge(self.now(), recall.id);
+        }
+        self.drain();
+    }
+
+    /// Whether the call was answered by now, after waiting a little.
+    pub fn is_answered(&mut self, id: CallId) -> bool {
+        for _ in 0..3 {
+            self.pump();
+        }
+        self.events.iter().any(|e| matches!(e, Event::Response { call, .. } if *call == id))
+    }
+
+    pub fn cancel(&mut self, id: CallId) {
+        self.session.handle_cancel(self.now(), id);
+        self.drain();
+    }
+
+    pub fn root(&mut self) -> Place {
+        Place::bare(self.session().root)
+    }
+
+    pub fn entry(&mut self, dir: &Place, text: &str) -> Entry {
+        match self.call(Call::Lookup { dir: dir.clone(), name: name(text) }).result {
+            Ok(Reply::Looked(Some(entry))) => entry,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    /// What a path below the root leads to, with the hint that a client would give.
+    pub fn place(&mut self, path: &str) -> Place {
+        let mut at = self.root();
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let entry = self.entry(&at, part);
+            at = Place { node: entry.id, hint: Some((at.node, name(part))) };
+        }
+        at
+    }
+
+    pub fn attr(&mut self, node: &Place) -> (Attr, Vec<Grant>) {
+        let response = self.call(Call::GetAttr { node: node.clone() });
+        match response.result {
+            Ok(Reply::Attr(_, attr)) => (attr, response.grants),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn list(&mut self, dir: &Place) -> (Vec<(Name, Entry)>, Vec<Grant>) {
+        let id = self.send(Call::List { dir: dir.clone() });
+        let (mut entries, mut grants) = (Vec::new(), Vec::new());
+        loop {
+            let response = self.answer(id);
+            let Ok(Reply::Listed(part)) = response.result else { panic!("{:?}", response.result) };
+            entries.extend(part.entries);
+            grants.extend(response.grants);
+            if response.last {
+                return (entries, grants);
+            }
+        }
+    }
+
+    pub fn open(&mut self, node: &Place, access: Access) -> Handle {
+        match self.call(Call::Open { node: node.clone(), access }).result {
+            Ok(Reply::Opened { handle, .. }) => handle,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn read(&mut self, node: &Place) -> (Vec<u8>, Vec<Grant>) {
+        let call = Call::Read { node: node.clone(), handle: None, offset: 0, length: 4096 };
+        let response = self.call(call);
+        match response.result {
+            Ok(Reply::Data(data)) => (data, response.grants),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! A served directory for several clients.
+
+use super::client::Client;
+use nigh_server::{LeaseConfig, Server, ServerOptions};
+use nigh_types::*;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A server with one export: `d` with a file `f`, a file `h` that is `d2/h2` too, and an empty directory `e`;
+/// `d2` with a file `old`.
+pub struct World {
+    pub server: Arc<Server>,
+    pub dir: TempDir,
+    _state: TempDir,
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut ServerOptions)) -> World {
+        let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut options = ServerOptions::new(state.path().to_owned());
+        change(&mut options);
+        let server = Server::new(options).unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["d", "d/e", "d2"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        for name in ["d/f", "d/h", "d2/old"] {
+            fs::write(path(name), "12345678").unwrap();
+        }
+        fs::hard_link(path("d/h"), path("d2/h2")).unwrap();
+        World { server, dir, _state: state }
+    }
+
+    /// With a session term of two seconds, and 300 ms of patience.
+    pub fn hasty() -> World {
+        World::with(|options| {
+            options.session_term = Span::from_secs(2);
+            options.leases = LeaseConfig { patience: Span::from_millis(300), ..options.leases };
+        })
+    }
+
+    pub fn client(&self) -> Client {
+        self.client_of(self.dir.path())
+    }
+
+    pub fn client_of(&self, path: &Path) -> Client {
+        Client::connect(&self.server, path, Term::Session)
+    }
+
+    /// A client that holds all that can be held, and what it is of.
+    pub fn warm(&self) -> (Client, Vec<(&'static str, Place)>) {
+        let mut client = self.client();
+        let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
+        let places: Vec<_> = names.iter().map(|name| (*name, client.place(name))).collect();
+        for (name, place) in &places {
+            if matches!(*name, "d/f" | "d/h" | "d2/old") {
+                assert_eq!(client.read(place).1.len(), 1);
+            } else {
+                client.list(place);
+            }
+            client.attr(place);
+        }
+        (client, places)
+    }
+}

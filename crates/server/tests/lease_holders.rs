@@ -1,0 +1,254 @@
+//! Those who hold leases: how they are waited for, given up, and refused (docs/decisions/0008-leases.md).
+
+mod common;
+
+use common::client::Client;
+use common::world::World;
+use common::*;
+use nigh_remote::{Event, Remote};
+use nigh_server::LeaseConfig;
+use nigh_types::*;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+#[test]
+fn what_was_given_back_or_has_ended_is_not_recalled() {
+    let world = World::new();
+    let mut holder = world.client();
+    let d = holder.place("d");
+    let grants = [holder.list(&d).1, holder.attr(&d).1].concat();
+    let now = holder.now();
+    holder.session.handle_return(now, grants.iter().map(|grant| grant.id).collect());
+    holder.drain();
+    holder.call(Call::StatFs { node: d.clone() });
+    let brief = Term::Limited(Span::from_millis(100));
+    let mut short = Client::connect(&world.server, world.dir.path(), brief);
+    let here = short.place("d");
+    let grants = short.list(&here).1;
+    assert!(!grants.is_empty() && grants.iter().all(|grant| grant.term == brief && grant.recallable));
+    std::thread::sleep(Duration::from_millis(150));
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    let made = mutator.call(Call::Mkdir { dir: d, name: name("new"), mode: 0o700, umask: 0 });
+    assert!(made.result.is_ok());
+    for client in [&mut holder, &mut short] {
+        client.pump();
+        assert_eq!(client.recalls(), []);
+    }
+}
+
+#[test]
+fn a_grant_with_a_limit_is_recalled_too() {
+    let world = World::new();
+    let mut holder = Client::connect(&world.server, world.dir.path(), Term::Limited(Span::from_secs(60)));
+    let d = holder.place("d");
+    holder.list(&d);
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    let call = mutator.send(Call::Mkdir { dir: d, name: name("new"), mode: 0o700, umask: 0 });
+    assert!(!mutator.is_answered(call));
+    holder.pump();
+    holder.give_back();
+    assert!(mutator.answer(call).result.is_ok());
+}
+
+#[test]
+fn a_change_that_was_given_up_changes_nothing_and_holds_nobody() {
+    let world = World::new();
+    let (mut holder, _) = world.warm();
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    let unlink = Call::Unlink { dir: d.clone(), name: name("f"), keep: None };
+    let call = mutator.send(unlink.clone());
+    assert!(!mutator.is_answered(call));
+    mutator.cancel(call);
+    assert_eq!(mutator.answer(call).result, Err(Errno::INTR));
+    let mut other = world.client();
+    let there = other.place("d");
+    let waiting = other.send(Call::Unlink { dir: there, name: name("f"), keep: None });
+    assert!(!other.is_answered(waiting));
+    other.session.handle_close("no more");
+    other.drain();
+    holder.pump();
+    holder.give_back();
+    assert!(world.dir.path().join("d/f").exists());
+    let give_up = Instant::now() + Duration::from_secs(5);
+    while mutator.list(&d).1.iter().all(|grant| grant.node != d.node) {
+        assert!(Instant::now() < give_up, "granted again: nobody changes it any more");
+    }
+    assert!(mutator.call(unlink).result.is_ok());
+    assert_eq!(world.server.leases().changes, []);
+}
+
+#[test]
+fn a_client_that_gives_nothing_back_is_not_answered_and_then_fenced() {
+    let world = World::hasty();
+    let (mut holder, _) = world.warm();
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    let node = holder.root();
+    holder.call(Call::StatFs { node });
+    let began = Instant::now();
+    let call = mutator.send(Call::Mkdir { dir: d, name: name("new"), mode: 0o700, umask: 0 });
+    while began.elapsed() < Duration::from_millis(700) {
+        mutator.pump();
+        let now = mutator.now();
+        mutator.session.handle_timeout(now);
+        mutator.drain();
+    }
+    let node = holder.root();
+    let asked = holder.send(Call::StatFs { node });
+    assert!(!holder.is_answered(asked), "it is suspect");
+    while !mutator.is_answered(call) {
+        let now = mutator.now();
+        mutator.session.handle_timeout(now);
+        mutator.drain();
+        // What it says renews nothing.
+        let now = holder.now();
+        holder.session.handle_timeout(now);
+        holder.drain();
+        assert!(began.elapsed() < Duration::from_secs(9), "its lease has run out by now");
+    }
+    assert!(mutator.answer(call).result.is_ok());
+    assert!(began.elapsed() > Duration::from_millis(1_800), "{:?}", began.elapsed());
+    holder.lost();
+}
+
+#[test]
+fn a_client_that_gives_back_late_is_trusted_again_and_answered() {
+    let world = World::with(|options| {
+        options.leases = LeaseConfig { patience: Span::from_millis(100), ..options.leases };
+    });
+    let (mut holder, _) = world.warm();
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    let call = mutator.send(Call::Mkdir { dir: d, name: name("new"), mode: 0o700, umask: 0 });
+    std::thread::sleep(Duration::from_millis(300));
+    let node = holder.root();
+    let asked = holder.send(Call::StatFs { node });
+    let dir = holder.root();
+    let looked = holder.send(Call::Lookup { dir, name: name("d") });
+    assert!(!holder.is_answered(asked) && !holder.is_answered(looked));
+    holder.cancel(looked);
+    holder.give_back();
+    assert!(holder.answer(asked).result.is_ok());
+    holder.answer(looked);
+    assert!(mutator.answer(call).result.is_ok());
+    let place = holder.place("d");
+    assert!(!holder.list(&place).1.is_empty(), "and it is granted again");
+}
+
+#[test]
+fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_has_run_out() {
+    let world = World::hasty();
+    let mkdir = |dir: Place, text: &str| Call::Mkdir { dir, name: name(text), mode: 0o700, umask: 0 };
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    for returns in [false, true] {
+        let stream = world.server.serve_in_process().unwrap();
+        let mut holder = Client::over(stream, world.dir.path(), Term::Session, 77);
+        let held = holder.place("d");
+        holder.list(&held);
+        drop(holder);
+        let began = Instant::now();
+        let call = mutator.send(mkdir(d.clone(), if returns { "two" } else { "one" }));
+        assert!(!mutator.is_answered(call));
+        let again = returns.then(|| {
+            let stream = world.server.serve_in_process().unwrap();
+            let mut again = Client::over(stream, world.dir.path(), Term::Session, 77);
+            again.session();
+            again
+        });
+        while !mutator.is_answered(call) {
+            let now = mutator.now();
+            mutator.session.handle_timeout(now);
+            mutator.drain();
+            assert!(began.elapsed() < Duration::from_secs(9));
+        }
+        assert!(mutator.answer(call).result.is_ok());
+        let long = began.elapsed() > Duration::from_millis(1_800);
+        assert_eq!(long, !returns, "{:?}", began.elapsed());
+        drop(again);
+    }
+}
+
+#[test]
+fn a_client_that_says_goodbye_is_waited_for_no_longer() {
+    let world = World::new();
+    let (mut holder, _) = world.warm();
+    let mut mutator = world.client();
+    let d = mutator.place("d");
+    let call = mutator.send(Call::Mkdir { dir: d, name: name("new"), mode: 0o700, umask: 0 });
+    assert!(!mutator.is_answered(call));
+    holder.session.handle_close("unmounted");
+    holder.drain();
+    let began = Instant::now();
+    assert!(mutator.answer(call).result.is_ok());
+    assert!(began.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn what_is_recalled_again_and_again_is_granted_to_nobody_for_a_while() {
+    let world = World::new();
+    let (mut mutator, mut holder) = (world.client(), world.client());
+    holder.obliging = true;
+    let (d, here) = (mutator.place("d"), holder.place("d"));
+    let mut ungranted = false;
+    for round in 0..10 {
+        ungranted = holder.list(&here).1.iter().all(|grant| grant.node != here.node);
+        let text = name(&format!("n{round}"));
+        let call = mutator.send(Call::Mkdir { dir: d.clone(), name: text, mode: 0o700, umask: 0 });
+        while !mutator.is_answered(call) {
+            holder.pump();
+        }
+        mutator.answer(call);
+        let returned: Vec<_> = mutator.list(&d).1.iter().map(|grant| grant.id).collect();
+        let now = mutator.now();
+        mutator.session.handle_return(now, returned);
+        mutator.drain();
+        if ungranted {
+            break;
+        }
+    }
+    assert!(ungranted);
+    assert!(!world.server.leases().contended.is_empty());
+}
+
+#[test]
+fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
+    let world = World::new();
+    let mut alone = Client::connect_alone(&world.server, world.dir.path());
+    let names = |client: &mut Client| -> Vec<bool> {
+        let d = client.place("d");
+        let grants = client.list(&d).1;
+        let on_names = grants.iter().filter(|g| (g.node, g.covers) == (d.node, Covers::Names));
+        on_names.map(|grant| grant.shared).collect()
+    };
+    assert_eq!(names(&mut alone), [false]);
+    let mut other = world.client();
+    assert_eq!(names(&mut other), [], "it is asked back first, and nobody waits for that");
+    alone.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
+    alone.give_back();
+    alone.call(Call::StatFs { node: Place::bare(world.client().root().node) });
+    assert_eq!(names(&mut other), [true]);
+    assert_eq!(names(&mut alone), [true]);
+}
+
+#[test]
+fn calls_under_way_together_are_all_granted() {
+    let world = World::new();
+    let mut client = world.client();
+    let d = client.place("d");
+    for _ in 0..20 {
+        let lookup = Call::Lookup { dir: d.clone(), name: name("f") };
+        let calls: Vec<_> = (0..50).map(|_| client.send(lookup.clone())).collect();
+        let grants: Vec<Vec<Grant>> = calls.into_iter().map(|call| client.answer(call).grants).collect();
+        assert!(grants.iter().all(|grants| grants.len() == 1));
+        let ids: BTreeSet<_> = grants.iter().map(|grants| grants[0].id).collect();
+        assert_eq!(ids.len(), 50, "each by a number of its own");
+        let returned: Vec<_> = ids.into_iter().collect();
+        let now = client.now();
+        client.session.handle_return(now, returned);
+        client.drain();
+    }
+}

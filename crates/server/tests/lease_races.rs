@@ -1,0 +1,325 @@
+//! Several sessions at once, each with facts of its own: nobody believes what is not so, and nobody waits
+//! for long.
+
+mod common;
+
+use common::client::Client;
+use common::*;
+use nigh_remote::Event;
+use nigh_server::{Server, ServerOptions};
+use nigh_types::*;
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn server() -> (Arc<Server>, TempDir, TempDir) {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut options = ServerOptions::new(state.path().to_owned());
+    // Otherwise nobody would be granted anything after the first changes.
+    options.leases.contention_recalls = u32::MAX;
+    (Server::new(options).unwrap(), state, dir)
+}
+
+fn connect(server: &Arc<Server>, dir: &TempDir) -> Client {
+    let mut client = Client::connect(server, dir.path(), Term::Session);
+    client.obliging = true;
+    client
+}
+
+/// Facts that a client keeps as a cache would: a recall ends them, and spoils the answer on its way.
+struct Facts {
+    client: Client,
+    recalled: Vec<(NodeId, Covers)>,
+}
+
+impl Facts {
+    fn new(mut client: Client) -> Facts {
+        client.obliging = false;
+        Facts { client, recalled: Vec::new() }
+    }
+
+    /// Takes in what came; answers what was recalled.
+    fn pump(&mut self) -> Vec<(NodeId, Covers)> {
+        let recalls = self.client.recalls();
+        let ended: Vec<_> = recalls.iter().map(|recall| (recall.node, recall.covers)).collect();
+        self.recalled.extend(&ended);
+        self.client.give_back();
+        ended
+    }
+
+    /// The answer, and whether it may be kept under its grant on these facts. A recall before the answer
+    /// and one behind it are told apart by the order of the stream.
+    fn ask(&mut self, call: Call, node: NodeId, covers: Covers) -> (Reply, bool) {
+        self.recalled.clear();
+        let id = self.client.send(call);
+        let response = loop {
+            let is_it = |event: &Event| matches!(event, Event::Response { call, .. } if *call == id);
+            if let Some(at) = self.client.events.iter().position(is_it) {
+                let later = self.client.events.split_off(at + 1);
+                let Some(Event::Response { response, .. }) = self.client.events.pop() else { panic!() };
+                self.pump();
+                self.client.events.extend(later);
+                break response;
+            }
+            self.pump();
+            self.client.pump();
+        };
+        let granted = response.grants.iter().any(|grant| (grant.node, grant.covers) == (node, covers));
+        let keep = granted && !self.recalled.contains(&(node, covers));
+        (response.result.unwrap(), keep)
+    }
+}
+
+/// How long the test goes on.
+const LONG: Duration = Duration::from_secs(3);
+/// No single call may take as long.
+const STALL: Duration = Duration::from_secs(5);
+
+/// One that keeps a number and looks again when it was asked for it. How often it knew, and how often it asked.
+fn read_until(
+    ends: Instant,
+    facts: &mut Facts,
+    look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool),
+    published: &AtomicU64,
+) -> (u64, u64) {
+    let mut kept: Option<(u64, NodeId, Covers)> = None;
+    let (mut hits, mut asked) = (0, 0);
+    while Instant::now() < ends {
+        let ended = facts.pump();
+        kept = kept.filter(|(_, node, covers)| !ended.contains(&(*node, *covers)));
+        let known = published.load(Ordering::SeqCst);
+        if let Some((value, ..)) = kept {
+            assert!(value >= known, "kept {value}, but {known} had returned");
+            hits += 1;
+            facts.client.pump();
+        } else {
+            let (value, node, covers, keep) = look(facts);
+            assert!(value >= known, "told {value}, but {known} had returned");
+            asked += 1;
+            kept = keep.then_some((value, node, covers));
+        }
+    }
+    facts.client.obliging = true;
+    facts.client.give_back();
+    let leave = Instant::now() + STALL;
+    while published.load(Ordering::SeqCst) != u64::MAX && Instant::now() < leave {
+        facts.client.pump();
+    }
+    (hits, asked)
+}
+
+/// One client changes a number; others keep it under a grant. None that they keep is older than what was
+/// there when the latest change returned.
+fn nobody_keeps_what_is_older(
+    change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
+    look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool) + Send + Sync + Clone + 'static,
+    prepare: impl Fn(&TempDir),
+) {
+    nobody_keeps_beside(change, look, prepare, |_| thread::sleep(Duration::from_millis(50)));
+}
+
+/// The same, while a third one does something else again and again.
+fn nobody_keeps_beside(
+    change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
+    look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool) + Send + Sync + Clone + 'static,
+    prepare: impl Fn(&TempDir),
+    beside: impl Fn(&mut Client) + Send + 'static,
+) {
+    let (server, _state, dir) = server();
+    prepare(&dir);
+    let published = Arc::new(AtomicU64::new(0));
+    let ends = Instant::now() + LONG;
+    let mut readers = Vec::new();
+    for _ in 0..2 {
+        let mut facts = Facts::new(connect(&server, &dir));
+        let (look, published) = (look.clone(), Arc::clone(&published));
+        readers.push(thread::spawn(move || read_until(ends, &mut facts, &look, &published)));
+    }
+    let mut third = connect(&server, &dir);
+    let third = thread::spawn(move || {
+        while Instant::now() < ends {
+            beside(&mut third);
+        }
+        third.session.handle_close("done");
+        third.drain();
+    });
+    let mut writer = connect(&server, &dir);
+    let mut number = 0;
+    while Instant::now() < ends {
+        number += 1;
+        let began = Instant::now();
+        if !change(&mut writer, number) {
+            break;
+        }
+        assert!(began.elapsed() < STALL, "a change took {:?}", began.elapsed());
+        published.store(number, Ordering::SeqCst);
+        if number % 50 == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // Others may still wait for what it holds.
+    writer.session.handle_close("done");
+    writer.drain();
+    third.join().unwrap();
+    published.store(u64::MAX, Ordering::SeqCst);
+    let mut kept = 0;
+    for reader in readers {
+        let (hits, asked) = reader.join().unwrap();
+        assert!(asked > 0);
+        kept += hits;
+    }
+    println!("{number} changes, {kept} answers from what was kept");
+    assert!(number > 10);
+}
+
+#[test]
+fn data_that_is_kept_is_never_older_than_what_was_written() {
+    nobody_keeps_what_is_older(
+        |client, number| {
+            let node = client.place("f");
+            let data = number.to_le_bytes().to_vec();
+            let flags = WriteFlags::default();
+            client.call(Call::Write { node, handle: None, offset: 0, data, flags }).result.is_ok()
+        },
+        |facts| {
+            let f = facts.client.place("f");
+            let read = Call::Read { node: f.clone(), handle: None, offset: 0, length: 8 };
+            let (reply, keep) = facts.ask(read, f.node, Covers::Data);
+            let Reply::Data(data) = reply else { panic!() };
+            (u64::from_le_bytes(data.try_into().unwrap()), f.node, Covers::Data, keep)
+        },
+        |dir| fs::write(dir.path().join("f"), [0; 8]).unwrap(),
+    );
+}
+
+#[test]
+fn attributes_that_are_kept_are_never_older_than_what_was_set() {
+    nobody_keeps_what_is_older(
+        |client, number| {
+            let node = client.place("f");
+            let set = SetAttr { size: Some(number), ..SetAttr::default() };
+            client.call(Call::SetAttr { node, handle: None, set }).result.is_ok()
+        },
+        |facts| {
+            let f = facts.client.place("f");
+            let dir = f.hint.as_ref().unwrap().0;
+            let (reply, keep) = facts.ask(Call::GetAttr { node: f }, dir, Covers::Names);
+            let Reply::Attr(_, attr) = reply else { panic!() };
+            (attr.size, dir, Covers::Names, keep)
+        },
+        |dir| fs::write(dir.path().join("f"), "").unwrap(),
+    );
+}
+
+#[test]
+fn names_that_are_kept_are_never_older_than_what_was_renamed() {
+    nobody_keeps_what_is_older(
+        |client, number| {
+            let (from, to) = (client.root(), client.root());
+            let (old, new_name) = (name(&format!("n{}", number - 1)), name(&format!("n{number}")));
+            let (no_replace, exchange, keep) = (true, false, None);
+            let call = Call::Rename { from, name: old, to, new_name, no_replace, exchange, keep };
+            client.call(call).result.is_ok()
+        },
+        |facts| {
+            let dir = facts.client.root();
+            loop {
+                let (reply, keep) = facts.ask(Call::List { dir: dir.clone() }, dir.node, Covers::Names);
+                let Reply::Listed(listed) = reply else { panic!() };
+                // While it is renamed a scan may see the file under both names, or none.
+                let number =
+                    |name: &Name| std::str::from_utf8(&name.as_bytes()[1..]).unwrap().parse().unwrap();
+                if let Some(newest) = listed.entries.iter().map(|(name, _)| number(name)).max() {
+                    assert!(!keep || listed.entries.len() == 1, "what is granted is true");
+                    return (newest, dir.node, Covers::Names, keep);
+                }
+                assert!(!keep);
+            }
+        },
+        |dir| fs::write(dir.path().join("n0"), "").unwrap(),
+    );
+}
+
+#[test]
+fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
+    let open: Mutex<Option<(Place, Handle)>> = Mutex::new(None);
+    let turn = AtomicU64::new(0);
+    nobody_keeps_beside(
+        move |client, number| {
+            let mut open = open.lock().unwrap();
+            let (node, handle) = open.get_or_insert_with(|| {
+                let node = client.place("stay/f");
+                let handle = client.open(&node, BOTH);
+                let (from, to) = (client.place("stay"), client.place("d0"));
+                let (no_replace, exchange, keep) = (true, false, None);
+                let (name, new_name) = (name("f"), name("f"));
+                let call = Call::Rename { from, name, to, new_name, no_replace, exchange, keep };
+                assert!(client.call(call).result.is_ok());
+                (node, handle)
+            });
+            let set = SetAttr { size: Some(number), ..SetAttr::default() };
+            let call = Call::SetAttr { node: node.clone(), handle: Some(*handle), set };
+            client.call(call).result.is_ok()
+        },
+        |facts| loop {
+            for dir in ["d0", "d1"] {
+                let dir = facts.client.place(dir);
+                let lookup = Call::Lookup { dir: dir.clone(), name: name("f") };
+                let (reply, keep) = facts.ask(lookup, dir.node, Covers::Names);
+                let Reply::Looked(found) = reply else { panic!() };
+                if let Some(entry) = found {
+                    return (entry.attr.size, dir.node, Covers::Names, keep);
+                }
+            }
+        },
+        |dir| {
+            ["d0", "d1", "stay"].iter().for_each(|name| fs::create_dir(dir.path().join(name)).unwrap());
+            fs::write(dir.path().join("stay/f"), "").unwrap();
+        },
+        move |client| {
+            let turn = turn.fetch_add(1, Ordering::SeqCst);
+            let [from, to] = [turn % 2, (turn + 1) % 2].map(|n| client.place(&format!("d{n}")));
+            let (no_replace, exchange, keep) = (true, false, None);
+            let (name, new_name) = (name("f"), name("f"));
+            // At first it is not there yet.
+            client.call(Call::Rename { from, name, to, new_name, no_replace, exchange, keep });
+        },
+    );
+}
+
+#[test]
+fn many_who_change_one_directory_all_come_through() {
+    let (server, _state, dir) = server();
+    fs::create_dir(dir.path().join("d")).unwrap();
+    let workers: Vec<_> = (0..4_u64)
+        .map(|worker| {
+            let mut client = connect(&server, &dir);
+            thread::spawn(move || {
+                let d = client.place("d");
+                let mut longest = Duration::ZERO;
+                for round in 0..100 {
+                    let began = Instant::now();
+                    let text = name(&format!("{worker}-{round}"));
+                    let make = Call::Mkdir { dir: d.clone(), name: text.clone(), mode: 0o700, umask: 0 };
+                    assert!(client.call(make).result.is_ok());
+                    let (entries, _) = client.list(&d);
+                    assert!(entries.iter().any(|(there, _)| *there == text));
+                    assert!(client.call(Call::Rmdir { dir: d.clone(), name: text }).result.is_ok());
+                    longest = longest.max(began.elapsed());
+                }
+                // Others may still ask for what it holds.
+                client.session.handle_close("done");
+                client.drain();
+                longest
+            })
+        })
+        .collect();
+    for worker in workers {
+        let longest = worker.join().unwrap();
+        assert!(longest < STALL, "one round took {longest:?}");
+    }
+    assert_eq!(fs::read_dir(dir.path().join("d")).unwrap().count(), 0);
+}

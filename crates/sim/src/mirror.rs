@@ -1,0 +1,259 @@
+//! One client beside a second tree that executes the same requests directly: every answer of the cache must
+//! say what the tree says, and what was just answered is not asked of the remote again.
+
+mod acts;
+pub mod said;
+pub mod twin;
+
+use crate::random::Dice;
+use crate::world::World;
+use acts::Acts;
+use nigh_cache::{Answer, Config, Fh, Level, Op};
+use nigh_remote::tree::TreeConfig;
+use nigh_types::{Cookie, Covers, Errno, Name, Span, Term};
+use said::Said;
+use std::collections::BTreeMap;
+use twin::Twin;
+
+/// How it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub steps: u32,
+}
+
+/// A file that the kernel holds open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenFile {
+    pub ino: u64,
+    pub fh: Fh,
+    pub write: bool,
+}
+
+pub(crate) struct Mirror {
+    pub world: World,
+    pub twin: Twin,
+    pub dice: Dice,
+    pub files: Vec<OpenFile>,
+    /// How often the kernel was told of an inode.
+    known: BTreeMap<u64, u64>,
+}
+
+/// Runs one sequence.
+///
+/// # Errors
+/// The first answer that differs, with the requests that led there.
+pub fn run(plan: Plan) -> Result<(), String> {
+    let mut mirror = Mirror::new(plan.seed);
+    for step in 1..=plan.steps {
+        mirror.step().and_then(|()| mirror.world.check_kernels()).map_err(|lie| {
+            format!("seed {} step {step}: {lie}\n{}", plan.seed, mirror.world.trace.join("\n"))
+        })?;
+        let keep = mirror.world.trace.len().saturating_sub(200);
+        mirror.world.trace.drain(..keep);
+    }
+    mirror.end().map_err(|lie| format!("seed {}: {lie}\n{}", plan.seed, mirror.world.trace.join("\n")))
+}
+
+impl Mirror {
+    fn new(seed: u64) -> Mirror {
+        let mut dice = Dice::new(seed);
+        let config = TreeConfig {
+            term: if dice.below(2) == 0 { Term::Session } else { Term::Limited(Span::from_secs(5)) },
+            recallable: dice.below(4) > 0,
+            part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
+            by_hint_only: dice.below(2) == 0,
+            ..TreeConfig::default()
+        };
+        let level = [Level::All, Level::NoEpoch, Level::None][usize::try_from(dice.below(3)).unwrap_or(0)];
+        let mut world = World::new(config.clone());
+        world.wordy = true;
+        world.connect_with(Config { level, ..Config::default() });
+        Mirror { world, twin: Twin::new(config), dice, files: Vec::new(), known: BTreeMap::from([(1, 0)]) }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        match self.dice.below(20) {
+            0 => {
+                let span = [Span::from_millis(700), Span::from_secs(2), Span::from_secs(6)];
+                let at = usize::try_from(self.dice.below(3)).unwrap_or(0);
+                self.world.advance(span[at]);
+                Ok(())
+            }
+            1 => self.recall(),
+            2 => {
+                self.forget_files();
+                Ok(())
+            }
+            _ => {
+                self.world.advance(Span::from_millis(1));
+                self.act()
+            }
+        }
+    }
+
+    /// One request; its answer, if it says what the tree says.
+    pub fn same(&mut self, op: Op) -> Result<Answer, String> {
+        let (want, handle) = self.twin.execute(self.world.now, &op);
+        let answer = self.world.answer(0, op.clone());
+        self.world.answers.clear();
+        let said = Said::by_answer(&answer);
+        let unlike = said != want && !matches!(op, Op::LookupParent { .. } | Op::OpenDir { .. });
+        if unlike {
+            return Err(format!("{op:?} is answered {said:?}, the tree says {want:?}"));
+        }
+        self.count(&answer);
+        let opened = match &answer {
+            Answer::Created(node, opened) => Some((node.id.ino, opened.fh)),
+            Answer::Opened(opened) => match op {
+                Op::Open { ino, .. } => Some((ino, opened.fh)),
+                _ => None,
+            },
+            _ => None,
+        };
+        if let (Some((ino, fh)), Some(handle)) = (opened, handle) {
+            let (append, write) = match op {
+                Op::Open { append, access, .. } | Op::Create { append, access, .. } => (append, access.write),
+                _ => (false, true),
+            };
+            self.twin.opened(fh, handle, append);
+            self.files.push(OpenFile { ino, fh, write });
+        }
+        Ok(answer)
+    }
+
+    /// The same, twice: the second time without a request to the remote.
+    pub fn same_and_known(&mut self, op: Op) -> Result<Answer, String> {
+        let first = self.same(op.clone())?;
+        let before = self.world.clients[0].control.requests();
+        let second = self.same(op.clone())?;
+        let kept = match &first {
+            Answer::Failed(errno) => *errno == Errno::NODATA,
+            // An xattr of more than a page is fetched each time.
+            Answer::Value(value) => value.len() <= 4_096,
+            Answer::Size(size) => *size <= 4_096,
+            _ => true,
+        };
+        if self.world.clients[0].control.requests() > before && kept {
+            return Err(format!("{op:?} is asked of the remote again"));
+        }
+        Ok(second)
+    }
+
+    fn count(&mut self, answer: &Answer) {
+        let mut told = Vec::new();
+        match answer {
+            Answer::Node(node) | Answer::Created(node, _) => told.push(node.id.ino),
+            Answer::Page(page) => told.extend(page.entries.iter().filter_map(|e| Some(e.node?.id.ino))),
+            _ => {}
+        }
+        for ino in told {
+            *self.known.entry(ino).or_default() += 1;
+        }
+    }
+
+    /// Whole, in pages of a few entries.
+    pub fn list(&mut self, dir: u64) -> Result<(), String> {
+        let Answer::Opened(opened) = self.same(Op::OpenDir { ino: dir })? else {
+            return Err(format!("directory {dir} cannot be opened"));
+        };
+        let (fh, plus) = (opened.fh, self.dice.below(2) == 0);
+        let whole = Op::ReadDir { ino: dir, fh, offset: Cookie(0), size: 1 << 16, plus };
+        let Answer::Page(whole) = self.same_and_known(whole)? else {
+            return Err(format!("directory {dir} cannot be read"));
+        };
+        let (mut offset, mut names) = (Cookie(0), Vec::new());
+        loop {
+            let op = Op::ReadDir { ino: dir, fh, offset, size: 320, plus };
+            let answer = self.world.answer(0, op);
+            self.count(&answer);
+            let Answer::Page(page) = answer else { return Err(format!("{dir} ends with {answer:?}")) };
+            names.extend(said::names(&page));
+            let Some(next) = said::behind(&page).filter(|next| *next > offset) else { break };
+            offset = next;
+        }
+        self.same(Op::ReleaseDir { fh })?;
+        let all = said::names(&whole);
+        if names != all { Err(format!("{dir} in pages is {names:?}, whole it is {all:?}")) } else { Ok(()) }
+    }
+
+    pub fn close(&mut self, at: usize) -> Result<(), String> {
+        let file = self.files.swap_remove(at);
+        self.same(Op::Flush { ino: file.ino, owner: 0 })?;
+        let answer = self.world.answer(0, Op::Release { fh: file.fh, flock: None });
+        self.twin.closed(file.fh);
+        self.bury();
+        if answer == Answer::Done { Ok(()) } else { Err(format!("closing is answered {answer:?}")) }
+    }
+
+    /// The kernel forgets inodes that have no name and are not open.
+    pub fn bury(&mut self) {
+        let gone: Vec<u64> = self.known.keys().copied().filter(|ino| !self.twin.has(*ino)).collect();
+        gone.into_iter().for_each(|ino| self.forget(ino));
+    }
+
+    fn forget(&mut self, ino: u64) {
+        if let Some(count) = self.known.remove(&ino) {
+            self.world.clients[0].cache.handle_forget(ino, count);
+            self.world.settle();
+        }
+    }
+
+    /// A kernel that needs its memory forgets all that is no directory and not open.
+    fn forget_files(&mut self) {
+        let inos: Vec<u64> = self.known.keys().copied().collect();
+        for ino in inos {
+            let attr = self.twin.tree.attr(self.twin.id(ino));
+            if attr.is_some_and(|attr| !attr.is_dir()) && !self.files.iter().any(|file| file.ino == ino) {
+                self.forget(ino);
+            }
+        }
+    }
+
+    /// Some fact is recalled; the client must acknowledge that.
+    fn recall(&mut self) -> Result<(), String> {
+        let inos: Vec<u64> = self.known.keys().copied().collect();
+        let ino = inos[usize::try_from(self.dice.below(inos.len() as u64)).unwrap_or(0)];
+        let covers = [Covers::Names, Covers::Inode, Covers::Data];
+        let covers = covers[usize::try_from(self.dice.below(3)).unwrap_or(0)];
+        let control = self.world.clients[0].control.clone();
+        let recall = control.recall(self.twin.id(ino), covers, &[]);
+        self.world.settle();
+        if control.acknowledged(recall) { Ok(()) } else { Err(format!("{ino} {covers:?} is kept")) }
+    }
+
+    /// All closed and forgotten, the client holds nothing at the remote.
+    fn end(&mut self) -> Result<(), String> {
+        while !self.files.is_empty() {
+            self.close(0)?;
+        }
+        let known: Vec<u64> = self.known.keys().copied().filter(|ino| *ino != 1).collect();
+        known.into_iter().rev().for_each(|ino| self.forget(ino));
+        let (client, gauges) = (&self.world.clients[0], self.world.clients[0].cache.gauges());
+        match (client.control.open_handles(), gauges.open_files, gauges.pending_operations) {
+            (0, 0, 0) => Ok(()),
+            left => Err(format!("handles, files and operations are left: {left:?}")),
+        }
+    }
+
+    /// Leads to an inode by names, as the kernel does; `None` where a name leads nowhere.
+    pub fn walk(&mut self, path: &[&str]) -> Result<Option<u64>, String> {
+        let mut at = 1;
+        for part in path {
+            let name = name(part);
+            let is_dir = self.twin.tree.attr(self.twin.id(at)).is_some_and(|attr| attr.is_dir());
+            if !is_dir {
+                return Ok(None);
+            }
+            match self.same_and_known(Op::Lookup { dir: at, name })? {
+                Answer::Node(node) => at = node.id.ino,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(at))
+    }
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).expect("a name")
+}

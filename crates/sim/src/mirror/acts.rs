@@ -1,0 +1,215 @@
+//! What is asked.
+
+use super::{Mirror, OpenFile, name};
+use nigh_cache::{Answer, Op};
+use nigh_types::{Access, Kind, Name, SetAttr, SetTime, Timestamp};
+
+const DIRS: [&[&str]; 5] = [&[], &["p"], &["q"], &["p", "q"], &["q", "p"]];
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "p", "q"];
+const XATTRS: [&str; 4] = ["user.one", "user.two", "trusted.three", "nowhere.four"];
+
+/// Requests chosen at random.
+pub(super) trait Acts {
+    fn act(&mut self) -> Result<(), String>;
+}
+
+impl Acts for Mirror {
+    fn act(&mut self) -> Result<(), String> {
+        let dir = DIRS[self.below(DIRS.len())];
+        let Some(dir) = self.walk(dir)? else { return Ok(()) };
+        if !self.is_dir(dir) {
+            return Ok(());
+        }
+        let leaf = name(self.dice.pick(&NAMES));
+        match self.dice.below(10) {
+            0 | 1 => self.make(dir, leaf),
+            2 => self.take_away(dir, leaf),
+            3 => self.list(dir),
+            4 => self.ask_of_all(dir),
+            5 | 6 => self.on_open(),
+            _ => self.on_name(dir, leaf),
+        }
+    }
+}
+
+impl Mirror {
+    fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.dice.below(n as u64)).unwrap_or(0)
+    }
+
+    fn number(&mut self, below: u64) -> u32 {
+        u32::try_from(self.dice.below(below)).unwrap_or(0)
+    }
+
+    fn is_dir(&self, ino: u64) -> bool {
+        self.twin.tree.attr(self.twin.id(ino)).is_some_and(|attr| attr.is_dir())
+    }
+
+    fn access(&mut self) -> Access {
+        let write = self.dice.below(2) == 0;
+        Access { read: true, write, truncate: write && self.dice.below(3) == 0, direct: false, sync: false }
+    }
+
+    fn make(&mut self, dir: u64, name: Name) -> Result<(), String> {
+        let (mode, umask) = (0o600 + self.number(0o200), 0o22);
+        let access = self.access();
+        let op = match self.dice.below(6) {
+            0 | 1 => Op::Mkdir { dir, name, mode, umask },
+            2 => Op::Symlink { dir, name, target: format!("to/{mode:o}").into_bytes() },
+            3 => {
+                let kinds = [Kind::File, Kind::Fifo, Kind::Socket, Kind::CharDevice, Kind::Directory];
+                Op::Mknod { dir, name, kind: kinds[self.below(kinds.len())], mode, umask, rdev: 259 }
+            }
+            4 => Op::Tmpfile { dir, mode, umask, access: Access { write: true, ..access } },
+            _ => {
+                let (exclusive, append) = (self.dice.below(2) == 0, self.dice.below(3) == 0);
+                Op::Create { dir, name, mode, umask, exclusive, access, append }
+            }
+        };
+        self.same(op).map(drop)
+    }
+
+    fn take_away(&mut self, dir: u64, leaf: Name) -> Result<(), String> {
+        // The kernel knows what it takes away.
+        self.same_and_known(Op::Lookup { dir, name: leaf.clone() })?;
+        let op = match self.dice.below(5) {
+            0 | 1 => Op::Unlink { dir, name: leaf },
+            2 => Op::Rmdir { dir, name: leaf },
+            _ => {
+                let to = DIRS[self.below(DIRS.len())];
+                let Some(to) = self.walk(to)?.filter(|to| self.is_dir(*to)) else { return Ok(()) };
+                let new_name = name(self.dice.pick(&NAMES));
+                self.same_and_known(Op::Lookup { dir: to, name: new_name.clone() })?;
+                let (no_replace, exchange) =
+                    [(false, false), (false, false), (true, false), (false, true)][self.below(4)];
+                Op::Rename { from: dir, name: leaf, to, new_name, no_replace, exchange }
+            }
+        };
+        let open = self.files.iter().filter(|file| self.twin.has(file.ino)).count();
+        self.same(op)?;
+        assert_eq!(open, self.files.iter().filter(|file| self.twin.has(file.ino)).count());
+        self.bury();
+        Ok(())
+    }
+
+    /// As `ls -l` asks.
+    fn ask_of_all(&mut self, dir: u64) -> Result<(), String> {
+        self.list(dir)?;
+        for leaf in NAMES {
+            if let Answer::Node(node) = self.same_and_known(Op::Lookup { dir, name: name(leaf) })? {
+                let ino = node.id.ino;
+                self.same_and_known(Op::GetAttr { ino })?;
+                self.same_and_known(Op::ListXattr { ino, size: 0 })?;
+            }
+        }
+        self.same(Op::StatFs { ino: dir })?;
+        match self.same(Op::LookupParent { ino: dir })? {
+            Answer::Node(node) if self.is_dir(node.id.ino) => Ok(()),
+            other => Err(format!("{dir} has for parent {other:?}")),
+        }
+    }
+
+    fn on_name(&mut self, dir: u64, leaf: Name) -> Result<(), String> {
+        let Answer::Node(node) = self.same_and_known(Op::Lookup { dir, name: leaf })? else { return Ok(()) };
+        let ino = node.id.ino;
+        let kind = node.attr.kind();
+        match self.dice.below(10) {
+            0 => drop(self.same_and_known(Op::GetAttr { ino })?),
+            1 => drop(self.same_and_known(Op::LookupSelf { ino })?),
+            2 if kind == Kind::Symlink => drop(self.same_and_known(Op::ReadLink { ino })?),
+            3 | 4 if kind == Kind::File => {
+                let (access, append) = (self.access(), self.dice.below(3) == 0);
+                self.same(Op::Open { ino, access, append })?;
+            }
+            5 => {
+                let set = self.set();
+                self.same(Op::SetAttr { ino, fh: None, set })?;
+            }
+            6 => {
+                let other = name(self.dice.pick(&NAMES));
+                self.same(Op::Link { ino, dir, name: other })?;
+            }
+            7 => {
+                self.same(Op::GetFlags { ino })?;
+                self.same(Op::Fsync { ino, fh: None, data_only: false })?;
+            }
+            _ => self.xattrs(ino)?,
+        }
+        Ok(())
+    }
+
+    fn set(&mut self) -> SetAttr {
+        let time = SetTime::At(Timestamp { secs: 1_000 + i64::from(self.number(1_000)), nanos: 5 });
+        let mut set = SetAttr { kill_suidgid: self.dice.below(2) == 0, ..SetAttr::default() };
+        match self.dice.below(7) {
+            0 => set.mode = Some(self.number(0o10000)),
+            1 => set.uid = Some(self.number(5)),
+            2 => set.gid = Some(self.number(5)),
+            3 => set.size = Some(self.dice.below(9_000)),
+            4 => set.atime = Some(time),
+            5 => (set.mtime, set.atime) = (Some(SetTime::Now), Some(SetTime::Now)),
+            _ => set.mtime = Some(time),
+        }
+        set
+    }
+
+    fn xattrs(&mut self, ino: u64) -> Result<(), String> {
+        let name = self.dice.pick(&XATTRS).as_bytes().to_vec();
+        let size = [0, 3, 70_000][self.below(3)];
+        match self.dice.below(5) {
+            0 | 1 => {
+                let value = vec![b'v'; [0, 3, 30, 5_000][self.below(4)]];
+                let flags = [0, 0, 1, 2][self.below(4)];
+                self.same(Op::SetXattr { ino, name: name.clone(), value, flags, kill_sgid: false })?;
+            }
+            2 => drop(self.same(Op::RemoveXattr { ino, name: name.clone() })?),
+            _ => drop(self.same_and_known(Op::ListXattr { ino, size })?),
+        }
+        // The kernel looks whether the caller may before it asks; xattrs are kept as long as attributes.
+        self.same(Op::GetAttr { ino })?;
+        self.same_and_known(Op::GetXattr { ino, name, size }).map(drop)
+    }
+
+    /// Something with a file that is open, whether it has a name or not.
+    fn on_open(&mut self) -> Result<(), String> {
+        if self.files.is_empty() {
+            return Ok(());
+        }
+        let at = self.below(self.files.len());
+        let OpenFile { ino, fh, write } = self.files[at];
+        let (offset, size) = (self.dice.below(9_000), self.number(9_000));
+        let op = match self.dice.below(9) {
+            0 => Op::Read { ino, fh, offset, size },
+            1 if write => {
+                let data = vec![b'a' + u8::try_from(self.below(26)).unwrap_or(0); self.below(5_000)];
+                let (kill_suidgid, from_page_cache) = (self.dice.below(2) == 0, self.dice.below(4) == 0);
+                Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache }
+            }
+            2 => Op::Seek { ino, fh, offset, data: self.dice.below(2) == 0 },
+            3 if write => {
+                let mode = [0, 1, 3, 16, 17, 8][self.below(6)];
+                Op::Fallocate { ino, fh, mode, offset, length: u64::from(size) }
+            }
+            4 => Op::Fsync { ino, fh: Some(fh), data_only: self.dice.below(2) == 0 },
+            5 => Op::SetAttr { ino, fh: Some(fh), set: self.set() },
+            6 => Op::GetAttr { ino },
+            7 if write => {
+                let other = self.below(self.files.len());
+                let from = self.files[other];
+                let to_offset = self.dice.below(9_000);
+                let length = u64::from(size);
+                Op::CopyRange {
+                    ino: from.ino,
+                    fh: from.fh,
+                    offset,
+                    to_ino: ino,
+                    to_fh: fh,
+                    to_offset,
+                    length,
+                }
+            }
+            _ => return self.close(at),
+        };
+        self.same(op).map(drop)
+    }
+}

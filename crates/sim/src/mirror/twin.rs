@@ -1,0 +1,176 @@
+//! The second tree: it executes each request at once, with nothing between.
+
+use super::said::Said;
+use nigh_cache::{Fh, Op};
+use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_types::{
+    Call, Credentials, Handle, Name, NodeId, Place, Reply, Request, Response, Time, WriteFlags,
+};
+use std::collections::BTreeMap;
+
+/// A tree, and what its kernel would know of it.
+pub struct Twin {
+    pub tree: Tree,
+    ids: BTreeMap<u64, NodeId>,
+    files: BTreeMap<Fh, (Handle, bool)>,
+}
+
+impl Twin {
+    #[must_use]
+    pub fn new(config: TreeConfig) -> Twin {
+        let tree = Tree::new(TreeConfig { by_hint_only: false, ..config });
+        let root = tree.root();
+        Twin { tree, ids: BTreeMap::from([(root.ino, root)]), files: BTreeMap::new() }
+    }
+
+    /// What the request comes to here, and the handle that it opened.
+    pub fn execute(&mut self, now: Time, op: &Op) -> (Said, Option<Handle>) {
+        let Some(call) = self.call(op) else { return (Said::Done, None) };
+        let request = Request { credentials: Credentials::default(), name: None, call };
+        let responses = self.tree.execute(now, &request);
+        responses.iter().for_each(|response| self.learn(response));
+        let handle = responses.first().and_then(|response| match &response.result {
+            Ok(Reply::Opened { handle, .. }) => Some(*handle),
+            Ok(Reply::Made { handle, .. }) => *handle,
+            _ => None,
+        });
+        (Said::by_replies(op, &responses), handle)
+    }
+
+    /// The cache gave an open file that number.
+    pub fn opened(&mut self, fh: Fh, handle: Handle, append: bool) {
+        self.files.insert(fh, (handle, append));
+    }
+
+    pub fn closed(&mut self, fh: Fh) {
+        if let Some((handle, _)) = self.files.remove(&fh) {
+            self.tree.release(&[handle]);
+        }
+    }
+
+    /// Whether an inode is open, or has a name.
+    #[must_use]
+    pub fn has(&self, ino: u64) -> bool {
+        self.ids.get(&ino).is_some_and(|id| self.tree.attr(*id).is_some())
+    }
+
+    fn learn(&mut self, response: &Response) {
+        match &response.result {
+            Ok(Reply::Looked(Some(entry)) | Reply::Made { entry, .. }) => {
+                self.ids.insert(entry.id.ino, entry.id);
+            }
+            Ok(Reply::Listed(part)) => {
+                self.ids.extend(part.entries.iter().map(|(_, entry)| (entry.id.ino, entry.id)));
+            }
+            _ => {}
+        }
+    }
+
+    /// The node of a number that the kernel was given.
+    #[must_use]
+    pub fn id(&self, ino: u64) -> NodeId {
+        self.ids.get(&ino).copied().unwrap_or(NodeId { ino, generation: 0 })
+    }
+
+    fn place(&self, ino: u64) -> Place {
+        Place::bare(self.id(ino))
+    }
+
+    fn handle(&self, fh: Fh) -> Option<Handle> {
+        self.files.get(&fh).map(|(handle, _)| *handle)
+    }
+
+    /// `None`: nothing is to be done for it here.
+    fn call(&self, op: &Op) -> Option<Call> {
+        let call = match op.clone() {
+            Op::Lookup { dir, name } => Call::Lookup { dir: self.place(dir), name },
+            Op::LookupSelf { ino } | Op::GetAttr { ino } => Call::GetAttr { node: self.place(ino) },
+            Op::SetAttr { ino, fh, set } => {
+                Call::SetAttr { node: self.place(ino), handle: fh.and_then(|fh| self.handle(fh)), set }
+            }
+            Op::ReadLink { ino } => Call::ReadLink { node: self.place(ino) },
+            Op::ReadDir { ino, .. } => Call::List { dir: self.place(ino) },
+            Op::GetXattr { ino, name, .. } => Call::Xattr { node: self.place(ino), name },
+            Op::ListXattr { ino, .. } => Call::Xattrs { node: self.place(ino) },
+            Op::SetXattr { ino, name, value, flags, kill_sgid } => {
+                Call::SetXattr { node: self.place(ino), name, value, flags, kill_sgid }
+            }
+            Op::RemoveXattr { ino, name } => Call::RemoveXattr { node: self.place(ino), name },
+            Op::StatFs { ino } => Call::StatFs { node: self.place(ino) },
+            Op::GetFlags { ino } => Call::GetFlags { node: self.place(ino) },
+            Op::Open { ino, access, .. } => Call::Open { node: self.place(ino), access },
+            Op::OpenDir { .. }
+            | Op::ReleaseDir { .. }
+            | Op::LookupParent { .. }
+            | Op::Flush { .. }
+            | Op::Release { .. } => return None,
+            other => return self.making(other).or_else(|| self.on_file(op)),
+        };
+        Some(call)
+    }
+
+    fn making(&self, op: Op) -> Option<Call> {
+        let dir = |dir| self.place(dir);
+        Some(match op {
+            Op::Symlink { dir: at, name, target } => Call::Symlink { dir: dir(at), name, target },
+            Op::Mknod { dir: at, name, kind, mode, umask, rdev } => {
+                Call::Mknod { dir: dir(at), name, kind, mode, umask, rdev }
+            }
+            Op::Mkdir { dir: at, name, mode, umask } => Call::Mkdir { dir: dir(at), name, mode, umask },
+            Op::Unlink { dir: at, name } => Call::Unlink { dir: dir(at), name, keep: None },
+            Op::Rmdir { dir: at, name } => Call::Rmdir { dir: dir(at), name },
+            Op::Rename { from, name, to, new_name, no_replace, exchange } => {
+                let (from, to) = (dir(from), dir(to));
+                Call::Rename { from, name, to, new_name, no_replace, exchange, keep: None }
+            }
+            Op::Link { ino, dir: at, name } => Call::Link { node: self.place(ino), dir: dir(at), name },
+            Op::Create { dir: at, name, mode, umask, exclusive, access, .. } => {
+                Call::Create { dir: dir(at), name, mode, umask, exclusive, access }
+            }
+            Op::Tmpfile { dir: at, mode, umask, access } => {
+                Call::Tmpfile { dir: dir(at), mode, umask, access }
+            }
+            _ => return None,
+        })
+    }
+
+    fn on_file(&self, op: &Op) -> Option<Call> {
+        let at = |ino: u64, fh: Fh| (self.place(ino), self.handle(fh));
+        Some(match *op {
+            Op::Read { ino, fh, offset, size } => {
+                let (node, handle) = at(ino, fh);
+                Call::Read { node, handle, offset, length: size }
+            }
+            Op::Write { ino, fh, offset, ref data, kill_suidgid, from_page_cache } => {
+                let (node, handle) = at(ino, fh);
+                let append = self.files.get(&fh).is_some_and(|(_, append)| *append) && !from_page_cache;
+                let flags = WriteFlags { append, kill_suidgid, sync: false };
+                Call::Write { node, handle, offset, data: data.clone(), flags }
+            }
+            Op::Fsync { ino, fh, data_only } => {
+                Call::Fsync { node: self.place(ino), handle: fh.and_then(|fh| self.handle(fh)), data_only }
+            }
+            Op::Fallocate { ino, fh, mode, offset, length } => {
+                let (node, handle) = at(ino, fh);
+                Call::Fallocate { node, handle, mode, offset, length }
+            }
+            Op::Seek { ino, fh, offset, data } => {
+                let (node, handle) = at(ino, fh);
+                Call::Seek { node, handle, offset, data }
+            }
+            Op::CopyRange { ino, fh, offset, to_ino, to_fh, to_offset, length } => {
+                let (from, from_handle) = at(ino, fh);
+                let (to, to_handle) = at(to_ino, to_fh);
+                let from_offset = offset;
+                Call::CopyRange { from, from_handle, from_offset, to, to_handle, to_offset, length }
+            }
+            _ => return None,
+        })
+    }
+
+    /// What a name leads to.
+    #[must_use]
+    pub fn child(&self, dir: u64, name: &Name) -> Option<u64> {
+        self.tree.child_of(dir, name)
+    }
+}

@@ -1,0 +1,14 @@
+//! Every kind of request, at random: the cache answers as the tree does that it stands before.
+
+use nigh_sim::mirror::{Plan, run};
+
+#[test]
+fn a_cache_answers_as_the_tree_behind_it_does() {
+    let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(100);
+    let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for seed in first..first + seeds {
+        if let Err(lie) = run(Plan { seed, steps: 300 }) {
+            panic!("{lie}");
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Open files: without the server where nothing is to be written, and what keeps them readable; pages under
+//! grants.
+
+use nigh_cache::{Answer, Fh, Level, Op, Opened};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_sim::world::World;
+use nigh_types::{Access, Call, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term, Timestamp};
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn limited() -> TreeConfig {
+    TreeConfig { term: Term::Limited(Span::from_secs(5)), recallable: false, ..TreeConfig::default() }
+}
+
+/// A client that has looked `f` up.
+fn world(config: TreeConfig) -> (World, NodeId) {
+    let mut world = World::new(config);
+    let now = world.now;
+    let file = world.server.edit(|tree| tree.plant_file(now, "f", b"content"));
+    world.connect(Level::All);
+    world.answer(0, Op::Lookup { dir: 1, name: name("f") });
+    (world, file)
+}
+
+fn open(world: &mut World, ino: u64, write: bool, append: bool) -> Opened {
+    let access = Access { read: true, write, truncate: false, direct: false, sync: false };
+    match world.answer(0, Op::Open { ino, access, append }) {
+        Answer::Opened(opened) => opened,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn read(world: &mut World, ino: u64, fh: Fh) -> Answer {
+    world.answer(0, Op::Read { ino, fh, offset: 0, size: 100 })
+}
+
+fn write(ino: u64, fh: Fh, offset: u64, data: &[u8]) -> Op {
+    Op::Write { ino, fh, offset, data: data.to_vec(), kill_suidgid: false, from_page_cache: false }
+}
+
+fn content(text: &str) -> Answer {
+    Answer::Data(text.as_bytes().to_vec())
+}
+
+/// The host writes.
+fn beside(world: &World, file: NodeId, offset: u64, data: &[u8]) {
+    let (node, data, flags) = (Place::bare(file), data.to_vec(), Default::default());
+    let call = Call::Write { node, handle: None, offset, data, flags };
+    world.server.edit(|tree| tree.beside(world.now, call)).unwrap();
+}
+
+fn rename(from: &str, to: &str) -> Op {
+    let (name, new_name) = (name(from), name(to));
+    Op::Rename { from: 1, name, to: 1, new_name, no_replace: false, exchange: false }
+}
+
+/// How often the kernel was told to forget data of a file.
+fn forgets(world: &World, file: NodeId) -> usize {
+    let line = format!("A's kernel forgets data of {}", file.ino);
+    world.trace.iter().filter(|told| told.starts_with(&line)).count()
+}
+
+#[test]
+fn what_is_only_read_is_opened_and_closed_without_the_server() {
+    let (mut world, file) = world(TreeConfig::default());
+    let opened = open(&mut world, file.ino, false, false);
+    assert!(opened.no_flush && !opened.keep_cache);
+    assert_eq!(read(&mut world, file.ino, opened.fh), content("content"));
+    let refused = world.answer(0, write(file.ino, opened.fh, 0, b"x"));
+    assert_eq!(refused, Answer::Failed(Errno::BADF));
+    assert_eq!(world.answer(0, Op::Flush { ino: file.ino, owner: 0 }), Answer::Done);
+    assert_eq!(world.answer(0, Op::Release { fh: opened.fh, flock: None }), Answer::Done);
+    let again = open(&mut world, file.ino, false, false);
+    assert!(again.keep_cache, "its pages are still true");
+    assert_eq!((world.clients[0].control.calls("open"), world.clients[0].control.calls("release")), (0, 0));
+}
+
+/// Before its name goes, or who may read it changes, the server is asked to keep it.
+#[test]
+fn a_file_opened_without_a_handle_stays_readable() {
+    let chmod = SetAttr { mode: Some(0), ..SetAttr::default() };
+    for what in ["unlink", "replace", "chmod"] {
+        let (mut world, file) = world(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+        let now = world.now;
+        world.server.edit(|tree| tree.plant_file(now, "other", b"another"));
+        world.answer(0, Op::Lookup { dir: 1, name: name("other") });
+        let first = open(&mut world, file.ino, false, false);
+        let second = open(&mut world, file.ino, false, false);
+        let op = match what {
+            "unlink" => Op::Unlink { dir: 1, name: name("f") },
+            "replace" => rename("other", "f"),
+            _ => Op::SetAttr { ino: file.ino, fh: None, set: chmod },
+        };
+        let answer = world.answer(0, op);
+        assert!(!matches!(answer, Answer::Failed(_)), "{what}: {answer:?}");
+        let control = world.clients[0].control.clone();
+        assert_eq!(control.open_handles(), 1, "{what}");
+        for opened in [first, second] {
+            assert_eq!(read(&mut world, file.ino, opened.fh), content("content"), "{what}");
+            world.answer(0, Op::Release { fh: opened.fh, flock: None });
+        }
+        world.clients[0].cache.handle_forget(file.ino, 1);
+        world.settle();
+        assert_eq!(control.open_handles(), 0, "{what}");
+    }
+}
+
+#[test]
+fn two_names_of_one_file_are_not_renamed_and_nothing_stays_open() {
+    let (mut world, file) = world(TreeConfig::default());
+    world.answer(0, Op::Link { ino: file.ino, dir: 1, name: name("g") });
+    assert_eq!(world.answer(0, rename("f", "g")), Answer::Done);
+    for leaf in ["f", "g"] {
+        assert!(matches!(world.answer(0, Op::Lookup { dir: 1, name: name(leaf) }), Answer::Node(_)));
+    }
+    assert_eq!(world.clients[0].control.open_handles(), 0);
+}
+
+#[test]
+fn the_server_chooses_where_to_append() {
+    let (mut world, file) = world(TreeConfig::default());
+    let fh = open(&mut world, file.ino, true, true).fh;
+    assert_eq!(world.answer(0, write(file.ino, fh, 7, b" more")), Answer::Written(5));
+    assert_eq!(forgets(&world, file), 0);
+    beside(&world, file, 12, b" beside");
+    assert_eq!(world.answer(0, write(file.ino, fh, 12, b" end")), Answer::Written(4));
+    assert_eq!(forgets(&world, file), 1, "it went elsewhere than the kernel thinks");
+    assert_eq!(read(&mut world, file.ino, fh), content("content more beside end"));
+}
+
+/// A grant that ends by itself: while a file is open it is looked at before, once.
+#[test]
+fn pages_of_an_open_file_outlive_their_grant_while_it_does_not_change() {
+    for further_name in [false, true] {
+        let (mut world, file) = world(limited());
+        if further_name {
+            world.answer(0, Op::Link { ino: file.ino, dir: 1, name: name("g") });
+        }
+        let fh = open(&mut world, file.ino, false, false).fh;
+        read(&mut world, file.ino, fh);
+        let before = world.clients[0].control.requests();
+        for _ in 0..60 {
+            world.advance(Span::from_millis(500));
+        }
+        let asked = world.clients[0].control.requests() - before;
+        assert!((6..=8).contains(&asked), "{asked} requests in 30 s");
+        assert_eq!(forgets(&world, file), 0);
+        beside(&world, file, 0, b"CONTENT");
+        world.advance(Span::from_secs(5));
+        assert_eq!(forgets(&world, file), 1);
+        assert_eq!(read(&mut world, file.ino, fh), content("CONTENT"));
+        world.answer(0, Op::Release { fh, flock: None });
+        let before = world.clients[0].control.requests();
+        world.advance(Span::from_secs(30));
+        assert_eq!(world.clients[0].control.requests(), before, "nobody has it open");
+    }
+}
+
+#[test]
+fn pages_go_with_their_grant_where_the_server_does_not_answer() {
+    let (mut world, file) = world(limited());
+    let fh = open(&mut world, file.ino, false, false).fh;
+    read(&mut world, file.ino, fh);
+    let fate = Fate { hold_call: true, ..Fate::default() };
+    world.clients[0].control.plan(Which::Type("getattr"), fate);
+    world.advance(Span::from_millis(4_999));
+    assert_eq!(forgets(&world, file), 0);
+    world.advance(Span::from_millis(1));
+    assert_eq!(forgets(&world, file), 1);
+}
+
+/// Pages that a read or write in flight holds locked are dropped behind its reply.
+#[test]
+fn a_recall_of_data_waits_for_no_read_or_write_of_ones_own() {
+    for writes in [false, true] {
+        let (mut world, file) = world(TreeConfig::default());
+        let fh = open(&mut world, file.ino, true, false).fh;
+        let control = world.clients[0].control.clone();
+        control.plan(Which::Every, Fate { hold_reply: true, ..Fate::default() });
+        let read = Op::Read { ino: file.ino, fh, offset: 0, size: 4 };
+        let op = if writes { write(file.ino, fh, 0, b"CONT") } else { read };
+        let id = world.ask(0, op);
+        world.trace.clear();
+        let recall = control.recall(file, Covers::Data, &[]);
+        world.settle();
+        assert!(control.acknowledged(recall) && world.waits(0, id));
+        let behind = format!("A's kernel forgets data of {} from 4096, 0 bytes", file.ino);
+        assert!(world.trace.contains(&behind), "{:?}", world.trace);
+        world.trace.clear();
+        control.release(control.held()[0]);
+        world.settle();
+        assert!(!world.waits(0, id));
+        let rest = format!("A's kernel forgets data of {} from 0, 4 bytes", file.ino);
+        assert!(world.trace.contains(&rest), "{:?}", world.trace);
+    }
+}
+
+#[test]
+fn what_another_client_wrote_is_read() {
+    let (mut world, file) = world(TreeConfig::default());
+    world.connect(Level::All);
+    let fh = open(&mut world, file.ino, true, false).fh;
+    read(&mut world, file.ino, fh);
+    world.answer(1, Op::Lookup { dir: 1, name: name("f") });
+    let access = Access { read: true, write: true, truncate: true, direct: false, sync: false };
+    let opened = world.answer(1, Op::Open { ino: file.ino, access, append: false });
+    assert!(matches!(opened, Answer::Opened(_)));
+    assert_eq!(forgets(&world, file), 1);
+    assert_eq!(read(&mut world, file.ino, fh), content(""));
+    match world.answer(0, Op::GetAttr { ino: file.ino }) {
+        Answer::Attr(_, attr, _) => assert_eq!(attr.size, 0),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The session's handles are gone with it; a name still leads to what is only read.
+#[test]
+fn after_a_lost_session() {
+    let (mut world, file) = world(TreeConfig::default());
+    let reader = open(&mut world, file.ino, false, false).fh;
+    let writer = open(&mut world, file.ino, true, false).fh;
+    world.clients[0].control.lose("cable");
+    world.settle();
+    let parked = world.ask(0, Op::Read { ino: file.ino, fh: reader, offset: 0, size: 7 });
+    assert!(world.waits(0, parked));
+    world.reconnect(0);
+    assert!(!world.waits(0, parked));
+    assert_eq!(read(&mut world, file.ino, reader), content("content"));
+    assert_eq!(world.answer(0, write(file.ino, writer, 0, b"x")), Answer::Failed(Errno::BADF));
+    for fh in [reader, writer] {
+        assert_eq!(world.answer(0, Op::Release { fh, flock: None }), Answer::Done);
+    }
+    assert_eq!(world.clients[0].control.open_handles(), 0);
+    assert_eq!(world.clients[0].cache.gauges().open_files, 0);
+}
+
+/// A caller that was killed while it opened or made a file: the handle is given back.
+#[test]
+fn nobody_waits_for_a_handle_any_more() {
+    let (mut world, file) = world(TreeConfig::default());
+    let control = world.clients[0].control.clone();
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let (mode, umask) = (0o644, 0);
+    let (exclusive, append) = (true, false);
+    for op in [
+        Op::Open { ino: file.ino, access, append },
+        Op::Create { dir: 1, name: name("new"), mode, umask, exclusive, access, append },
+        Op::Tmpfile { dir: 1, mode, umask, access },
+    ] {
+        control.plan(Which::Every, Fate { hold_reply: true, ..Fate::default() });
+        let id = world.ask(0, op.clone());
+        world.interrupt(0, id);
+        assert!(!world.waits(0, id));
+        assert_eq!(control.open_handles(), 1, "{op:?}");
+        control.plan_nothing();
+        control.held().into_iter().for_each(|call| control.release(call));
+        world.settle();
+        assert_eq!(control.open_handles(), 0, "{op:?}");
+        assert_eq!(world.clients[0].cache.gauges().open_files, 0);
+        world.check_kernels().unwrap();
+    }
+    let time = Timestamp { secs: 5, nanos: 0 };
+    let set = SetAttr { mtime: Some(nigh_types::SetTime::At(time)), ..SetAttr::default() };
+    match world.answer(0, Op::SetAttr { ino: file.ino, fh: None, set }) {
+        Answer::Attr(_, attr, _) => assert_eq!(attr.mtime, time),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,58 @@
+//! Free space: how old an answer may be.
+
+use nigh_cache::{Answer, Level, Op};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_sim::world::World;
+use nigh_types::{Errno, Name, Span, Term};
+
+fn files(world: &mut World) -> u64 {
+    match world.answer(0, Op::StatFs { ino: 1 }) {
+        Answer::Space(space) => space.files,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn it_is_asked_again_after_a_minute_a_term_or_a_change_of_ones_own() {
+    for (term, seconds) in [(Term::Session, 60), (Term::Limited(Span::from_secs(5)), 5)] {
+        let mut world = World::new(TreeConfig { term, ..TreeConfig::default() });
+        world.connect(Level::All);
+        let before = files(&mut world);
+        let now = world.now;
+        world.server.edit(|tree| tree.plant_file(now, "beside", b""));
+        world.advance(Span::from_millis(seconds * 1_000 - 1));
+        assert_eq!(files(&mut world), before);
+        assert_eq!(world.clients[0].control.calls("statfs"), 1);
+        world.advance(Span::from_millis(1));
+        assert_eq!(files(&mut world), before + 1);
+        let name = Name::new(b"own").unwrap();
+        world.answer(0, Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 });
+        assert_eq!(files(&mut world), before + 2);
+        assert_eq!(world.clients[0].control.calls("statfs"), 3);
+    }
+}
+
+#[test]
+fn what_a_change_overtook_is_not_kept_and_an_error_is_passed_on() {
+    let mut world = World::new(TreeConfig::default());
+    world.connect(Level::All);
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Type("statfs"), Fate { hold_reply: true, ..Fate::default() });
+    let early = world.ask(0, Op::StatFs { ino: 1 });
+    let name = Name::new(b"own").unwrap();
+    world.answer(0, Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 });
+    control.plan_nothing();
+    control.release(control.held()[0]);
+    world.settle();
+    assert!(!world.waits(0, early));
+    let old = world.answers.iter().find_map(|(_, id, _, answer)| match answer {
+        Answer::Space(space) if *id == early => Some(space.files),
+        _ => None,
+    });
+    assert_eq!(old.map(|old| old + 1), Some(files(&mut world)), "asked again");
+    control.plan(Which::Type("statfs"), Fate { refuse: Some(Errno::IO), ..Fate::default() });
+    world.advance(Span::from_secs(60));
+    assert_eq!(world.answer(0, Op::StatFs { ino: 1 }), Answer::Failed(Errno::IO));
+    assert_eq!(world.answer(0, Op::StatFs { ino: 99 }), Answer::Failed(Errno::STALE));
+}

@@ -1,0 +1,121 @@
+//! ESTALE: the remote is led to an inode by names, and asked once more.
+
+use nigh_cache::{Answer, Level, Op};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_sim::world::World;
+use nigh_types::{Call, Covers, Errno, Name, NodeId, Place, Span};
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A client that has looked up `p/f`.
+fn world() -> (World, NodeId, NodeId) {
+    let mut world = World::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+    let now = world.now;
+    let file = world.server.edit(|tree| tree.plant_file(now, "p/f", b"x"));
+    let dir = world.server.edit(|tree| tree.find("p")).unwrap();
+    world.connect(Level::All);
+    world.answer(0, Op::Lookup { dir: 1, name: name("p") });
+    world.answer(0, Op::Lookup { dir: dir.ino, name: name("f") });
+    (world, dir, file)
+}
+
+/// What is sent now is answered ESTALE, what is sent later is not.
+fn stale_once(world: &mut World, op: Op) -> Answer {
+    let control = world.clients[0].control.clone();
+    let refuse = Some(Errno::STALE);
+    let fate = Fate { refuse, answered_after: Span::from_millis(5), ..Fate::default() };
+    control.plan(Which::Every, fate);
+    let id = world.ask(0, op);
+    control.plan_nothing();
+    world.advance(Span::from_millis(5));
+    let answer = world.answers.iter().find(|(_, of, ..)| *of == id).map(|(.., answer)| answer.clone());
+    answer.expect("an answer")
+}
+
+#[test]
+fn after_a_walk_the_call_is_sent_again() {
+    let (mut world, dir, file) = world();
+    let control = world.clients[0].control.clone();
+    let flags = stale_once(&mut world, Op::GetFlags { ino: file.ino });
+    assert_eq!((flags, control.calls("walk"), control.calls("getflags")), (Answer::Flags(0), 1, 2));
+    let (from, to) = (dir.ino, 1);
+    let rename =
+        Op::Rename { from, name: name("f"), to, new_name: name("g"), no_replace: false, exchange: false };
+    assert_eq!(stale_once(&mut world, rename), Answer::Done);
+    assert_eq!((control.calls("walk"), control.calls("rename")), (2, 2));
+    assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
+    assert_eq!(world.server.edit(|tree| tree.find("g")), Some(file));
+    assert!(!matches!(
+        stale_once(&mut world, Op::Link { ino: file.ino, dir: dir.ino, name: name("h") }),
+        Answer::Failed(_)
+    ));
+}
+
+/// Each inode that a call names has one walk; then ESTALE is the answer.
+#[test]
+fn it_is_not_walked_for_ever() {
+    let (mut world, dir, file) = world();
+    let control = world.clients[0].control.clone();
+    let refuse =
+        |what| control.plan(Which::Type(what), Fate { refuse: Some(Errno::STALE), ..Fate::default() });
+    refuse("getflags");
+    refuse("rename");
+    assert_eq!(world.answer(0, Op::GetFlags { ino: file.ino }), Answer::Failed(Errno::STALE));
+    assert_eq!((control.calls("walk"), control.calls("getflags")), (1, 2));
+    let (from, to, new_name) = (dir.ino, 1, name("g"));
+    let rename = Op::Rename { from, name: name("f"), to, new_name, no_replace: false, exchange: false };
+    assert_eq!(world.answer(0, rename), Answer::Failed(Errno::STALE));
+    assert_eq!((control.calls("walk"), control.calls("rename")), (3, 3));
+    assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
+}
+
+#[test]
+fn what_the_host_moved_away_is_found_by_its_new_name() {
+    let (mut world, dir, file) = world();
+    let (now, place) = (world.now, Place::bare(dir));
+    let call = Call::Rename {
+        from: place.clone(),
+        name: name("f"),
+        to: place,
+        new_name: name("g"),
+        no_replace: false,
+        exchange: false,
+        keep: None,
+    };
+    world.server.edit(|tree| tree.beside(now, call)).unwrap();
+    world.clients[0].control.recall(dir, Covers::Names, &[]);
+    world.settle();
+    assert_eq!(world.answer(0, Op::GetAttr { ino: file.ino }), Answer::Failed(Errno::STALE));
+    assert_eq!(world.clients[0].control.calls("walk"), 1);
+    assert!(matches!(world.answer(0, Op::Lookup { dir: dir.ino, name: name("f") }), Answer::Missing(_)));
+    world.answer(0, Op::Lookup { dir: dir.ino, name: name("g") });
+    assert!(matches!(world.answer(0, Op::GetAttr { ino: file.ino }), Answer::Attr(..)));
+}
+
+/// The host changed a directory under a grant that nobody recalled: a refusal says that the facts are wrong.
+#[test]
+fn a_refusal_that_contradicts_the_facts_ends_them() {
+    let (mut world, dir, file) = world();
+    let now = world.now;
+    let lookups = |world: &World| world.clients[0].control.calls("lookup");
+    let look = |world: &mut World, leaf| world.answer(0, Op::Lookup { dir: dir.ino, name: name(leaf) });
+    assert!(matches!(look(&mut world, "new"), Answer::Missing(_)));
+    let call = Call::Unlink { dir: Place::bare(dir), name: name("f"), keep: None };
+    world.server.edit(|tree| tree.beside(now, call)).unwrap();
+    let new = world.server.edit(|tree| tree.plant_file(now, "p/new", b""));
+    let before = lookups(&world);
+    look(&mut world, "f");
+    assert_eq!(lookups(&world), before, "nobody was told");
+    let unlink = Op::Unlink { dir: dir.ino, name: name("f") };
+    assert_eq!(world.answer(0, unlink), Answer::Failed(Errno::NOENT));
+    assert!(matches!(look(&mut world, "f"), Answer::Missing(_)));
+    assert_ne!(file, new);
+    match look(&mut world, "new") {
+        Answer::Node(node) => assert_eq!(node.id, new),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(lookups(&world), before + 2);
+}

@@ -1,0 +1,216 @@
+//! Extended attributes: all of an inode's are known, or none, and as long as its attributes.
+
+use nigh_cache::{Answer, Level, Op};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_sim::world::World;
+use nigh_types::{Call, Covers, Errno, Name, NodeId, Place, Span, Term};
+
+const NODATA: Answer = Answer::Failed(Errno::NODATA);
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn xattr(ino: u64, name: &str, size: u32) -> Op {
+    Op::GetXattr { ino, name: name.as_bytes().to_vec(), size }
+}
+
+fn set(ino: u64, name: &str, value: &[u8]) -> Op {
+    Op::SetXattr { ino, name: name.as_bytes().to_vec(), value: value.to_vec(), flags: 0, kill_sgid: false }
+}
+
+/// A client that has looked `f` up, which has one xattr.
+fn world(config: TreeConfig) -> (World, NodeId) {
+    let mut world = World::new(config);
+    let now = world.now;
+    let file = world.server.edit(|tree| tree.plant_file(now, "f", b"x"));
+    beside(&world, file, "user.one", b"first");
+    world.connect(Level::All);
+    world.answer(0, Op::Lookup { dir: 1, name: name("f") });
+    (world, file)
+}
+
+/// The host sets an xattr.
+fn beside(world: &World, node: NodeId, name: &str, value: &[u8]) {
+    let (node, name, value) = (Place::bare(node), name.as_bytes().to_vec(), value.to_vec());
+    let call = Call::SetXattr { node, name, value, flags: 0, kill_sgid: false };
+    world.server.edit(|tree| tree.beside(world.now, call)).unwrap();
+}
+
+fn calls(world: &World) -> (u64, u64) {
+    let control = &world.clients[0].control;
+    (control.calls("xattrs"), control.calls("xattr"))
+}
+
+#[test]
+fn one_call_answers_for_all_names_and_for_those_that_are_not_there() {
+    let (mut world, file) = world(TreeConfig::default());
+    for _ in 0..3 {
+        assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(5));
+        assert_eq!(world.answer(0, xattr(file.ino, "user.one", 4)), Answer::Failed(Errno::RANGE));
+        assert_eq!(world.answer(0, xattr(file.ino, "user.one", 5)), Answer::Value(b"first".to_vec()));
+        assert_eq!(world.answer(0, xattr(file.ino, "user.none", 0)), NODATA);
+        assert_eq!(world.answer(0, Op::ListXattr { ino: file.ino, size: 0 }), Answer::Size(9));
+        let short = world.answer(0, Op::ListXattr { ino: file.ino, size: 8 });
+        assert_eq!(short, Answer::Failed(Errno::RANGE));
+        let names = world.answer(0, Op::ListXattr { ino: file.ino, size: 9 });
+        assert_eq!(names, Answer::Value(b"user.one\0".to_vec()));
+    }
+    assert_eq!(calls(&world), (1, 0));
+}
+
+#[test]
+fn what_a_lookup_says_has_none_is_never_asked() {
+    let (mut world, _) = world(TreeConfig::default());
+    let now = world.now;
+    let plain = world.server.edit(|tree| tree.plant_file(now, "plain", b""));
+    let dir = world.server.edit(|tree| tree.plant_dir(now, "dir"));
+    for (leaf, node) in [("plain", plain), ("dir", dir)] {
+        world.answer(0, Op::Lookup { dir: 1, name: name(leaf) });
+        assert_eq!(world.answer(0, xattr(node.ino, "user.one", 0)), NODATA);
+        assert_eq!(world.answer(0, Op::ListXattr { ino: node.ino, size: 0 }), Answer::Size(0));
+    }
+    assert_eq!(calls(&world), (0, 0));
+}
+
+#[test]
+fn names_that_no_server_is_asked_for() {
+    let (mut world, file) = world(TreeConfig::default());
+    for never in ["security.selinux", "system.posix_acl_access", "system.posix_acl_default"] {
+        assert_eq!(world.answer(0, xattr(file.ino, never, 0)), Answer::Failed(Errno::OPNOTSUPP));
+    }
+    assert_eq!(calls(&world), (0, 0));
+}
+
+#[test]
+fn a_large_value_is_fetched_each_time_and_alone() {
+    let (mut world, file) = world(TreeConfig::default());
+    let large = vec![b'v'; 5_000];
+    beside(&world, file, "user.large", &large);
+    for round in 1..=3 {
+        assert_eq!(world.answer(0, xattr(file.ino, "user.large", 5_000)), Answer::Value(large.clone()));
+        assert_eq!(calls(&world), (1, round));
+    }
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(5));
+    assert_eq!(calls(&world), (1, 3));
+    let refuse = Fate { refuse: Some(Errno::IO), ..Fate::default() };
+    world.clients[0].control.plan(Which::Type("xattr"), refuse);
+    assert_eq!(world.answer(0, xattr(file.ino, "user.large", 0)), Answer::Failed(Errno::IO));
+}
+
+#[test]
+fn own_changes_are_seen_and_so_are_those_of_others() {
+    let (mut world, file) = world(TreeConfig::default());
+    world.connect(Level::All);
+    world.answer(1, Op::Lookup { dir: 1, name: name("f") });
+    for (at, value) in [(0, "own"), (1, "another"), (0, "own again"), (1, "")] {
+        world.answer(at, set(file.ino, "user.one", value.as_bytes()));
+        for reader in [0, 1] {
+            let got = world.answer(reader, xattr(file.ino, "user.one", 100));
+            assert_eq!(got, Answer::Value(value.as_bytes().to_vec()));
+        }
+    }
+    world.answer(1, Op::RemoveXattr { ino: file.ino, name: b"user.one".to_vec() });
+    for reader in [0, 1] {
+        assert_eq!(world.answer(reader, xattr(file.ino, "user.one", 0)), NODATA);
+    }
+    let gone = world.answer(0, Op::RemoveXattr { ino: file.ino, name: b"user.one".to_vec() });
+    assert_eq!(gone, NODATA);
+}
+
+/// A directory's row in its parent goes on standing when the directory's own grant is recalled.
+#[test]
+fn a_directory_that_had_none_is_given_one_by_another_client() {
+    let (mut world, _) = world(TreeConfig::default());
+    let now = world.now;
+    let dir = world.server.edit(|tree| tree.plant_dir(now, "dir"));
+    world.connect(Level::All);
+    for at in [0, 1] {
+        world.answer(at, Op::Lookup { dir: 1, name: name("dir") });
+        assert_eq!(world.answer(at, xattr(dir.ino, "user.one", 0)), NODATA);
+    }
+    world.answer(1, set(dir.ino, "user.one", b"new"));
+    world.answer(0, Op::GetAttr { ino: dir.ino });
+    assert_eq!(world.answer(0, xattr(dir.ino, "user.one", 9)), Answer::Value(b"new".to_vec()));
+}
+
+/// Each name of an inode has a row, and one of them is where its facts are kept.
+#[test]
+fn an_inode_with_two_names_has_its_xattrs_under_both() {
+    let (mut world, _) = world(TreeConfig::default());
+    let now = world.now;
+    let file = world.server.edit(|tree| tree.plant_file(now, "a", b""));
+    world.answer(0, Op::Lookup { dir: 1, name: name("a") });
+    world.answer(0, Op::Link { ino: file.ino, dir: 1, name: name("b") });
+    world.answer(0, set(file.ino, "user.one", b"new"));
+    for leaf in ["a", "b"] {
+        world.answer(0, Op::Lookup { dir: 1, name: name(leaf) });
+        let got = world.answer(0, xattr(file.ino, "user.one", 9));
+        assert_eq!(got, Answer::Value(b"new".to_vec()), "by {leaf}");
+    }
+}
+
+#[test]
+fn a_recall_or_a_deadline_ends_what_is_known() {
+    let (mut world, file) = world(TreeConfig::default());
+    world.answer(0, xattr(file.ino, "user.one", 0));
+    let root = world.server.edit(|tree| tree.root());
+    world.clients[0].control.recall(root, Covers::Names, &[]);
+    world.settle();
+    beside(&world, file, "user.one", b"second");
+    world.answer(0, Op::GetAttr { ino: file.ino });
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"second".to_vec()));
+    assert_eq!(calls(&world), (2, 0));
+
+    let (mut world, file) =
+        self::world(TreeConfig { term: Term::Limited(Span::from_secs(5)), ..TreeConfig::default() });
+    world.answer(0, xattr(file.ino, "user.one", 0));
+    beside(&world, file, "user.one", b"second");
+    world.advance(Span::from_millis(4_999));
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(5));
+    world.advance(Span::from_millis(1));
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(6));
+}
+
+#[test]
+fn who_asks_meanwhile_joins_unless_the_answer_may_be_older() {
+    let (mut world, file) = world(TreeConfig::default());
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Type("xattrs"), Fate { hold_reply: true, ..Fate::default() });
+    beside(&world, file, "user.large", &[b'v'; 5_000]);
+    let first = world.ask(0, xattr(file.ino, "user.one", 9));
+    let joined = world.ask(0, Op::ListXattr { ino: file.ino, size: 99 });
+    let large = world.ask(0, xattr(file.ino, "user.large", 0));
+    assert_eq!(calls(&world), (1, 0));
+    // A change of one's own is answered before.
+    world.answer(0, set(file.ino, "user.one", b"new"));
+    let later = world.ask(0, xattr(file.ino, "user.one", 9));
+    assert_eq!(calls(&world), (2, 0));
+    world.answers.clear();
+    control.plan_nothing();
+    for call in control.held() {
+        control.release(call);
+    }
+    world.settle();
+    let heard = |op| world.answers.iter().find(|(_, id, ..)| *id == op).map(|(.., answer)| answer.clone());
+    assert_eq!(heard(first), Some(Answer::Value(b"first".to_vec())));
+    assert_eq!(heard(joined), Some(Answer::Value(b"user.large\0user.one\0".to_vec())));
+    assert_eq!(heard(large), Some(Answer::Size(5_000)));
+    assert_eq!(heard(later), Some(Answer::Value(b"new".to_vec())));
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(3));
+}
+
+#[test]
+fn an_error_is_passed_on_and_not_kept() {
+    let (mut world, file) = world(TreeConfig::default());
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Type("xattrs"), Fate { refuse: Some(Errno::IO), ..Fate::default() });
+    for ask in [xattr(file.ino, "user.one", 0), Op::ListXattr { ino: file.ino, size: 0 }] {
+        assert_eq!(world.answer(0, ask), Answer::Failed(Errno::IO));
+    }
+    control.plan_nothing();
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(5));
+    assert_eq!(world.answer(0, xattr(77, "user.one", 0)), Answer::Failed(Errno::STALE));
+    assert_eq!(world.answer(0, Op::ListXattr { ino: 77, size: 0 }), Answer::Failed(Errno::STALE));
+}
