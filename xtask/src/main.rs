@@ -8,6 +8,7 @@ mod licences;
 mod link;
 mod matrix;
 mod process;
+mod race;
 mod root;
 mod tally;
 mod test;
@@ -48,6 +49,8 @@ enum Chore {
     LinkEmulator(link::Options),
     /// Runs one workload in a directory and prints its time.
     Workload(bench::workload::Options),
+    /// Two threads on two paths to one directory; says whether each saw what the other had done.
+    Race(race::Options),
     /// Mounts the null daemon: a filesystem that answers from memory and keeps nothing.
     NullDaemon(bench::null::Options),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Chore::Coverage => hunt::coverage(),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
+        Chore::Race(options) => race::run(&options),
         Chore::NullDaemon(options) => bench::null::run(&options),
     };
     match result {

@@ -29,9 +29,13 @@ pub struct Options {
     /// Which table.
     #[arg(long, value_enum, default_value_t = cases::Table::Everyday)]
     table: cases::Table,
-    /// For `shared`: another path to the same directory, through which others change it.
-    #[arg(long, required_if_eq("table", "shared"))]
+    /// For `shared` and `two`: another path to the same directory. With `shared` others change it there; with
+    /// `two` it is looked at there.
+    #[arg(long, required_if_eq_any([("table", "shared"), ("table", "two")]))]
     beside: Option<PathBuf>,
+    /// For `two`: more paths to the same directory, divided by commas, where cases only look.
+    #[arg(long, value_delimiter = ',')]
+    others: Vec<PathBuf>,
     /// For `shared`: within how many milliseconds a change must be seen.
     #[arg(long, default_value_t = 0)]
     within_ms: u64,

@@ -10,8 +10,10 @@ use anyhow::{Result, anyhow, bail};
 /// A case's own directory.
 pub struct Room {
     pub path: PathBuf,
-    /// The same directory by another way, for the table of shared cases.
+    /// The same directory by another way, for the tables `shared` and `two`.
     pub beside: PathBuf,
+    /// The same directory by more ways, by which the table `two` only looks.
+    pub others: Vec<PathBuf>,
     /// Within what time a change made beside must be seen here.
     pub within: Duration,
 }

@@ -50,6 +50,9 @@ fn run_one(name: &str, dir: &Path, options: &Options) -> Ended {
     if let Some(beside) = &options.beside {
         command.arg("--beside").arg(beside);
     }
+    for other in &options.others {
+        command.arg("--others").arg(other);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = match command.spawn() {
@@ -91,7 +94,9 @@ pub fn run_here(table: &[Case], name: &str, dir: &Path, options: &Options) -> Ex
     sys::set_umask(0o022);
     let own = PathBuf::from(format!("posix-{name}"));
     let beside = options.beside.clone().unwrap_or_else(|| dir.to_owned()).join(&own);
-    let room = Room { path: dir.join(&own), beside, within: Duration::from_millis(options.within_ms) };
+    let others = options.others.iter().map(|other| other.join(&own)).collect();
+    let within = Duration::from_millis(options.within_ms);
+    let room = Room { path: dir.join(&own), beside, others, within };
     // On a read-only mount nothing can be made; there the other way is the writable one.
     let writable = if options.table == Table::ReadOnly { &room.beside } else { &room.path };
     if let Err(e) = std::fs::create_dir(writable) {

@@ -15,11 +15,15 @@ struct Need {
 }
 
 const NEEDS: &[Need] = &[
-    Need { program: "fusermount3", package: "fuse3", groups: &["posix-user", "levels", "tools", "demo"] },
-    Need { program: "git", package: "git", groups: &["tools"] },
+    Need {
+        program: "fusermount3",
+        package: "fuse3",
+        groups: &["posix-user", "levels", "tools", "two", "demo"],
+    },
+    Need { program: "git", package: "git", groups: &["tools", "two"] },
     Need { program: "make", package: "make", groups: &["tools"] },
     Need { program: "gcc", package: "gcc", groups: &["tools"] },
-    Need { program: "/usr/bin/python3", package: "python3", groups: &["tools"] },
+    Need { program: "/usr/bin/python3", package: "python3", groups: &["tools", "two"] },
     Need { program: "mkfs.ext4", package: "e2fsprogs", groups: &["tools", "filesystems"] },
     Need { program: "mkfs.xfs", package: "xfsprogs", groups: &["filesystems"] },
     Need { program: "mkfs.btrfs", package: "btrfs-progs", groups: &["filesystems"] },

@@ -19,9 +19,8 @@ const INHERENT: &[&str] = &["space_collapse_range", "space_insert_range"];
 /// Cases that need a later protocol: the prefix of their names, and the first minor version that has it.
 const SINCE: &[(&str, u32)] = &[("create_tmpfile", 37), ("attributes_birth_time", 39)];
 
-/// Cases that an export on that filesystem does not have: an overlay's birth times change when a file is first
-/// written, so the server does not pass them on (`guarantees.S4` says so).
-const NOT_ON: &[(&str, &str)] = &[("overlayfs", "attributes_birth_time")];
+/// Cases that an export on that filesystem does not have.
+const NOT_ON: &[(&str, &str)] = &[];
 
 /// Whether a case may be skipped with that protocol though the local directory passes it.
 #[must_use]
@@ -76,7 +75,9 @@ pub fn run(
     Ok(verdicts)
 }
 
-fn parse(ended: &Ended) -> Verdicts {
+/// The verdicts that a table printed.
+#[must_use]
+pub fn parse(ended: &Ended) -> Verdicts {
     let mut verdicts = Verdicts::new();
     for line in ended.said.lines() {
         let named = |rest: &str| {

@@ -16,6 +16,7 @@ mod shared;
 mod signals;
 mod space;
 mod special;
+mod two;
 mod xattrs;
 
 use clap::ValueEnum;
@@ -36,6 +37,8 @@ pub enum Table {
     Everyday,
     /// What it sees of changes made by others.
     Shared,
+    /// What several mounts of one tree see of each other, at once.
+    Two,
     /// A build's calls while signals arrive.
     Signals,
     /// What a mount with `-o ro` refuses; `--dir` is writable by the other way, `--beside`.
@@ -48,6 +51,7 @@ impl Table {
         match self {
             Table::Everyday => "everyday",
             Table::Shared => "shared",
+            Table::Two => "two",
             Table::Signals => "signals",
             Table::ReadOnly => "read-only",
         }
@@ -58,6 +62,7 @@ impl Table {
 pub fn table(which: Table) -> Vec<Case> {
     let parts: &[&[Case]] = match which {
         Table::Shared => &[shared::CASES],
+        Table::Two => &[two::names::CASES, two::attributes::CASES, two::data::CASES, two::open::CASES],
         Table::Signals => &[signals::CASES],
         Table::ReadOnly => &[readonly::CASES],
         Table::Everyday => &[

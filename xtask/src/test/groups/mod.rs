@@ -11,6 +11,7 @@ mod restart;
 mod scripts;
 mod signals;
 mod tools;
+mod two;
 pub mod unit;
 
 use super::world::World;
@@ -61,6 +62,7 @@ pub fn all() -> &'static [Group] {
         group("signals", "alarms and fatal signals while waiting", "1 min", Run::Mounted(signals::run), true),
         group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
         group("restart", "the server is killed under a mount", "1 min", Run::Mounted(restart::run), true),
+        group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];
     ALL

@@ -1,0 +1,271 @@
+//! Files and directories that one has open while another removes, replaces or moves them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{all_see, reads, warm};
+use crate::room::{Room, refuses};
+
+super::cases! { two::
+    unlinked_while_read, unlinked_while_written, replaced_while_read, moved_while_written, directory_moved_while_used,
+    working_directory_removed, working_directory_moved, listed_while_created, listed_while_renamed,
+    listed_again_after_rewind, made_below_a_removed_directory, unlinked_and_made_again;
+}
+
+/// `d/f` of many pages, open by the second way, of which only the beginning was read.
+fn half_read(room: &Room) -> Result<(File, Vec<u8>)> {
+    let contents: Vec<u8> = (0..300_000_u32).map(|i| i.to_le_bytes()[1]).collect();
+    room.dir("d")?;
+    room.file("d/f", &contents)?;
+    // Only names and attributes are warm: the rest of the data must come from the server.
+    for dir in [&room.path, &room.beside] {
+        fs::metadata(dir.join("d/f"))?;
+    }
+    let mut file = OpenOptions::new().read(true).write(true).open(room.over("d/f"))?;
+    let mut first = [0; 10];
+    file.read_exact(&mut first)?;
+    ensure!(first[..] == contents[..10]);
+    Ok((file, contents))
+}
+
+fn rest_reads(file: &mut File, contents: &[u8]) -> Result<()> {
+    let mut rest = Vec::new();
+    file.read_to_end(&mut rest).context("reading on")?;
+    ensure!(rest == contents[10..], "the open file reads {} other bytes", rest.len());
+    Ok(())
+}
+
+fn unlinked_while_read(room: &Room) -> Result<()> {
+    let (mut file, contents) = half_read(room)?;
+    fs::remove_file(room.at("d/f"))?;
+    refuses(fs::metadata(room.over("d/f")), libc::ENOENT)?;
+    rest_reads(&mut file, &contents)?;
+    let links = file.metadata()?.nlink();
+    ensure!(links == 0, "it has {links} links");
+    all_see(room, &["d/f"], |dir| {
+        ensure!(fs::read_dir(dir.join("d"))?.count() == 0, "it is still listed");
+        Ok(())
+    })
+}
+
+fn unlinked_while_written(room: &Room) -> Result<()> {
+    let (mut file, mut contents) = half_read(room)?;
+    fs::remove_file(room.at("d/f"))?;
+    file.write_all_at(b"into what has no name", 100_000).context("writing")?;
+    contents[100_000..100_021].copy_from_slice(b"into what has no name");
+    file.sync_all().context("fsync")?;
+    rest_reads(&mut file, &contents)?;
+    all_see(room, &["d/f"], |_| Ok(()))
+}
+
+fn replaced_while_read(room: &Room) -> Result<()> {
+    let (mut file, contents) = half_read(room)?;
+    room.file("d/new", b"the new file")?;
+    fs::rename(room.at("d/new"), room.at("d/f"))?;
+    reads(&room.beside, "d/f", b"the new file")?;
+    rest_reads(&mut file, &contents)?;
+    ensure!(file.metadata()?.ino() != fs::metadata(room.over("d/f"))?.ino(), "the open file is the new one");
+    all_see(room, &["d/new"], |dir| reads(dir, "d/f", b"the new file"))
+}
+
+fn moved_while_written(room: &Room) -> Result<()> {
+    let (mut file, mut contents) = half_read(room)?;
+    room.dir("e")?;
+    fs::rename(room.at("d/f"), room.at("e/g"))?;
+    file.write_all_at(b"written after the move", 0)?;
+    contents[..22].copy_from_slice(b"written after the move");
+    all_see(room, &["d/f"], |dir| reads(dir, "e/g", &contents))?;
+    rest_reads(&mut file, &contents)
+}
+
+fn directory_moved_while_used(room: &Room) -> Result<()> {
+    fs::create_dir_all(room.at("d/a"))?;
+    room.dir("e")?;
+    room.file("d/a/f", b"x")?;
+    warm(room, &[])?;
+    let held = File::open(room.over("d/a"))?;
+    fs::rename(room.at("d/a"), room.at("e/b"))?;
+    // By the descriptor, whose path is another now.
+    let inside = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&held).to_string());
+    fs::write(inside.join("new"), b"by the descriptor")?;
+    all_see(room, &["d/a"], |dir| {
+        reads(dir, "e/b/new", b"by the descriptor")?;
+        reads(dir, "e/b/f", b"x")
+    })
+}
+
+/// Refused because the directory is no more. Its own kernel says ENOENT; another, which still holds it, learns
+/// that no name leads there (ESTALE).
+fn gone<T>(result: io::Result<T>) -> Result<()> {
+    match result {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESTALE)) => Ok(()),
+        Err(e) => Err(e.into()),
+        Ok(_) => anyhow::bail!("it was done in a directory that is no more"),
+    }
+}
+
+fn working_directory_removed(room: &Room) -> Result<()> {
+    fs::create_dir_all(room.at("d/here"))?;
+    warm(room, &["d/here/f"])?;
+    std::env::set_current_dir(room.over("d/here"))?;
+    fs::remove_dir(room.at("d/here"))?;
+    refuses(fs::metadata(room.over("d/here")), libc::ENOENT)?;
+    gone(File::create("f")).context("creating in it")?;
+    gone(fs::create_dir("e")).context("mkdir in it")?;
+    let listed = fs::read_dir(".").map_or(0, |entries| entries.flatten().count());
+    ensure!(listed == 0, "{listed} names are listed in it");
+    // Another directory with its name is not it.
+    fs::create_dir(room.at("d/here"))?;
+    gone(File::create("f")).context("creating in it, once its name is another's")?;
+    fs::write(room.over("d/here/f"), b"in the new one")?;
+    std::env::set_current_dir("/")?;
+    all_see(room, &["d/here/e"], |dir| reads(dir, "d/here/f", b"in the new one"))
+}
+
+fn working_directory_moved(room: &Room) -> Result<()> {
+    fs::create_dir_all(room.at("d/here"))?;
+    room.dir("e")?;
+    warm(room, &["d/here/f"])?;
+    std::env::set_current_dir(room.over("d/here"))?;
+    fs::rename(room.at("d/here"), room.at("e/there"))?;
+    fs::write("f", b"from inside").context("writing in it")?;
+    // A kernel that was told to forget the name learns where the directory is now when it is found there.
+    fs::metadata(room.over("e/there"))?;
+    let up = fs::metadata("..")?.ino();
+    ensure!(up == fs::metadata(room.over("e"))?.ino(), "its .. is the old one");
+    std::env::set_current_dir("/")?;
+    all_see(room, &["d/here"], |dir| reads(dir, "e/there/f", b"from inside"))
+}
+
+/// Scans by the second way while `change` is called before each entry; what stays comes exactly once.
+fn scan(room: &Room, stay: u32, mut change: impl FnMut(u32) -> io::Result<()>) -> Result<()> {
+    let mut times: BTreeMap<String, u32> = BTreeMap::new();
+    for (step, entry) in (0..).zip(fs::read_dir(room.over("d"))?) {
+        *times.entry(entry?.file_name().to_string_lossy().into_owned()).or_default() += 1;
+        change(step)?;
+        ensure!(step < 100_000, "the scan does not end");
+    }
+    for i in 0..stay {
+        let count = times.get(&stays(i)).copied().unwrap_or(0);
+        ensure!(count == 1, "{}, there throughout, came {count} times", stays(i));
+    }
+    Ok(())
+}
+
+/// So many names, so long, that a scan takes several requests.
+const STAY: u32 = 400;
+
+fn stays(i: u32) -> String {
+    format!("stays {i:05} {:.<230}", "")
+}
+
+fn filled(room: &Room, count: u32) -> Result<()> {
+    room.dir("d")?;
+    for i in 0..count {
+        fs::write(room.at("d").join(stays(i)), b"")?;
+    }
+    Ok(())
+}
+
+/// All ways list the same names.
+fn all_list(room: &Room) -> Result<()> {
+    let listed = |dir: &Path| -> Result<Vec<_>> {
+        let entries = fs::read_dir(dir.join("d"))?.map(|entry| entry.map(|e| e.file_name()));
+        let mut names = entries.collect::<io::Result<Vec<_>>>()?;
+        names.sort();
+        Ok(names)
+    };
+    let own = listed(&room.path)?;
+    for (way, dir) in super::ways(room) {
+        let names = listed(dir)?;
+        ensure!(names == own, "{way} {} names are listed, not {}", names.len(), own.len());
+    }
+    Ok(())
+}
+
+fn listed_while_created(room: &Room) -> Result<()> {
+    filled(room, STAY)?;
+    all_list(room)?;
+    all_list(room)?;
+    scan(room, STAY, |step| {
+        let (comes, went) = (format!("d/comes {step}"), format!("d/comes {}", step.wrapping_sub(20)));
+        if step < STAY {
+            fs::write(room.at(comes), b"")?;
+        }
+        if (20..STAY).contains(&step) {
+            fs::remove_file(room.at(went))?;
+        }
+        Ok(())
+    })?;
+    all_list(room)?;
+    refuses(fs::metadata(room.over("d/comes 0")), libc::ENOENT)
+}
+
+fn listed_while_renamed(room: &Room) -> Result<()> {
+    filled(room, STAY)?;
+    fs::write(room.at("d/wanders 0"), b"wandering")?;
+    all_list(room)?;
+    all_list(room)?;
+    let mut last = 0;
+    scan(room, STAY, |step| {
+        last = step + 1;
+        fs::rename(room.at(format!("d/wanders {step}")), room.at(format!("d/wanders {last}")))
+    })?;
+    all_list(room)?;
+    reads(&room.beside, &format!("d/wanders {last}"), b"wandering")
+}
+
+/// A stream that was open before shows after rewinding what was made meanwhile.
+fn listed_again_after_rewind(room: &Room) -> Result<()> {
+    filled(room, 20)?;
+    warm(room, &["d/new"])?;
+    let path = crate::sys::c(&room.over("d"))?;
+    let stream = unsafe { libc::opendir(path.as_ptr()) };
+    ensure!(!stream.is_null(), "opendir: {}", io::Error::last_os_error());
+    let count = || (0..).take_while(|_| !unsafe { libc::readdir64(stream) }.is_null()).count();
+    let before = count();
+    fs::write(room.at("d/new"), b"")?;
+    fs::write(room.at("d/newer"), b"")?;
+    fs::remove_file(room.at("d").join(stays(3)))?;
+    unsafe { libc::rewinddir(stream) };
+    let after = count();
+    unsafe { libc::closedir(stream) };
+    ensure!((before, after) == (22, 23), "{before} and then {after} entries");
+    all_see(room, &[], |_| Ok(()))
+}
+
+fn made_below_a_removed_directory(room: &Room) -> Result<()> {
+    fs::create_dir_all(room.at("d/e"))?;
+    warm(room, &["d/e/f"])?;
+    let held = File::open(room.over("d/e"))?;
+    fs::remove_dir(room.at("d/e"))?;
+    let inside = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&held).to_string());
+    gone(File::create(inside.join("f")))?;
+    all_see(room, &["d/e"], |_| Ok(()))
+}
+
+/// The same name again and again, each time another file: nobody takes one for another.
+fn unlinked_and_made_again(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    let mut held = Vec::new();
+    for round in 0..20_u8 {
+        let text = vec![b'a' + round; 5000 + usize::from(round)];
+        let mut new = OpenOptions::new().write(true).create_new(true).open(room.at("d/f"))?;
+        new.write_all(&text)?;
+        reads(&room.beside, "d/f", &text).with_context(|| format!("round {round}"))?;
+        held.push((File::open(room.over("d/f"))?, text));
+        fs::remove_file(room.at("d/f"))?;
+        refuses(fs::metadata(room.over("d/f")), libc::ENOENT).with_context(|| format!("round {round}"))?;
+    }
+    for (round, (file, text)) in held.iter().enumerate() {
+        let mut got = vec![0; text.len()];
+        file.read_exact_at(&mut got, 0).with_context(|| format!("the open file of round {round}"))?;
+        ensure!(got == *text, "the open file of round {round} reads other data");
+    }
+    all_see(room, &["d/f"], |_| Ok(()))
+}

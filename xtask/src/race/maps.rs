@@ -1,0 +1,109 @@
+//! Races between a map and writes.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result, ensure};
+
+use super::stage::{Meter, Stage, Told};
+
+const LENGTH: u16 = 8192;
+
+/// A shared map of the file; unmapped when dropped.
+struct Map(*mut u8);
+
+impl Map {
+    fn of(file: &File) -> io::Result<Map> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let length = usize::from(LENGTH);
+        // SAFETY: a new mapping, of a file that is that long.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Map(at.cast())) }
+    }
+
+    /// The word at a multiple of 8 below `LENGTH`.
+    fn word(&self, at: u16) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at < LENGTH);
+        // SAFETY: inside the mapping, aligned, and others change it as they like.
+        unsafe { AtomicU64::from_ptr(self.0.add(usize::from(at)).cast()) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // SAFETY: the whole mapping.
+        let done = unsafe { libc::msync(self.0.cast(), usize::from(LENGTH), libc::MS_SYNC) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a reference into it any more.
+        unsafe { libc::munmap(self.0.cast(), usize::from(LENGTH)) };
+    }
+}
+
+fn in_order(what: &str, value: u64, least: u64, most: u64) -> Result<()> {
+    ensure!(value >= least, "{what}: {value} is seen after {least} was told");
+    ensure!(value <= most, "{what}: {value} is seen before it was begun ({most})");
+    Ok(())
+}
+
+/// The first side stores at 0 into a map and syncs; the second writes at `distance`. Each sees what the other
+/// told, and what it wrote itself.
+pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<Meter> {
+    fs::write(first.join("f"), vec![0; usize::from(LENGTH)])?;
+    let open = |top: &Path| OpenOptions::new().read(true).write(true).open(top.join("f"));
+    let (stage, stored, written) = (Stage::default(), Told::default(), Told::default());
+    let store = |meter: &mut Meter| {
+        let map = meter.call("mmap", || Map::of(&open(first)?))?;
+        for value in 1..=count {
+            stage.wait_until(|| written.told() + 4 > value)?;
+            stored.begin(value);
+            meter.time("store", || map.word(0).store(value, Ordering::SeqCst));
+            meter.call("msync", || map.sync())?;
+            stored.tell(value);
+            let least = written.told();
+            let seen = meter.time("load", || map.word(distance).load(Ordering::SeqCst));
+            in_order("the other's word, by the map", seen, least, written.begun())?;
+            let own = meter.time("load", || map.word(0).load(Ordering::SeqCst));
+            ensure!(own == value, "a store of {value} became {own}");
+        }
+        Ok(())
+    };
+    let write = |meter: &mut Meter| {
+        let file = meter.call("open", || open(second))?;
+        let word = |meter: &mut Meter, at| -> Result<u64> {
+            let mut bytes = [0; 8];
+            meter.call("pread", || file.read_exact_at(&mut bytes, at))?;
+            Ok(u64::from_le_bytes(bytes))
+        };
+        for value in 1..=count {
+            stage.wait_until(|| stored.told() + 4 > value)?;
+            written.begin(value);
+            meter.call("pwrite", || file.write_all_at(&value.to_le_bytes(), u64::from(distance)))?;
+            written.tell(value);
+            let own = word(meter, u64::from(distance))?;
+            ensure!(own == value, "a write of {value} became {own}");
+            let least = stored.told();
+            let seen = word(meter, 0)?;
+            in_order("the other's word, by read", seen, least, stored.begun())?;
+        }
+        Ok(())
+    };
+    let meter = stage.both(store, write)?;
+    for top in [first, second] {
+        let bytes = fs::read(top.join("f"))?;
+        for at in [0, usize::from(distance)] {
+            let word = bytes.get(at..at + 8).context("the file is short")?.try_into()?;
+            let value = u64::from_le_bytes(word);
+            ensure!(value == count, "{}: the word at {at} is {value} in the end", top.display());
+        }
+    }
+    Ok(meter)
+}

@@ -1,0 +1,81 @@
+//! Races between two paths to one directory, such as two mounts of one tree. Each side is a thread with its own
+//! path; what a side did and told the other must show there at once (S1).
+//!
+//! Runs in a process of its own, which may be given up. It fails with what was seen; otherwise it prints one
+//! line of JSON: `operations` (calls of both sides), `longest_ms` and `longest_call`.
+
+mod data;
+mod maps;
+mod names;
+mod stage;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use stage::Meter;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Race {
+    /// Both create, rename and unlink names of their own in one directory.
+    Names,
+    /// The same, both always in the same one of many directories.
+    NamesSpread,
+    /// One creates and unlinks, the other scans.
+    Listing,
+    /// Both write records of one file in place.
+    Records,
+    /// Both append records to one file.
+    Appends,
+    /// One writes and tells, the other reads.
+    Told,
+    /// The same in many files, of which each is warm when it is written.
+    ToldSpread,
+    /// One saves as editors do (write aside, fsync, rename over) and tells, the other reads.
+    Saves,
+    /// One stores into a map and syncs, the other writes, in different pages.
+    Mapped,
+    /// The same within one page.
+    MappedPage,
+}
+
+#[derive(clap::Args)]
+pub struct Options {
+    #[arg(value_enum)]
+    race: Race,
+    /// An empty directory.
+    #[arg(long)]
+    first: PathBuf,
+    /// Another path to it.
+    #[arg(long)]
+    second: PathBuf,
+    /// Changes of each side that makes any.
+    #[arg(long, default_value_t = 1000)]
+    count: u64,
+}
+
+pub fn run(options: &Options) -> Result<bool> {
+    let (first, second, count) = (options.first.as_path(), options.second.as_path(), options.count);
+    let meter: Meter = match options.race {
+        Race::Names => names::names(first, second, count, u64::MAX),
+        Race::NamesSpread => names::names(first, second, count, 3),
+        Race::Listing => names::listing(first, second, count),
+        Race::Records => data::records(first, second, count),
+        Race::Appends => data::appends(first, second, count),
+        Race::Told => data::both_ways(first, second, count, data::told),
+        Race::ToldSpread => data::both_ways(first, second, count, data::told_spread),
+        Race::Saves => data::both_ways(first, second, count, data::saves),
+        Race::Mapped => maps::stored(first, second, count, 4096),
+        Race::MappedPage => maps::stored(first, second, count, 8),
+    }?;
+    println!(
+        "{}",
+        serde_json::json!({
+            "operations": meter.operations,
+            "longest_ms": meter.longest.as_secs_f64() * 1000.0,
+            "longest_call": meter.longest_call,
+        })
+    );
+    Ok(true)
+}

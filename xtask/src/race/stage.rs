@@ -1,0 +1,136 @@
+//! What the races have in common: two sides, how long their calls take, and numbers that one tells the other.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+/// Calls of one side.
+#[derive(Default)]
+pub struct Meter {
+    pub operations: u64,
+    pub longest: Duration,
+    pub longest_call: &'static str,
+}
+
+impl Meter {
+    /// Makes a call and takes its time.
+    pub fn time<T>(&mut self, what: &'static str, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = call();
+        let took = start.elapsed();
+        self.operations += 1;
+        if took > self.longest {
+            self.longest = took;
+            self.longest_call = what;
+        }
+        result
+    }
+
+    /// A call that must succeed.
+    pub fn call<T>(&mut self, what: &'static str, call: impl FnOnce() -> io::Result<T>) -> Result<T> {
+        self.time(what, call).context(what)
+    }
+
+    /// A call that must say that there is no such name.
+    pub fn absent<T>(&mut self, what: &'static str, call: impl FnOnce() -> io::Result<T>) -> Result<()> {
+        match self.time(what, call) {
+            Ok(_) => bail!("{what}: it is there"),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(e) => Err(e).context(what),
+        }
+    }
+
+    pub fn add(&mut self, other: &Meter) {
+        self.operations += other.operations;
+        if other.longest > self.longest {
+            self.longest = other.longest;
+            self.longest_call = other.longest_call;
+        }
+    }
+}
+
+/// Ends the other side when one has failed.
+#[derive(Default)]
+pub struct Stage {
+    failed: AtomicBool,
+}
+
+impl Stage {
+    /// Waits until it is so; an error if the other side has failed.
+    pub fn wait_until(&self, is_so: impl Fn() -> bool) -> Result<()> {
+        while !is_so() {
+            ensure!(!self.failed.load(Ordering::SeqCst), "(the other side failed)");
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    /// Whether to give up because the other side did.
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Runs both sides to their end; the first error counts.
+    pub fn both(
+        &self,
+        first: impl FnOnce(&mut Meter) -> Result<()> + Send,
+        second: impl FnOnce(&mut Meter) -> Result<()> + Send,
+    ) -> Result<Meter> {
+        let (one, two) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| self.side(second));
+            (self.side(first), other.join())
+        });
+        let two = two.map_err(|_| anyhow!("the second side panicked"))?;
+        let mut meter = one.meter;
+        meter.add(&two.meter);
+        match (one.result, two.result) {
+            (Ok(()), Ok(())) => Ok(meter),
+            (Err(e), Ok(())) => Err(e.context("on the first side")),
+            (Err(e), Err(_)) if one.failed_first => Err(e.context("on the first side")),
+            (_, Err(e)) => Err(e.context("on the second side")),
+        }
+    }
+
+    fn side(&self, body: impl FnOnce(&mut Meter) -> Result<()>) -> Side {
+        let mut meter = Meter::default();
+        let result = body(&mut meter);
+        let failed_first = result.is_err() && !self.failed.swap(true, Ordering::SeqCst);
+        Side { meter, result, failed_first }
+    }
+}
+
+/// How a side ended. The one that fails second may only say that the other has failed.
+struct Side {
+    meter: Meter,
+    result: Result<()>,
+    failed_first: bool,
+}
+
+/// A number that one side is about to make true, and that it then tells the other. It only grows.
+#[derive(Default)]
+pub struct Told {
+    begun: AtomicU64,
+    told: AtomicU64,
+}
+
+impl Told {
+    /// Before the call that makes it true.
+    pub fn begin(&self, value: u64) {
+        self.begun.store(value, Ordering::SeqCst);
+    }
+
+    /// After that call returned.
+    pub fn tell(&self, value: u64) {
+        self.told.store(value, Ordering::SeqCst);
+    }
+
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::SeqCst)
+    }
+
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+}

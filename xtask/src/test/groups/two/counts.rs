@@ -1,0 +1,128 @@
+//! What it costs to see a change: nothing before it, and few requests after it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{ALL, Deadline, Mounts};
+use crate::tally::Tally;
+use crate::test::world::{As, World};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Requests to the server that a look may take once what it shows was recalled.
+const AT_MOST: u64 = 3;
+
+/// What is done in a directory of its own, `$D` on the mount that looks and `$E` on the one that changes.
+struct Look {
+    name: &'static str,
+    prepare: &'static str,
+    look: &'static str,
+    change: &'static str,
+    before: &'static str,
+    after: &'static str,
+}
+
+const LOOKS: &[Look] = &[
+    Look {
+        name: "attributes",
+        prepare: "echo text > $E/f; chmod 644 $E/f",
+        look: "stat -c %a $D/f",
+        change: "chmod 600 $E/f",
+        before: "644",
+        after: "600",
+    },
+    Look {
+        name: "a new name",
+        prepare: "touch $E/other",
+        look: "test -e $D/f && echo there || echo missing",
+        change: "echo text > $E/f",
+        before: "missing",
+        after: "there",
+    },
+    Look {
+        name: "a removed name",
+        prepare: "echo text > $E/f",
+        look: "test -e $D/f && echo there || echo missing",
+        change: "rm $E/f",
+        before: "there",
+        after: "missing",
+    },
+    Look {
+        name: "a listing",
+        prepare: "touch $E/a $E/b $E/c",
+        look: "ls $D | tr '\\n' ' '",
+        change: "touch $E/d",
+        before: "a b c",
+        after: "a b c d",
+    },
+    Look {
+        name: "data",
+        prepare: "echo old > $E/f",
+        look: "cat $D/f",
+        change: "printf 'new\\n' | dd of=$E/f conv=notrunc status=none",
+        before: "old",
+        after: "new",
+    },
+    Look {
+        name: "a replaced link",
+        prepare: "ln -s old $E/l; ln -s new $E/m",
+        look: "readlink $D/l",
+        change: "mv -T $E/m $E/l",
+        before: "old",
+        after: "new",
+    },
+    Look {
+        name: "a renamed directory",
+        prepare: "mkdir $E/a; touch $E/a/f",
+        look: "test -d $D/z && echo there || echo missing",
+        change: "mv $E/a $E/z",
+        before: "missing",
+        after: "there",
+    },
+];
+
+pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+    if deadline.is_over(tally, "two: counts") {
+        return;
+    }
+    let mounts = match Mounts::new(world, As::Us, &[ALL, ALL]) {
+        Ok(mounts) => mounts,
+        Err(e) => return tally.fail("two: counts", &format!("{e:#}")),
+    };
+    for (number, look) in LOOKS.iter().enumerate() {
+        let start = Instant::now();
+        let result = try_look(&mounts, number, look);
+        super::record(tally, &format!("two: requests to see {}", look.name), start.elapsed(), result);
+    }
+    let start = Instant::now();
+    tally.record("two: counts unmounted", start.elapsed(), mounts.unmount());
+}
+
+fn try_look(mounts: &Mounts<'_>, number: usize, look: &Look) -> Result<()> {
+    let variables = format!("E=$A/count{number}; D=$B/count{number}\n");
+    let sh = |script: &str| -> Result<String> {
+        Ok(mounts.sh(&format!("{variables}{script}"), LIMIT)?.trim().to_owned())
+    };
+    let requests = || mounts.status(1, ["remote", "requests"]);
+    sh(&format!("mkdir $E; {}", look.prepare)).context("preparing")?;
+    for _ in 0..3 {
+        let warm = sh(look.look)?;
+        ensure!(warm == look.before, "before the change it says {warm:?}, not {:?}", look.before);
+    }
+    let cold = requests()?;
+    sh(look.look)?;
+    let warm = requests()?;
+    ensure!(warm == cold, "a look at what nobody changed takes {} requests", warm - cold);
+    let recalled = mounts.status(1, ["leases", "recalled"])?;
+    sh(look.change)?;
+    let now_recalled = mounts.status(1, ["leases", "recalled"])?;
+    let before = requests()?;
+    let seen = sh(look.look)?;
+    ensure!(seen == look.after, "after the change it says {seen:?}, not {:?}", look.after);
+    let taken = requests()? - before;
+    println!("  {}: {taken} requests, {} recalls", look.name, now_recalled - recalled);
+    ensure!(taken <= AT_MOST, "it takes {taken} requests, at most {AT_MOST}");
+    ensure!(taken > 0, "it was seen without asking: by whom?");
+    Ok(())
+}

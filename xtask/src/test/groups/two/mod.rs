@@ -1,0 +1,189 @@
+//! Several mounts of one tree, each by a daemon of its own, at one server: an operation that starts after another
+//! returned, on whichever mount, sees its effect (S1). They mount with `--host-timeout=forever`, so that
+//! nothing but recalls can make it true.
+
+mod counts;
+mod programs;
+mod races;
+mod stopped;
+mod tables;
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::process::{self, Ended};
+use crate::root;
+use crate::tally::Tally;
+use crate::test::mount::{How, Mount};
+use crate::test::world::{As, World};
+
+/// What would begin later fails instead: one thing that is slow or hangs must not hold up everything.
+const LIMIT: Duration = Duration::from_secs(480);
+const SHORT_LIMIT: Duration = Duration::from_secs(240);
+
+pub fn run(world: &World, tally: &mut Tally) {
+    if !root::is_root() && process::which("fusermount3").is_none() {
+        return tally.not_run("two", "fusermount3 is missing: install the package fuse3");
+    }
+    let deadline = Deadline(Instant::now() + if world.short { SHORT_LIMIT } else { LIMIT });
+    let parts: &[(&str, Part)] = &[
+        ("tables", tables::run),
+        ("counts", counts::run),
+        ("races", races::run),
+        ("programs", programs::run),
+        ("stopped", stopped::run),
+    ];
+    for (name, part) in parts {
+        let start = Instant::now();
+        part(world, tally, &deadline);
+        println!("two: {name}: {:.0} s", start.elapsed().as_secs_f64());
+    }
+}
+
+/// What is not there yet, and why; docs/semantics.md says the same. It is run all the same, and a failure is
+/// told as skipped. This list only shrinks.
+const NOT_YET: &[(&str, &str)] = &[
+    (
+        "two_unlinked_and_made_again",
+        "a file that one mount removes does not stay for another that has it open",
+    ),
+    ("moves over open files", "a file that one mount replaces does not stay for another that has it open"),
+    ("race saves", "an open beside quick replacements by another mount can find none of them (ESTALE)"),
+    ("race told", "pages of a file with two writers are dropped right after, not before, a read is answered"),
+    ("two_mapped_alone", "pages under a map of a file with two writers are not recalled"),
+    ("race mapped", "pages under a map of a file with two writers are not recalled"),
+    ("requests to see", "a directory that was just changed twice in a second is contended for 10 s"),
+];
+
+/// Counts a result; a failure that is known to be one is skipped with its reason.
+fn record(tally: &mut Tally, name: &str, took: Duration, result: Result<()>) {
+    match (result, not_yet(name)) {
+        (Err(e), Some(why)) => tally.skip(name, &format!("not yet: {why} ({})", first_line(&e))),
+        (result, _) => tally.record(name, took, result),
+    }
+}
+
+fn not_yet(name: &str) -> Option<&'static str> {
+    NOT_YET.iter().find(|(part, _)| name.contains(part)).map(|(_, why)| *why)
+}
+
+fn first_line(error: &anyhow::Error) -> String {
+    format!("{error:#}").lines().next().unwrap_or("").chars().take(150).collect()
+}
+
+type Part = fn(&World, &mut Tally, &Deadline);
+
+/// When the group must be done.
+struct Deadline(Instant);
+
+impl Deadline {
+    /// Whether it is too late to begin this, which then counts as failed.
+    fn is_over(&self, tally: &mut Tally, name: &str) -> bool {
+        let over = Instant::now() > self.0;
+        if over {
+            tally.fail(name, "not begun: what came before took too long");
+        }
+        over
+    }
+}
+
+/// What a mount is like, beyond how all are mounted here.
+type Kind = (&'static str, &'static str);
+
+const ALL: Kind = ("NIGH_NOTIFY_LEVEL", "all");
+const NO_EPOCH: Kind = ("NIGH_NOTIFY_LEVEL", "no-epoch");
+const NONE: Kind = ("NIGH_NOTIFY_LEVEL", "none");
+const OLD: Kind = ("NIGH_FUSE_MINOR", "31");
+
+/// Mounts of one directory. What hangs in one may wait for another, so all are freed together.
+struct Mounts<'w> {
+    world: &'w World,
+    who: As,
+    source: PathBuf,
+    mounts: Vec<Mount<'w>>,
+    aborted: Cell<bool>,
+}
+
+impl<'w> Mounts<'w> {
+    fn new(world: &'w World, who: As, kinds: &[Kind]) -> Result<Mounts<'w>> {
+        let source = world.dir("source", who)?;
+        let mut all = Mounts { world, who, source, mounts: Vec::new(), aborted: Cell::new(false) };
+        for (i, (variable, value)) in kinds.iter().enumerate() {
+            let point = world.dir(&format!("mnt-{}", i + 1), who)?;
+            let how = How::new(who).set(variable, value).with("--host-timeout=forever");
+            let mount = Mount::new(world, &all.source, &point, &how);
+            all.mounts.push(mount.with_context(|| format!("mount {}", i + 1))?);
+        }
+        Ok(all)
+    }
+
+    fn point(&self, number: usize) -> &Path {
+        &self.mounts[number].point
+    }
+
+    /// Runs what works in several of the mounts. If it does not end in time all their connections are aborted.
+    fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
+        ensure!(!self.aborted.get(), "the mounts were aborted before");
+        let ended = self.world.run(command, limit)?;
+        if ended.how == process::How::TimedOut {
+            self.aborted.set(true);
+            for mount in &self.mounts {
+                mount.abort();
+            }
+        }
+        Ok(ended)
+    }
+
+    /// A shell script with the mount points as `$A`, `$B`, `$C`; what it said.
+    fn sh(&self, script: &str, limit: Duration) -> Result<String> {
+        let mut command = self.world.command("sh", self.who);
+        command.args(["-euc", script]).env("LC_ALL", "C").env("WORK", &self.world.root);
+        for (name, mount) in ["A", "B", "C"].iter().zip(&self.mounts) {
+            command.env(name, &mount.point);
+        }
+        let ended = self.run(command, limit)?;
+        ensure!(ended.ok(), "{}", ended.tail(6));
+        Ok(ended.said)
+    }
+
+    /// A number of `nigh status --json`, by its keys.
+    fn status(&self, number: usize, keys: [&str; 2]) -> Result<u64> {
+        let status: Value = self.mounts[number].status()?;
+        let value = status[keys[0]][keys[1]].as_u64();
+        value.with_context(|| format!("nigh status has no number {}.{}", keys[0], keys[1]))
+    }
+
+    /// How often the mounts dropped all names because one could not be dropped in time.
+    fn fallbacks(&self) -> Result<u64> {
+        (0..self.mounts.len()).map(|number| self.status(number, ["kernel", "epoch_fallbacks"])).sum()
+    }
+
+    fn said(&self) -> String {
+        let all = self.mounts.iter().map(Mount::said).filter(|said| !said.is_empty());
+        all.collect::<Vec<_>>().join(" // ")
+    }
+
+    fn unmount(self) -> Result<()> {
+        if self.aborted.get() {
+            bail!("a mount hung and was aborted");
+        }
+        for (i, mount) in self.mounts.into_iter().enumerate() {
+            mount.unmount().with_context(|| format!("mount {}", i + 1))?;
+        }
+        Ok(())
+    }
+}
+
+/// Who mounts: root, or whoever runs us; and root also as the ordinary user.
+fn users(world: &World) -> Vec<As> {
+    let mut users = vec![As::Us];
+    if process::which("fusermount3").is_some() {
+        users.extend(world.tester.filter(|who| *who != As::Us));
+    }
+    users
+}

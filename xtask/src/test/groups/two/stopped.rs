@@ -1,0 +1,100 @@
+//! A client that is stopped while it holds grants: others wait for its lease and no longer, and when it goes on it
+//! knows that its facts are over.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::{ALL, Deadline, Mounts};
+use crate::process;
+use crate::tally::Tally;
+use crate::test::world::{As, World};
+
+/// Until a client that owes an answer is suspect, then until its lease has run out on the server's clock, then
+/// what it takes to notice.
+const LIMIT: Duration = Duration::from_millis(2000 + 16_500 + 2000);
+/// A client that goes on first drops what has expired; until then its kernel may serve it.
+const DROPS_WITHIN: Duration = Duration::from_secs(1);
+/// By then it is connected again.
+const BACK_WITHIN: Duration = Duration::from_secs(10);
+
+pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+    let name = "two: a stopped client is waited for, and no longer";
+    if !deadline.is_over(tally, name) {
+        let start = Instant::now();
+        let result = stopped(world);
+        tally.record(name, start.elapsed(), result);
+    }
+}
+
+/// A stopped process, which goes on when dropped: a mount of it could not be taken down otherwise.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(pid: u32) -> Stopped {
+        process::signal(pid, libc::SIGSTOP);
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        process::signal(self.0, libc::SIGCONT);
+    }
+}
+
+const WARM: &str = "for i in 1 2 3; do ls -l $B/d; cat $B/d/f; test ! -e $B/d/new; done";
+/// What the stopped client looks at when it goes on.
+const LOOK: &str = "stat -c %a $B/d/f; cat $B/d/f; ls $B/d | tr '\\n' ' '";
+const EXPECTED: &str = "600\nnew text\nf new";
+
+fn stopped(world: &World) -> Result<()> {
+    let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
+    let short = Duration::from_secs(20);
+    mounts.sh("mkdir $A/d; echo old > $A/d/f; chmod 644 $A/d/f", short)?;
+    mounts.sh(WARM, short)?;
+    ensure!(mounts.status(1, ["leases", "read"])? > 0, "it holds no grants to begin with");
+    let asleep = Stopped::new(mounts.mounts[1].daemon());
+    let start = Instant::now();
+    let long = LIMIT + Duration::from_secs(10);
+    mounts.sh("chmod 600 $A/d/f", long)?;
+    let first = start.elapsed();
+    mounts.sh("echo 'new text' > $A/d/f; touch $A/d/new", long)?;
+    let all = start.elapsed();
+    println!(
+        "  waited {:.1} s for the first change, {:.1} s for all",
+        first.as_secs_f64(),
+        all.as_secs_f64()
+    );
+    ensure!(all <= LIMIT, "changes waited {all:.1?} for a stopped client, at most {LIMIT:.1?}");
+    drop(asleep);
+    sees_the_truth(&mounts)?;
+    mounts.unmount()
+}
+
+/// Its own calls may fail while it connects again, but what they say is right: what reaches the client at
+/// once, and what the kernel still held within a second.
+fn sees_the_truth(mounts: &Mounts<'_>) -> Result<()> {
+    let start = Instant::now();
+    let limit = Duration::from_secs(15);
+    loop {
+        let asked = mounts.sh("stat --cached=never -c %a $B/d/f", limit);
+        if let Ok(mode) = &asked {
+            ensure!(mode.trim() == "600", "asked without a cache, it says mode {}", mode.trim());
+        }
+        let began = start.elapsed();
+        match (asked.and_then(|_| mounts.sh(LOOK, limit)), began) {
+            (Ok(seen), _) if seen.trim() == EXPECTED => break,
+            (Ok(seen), began) if began > DROPS_WITHIN => {
+                bail!("{began:.1?} after it went on it shows {seen:?}")
+            }
+            (Err(e), began) if began > BACK_WITHIN => {
+                return Err(e.context(format!("{began:.1?} after it went on")));
+            }
+            _ => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+    println!("  it was right {:.2} s after it went on", start.elapsed().as_secs_f64());
+    mounts.sh("echo back > $B/d/back; test \"$(cat $A/d/back)\" = back", limit)?;
+    Ok(())
+}

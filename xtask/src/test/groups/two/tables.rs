@@ -1,0 +1,148 @@
+//! The table `two` of `nigh-posix`: every kind of change, seen by the others at once.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD, users};
+use crate::process::{self, Ended};
+use crate::tally::Tally;
+use crate::test::table::{self, Verdict, Verdicts};
+use crate::test::world::{As, World};
+
+/// For one run of the table, and for one case.
+const LIMIT: Duration = Duration::from_secs(120);
+const CASE_LIMIT_S: &str = "20";
+
+/// Kinds of the three mounts, and by which of them changes are made: the next one is the second way, and the
+/// last one only looks.
+struct Variant {
+    name: &'static str,
+    kinds: [Kind; 3],
+    orders: &'static [[usize; 3]],
+}
+
+const THERE: [usize; 3] = [0, 1, 2];
+const BACK: [usize; 3] = [1, 0, 2];
+
+const VARIANTS: &[Variant] = &[
+    Variant { name: "level all", kinds: [ALL, ALL, ALL], orders: &[THERE, BACK] },
+    Variant { name: "level no-epoch", kinds: [NO_EPOCH, NO_EPOCH, NO_EPOCH], orders: &[THERE] },
+    Variant { name: "level none", kinds: [NONE, NONE, NONE], orders: &[THERE] },
+    Variant { name: "protocol 7.31", kinds: [OLD, OLD, OLD], orders: &[THERE] },
+    Variant { name: "levels mixed", kinds: [ALL, NO_EPOCH, NONE], orders: &[THERE, BACK, [2, 0, 1]] },
+];
+
+/// What a shorter pass runs with kernels of other kinds: cases whose names contain one of these.
+const SMALLER: &[&str] =
+    &["created", "unlinked", "removed", "renamed", "mode", "xattr", "written", "turns", "mapped", "while"];
+
+pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+    let users = users(world);
+    for who in users.into_iter().filter(|who| *who == As::Us || !world.short) {
+        let control = match control(world, who) {
+            Ok(control) => control,
+            Err(e) => return tally.fail("two: the table on a local directory", &format!("{e:#}")),
+        };
+        // As another user the same once: what differs is who asks the server.
+        let variants = if who == As::Us { VARIANTS } else { &VARIANTS[..1] };
+        for variant in variants {
+            let name = format!("two as {}, {}", who.name(), variant.name);
+            if deadline.is_over(tally, &name) {
+                continue;
+            }
+            let start = Instant::now();
+            let mut control = control.clone();
+            if world.short && variant.name != VARIANTS[0].name {
+                control.retain(|case, _| SMALLER.iter().any(|part| case.contains(part)));
+            }
+            let result = run_variant(world, tally, &name, variant, who, &control);
+            tally.record(&format!("{name}, as a whole and unmounted"), start.elapsed(), result);
+        }
+    }
+}
+
+/// The same with one local directory in the place of all mounts.
+fn control(world: &World, who: As) -> Result<Verdicts> {
+    let local = world.dir("local", who)?;
+    let command = command(world, who, &[&local, &local, &local, &local]);
+    let verdicts = table::parse(&world.run(command, LIMIT)?);
+    let failed = verdicts.iter().find(|(_, verdict)| matches!(verdict, Verdict::Failed(_)));
+    ensure!(failed.is_none(), "{failed:?}");
+    ensure!(verdicts.len() > 50, "only {} cases ran", verdicts.len());
+    Ok(verdicts)
+}
+
+/// Changed by the first way, looked at by the second, and by the others.
+fn command(world: &World, who: As, ways: &[&Path; 4]) -> std::process::Command {
+    let mut command = world.command(world.root.join("bin/nigh-posix"), who);
+    command.args(["--table", "two", "--limit-s", CASE_LIMIT_S]);
+    command.arg("--dir").arg(ways[0]).arg("--beside").arg(ways[1]);
+    command.arg("--others").arg(ways[2]).arg("--others").arg(ways[3]);
+    command
+}
+
+fn run_variant(
+    world: &World,
+    tally: &mut Tally,
+    name: &str,
+    variant: &Variant,
+    who: As,
+    control: &Verdicts,
+) -> Result<()> {
+    let mounts = Mounts::new(world, who, &variant.kinds)?;
+    // A shorter pass goes both ways only once.
+    let orders = if world.short && variant.name != VARIANTS[0].name { 1 } else { variant.orders.len() };
+    for order in variant.orders.iter().take(orders) {
+        let [first, second, third] = order.map(|number| mounts.point(number));
+        // Last the export itself: what it says is so.
+        let mut command = command(world, who, &[first, second, third, &mounts.source]);
+        command.arg("--filter").arg(control.keys().cloned().collect::<Vec<_>>().join(","));
+        let ended = mounts.run(command, LIMIT)?;
+        let name = format!("{name}, by mount {}", order[0] + 1);
+        let failed = tally.failed;
+        count(tally, &name, variant, control, &ended);
+        if tally.failed > failed {
+            println!("  the daemons said: {}", mounts.said());
+        }
+    }
+    mounts.unmount()
+}
+
+fn count(tally: &mut Tally, name: &str, variant: &Variant, control: &Verdicts, ended: &Ended) {
+    let verdicts = table::parse(ended);
+    let mut passed = 0;
+    for (case, local) in control {
+        let full = format!("{name}: {case}");
+        match (local, verdicts.get(case)) {
+            (_, Some(Verdict::Passed)) => passed += 1,
+            (_, Some(Verdict::Failed(_))) if unheard(variant, case) => {
+                tally.skip(&full, "pages under a map cannot be recalled from this kernel");
+            }
+            (_, Some(Verdict::Failed(why))) => match super::not_yet(case) {
+                Some(reason) => tally.skip(&full, &format!("not yet: {reason} ({why})")),
+                None => tally.fail(&full, why),
+            },
+            (Verdict::Skipped(_), Some(Verdict::Skipped(why))) => tally.skip(&full, why),
+            (_, Some(Verdict::Skipped(why))) if lacks(variant, case) => tally.skip(&full, why),
+            (_, Some(Verdict::Skipped(why))) => tally.fail(&full, &format!("only skipped on mounts: {why}")),
+            (_, None) => tally.fail(&full, "did not run"),
+        }
+    }
+    println!("{passed} of {} cases pass: {name} ({:.1} s)", control.len(), ended.took.as_secs_f64());
+    if ended.how == process::How::TimedOut {
+        println!("  it did not end in time: {}", ended.tail(3));
+    }
+    tally.passed_quietly(passed);
+}
+
+/// A kernel that cannot be told anything keeps a page while it is mapped and nobody reads beside.
+fn unheard(variant: &Variant, case: &str) -> bool {
+    case == "two_mapped_alone" && variant.kinds.contains(&NONE)
+}
+
+/// `O_TMPFILE` came with protocol 7.37.
+fn lacks(variant: &Variant, case: &str) -> bool {
+    case == "two_unnamed_linked" && variant.kinds.contains(&OLD)
+}
