@@ -44,8 +44,6 @@ pub struct Cache {
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     /// How many of `files` have no handle.
     pub(crate) unpinned: u64,
-    /// Regular files that the kernel looked up last: it may be about to open them.
-    pub(crate) recent: VecDeque<nigh_types::NodeId>,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
     /// Requests that came while there was no session.
@@ -88,7 +86,6 @@ impl Cache {
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
             unpinned: 0,
-            recent: VecDeque::new(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),

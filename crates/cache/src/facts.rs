@@ -8,9 +8,6 @@ use crate::rows::{Child, Row};
 use crate::state::{Directory, Inode};
 use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
 
-/// How many files that were looked up are remembered.
-const RECENT: usize = 64;
-
 impl Cache {
     /// A directory's names, if their grant lives; ends them if it does not.
     pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, Held)> {
@@ -341,12 +338,6 @@ impl Cache {
                 inode.home = Some((dir, name.clone()));
             }
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
-            if attr.kind() == Kind::File && self.recent.back() != Some(&id) {
-                if self.recent.len() == RECENT {
-                    self.recent.pop_front();
-                }
-                self.recent.push_back(id);
-            }
         }
         node
     }

@@ -250,17 +250,7 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr().kind() == Kind::File);
-        child.map(|c| c.id).or_else(|| self.unpinned_at(dir, name)).or_else(|| self.looked_up_at(dir, name))
-    }
-
-    /// What is known of the directory may be gone, while an open of what was just looked up there is on its way.
-    fn looked_up_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
-        // A number may be another inode's by now.
-        let same = |node: &NodeId| self.inodes.get(&node.ino).filter(|inode| inode.id == *node);
-        let inodes = self.recent.iter().rev().filter_map(same);
-        let known = inodes.filter(|i| i.lookups > 0 && i.pinned.is_none());
-        let mut there = known.filter(|i| i.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
-        there.next().map(|inode| inode.id)
+        child.map(|c| c.id).or_else(|| self.unpinned_at(dir, name))
     }
 
     pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
