@@ -66,7 +66,6 @@ pub struct Distant<'w> {
     host_timeout: String,
     /// Keeps the server up while there is no other mount.
     _keeper: Mount<'w>,
-    _idle: tempfile::TempDir,
 }
 
 impl<'w> Distant<'w> {
@@ -77,13 +76,12 @@ impl<'w> Distant<'w> {
         bandwidth: &str,
         host_timeout: &str,
     ) -> Result<Distant<'w>> {
-        // On a filesystem of its own: sessions that may see the same files get short grants.
-        let idle = tempfile::tempdir_in("/dev/shm")?;
-        let keeper = Mount::new(world, idle.path(), &world.dir("keeper", As::Us)?, &How::new(As::Us))?;
+        let (idle, keep) = (world.dir("keeper-source", As::Us)?, world.dir("keeper", As::Us)?);
+        let keeper = Mount::new(world, &idle, &keep, &How::new(As::Us))?;
         let xtask = world.root.join("bin/xtask");
         let link = Emulator::start(&xtask, &world.root, &world.server_socket(As::Us), rtt, bandwidth)?;
         let (rtt, host_timeout) = (rtt.to_owned(), host_timeout.to_owned());
-        Ok(Distant { rtt, link, source: source.to_owned(), host_timeout, _keeper: keeper, _idle: idle })
+        Ok(Distant { rtt, link, source: source.to_owned(), host_timeout, _keeper: keeper })
     }
 
     /// A fresh mount: nothing is known, and the server's own cache is warm.
