@@ -5,7 +5,7 @@ mod latency;
 mod measure;
 pub mod null;
 mod null_tree;
-mod places;
+pub mod places;
 mod table;
 mod trees;
 pub mod workload;
@@ -17,6 +17,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::root;
+use crate::test::over::Over;
 use crate::test::world::{As, World};
 use measure::Row;
 use places::{Distant, Null};
@@ -32,6 +33,9 @@ pub struct Options {
     rtt: Vec<String>,
     #[arg(long, default_value = "1Gbit")]
     bandwidth: String,
+    /// Over which link: `local`, `nigh` or `ssh`.
+    #[arg(long, value_enum, default_value_t = Over::Local)]
+    over: Over,
     /// For how long nigh may believe that nobody changes the folder beside it.
     #[arg(long, default_value = "forever")]
     host_timeout: String,
@@ -84,12 +88,14 @@ pub fn run(options: &Options) -> Result<bool> {
     let mut latency = vec![latency::of("null daemon", &null.point, null.daemon(), plan.latency_calls)?];
     drop(null);
     for rtt in &plan.rtts {
-        let distant = Distant::start(&world, &source, rtt, &options.bandwidth, &options.host_timeout)?;
+        let distant =
+            Distant::start(&world, &source, options.over, (rtt, &options.bandwidth), &options.host_timeout)?;
         for work in &plan.workloads {
             rows.extend(measure::distant(&world, *work, &distant, &plan.sizes)?);
         }
     }
-    let near = Distant::start(&world, &source, "0ms", &options.bandwidth, &options.host_timeout)?;
+    let near =
+        Distant::start(&world, &source, options.over, ("0ms", &options.bandwidth), &options.host_timeout)?;
     let mount = near.mount(&world)?;
     latency.push(latency::of("nigh", &mount.point, mount.daemon(), plan.latency_calls)?);
     let memory = if options.long { Some(latency::missing_names(&world, &mount, 10_000_000)?) } else { None };
@@ -126,6 +132,7 @@ fn figures(options: &Options, plan: &Plan, rows: &[Row], latency: &[Value], memo
         "sizes": plan.sizes.json(),
         "bandwidth": options.bandwidth,
         "host_timeout": options.host_timeout,
+        "over": options.over.name(),
         "pinned": options.pinned,
         "user": if root::is_root() { "root" } else { "user" },
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),

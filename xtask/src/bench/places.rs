@@ -12,6 +12,7 @@ use super::trees::{self, Sizes};
 use crate::link::client::Emulator;
 use crate::process;
 use crate::test::mount::{How, Mount, device_of};
+use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
 
 /// The null daemon with the trees in it.
@@ -64,6 +65,8 @@ pub struct Distant<'w> {
     pub link: Emulator,
     source: PathBuf,
     host_timeout: String,
+    /// Over which link, and where the emulator listens.
+    over: (Over, Option<u16>),
     /// Keeps the server up while there is no other mount.
     _keeper: Mount<'w>,
 }
@@ -72,23 +75,44 @@ impl<'w> Distant<'w> {
     pub fn start(
         world: &'w World,
         source: &Path,
-        rtt: &str,
-        bandwidth: &str,
+        over: Over,
+        (rtt, bandwidth): (&str, &str),
         host_timeout: &str,
     ) -> Result<Distant<'w>> {
         let (idle, keep) = (world.dir("keeper-source", As::Us)?, world.dir("keeper", As::Us)?);
         let keeper = Mount::new(world, &idle, &keep, &How::new(As::Us))?;
         let xtask = world.root.join("bin/xtask");
-        let link = Emulator::start(&xtask, &world.root, &world.server_socket(As::Us), rtt, bandwidth)?;
+        let server = match over {
+            Over::Nigh => Some(over::serve(world, As::Us)?),
+            Over::Ssh => Some(over::ssh_server(world)?),
+            Over::Local => None,
+            Over::Unix => bail!("over a socket of this machine the figures are those of `local`"),
+        };
+        let (link, near) = match server {
+            Some(server) => {
+                let near = over::free_port()?;
+                let link = Emulator::on_ports(&xtask, &world.root, [near, server], rtt, bandwidth)?;
+                (link, Some(near))
+            }
+            None => {
+                let socket = world.server_socket(As::Us);
+                (Emulator::start(&xtask, &world.root, &socket, rtt, bandwidth)?, None)
+            }
+        };
         let (rtt, host_timeout) = (rtt.to_owned(), host_timeout.to_owned());
-        Ok(Distant { rtt, link, source: source.to_owned(), host_timeout, _keeper: keeper })
+        let source = source.to_owned();
+        Ok(Distant { rtt, link, source, host_timeout, over: (over, near), _keeper: keeper })
     }
 
     /// A fresh mount: nothing is known, and the server's own cache is warm.
     pub fn mount(&self, world: &'w World) -> Result<Mount<'w>> {
         let point = world.root.join("mnt");
         fs::create_dir_all(&point)?;
-        let how = How::new(As::Us).set("NIGH_LINK", &self.link.socket.display().to_string());
+        let mut how = How::new(As::Us);
+        if self.over.0 == Over::Local {
+            how = how.set("NIGH_LINK", &self.link.socket.display().to_string());
+        }
+        how.over = Some(self.over);
         Mount::new(world, &self.source, &point, &how.with(&format!("--host-timeout={}", self.host_timeout)))
     }
 }

@@ -26,17 +26,41 @@ impl Emulator {
     pub fn start(xtask: &Path, dir: &Path, to: &Path, rtt: &str, bandwidth: &str) -> Result<Emulator> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let socket = dir.join(format!("link{number}.sock"));
+        let _ = fs::remove_file(&socket);
+        let ends = [&socket, to].map(|path| format!("unix:{}", path.display()));
+        Emulator::between(xtask, dir, socket, ends, rtt, bandwidth)
+    }
+
+    /// Between two ports of this machine.
+    pub fn on_ports(
+        xtask: &Path,
+        dir: &Path,
+        ports: [u16; 2],
+        rtt: &str,
+        bandwidth: &str,
+    ) -> Result<Emulator> {
+        let ends = ports.map(|port| format!("tcp:127.0.0.1:{port}"));
+        Emulator::between(xtask, dir, PathBuf::new(), ends, rtt, bandwidth)
+    }
+
+    fn between(
+        xtask: &Path,
+        dir: &Path,
+        socket: PathBuf,
+        [listen, to]: [String; 2],
+        rtt: &str,
+        bandwidth: &str,
+    ) -> Result<Emulator> {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let control = dir.join(format!("link{number}.control"));
-        for path in [&socket, &control] {
-            let _ = fs::remove_file(path);
-        }
-        let unix = |path: &Path| format!("unix:{}", path.display());
+        let _ = fs::remove_file(&control);
         let mut command = Command::new(xtask);
-        command.args(["link-emulator", "--listen", &unix(&socket), "--control", &unix(&control)]);
-        command.args(["--to", &unix(to), "--rtt", rtt, "--bandwidth", bandwidth]);
+        command.args(["link-emulator", "--listen", &listen, "--to", &to, "--rtt", rtt]);
+        command.args(["--bandwidth", bandwidth, "--control", &format!("unix:{}", control.display())]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
         let end = Instant::now() + Duration::from_secs(5);
-        while !socket.exists() || !control.exists() {
+        // It listens before it can be asked.
+        while !control.exists() {
             if Instant::now() > end {
                 bail!("the link emulator does not start");
             }

@@ -3,6 +3,7 @@
 pub mod clean;
 pub mod groups;
 pub mod mount;
+pub mod over;
 mod packages;
 pub mod table;
 pub mod world;
@@ -28,6 +29,9 @@ pub struct Options {
     /// Only the groups that mount as an ordinary user.
     #[arg(long)]
     as_user: bool,
+    /// Over which link mounts reach their servers.
+    #[arg(long, value_enum, default_value_t = over::Over::Local)]
+    over: over::Over,
     /// Shorter forms of the long tests (fsx with 50,000 operations).
     #[arg(long)]
     short: bool,
@@ -64,7 +68,7 @@ pub fn run(options: &Options) -> Result<bool> {
                 };
                 match made {
                     Ok(ready) => {
-                        run(&ready, &mut tally);
+                        ready.over(options.over, || run(&ready, &mut tally));
                         world = Some(ready);
                     }
                     Err(e) => tally.not_run(group.name, &format!("{e:#}")),

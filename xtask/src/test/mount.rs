@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+use super::over::{self, Over};
 use super::world::{As, World};
 use crate::process::{self, Ended};
 
@@ -22,12 +23,14 @@ pub struct How {
     pub variables: Vec<(String, String)>,
     /// Behind `nigh mount SOURCE MOUNTPOINT`.
     pub arguments: Vec<String>,
+    /// The link, where it is another than that of the whole run; and the port through which it passes.
+    pub over: Option<(Over, Option<u16>)>,
 }
 
 impl How {
     #[must_use]
     pub fn new(who: As) -> How {
-        How { who, variables: Vec::new(), arguments: Vec::new() }
+        How { who, variables: Vec::new(), arguments: Vec::new(), over: None }
     }
 
     #[must_use]
@@ -68,8 +71,12 @@ impl<'w> Mount<'w> {
         let log = world.log();
         let file = File::create(&log)?;
         let mut command = world.command(world.nigh(), how.who);
-        command.arg("mount").arg(source).arg(point).arg("--foreground").args(&how.arguments);
-        command.envs(how.variables.iter().cloned()).process_group(0);
+        let (over, port) = how
+            .over
+            .unwrap_or_else(|| (*world.over.lock().unwrap_or_else(std::sync::PoisonError::into_inner), None));
+        let (source, reached) = over::reach(world, over, source, how, port)?;
+        command.arg("mount").arg(source).arg(point).arg("--foreground").args(&reached.arguments);
+        command.envs(reached.variables.iter().cloned()).process_group(0);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let daemon = command.spawn()?;
         let point = point.to_owned();

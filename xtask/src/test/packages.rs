@@ -29,6 +29,8 @@ const NEEDS: &[Need] = &[
     Need { program: "mkfs.btrfs", package: "btrfs-progs", groups: &["filesystems"] },
     Need { program: "losetup", package: "mount", groups: &["tools", "filesystems"] },
     Need { program: "/usr/include/sys/acl.h", package: "libacl1-dev", groups: &["tools"] },
+    Need { program: "/usr/sbin/sshd", package: "openssh-server", groups: &["links"] },
+    Need { program: "ssh", package: "openssh-client", groups: &["links"] },
     Need { program: "setfacl", package: "acl", groups: &["tools"] },
 ];
 

@@ -1,16 +1,19 @@
 //! Where mounted tests work: a directory, the binaries, an ordinary user, and, as root, a mount
 //! namespace of their own in which nothing outside is seen or left behind.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::over::{Over, Serving};
 use crate::process::{self, Ended};
 use crate::root;
 
@@ -43,6 +46,10 @@ pub struct World {
     pub root: PathBuf,
     pub short: bool,
     pub tester: Option<As>,
+    /// How mounts reach their servers, unless they say so themselves.
+    pub over: Mutex<Over>,
+    /// Servers that were started for that, by what they are.
+    pub servers: Mutex<BTreeMap<String, Serving>>,
     made: Vec<PathBuf>,
     logs: AtomicU32,
 }
@@ -57,7 +64,15 @@ impl World {
         for dir in ["", "bin"] {
             fs::set_permissions(root.join(dir), fs::Permissions::from_mode(0o755))?;
         }
-        let mut world = World { root, short, tester: None, made, logs: AtomicU32::new(0) };
+        let mut world = World {
+            root,
+            short,
+            tester: None,
+            over: Mutex::new(Over::Local),
+            servers: Mutex::default(),
+            made,
+            logs: AtomicU32::new(0),
+        };
         world.open_device()?;
         world.copy_binaries(nigh)?;
         world.tester = world.find_tester()?;
@@ -134,6 +149,28 @@ impl World {
         Ok(())
     }
 
+    /// What lies in a directory, too.
+    pub fn give_all(&self, dir: &Path, who: As) -> Result<()> {
+        if let As::Tester { uid, gid } = who {
+            for entry in fs::read_dir(dir)? {
+                chown(entry?.path(), Some(uid), Some(gid))?;
+            }
+        }
+        self.give(dir, who)
+    }
+
+    /// Runs tests whose mounts reach their servers over that link.
+    pub fn over<T>(&self, over: Over, tests: impl FnOnce() -> T) -> T {
+        let set = |over| {
+            let mut now = self.over.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            std::mem::replace(&mut *now, over)
+        };
+        let before = set(over);
+        let result = tests();
+        set(before);
+        result
+    }
+
     fn copy_binaries(&self, nigh: Option<&Path>) -> Result<()> {
         let mut command = Command::new(root::cargo());
         command.current_dir(root::checkout()).args([
@@ -187,7 +224,11 @@ impl World {
         if !known {
             let useradd = process::which("useradd").unwrap_or_else(|| "useradd".into());
             let home = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"];
-            let made = Command::new(useradd).args(home).args(["--shell", "/bin/sh", TESTER]).status();
+            // No password fits `*`; without one sshd takes the user for locked out.
+            let made = Command::new(useradd)
+                .args(home)
+                .args(["--shell", "/bin/sh", "--password", "*", TESTER])
+                .status();
             if !made.is_ok_and(|s| s.success()) {
                 return Ok(None);
             }
@@ -207,6 +248,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        self.servers.get_mut().map(BTreeMap::clear).ok();
         super::clean::below(&self.root);
         for dir in self.made.iter().rev() {
             let _ = Command::new("umount").arg("--lazy").arg(dir).status();

@@ -6,6 +6,7 @@ mod demo;
 mod exercisers;
 mod filesystems;
 mod levels;
+mod links;
 mod posix;
 mod restart;
 mod scripts;
@@ -63,6 +64,7 @@ pub fn all() -> &'static [Group] {
         group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
         group("restart", "the server is killed under a mount", "1 min", Run::Mounted(restart::run), true),
         group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
+        group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];
     ALL

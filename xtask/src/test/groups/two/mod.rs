@@ -45,6 +45,13 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
+/// The table once, and what people do, over the link that the world is set to.
+pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
+    let deadline = Deadline(Instant::now() + SHORT_LIMIT);
+    tables::once(world, tally, &format!("two over {name}"));
+    programs::run(world, tally, &deadline);
+}
+
 /// What is not there yet, and why; docs/semantics.md says the same. It is run all the same, and a failure is
 /// told as skipped. This list only shrinks.
 const NOT_YET: &[(&str, &str)] = &[

@@ -63,6 +63,14 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     }
 }
 
+/// The first variant alone, whichever link is used.
+pub fn once(world: &World, tally: &mut Tally, name: &str) {
+    let start = Instant::now();
+    let result = control(world, As::Us)
+        .and_then(|control| run_variant(world, tally, name, &VARIANTS[0], As::Us, &control));
+    tally.record(&format!("{name}, as a whole and unmounted"), start.elapsed(), result);
+}
+
 /// The same with one local directory in the place of all mounts.
 fn control(world: &World, who: As) -> Result<Verdicts> {
     let local = world.dir("local", who)?;

@@ -1,0 +1,243 @@
+//! The links over which mounted tests can reach what they mount, and the servers at the other ends.
+
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::mount::How;
+use super::world::{As, TESTER, World};
+use crate::{process, root};
+
+/// How a mount reaches its server.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, clap::ValueEnum)]
+pub enum Over {
+    /// `nigh mount DIR`: the user's own server.
+    Local,
+    /// `unix:///SOCKET`.
+    Unix,
+    /// `nigh://HOST`, by TLS.
+    Nigh,
+    /// `USER@HOST:/DIR`, by a real sshd.
+    Ssh,
+}
+
+impl Over {
+    pub const LINKS: [Over; 3] = [Over::Unix, Over::Nigh, Over::Ssh];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Over::Local => "local",
+            Over::Unix => "unix://",
+            Over::Nigh => "nigh://",
+            Over::Ssh => "ssh",
+        }
+    }
+}
+
+/// A process that serves until it is dropped.
+pub struct Serving {
+    pub child: Child,
+    /// The TCP port on which it listens, if it does.
+    pub port: u16,
+    log: PathBuf,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        process::signal(self.child.id(), libc::SIGTERM);
+        if !matches!(process::wait(&mut self.child, Duration::from_secs(2)), Ok(Some(_))) {
+            process::kill_group(self.child.id());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Serving {
+    fn start(world: &World, mut command: Command, port: u16) -> Result<Serving> {
+        let log = world.log();
+        let file = File::create(&log)?;
+        command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let child = command.spawn().context("starting a server")?;
+        let mut serving = Serving { child, port, log };
+        let end = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if let Some(status) = serving.child.try_wait()? {
+                bail!("it ended with {status}: {}", serving.said());
+            }
+            ensure!(Instant::now() < end, "it does not listen: {}", serving.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(serving)
+    }
+
+    /// Its last words.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(8)..].join(" / ")
+    }
+}
+
+/// A port that nobody listens on.
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// What `nigh mount` is given in the place of the directory `source`, and how, to reach it over that link; starts
+/// the server where it does not run. With `port` the link passes there (an emulator in front of the server).
+pub fn reach(
+    world: &World,
+    over: Over,
+    source: &Path,
+    how: &How,
+    port: Option<u16>,
+) -> Result<(String, How)> {
+    let how = how.clone();
+    match over {
+        Over::Local => Ok((source.display().to_string(), how)),
+        Over::Unix => {
+            serve(world, how.who)?;
+            let socket = socket(world, how.who);
+            Ok((format!("unix://{}:all/{}", socket.display(), below(world, source)?), how))
+        }
+        Over::Nigh => {
+            let port = port.map_or_else(|| serve(world, how.who), Ok)?;
+            let token = format!("--token={}", token(world, how.who).display());
+            // The same people are on both sides.
+            let how = how.with(&token).with("--idmap=none");
+            Ok((format!("nigh://127.0.0.1:{port}/all/{}", below(world, source)?), how))
+        }
+        Over::Ssh => {
+            let port = port.map_or_else(|| ssh_server(world), Ok)?;
+            let dir = ssh_dir(world);
+            let ssh = format!(
+                "ssh -F none -p {port} -i {0}/key -oIdentitiesOnly=yes -oUserKnownHostsFile={0}/known \
+                 -oHostKeyAlias=nigh-test -oStrictHostKeyChecking=yes",
+                dir.join(how.who.name()).display()
+            );
+            let login = if how.who.name() == "root" { "root".into() } else { login(how.who)? };
+            let how = how.set("NIGH_SSH", &ssh).with("--idmap=none");
+            Ok((format!("{login}@127.0.0.1:{}", source.display()), how))
+        }
+    }
+}
+
+/// A server's export is all of the test's directory; what is mounted is below it.
+fn below(world: &World, source: &Path) -> Result<String> {
+    let rest =
+        source.strip_prefix(&world.root).context("only what lies in the test's directory is served")?;
+    Ok(rest.display().to_string())
+}
+
+fn home(world: &World, who: As) -> PathBuf {
+    world.root.join(match who {
+        As::Us => "home",
+        As::Tester { .. } => "home-tester",
+    })
+}
+
+fn socket(world: &World, who: As) -> PathBuf {
+    home(world, who).join("served.sock")
+}
+
+fn token(world: &World, who: As) -> PathBuf {
+    home(world, who).join("token")
+}
+
+/// The port of that user's `nigh serve`.
+pub fn serve(world: &World, who: As) -> Result<u16> {
+    let mut servers = world.servers.lock().map_err(|_| anyhow::anyhow!("a test died"))?;
+    let name = format!("serve {}", who.name());
+    if let Some(serving) = servers.get_mut(&name) {
+        if serving.child.try_wait()?.is_none() {
+            return Ok(serving.port);
+        }
+        servers.remove(&name);
+    }
+    let port = free_port()?;
+    let mut command = world.command(world.nigh(), who);
+    command.arg("serve").arg("--export").arg(format!("all={}", world.root.display()));
+    command.args(["--listen", &format!("unix://{}", socket(world, who).display())]);
+    command.args(["--listen", &format!("tcp://127.0.0.1:{port}"), "--trust-client-ids", "--squash", "none"]);
+    command.arg("--token").arg(token(world, who));
+    servers.insert(name, Serving::start(world, command, port)?);
+    Ok(port)
+}
+
+fn ssh_dir(world: &World) -> PathBuf {
+    world.root.join("ssh")
+}
+
+fn login(who: As) -> Result<String> {
+    match who {
+        As::Tester { .. } => Ok(TESTER.to_owned()),
+        As::Us => Ok(process::output(Command::new("id").arg("-un"))?.trim().to_owned()),
+    }
+}
+
+/// The port of an sshd of our own.
+pub fn ssh_server(world: &World) -> Result<u16> {
+    let mut servers = world.servers.lock().map_err(|_| anyhow::anyhow!("a test died"))?;
+    if let Some(serving) = servers.get("sshd") {
+        return Ok(serving.port);
+    }
+    // Copied, so that it is found, and ended, by where it lies.
+    let sshd = world.root.join("bin/sshd");
+    fs::copy("/usr/sbin/sshd", &sshd).context("sshd is missing: install the package openssh-server")?;
+    let port = free_port()?;
+    configure(world, port)?;
+    let mut command = world.command(&sshd, As::Us);
+    command.args(["-D", "-e", "-f"]).arg(ssh_dir(world).join("config"));
+    servers.insert("sshd".to_owned(), Serving::start(world, command, port)?);
+    Ok(port)
+}
+
+fn configure(world: &World, port: u16) -> Result<()> {
+    let dir = world.dir("ssh", As::Us)?;
+    let keygen = |path: &Path| {
+        let path = path.display().to_string();
+        process::output(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path]))
+    };
+    keygen(&dir.join("host"))?;
+    let host = fs::read_to_string(dir.join("host.pub"))?;
+    let mut config = format!(
+        "Port {port}\nListenAddress 127.0.0.1\nHostKey {0}/host\nPidFile none\nUsePAM no\nStrictModes no\n\
+         PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n\
+         AuthorizedKeysFile {0}/authorized-%u\nMaxStartups 100\nMaxSessions 100\n",
+        dir.display()
+    );
+    let mut users = vec![As::Us];
+    users.extend(world.tester.filter(|who| *who != As::Us));
+    for who in users {
+        let own = world.dir(&format!("ssh/{}", who.name()), who)?;
+        keygen(&own.join("key"))?;
+        fs::write(own.join("known"), format!("nigh-test {host}"))?;
+        let login = login(who)?;
+        fs::copy(own.join("key.pub"), dir.join(format!("authorized-{login}")))?;
+        world.give_all(&own, who)?;
+        config +=
+            &format!("Match User {login}\nSetEnv PATH={}:/usr/bin:/bin", world.root.join("bin").display());
+        if who != As::Us || !root::is_root() {
+            let home = home(world, who);
+            let (run, state) = (home.join("run"), home.join("state"));
+            config += &format!(" XDG_RUNTIME_DIR={} XDG_STATE_HOME={}", run.display(), state.display());
+        }
+        config.push('\n');
+    }
+    fs::write(dir.join("config"), config)?;
+    if root::is_root() {
+        // Where sshd locks itself in before somebody has logged in.
+        fs::create_dir_all("/run/sshd")?;
+        fs::set_permissions("/run/sshd", fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
