@@ -25,9 +25,13 @@ pub enum Command {
         #[arg(long)]
         lazy: bool,
     },
-    /// Say how mounts are
+    /// Say how mounts are, or a server
     Status {
         mountpoint: Option<PathBuf>,
+        /// A server in the place of mounts: the one that listens on this unix socket, else your own. Only root
+        /// and its user may ask
+        #[arg(long, value_name = "SOCKET", num_args = 0..=1, conflicts_with = "mountpoint")]
+        server: Option<Option<PathBuf>>,
         /// One JSON object (without a mount point an array); its keys are a contract
         #[arg(long)]
         json: bool,

@@ -3,6 +3,7 @@
 use crate::args::ServeArgs;
 use crate::log_to_stderr;
 use crate::options::Usage;
+use crate::passed;
 use anyhow::{Context, Result, bail};
 use nigh_link::Squash;
 use nigh_server::{Listen, Places, Serving, daemon};
@@ -22,6 +23,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         listens: listens.collect::<Result<_, _>>()?,
         token: args.token,
         plaintext: args.plaintext,
+        passed: passed::take()?,
         trust_client_ids: args.trust_client_ids,
         squash: match args.squash.as_deref() {
             None => None,
@@ -33,7 +35,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     serving.check().map_err(Usage)?;
     log_to_stderr("info");
     if serving.exports.is_empty() {
-        return daemon::run_user_server().context("serving");
+        return daemon::run_user_server(&serving).context("serving");
     }
     Ok(daemon::serve(&Places::of_user()?, &serving)?)
 }

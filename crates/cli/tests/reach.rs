@@ -153,6 +153,15 @@ impl Client {
         }
     }
 
+    /// Says goodbye, and waits until the server has heard it.
+    fn leave(mut self) {
+        self.session.handle_close("done");
+        while let Output::Transmit(bytes) = self.session.poll_output() {
+            self.link.write_all(&bytes).unwrap();
+        }
+        while self.link.read(&mut [0; 1 << 12]).is_ok_and(|count| count > 0) {}
+    }
+
     /// Whether the session ends unless it is renewed.
     fn must_renew(&mut self) -> bool {
         !matches!(self.session.poll_output(), Output::Timeout(_, Reason::Idle))
@@ -278,6 +287,7 @@ fn other_users_of_the_machine_are_themselves() {
     client.make(session.root, "as-root", 0, &[0]).unwrap();
     assert_eq!(house.owner("as-root"), (SOMEBODY, SOMEBODY));
     assert!(Client::attach(connect_as(SOMEBODY, &socket), "/etc").is_err());
+    client.leave();
     let (mut client, session) = Client::attach(unix::connect(&socket).unwrap(), "x").unwrap();
     assert!(client.must_renew(), "the clients of every transport have leases");
     client.make(session.root, "by-root", 77, &[]).unwrap();

@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What a stream runs over.
@@ -19,7 +20,7 @@ pub enum Kind {
     Tcp,
     /// TLS over TCP.
     Tls,
-    /// The standard streams of the user's ssh; on the server's side the relay that it started.
+    /// The standard streams of the user's ssh.
     Ssh,
 }
 
@@ -58,26 +59,29 @@ struct Inner {
     process: Option<Process>,
     socket: Socket,
     note: Option<String>,
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Inner {
+    fn new(kind: Kind, tls: Option<Tls>, process: Option<Process>, socket: Socket) -> Inner {
+        let (read, written) = (AtomicU64::new(0), AtomicU64::new(0));
+        Inner { kind, tls, process, socket, note: None, read, written }
+    }
 }
 
 impl Link {
     pub(crate) fn new(kind: Kind, socket: Socket) -> Link {
-        Link(Arc::new(Inner { kind, tls: None, process: None, socket, note: None }))
+        Link(Arc::new(Inner::new(kind, None, None, socket)))
     }
 
     pub(crate) fn tls(socket: Socket, tls: Tls) -> Link {
-        Link(Arc::new(Inner { kind: Kind::Tls, tls: Some(tls), process: None, socket, note: None }))
-    }
-
-    /// A stream of this machine that is passed on to another one: it says nothing reliable of its end.
-    #[must_use]
-    pub fn relayed(stream: UnixStream) -> Link {
-        Link::new(Kind::Ssh, Socket::new(stream.into()))
+        Link(Arc::new(Inner::new(Kind::Tls, Some(tls), None, socket)))
     }
 
     /// `socket` is our end of what is `process`'s standard input and output.
     pub(crate) fn process(socket: Socket, process: Process) -> Link {
-        Link(Arc::new(Inner { kind: Kind::Ssh, tls: None, process: Some(process), socket, note: None }))
+        Link(Arc::new(Inner::new(Kind::Ssh, None, Some(process), socket)))
     }
 
     /// Something that people should be told once.
@@ -101,19 +105,29 @@ impl Link {
 
     /// 0: the other end closed. `WouldBlock`: nothing came within the read timeout.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &self.0.tls {
+        let count = match &self.0.tls {
             Some(tls) => tls.read(&self.0.socket, buffer),
             None => self.0.socket.recv(buffer),
-        }
+        }?;
+        self.0.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
     }
 
     /// How many of the bytes were written: some. Waits for room if `wait`; `WouldBlock`: there was none, at
     /// once or within the write timeout.
     pub fn write(&self, bytes: &[u8], wait: bool) -> io::Result<usize> {
-        match &self.0.tls {
+        let count = match &self.0.tls {
             Some(tls) => tls.write(&self.0.socket, bytes, wait),
             None => self.0.socket.send(bytes, wait),
-        }
+        }?;
+        self.0.written.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    /// How many bytes were read and written so far, above any encryption.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.0.read.load(Ordering::Relaxed), self.0.written.load(Ordering::Relaxed))
     }
 
     /// Waits until all is written. After an error it is not known how much was.

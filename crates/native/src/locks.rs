@@ -177,6 +177,21 @@ impl<K: Ord + Copy> LockTable<K> {
         })
     }
 
+    /// How many ranges a session holds.
+    #[must_use]
+    pub fn held(&self, session: u64) -> u64 {
+        self.counts.get(&session).copied().unwrap_or(0)
+    }
+
+    /// Of each call that waits, in the order of arrival, the session and the sessions whose locks are in its
+    /// way. Each takes time with the locks on its object.
+    pub fn waits(&self) -> impl Iterator<Item = (u64, BTreeSet<u64>)> {
+        self.waits.values().map(|wait| {
+            let others = self.conflicts(&wait.claim).map(|(owner, _)| owner.session);
+            (wait.claim.owner.session, others.collect())
+        })
+    }
+
     /// Whether nothing is held and nobody waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -4,11 +4,13 @@
 //! lives. `start.lock` is held by whoever connects or starts one, and by a server that is about to
 //! end: so nobody connects to a server that no longer accepts, and two starters start one.
 
-use crate::listen::Serving;
-use crate::listeners::Listeners;
+mod run;
+mod signals;
+mod supervisor;
+
+pub use run::{run_server_at, run_user_server, serve};
+
 use crate::places::Places;
-use crate::server::{Server, ServerOptions};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,16 +19,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a started server may take until it answers.
-const START_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a started server may take until it answers: it first waits for one that is about to end.
+const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a server stays without a session.
 pub const IDLE: Duration = Duration::from_secs(60);
-/// How long sessions may take to end when the server is told to.
-const END_PATIENCE: Duration = Duration::from_secs(3);
-const TICK_MS: i64 = 250;
 /// What a relay passes on at a time.
 const RELAY_BYTES: usize = 256 << 10;
 
@@ -55,6 +53,10 @@ pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> 
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log);
+    // What a service manager says to this process is not meant for its server.
+    for variable in supervisor::VARIABLES {
+        command.env_remove(variable);
+    }
     // SAFETY: setsid is safe between fork and exec.
     unsafe {
         command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into));
@@ -94,10 +96,7 @@ fn reap_later(mut child: std::process::Child) {
 /// (`nigh_link::ssh`).
 pub fn relay(exe: &Path) -> io::Result<()> {
     let places = Places::of_user()?;
-    let running = ensure_running_at(&places, exe)?;
-    let server = own_server(UnixStream::connect(places.relay_socket())?)?;
-    // Until then it kept the server from ending.
-    drop(running);
+    let server = ensure_running_at(&places, exe)?;
     let (from, to) = (server.try_clone()?, server);
     std::thread::Builder::new().name("nigh-relay".into()).spawn(move || {
         let _ = copy(&mut io::stdin().lock(), &mut &to);
@@ -126,124 +125,6 @@ fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     }
 }
 
-/// Runs this user's server until it has had no session for a while (60 s, or `NIGH_SERVER_IDLE_MS`),
-/// or until SIGTERM or SIGINT. `Ok` at once where another one runs already.
-pub fn run_user_server() -> io::Result<()> {
-    let idle = match std::env::var("NIGH_SERVER_IDLE_MS") {
-        Ok(text) => text.parse().map(Duration::from_millis).map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidInput, "NIGH_SERVER_IDLE_MS is no number of milliseconds")
-        })?,
-        Err(_) => IDLE,
-    };
-    run_server_at(&Places::of_user()?, idle)
-}
-
-/// The same with directories and idle time of one's own.
-pub fn run_server_at(places: &Places, idle: Duration) -> io::Result<()> {
-    let signals = Signals::register()?;
-    places.make_runtime()?;
-    match only_server(places)? {
-        Some(only) => run(places, &Serving::default(), Some(idle), &signals, only),
-        None => Ok(()),
-    }
-}
-
-/// Runs this user's server with exports and listeners until SIGTERM or SIGINT. It is the server of this
-/// user's own mounts too.
-///
-/// # Errors
-/// Also where another one of this user runs: two cannot serve the same directories.
-pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
-    let signals = Signals::register()?;
-    places.make_runtime()?;
-    let only = match UnixStream::connect(places.socket()) {
-        Ok(_) => None,
-        Err(_) => only_server(places)?,
-    };
-    let Some(only) = only else {
-        let problem = format!(
-            "a server of yours runs already, at {}: end it, or wait {} s after its last mount is gone",
-            places.socket().display(),
-            IDLE.as_secs()
-        );
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
-    };
-    run(places, serving, None, &signals, only)
-}
-
-/// `only` is held until all is over.
-fn run(
-    places: &Places,
-    serving: &Serving,
-    idle: Option<Duration>,
-    signals: &Signals,
-    only: File,
-) -> io::Result<()> {
-    let exports = serving.exports()?;
-    let server = Server::new(ServerOptions { exports, ..ServerOptions::new(places.state.clone()) })?;
-    let listeners = Listeners::open(places, serving)?;
-    let ended = accept_until_done(places, &listeners, signals, &server, idle);
-    // Nobody finds this server any more; then it ends.
-    let removed = listeners.close();
-    server.end_sessions("the server was told to stop");
-    let give_up = Instant::now() + END_PATIENCE;
-    while server.session_count() > 0 && Instant::now() < give_up {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    drop(only);
-    ended.map(drop).and(removed)
-}
-
-/// Answers the lock that keeps others from connecting while this server ends, if it ends by itself.
-fn accept_until_done(
-    places: &Places,
-    listeners: &Listeners,
-    signals: &Signals,
-    server: &Arc<Server>,
-    idle: Option<Duration>,
-) -> io::Result<Option<File>> {
-    let mut busy = Instant::now();
-    loop {
-        let mut watched = vec![PollFd::new(&signals.stream, PollFlags::IN)];
-        watched.extend(listeners.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let tick = rustix::time::Timespec { tv_sec: 0, tv_nsec: TICK_MS * 1_000_000 };
-        match poll(&mut watched, Some(&tick)) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => drop(other?),
-        }
-        if watched[0].revents().contains(PollFlags::IN) {
-            return Ok(None);
-        }
-        if listeners.accept_all(server)? || server.session_count() > 0 {
-            busy = Instant::now();
-        } else if idle.is_some_and(|idle| busy.elapsed() >= idle)
-            // Whoever holds it is about to connect.
-            && let Ok(lock) = lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive)
-        {
-            if !listeners.accept_all(server)? {
-                return Ok(Some(lock));
-            }
-            busy = Instant::now();
-        }
-    }
-}
-
-/// The lock of the one server; `None` where another holds it and answers. One that is about to end is
-/// waited for.
-fn only_server(places: &Places) -> io::Result<Option<File>> {
-    let path = places.runtime.join("server.lock");
-    let give_up = Instant::now() + START_PATIENCE / 2;
-    loop {
-        match lock(&path, FlockOperation::NonBlockingLockExclusive) {
-            Ok(lock) => return Ok(Some(lock)),
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            Err(_) if UnixStream::connect(places.socket()).is_ok() => return Ok(None),
-            Err(error) if Instant::now() > give_up => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
-        }
-    }
-}
-
 fn own_server(stream: UnixStream) -> io::Result<UnixStream> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
     if peer == rustix::process::geteuid() {
@@ -259,30 +140,4 @@ fn lock(path: &Path, how: FlockOperation) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     flock(&file, how)?;
     Ok(file)
-}
-
-/// SIGTERM and SIGINT make the stream readable, for as long as this lives; whichever thread gets them.
-struct Signals {
-    stream: UnixStream,
-    registered: Vec<signal_hook::SigId>,
-}
-
-impl Signals {
-    fn register() -> io::Result<Signals> {
-        let (stream, writer) = UnixStream::pair()?;
-        let mut signals = Signals { stream, registered: Vec::new() };
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-            let id = signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
-            signals.registered.push(id);
-        }
-        Ok(signals)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        for id in self.registered.drain(..) {
-            signal_hook::low_level::unregister(id);
-        }
-    }
 }

@@ -65,10 +65,20 @@ pub enum ExportError {
     Open { path: PathBuf, error: std::io::Error },
     #[error("cannot export {}: it is no directory", path.display())]
     NotADirectory { path: PathBuf },
-    #[error("cannot export {}: its state in {} cannot be used: {error}", path.display(), state.display())]
+    #[error(
+        "cannot export {}: its state in {} cannot be used: {error}: {}",
+        path.display(), state.display(), mend_state(error)
+    )]
     State { path: PathBuf, state: PathBuf, error: std::io::Error },
     #[error("cannot export {}: /proc is needed and not mounted", path.display())]
     NoProc { path: PathBuf },
+}
+
+fn mend_state(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::WouldBlock => "another server uses it, end that one",
+        _ => "make room or give rights there on the server",
+    }
 }
 
 impl ExportError {
@@ -94,6 +104,7 @@ pub struct Export {
     reach: Reach,
     acts: bool,
     id: String,
+    path: PathBuf,
     readers: Mutex<LruCache<NodeId, Reader>>,
 }
 
@@ -148,7 +159,8 @@ impl Export {
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
         let reach = Reach::new(root, stat, ids, opener, bounds)
             .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
-        Ok(Export { reach, acts: can_act(), id, readers: Mutex::new(LruCache::new(options.readers)) })
+        let readers = Mutex::new(LruCache::new(options.readers));
+        Ok(Export { reach, acts: can_act(), id, path: path.into(), readers })
     }
 
     /// What identifies the export, and names its state directory: its filesystem's UUID, subvolume, and root.
@@ -165,6 +177,12 @@ impl Export {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// How it was called when it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The root, and what its filesystem can and cannot give; the term is the one of `files`.

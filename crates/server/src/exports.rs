@@ -55,6 +55,11 @@ impl Exports {
         Ok(())
     }
 
+    /// Names and directories.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.by_name.iter().map(|(name, path)| (name.as_str(), path.as_path()))
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
@@ -86,7 +91,10 @@ impl Exports {
             _ if asked.is_empty() => return Err((Errno::NOENT, format!("say which export{}", self.hint()))),
             _ => return Err((Errno::NOENT, format!("no export is called {name}{}", self.hint()))),
         };
-        let root = open_root(path).map_err(|error| (error.errno(), error.to_string()))?;
+        let root = open_root(path).map_err(|error| {
+            let mend = "bring it back on the server, or serve another directory under that name";
+            (error.errno(), format!("{error}: {mend}"))
+        })?;
         if below.is_empty() {
             return Ok((root, path.clone()));
         }

@@ -1,6 +1,7 @@
 //! The lease table of a server, its clock, and the calls that wait for others to give back.
 //! Rules: docs/decisions/0008-leases.md.
 
+use crate::events;
 use crate::homes::Homes;
 use crate::place_locks::PlaceLocks;
 use crate::pool::{Job, Pool};
@@ -46,6 +47,21 @@ struct State {
     /// For when the clock was set.
     clock: Time,
     stopping: bool,
+}
+
+/// For status.
+pub(crate) struct Picture {
+    pub(crate) report: LeaseReport,
+    pub(crate) parked: Vec<Parked>,
+    /// Holders without a connection, and which client each was.
+    pub(crate) cut: Vec<(Holder, u64)>,
+}
+
+/// A call that waits for others to give back.
+pub(crate) struct Parked {
+    pub(crate) change: ChangeId,
+    pub(crate) session: u64,
+    pub(crate) call: &'static str,
 }
 
 /// What the table said and is done when its lock is free again.
@@ -94,6 +110,23 @@ impl Leases {
 
     pub(crate) fn report(&self) -> LeaseReport {
         self.state.lock().table.report()
+    }
+
+    /// The table, the parked calls, and the sessions whose connection is lost; all at one moment.
+    pub(crate) fn picture(&self) -> Picture {
+        let state = self.state.lock();
+        let parked = state.parked.iter();
+        Picture {
+            report: state.table.report(),
+            parked: parked
+                .map(|(change, job)| Parked {
+                    change: *change,
+                    session: job.session.id,
+                    call: job.request.call.type_name(),
+                })
+                .collect(),
+            cut: state.cut.iter().map(|(holder, who)| (*holder, who.0)).collect(),
+        }
     }
 
     /// A session begins. `client` and `incarnation` tell whether it takes the place of one whose connection
@@ -253,6 +286,7 @@ impl Leases {
         let Pending { send, ready, fenced } = pending;
         send.iter().for_each(|session| session.outbox.send());
         for session in fenced {
+            events::fenced(&session);
             session.end("its lease ran out (docs/decisions/0008-leases.md, rule 6)");
         }
         if let Some(pool) = self.pool.as_ref().and_then(Weak::upgrade) {
@@ -306,14 +340,15 @@ impl State {
                 }
                 LeaseOutput::Ready(change) => pending.ready.extend(self.parked.remove(&change)),
                 LeaseOutput::Suspect(holder) => {
-                    let rule = "docs/decisions/0008-leases.md, rule 6";
-                    tracing::warn!(session = holder.0, rule, "does not give back what was recalled");
+                    self.sessions.get(&holder).into_iter().for_each(|session| events::suspect(session));
                 }
-                LeaseOutput::Trusted(holder) => tracing::info!(session = holder.0, "has given back"),
+                LeaseOutput::Trusted(holder) => {
+                    self.sessions.get(&holder).into_iter().for_each(|session| events::acknowledged(session));
+                }
                 LeaseOutput::Fenced(holder) => {
                     pending.fenced.extend(self.sessions.get(&holder).cloned());
                     if self.cut.remove(&holder).is_some() {
-                        tracing::info!(session = holder.0, "did not come back within its lease");
+                        events::fenced_apart(holder);
                     }
                 }
                 LeaseOutput::Timeout(due, _) => {

@@ -3,6 +3,7 @@
 use crate::acting::can_act;
 use crate::exports::Exports;
 use crate::listeners::Admits;
+use crate::passed::Passed;
 use crate::places::Places;
 use nigh_link::tcp::{Door, PORT};
 use nigh_link::{Claims, Squash, Token, credentials_of, own_credentials};
@@ -27,6 +28,8 @@ pub struct Serving {
     pub plaintext: bool,
     /// Ids of callers are believed over TCP.
     pub trust_client_ids: bool,
+    /// Listening sockets that the service manager made.
+    pub passed: Vec<Passed>,
     /// What becomes of believed ids; unless said: root is squashed over TCP only.
     pub squash: Option<Squash>,
 }
@@ -76,13 +79,15 @@ impl Serving {
 
     /// What is wrong with it, whatever the machine is like: one line, with how to mend it.
     pub fn check(&self) -> Result<(), String> {
-        let tcp = self.listens.iter().any(|listen| matches!(listen, Listen::Tcp { .. }));
+        let tcp = self.is_on_tcp();
         if tcp && self.token.is_none() && !self.trust_client_ids {
             return Err("a listener on tcp:// needs --token FILE (made where it is not there), or \
                         --trust-client-ids to let in anybody as anybody"
                 .into());
         }
-        if !self.listens.is_empty() && self.exports.is_empty() {
+        let for_others =
+            !self.listens.is_empty() || self.passed.iter().any(|passed| !passed.is_called_user());
+        if for_others && self.exports.is_empty() {
             return Err("say what is served there: --export [NAME=]DIR".into());
         }
         if !tcp && (self.token.is_some() || self.plaintext || self.trust_client_ids) {
@@ -90,12 +95,17 @@ impl Serving {
         }
         Ok(())
     }
+
+    fn is_on_tcp(&self) -> bool {
+        let mut said = self.listens.iter().map(|listen| matches!(listen, Listen::Tcp { .. }));
+        said.any(|tcp| tcp) || self.passed.iter().any(Passed::is_tcp)
+    }
 }
 
 impl Serving {
     /// Who may do what over TCP; `None` where nobody listens there.
     pub(crate) fn network(&self, places: &Places) -> io::Result<Option<Admits>> {
-        if !self.listens.iter().any(|listen| matches!(listen, Listen::Tcp { .. })) {
+        if !self.is_on_tcp() {
             return Ok(None);
         }
         let token = self.token.as_deref().map(Token::read_or_make).transpose()?;

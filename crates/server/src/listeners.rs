@@ -1,12 +1,14 @@
 //! All that a server listens on, and whom it lets in there.
 
 use crate::acting::can_act;
+use crate::control::{self, Purpose};
+use crate::events::Lines;
 use crate::listen::{Listen, Serving, bind_tcp, bind_unix};
 use crate::places::Places;
 use crate::server::Server;
 use nigh_link::tcp::Door;
-use nigh_link::{Claims, Link, Lobby, Peer, Squash};
-use parking_lot::Mutex;
+use nigh_link::{Claims, Lobby, Peer, Squash};
+use nigh_types::Credentials;
 use rustix::process::geteuid;
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -14,16 +16,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Connections over TCP that have proved nothing yet.
 const LOBBY: usize = 64;
+
+/// How long a connection on a unix socket may say nothing.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// All that a server listens on.
 pub(crate) struct Listeners {
     all: Vec<Listener>,
     lobby: Lobby,
-    complaints: Arc<Complaints>,
+    complaints: Arc<Lines>,
+    /// One for each connection on a unix socket, from being accepted to its end, and ours.
+    present: Arc<()>,
+    names: Vec<String>,
     /// Removed at the end.
     sockets: Vec<PathBuf>,
 }
@@ -33,7 +41,7 @@ struct Listener {
     admits: Admits,
 }
 
-enum Socket {
+pub(crate) enum Socket {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
@@ -42,8 +50,6 @@ enum Socket {
 pub(crate) enum Admits {
     /// This user and root, to whatever they can reach.
     Own,
-    /// The same, from another machine.
-    Relays,
     /// Users of this machine, to exports; on a server that cannot act as them only its own.
     Users(Option<Squash>),
     /// Whoever gets through the door, to exports.
@@ -51,23 +57,34 @@ pub(crate) enum Admits {
 }
 
 impl Listeners {
-    /// Listens on this user's socket, which must be free, and everywhere else that is said.
+    /// Listens on this user's socket, which must be free, and everywhere else that is said; and takes what
+    /// the service manager listens on already.
     pub fn open(places: &Places, serving: &Serving) -> io::Result<Listeners> {
         let mut listeners = Listeners {
             all: Vec::new(),
             lobby: Lobby::new(LOBBY),
-            complaints: Arc::default(),
+            // Of strangers on TCP: so that they cannot fill a disk.
+            complaints: Arc::new(Lines::new(1, Duration::from_secs(1))),
+            present: Arc::new(()),
+            names: Vec::new(),
             sockets: Vec::new(),
         };
-        // Whoever finds a server by the last one finds the others too.
-        for (path, admits) in [(places.relay_socket(), Admits::Relays), (places.socket(), Admits::Own)] {
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            listeners.add_unix(UnixListener::bind(&path)?, path, admits)?;
-        }
         let network = serving.network(places)?;
+        let mut has_own = false;
+        for passed in &serving.passed {
+            let own = passed.is_own(places)?;
+            has_own |= own;
+            let admits = match (&network, passed.is_tcp()) {
+                (_, false) if own => Admits::Own,
+                (_, false) => Admits::Users(serving.squash),
+                (Some(network), true) => network.clone(),
+                (None, true) => continue,
+            };
+            listeners.add(passed.listener()?, admits, passed.shown())?;
+        }
+        if !has_own {
+            listeners.listen_for_own(places)?;
+        }
         for listen in &serving.listens {
             match listen {
                 Listen::Unix(path) => {
@@ -77,10 +94,8 @@ impl Listeners {
                 Listen::Tcp { host, port } => {
                     let Some(admits) = &network else { continue };
                     for listener in bind_tcp(host, *port)? {
-                        listener.set_nonblocking(true)?;
-                        tracing::info!(address = %listener.local_addr()?, "listening");
-                        let socket = Socket::Tcp(listener);
-                        listeners.all.push(Listener { socket, admits: admits.clone() });
+                        let name = format!("tcp://{}", listener.local_addr()?);
+                        listeners.add(Socket::Tcp(listener), admits.clone(), name)?;
                     }
                 }
             }
@@ -88,12 +103,42 @@ impl Listeners {
         Ok(listeners)
     }
 
+    fn listen_for_own(&mut self, places: &Places) -> io::Result<()> {
+        let path = places.socket();
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)
+            .map_err(|error| io::Error::new(error.kind(), format!("unix://{}: {error}", path.display())))?;
+        self.add_unix(listener, path, Admits::Own)
+    }
+
     fn add_unix(&mut self, listener: UnixListener, path: PathBuf, admits: Admits) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
-        tracing::info!(socket = %path.display(), "listening");
+        let name = format!("unix://{}", path.display());
         self.sockets.push(path);
-        self.all.push(Listener { socket: Socket::Unix(listener), admits });
+        self.add(Socket::Unix(listener), admits, name)
+    }
+
+    fn add(&mut self, socket: Socket, admits: Admits, name: String) -> io::Result<()> {
+        match &socket {
+            Socket::Unix(socket) => socket.set_nonblocking(true),
+            Socket::Tcp(socket) => socket.set_nonblocking(true),
+        }?;
+        tracing::info!(at = name, "listening");
+        self.names.push(name);
+        self.all.push(Listener { socket, admits });
         Ok(())
+    }
+
+    /// Where, for people.
+    pub fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    /// Whether a connection on a unix socket is there, be it that it said nothing yet.
+    pub fn is_anybody_there(&self) -> bool {
+        Arc::strong_count(&self.present) > 1
     }
 
     /// What becomes readable when somebody connects.
@@ -114,7 +159,7 @@ impl Listeners {
                     Socket::Tcp(socket) => socket.accept().map(|(stream, _)| Accepted::Tcp(stream)),
                 };
                 match accepted {
-                    Ok(Accepted::Unix(stream)) => any |= admit_unix(stream, &listener.admits, server)?,
+                    Ok(Accepted::Unix(stream)) => any |= self.admit_unix(stream, &listener.admits, server),
                     Ok(Accepted::Tcp(stream)) => self.admit_tcp(stream, &listener.admits, server),
                     Err(error) => match error.raw_os_error() {
                         Some(libc::EWOULDBLOCK) => break,
@@ -147,10 +192,44 @@ impl Listeners {
         removed.into_iter().collect()
     }
 
+    /// False for somebody who is not wanted.
+    fn admit_unix(&self, stream: UnixStream, admits: &Admits, server: &Arc<Server>) -> bool {
+        let known = stream.set_nonblocking(false).and_then(|()| nigh_link::unix::credentials(&stream));
+        let credentials = match known {
+            Ok(credentials) => credentials,
+            Err(error) => {
+                complain(&self.complaints, &format!("a connection of somebody unknown: {error}"));
+                return false;
+            }
+        };
+        let uid = credentials.uid;
+        let peer = peer_on_unix(&stream, credentials, admits);
+        let (server, present) = (Arc::clone(server), Arc::clone(&self.present));
+        let complaints = Arc::clone(&self.complaints);
+        let wanted = peer.is_some();
+        let serve = move || {
+            let _present = present;
+            match control::purpose(&stream, SILENCE) {
+                Purpose::Status => control::answer(stream, uid, &server),
+                Purpose::Nothing => {}
+                Purpose::Session => match peer {
+                    // What ended it stands in the log.
+                    Some(peer) => drop(server.serve_link(stream.into(), peer)),
+                    None => complain(&complaints, &format!("uid {uid} on a socket that is not for others")),
+                },
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("nigh-session".into()).spawn(serve) {
+            complain(&self.complaints, &format!("no thread for a connection: {error}"));
+            return false;
+        }
+        wanted
+    }
+
     fn admit_tcp(&self, stream: TcpStream, admits: &Admits, server: &Arc<Server>) {
         let Admits::Network(door, claims, squash) = admits else { return };
         let Some(ticket) = self.lobby.enter(&stream) else {
-            return self.complaints.say("too many connections that prove nothing: one is dropped");
+            return complain(&self.complaints, "too many connections that prove nothing: one is dropped");
         };
         let (door, claims, squash, server) = (Arc::clone(door), claims.clone(), *squash, Arc::clone(server));
         let complaints = Arc::clone(&self.complaints);
@@ -164,11 +243,10 @@ impl Listeners {
             match admitted {
                 Ok(link) => {
                     let peer = Peer::new(format!("tcp from {from}"), claims, squash);
-                    if let Err(error) = server.serve_link(link, peer) {
-                        tracing::warn!(%error, "a session ended with an error");
-                    }
+                    // What ended it stands in the log.
+                    let _ = server.serve_link(link, peer);
                 }
-                Err(error) => complaints.say(&error.to_string()),
+                Err(error) => complain(&complaints, &error.to_string()),
             }
         };
         if let Err(error) = std::thread::Builder::new().name("nigh-session".into()).spawn(serve) {
@@ -177,22 +255,9 @@ impl Listeners {
     }
 }
 
-/// Lines about strangers: at most one a second, so that they cannot fill a disk.
-#[derive(Default)]
-struct Complaints {
-    /// When the latest was written, and how many were not since.
-    latest: Mutex<(Option<Instant>, u64)>,
-}
-
-impl Complaints {
-    fn say(&self, problem: &str) {
-        let mut latest = self.latest.lock();
-        if latest.0.is_some_and(|at| at.elapsed() < Duration::from_secs(1)) {
-            latest.1 += 1;
-            return;
-        }
-        tracing::warn!(problem, unsaid = latest.1, "not let in");
-        *latest = (Some(Instant::now()), 0);
+fn complain(lines: &Lines, problem: &str) {
+    if let Some(unsaid) = lines.allow() {
+        tracing::warn!(event = "refused", rule = ?problem, unsaid, "not let in");
     }
 }
 
@@ -201,28 +266,19 @@ enum Accepted {
     Tcp(TcpStream),
 }
 
-/// False for somebody who is not wanted.
-fn admit_unix(stream: UnixStream, admits: &Admits, server: &Arc<Server>) -> io::Result<bool> {
-    stream.set_nonblocking(false)?;
-    let credentials = nigh_link::unix::credentials(&stream)?;
+/// Who is there, and what it may claim; `None` where it is not wanted.
+fn peer_on_unix(stream: &UnixStream, credentials: Credentials, admits: &Admits) -> Option<Peer> {
     let uid = credentials.uid;
     let own = uid == 0 || uid == geteuid().as_raw();
+    let pid =
+        rustix::net::sockopt::socket_peercred(stream).map_or(0, |found| found.pid.as_raw_nonzero().get());
     let claims = if uid == 0 { Claims::Any } else { Claims::Only(credentials) };
-    let came = format!("unix socket, uid {uid}");
-    let peer = match admits {
-        Admits::Own | Admits::Relays if own => Peer::new(came, claims, Squash::None).with_any_path(),
-        Admits::Users(squash) if own || can_act() => Peer::new(came, claims, squash.unwrap_or(Squash::None)),
-        _ => {
-            tracing::warn!(uid, "another user's connection is refused");
-            return Ok(false);
+    let came = format!("unix socket, uid {uid}, pid {pid}");
+    match admits {
+        Admits::Own if own => Some(Peer::new(came, claims, Squash::None).with_any_path()),
+        Admits::Users(squash) if own || can_act() => {
+            Some(Peer::new(came, claims, squash.unwrap_or(Squash::None)))
         }
-    };
-    let link = if matches!(admits, Admits::Relays) { Link::relayed(stream) } else { stream.into() };
-    let server = Arc::clone(server);
-    std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
-        if let Err(error) = server.serve_link(link, peer) {
-            tracing::warn!(%error, "a session ended with an error");
-        }
-    })?;
-    Ok(true)
+        _ => None,
+    }
 }

@@ -6,7 +6,7 @@ use nigh_native::lease::Object;
 use nigh_native::{Claim, LockOwner, LockTable, Tried};
 use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Reply, Response};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -21,6 +21,17 @@ struct State {
     table: LockTable<Object>,
     members: BTreeMap<u64, Member>,
 }
+
+/// For status.
+pub(crate) struct LockPicture {
+    /// Ranges, by session.
+    pub(crate) held: BTreeMap<u64, u64>,
+    /// Of each wait the session, and those that hold what it waits for.
+    pub(crate) waits: Vec<(u64, BTreeSet<u64>)>,
+}
+
+/// Looking for whom one waits takes time with the locks of that file.
+const WAITS_SHOWN: usize = 1_000;
 
 /// A session that stands.
 struct Member {
@@ -146,6 +157,14 @@ impl Locks {
         Ok(Reply::Done)
     }
 
+    /// Who holds how much, and who waits for whom.
+    pub(crate) fn picture(&self) -> LockPicture {
+        let state = self.state.lock();
+        let held = state.members.keys().map(|session| (*session, state.table.held(*session)));
+        let waits = state.table.waits().take(WAITS_SHOWN);
+        LockPicture { held: held.collect(), waits: waits.collect() }
+    }
+
     /// Changes the table, then answers the waiting calls that were granted by that.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, granted) = {
@@ -199,6 +218,10 @@ impl Running {
     /// True: that was the last call of a session that is over.
     pub(crate) fn leave(&self) -> bool {
         self.count.fetch_sub(1, Ordering::SeqCst) == 1 && self.over.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Ordering::SeqCst)
     }
 
     /// The session is over. True: nothing runs.

@@ -59,6 +59,10 @@ impl Outbox {
         Outbox { link, queue: Mutex::default(), wake: Condvar::new(), room: Condvar::new() }
     }
 
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
     /// Adds frames; [`Outbox::send`] is to follow when no lock is held. Answers false when the client
     /// let too much pile up: the connection is closed then.
     pub(crate) fn add(&self, frames: impl IntoIterator<Item = Vec<u8>>) -> bool {

@@ -1,8 +1,8 @@
 //! Where a user's server keeps its socket and its state (decision 21 of the design).
 
 use std::env;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The directories of one user's server.
@@ -26,12 +26,6 @@ impl Places {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.runtime.join("serve.sock")
-    }
-
-    /// The socket to which relays lead that ssh started.
-    #[must_use]
-    pub fn relay_socket(&self) -> PathBuf {
-        self.runtime.join("relay.sock")
     }
 
     fn find(uid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> io::Result<Places> {
@@ -66,6 +60,29 @@ impl Places {
             other => other?,
         }
         check_private(&self.runtime)
+    }
+
+    /// That the state directory is there, made where it is not (0700), and takes files.
+    ///
+    /// # Errors
+    /// One line, with how to mend it.
+    pub fn check_state(&self) -> io::Result<()> {
+        let try_it = || {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.state)?;
+            let path = self.state.join(format!(".check-{}", std::process::id()));
+            let mut options = std::fs::OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
+            let written = file.write_all(b"nigh\n").and_then(|()| file.sync_all());
+            written.and(std::fs::remove_file(&path))
+        };
+        try_it().map_err(|error| {
+            let problem = format!(
+                "the state directory {} cannot be used: {error}: make room or give rights there, or name \
+                 another one in NIGH_STATE_DIR",
+                self.state.display()
+            );
+            io::Error::new(error.kind(), problem)
+        })
     }
 }
 

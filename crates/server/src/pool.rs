@@ -2,6 +2,7 @@
 
 use crate::leases::OpenChange;
 use crate::session::Session;
+use crate::work::Taken;
 use nigh_types::{Call, CallId, Errno, Request, Response};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -14,6 +15,7 @@ pub(crate) struct Job {
     pub(crate) request: Request,
     /// The change that it began when it was executed before.
     pub(crate) change: Option<OpenChange>,
+    pub(crate) taken: Taken,
 }
 
 impl Job {
@@ -21,6 +23,7 @@ impl Job {
     pub(crate) fn give_up(self) {
         drop(self.change);
         self.session.answer(self.call, Response::plain(Err(Errno::INTR)));
+        drop(self.taken);
     }
 }
 
@@ -64,6 +67,13 @@ impl Pool {
         }
         drop(queues);
         self.wake.notify_one();
+    }
+
+    /// How many calls of a session wait for a thread.
+    pub(crate) fn queued(&self, session: &Arc<Session>) -> u64 {
+        let queues = self.queues.lock();
+        let jobs = queues.short.iter().chain(&queues.long);
+        jobs.filter(|job| Arc::ptr_eq(&job.session, session)).count() as u64
     }
 
     /// Takes back a call that no thread has begun.

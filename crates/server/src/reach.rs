@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -232,6 +233,16 @@ impl Reach {
     /// Whether a descriptor of it may be held beyond a call: not of what may have to be unmounted.
     pub(crate) fn may_hold(&self, node: &Node) -> bool {
         node.stat.mount == self.root.stat.mount
+    }
+
+    /// Where a directory lies that was used lately; for people.
+    pub(crate) fn path_of(&self, object: Object) -> Option<PathBuf> {
+        let held: Vec<Arc<OwnedFd>> =
+            self.directories.lock().iter().map(|(_, held)| Arc::clone(&held.fd)).collect();
+        let root = Arc::clone(&self.root.fd);
+        let is_it = |fd: &Arc<OwnedFd>| stat::of_fd(fd).is_ok_and(|stat| self.ids.object(&stat) == object);
+        let found = std::iter::once(root).chain(held).find(is_it)?;
+        std::fs::read_link(proc_path(&*found)).ok()
     }
 
     /// Drops what is remembered of an inode that is gone.

@@ -1,6 +1,10 @@
 //! Serves exports to sessions over streams.
 
+mod status;
+
 use crate::error::Fault;
+use crate::events;
+use crate::events::Story;
 use crate::export::{Export, ExportError, ExportOptions};
 use crate::exports::Exports;
 use crate::files::SessionFiles;
@@ -10,11 +14,13 @@ use crate::locks::Locks;
 use crate::outbox::Outbox;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
+use crate::work::Work;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::{LeaseConfig, LeaseReport};
 use nigh_native::{Limits, NAMES_ALONE, ProtocolError, SESSION_TERM, ServerConfig, ServerEvent};
 use nigh_types::{Call, CallId, Errno, Request, Response, Span, Term};
 use parking_lot::Mutex;
+use status::Meter;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
@@ -72,6 +78,8 @@ pub struct Server {
     /// Before the leases' table and `Session::wire` in lock order.
     sessions: Mutex<Vec<Arc<Session>>>,
     locks: Arc<Locks>,
+    work: Arc<Work>,
+    meter: Meter,
     last_session: AtomicU64,
 }
 
@@ -107,6 +115,8 @@ impl Server {
             exports: Mutex::default(),
             sessions: Mutex::default(),
             locks: Arc::default(),
+            work: Arc::default(),
+            meter: Meter::default(),
             last_session: AtomicU64::new(0),
         }))
     }
@@ -123,21 +133,30 @@ impl Server {
         link.set_write_timeout(Some(Outbox::PATIENCE))?;
         link.set_read_timeout(Some(TICK))?;
         let session_id = self.last_session.fetch_add(1, Ordering::Relaxed) + 1;
-        tracing::info!(session = session_id, link = %link.kind(), %peer, "connected");
         let config =
             ServerConfig { session_id, session_term: self.options.session_term, limits: Limits::default() };
-        let session = Arc::new(Session::new(config, link.clone(), peer, &self.leases));
+        let story = Story::new(&self.meter.limits, link.kind());
+        let session = Arc::new(Session::new(config, link.clone(), peer, story, &self.leases));
+        events::connected(&session);
         let writer = Arc::clone(&session);
         let writer = std::thread::Builder::new()
             .name(format!("nigh-write-{session_id}"))
-            .spawn(move || writer.outbox.write())?;
+            .spawn(move || writer.outbox.write());
+        let writer = writer.inspect_err(|error| {
+            session.story.ends(|| format!("no thread for it: {error}"));
+            events::ended(&session);
+        })?;
         self.sessions.lock().push(Arc::clone(&session));
         let read = self.read(&session, &link);
         let goodbye = matches!(read, Ok(Ended::Goodbye));
+        if let Err(error) = &read {
+            session.story.ends(|| error.to_string());
+        }
         self.detach(&session, goodbye);
         // Its own failures are the connection's.
         let _ = writer.join();
-        tracing::info!(session = session_id, replaced = session.admission.replaced(), "session ended");
+        self.meter.count_ended(&link);
+        events::ended(&session);
         read.map(drop)
     }
 
@@ -146,9 +165,8 @@ impl Server {
         let (theirs, ours) = UnixStream::pair()?;
         let server = Arc::clone(self);
         std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
-            if let Err(error) = server.serve_link(ours.into(), Peer::in_process()) {
-                tracing::warn!(%error, "a session ended with an error");
-            }
+            // What ended it stands in the log.
+            let _ = server.serve_link(ours.into(), Peer::in_process());
         })?;
         Ok(theirs)
     }
@@ -157,6 +175,18 @@ impl Server {
     #[must_use]
     pub fn session_count(&self) -> u64 {
         self.sessions.lock().len() as u64
+    }
+
+    /// From now on calls are not taken, and nobody is let in; what was taken goes on.
+    pub fn stop_taking(&self) {
+        self.work.stop();
+    }
+
+    /// Calls that were taken and are not finished. Those that wait for a lock do not count: that may take
+    /// for ever.
+    #[must_use]
+    pub fn calls_under_way(&self) -> u64 {
+        self.work.under_way()
     }
 
     /// Who holds what, and who waits for whom.
@@ -215,7 +245,7 @@ impl Server {
         let ended = self.take_all(session, events);
         if let Err(error) = taken {
             if error != ProtocolError::Ended {
-                tracing::warn!(session = session.id, %error, "the client broke the protocol");
+                session.story.ends(|| format!("the client broke the protocol: {error}"));
             }
             return Some(ended.unwrap_or(Ended::Cut));
         }
@@ -239,6 +269,7 @@ impl Server {
             ServerEvent::Attach { client, incarnation, export, term, features, .. } => {
                 let attached = self.attach(session, &export, (client, incarnation), term, features);
                 if let Err((errno, message)) = attached {
+                    events::refused(session, errno, &message);
                     session.with_connection(|connection| connection.refuse(errno, &message));
                     return Some(Ended::Goodbye);
                 }
@@ -248,7 +279,7 @@ impl Server {
             ServerEvent::Acknowledge(recall) => self.leases.acknowledge(session.holder(), recall),
             ServerEvent::Return(grants) => self.leases.give_back(session.holder(), &grants),
             ServerEvent::Bye { why } => {
-                tracing::debug!(session = session.id, why, "the client said goodbye");
+                session.story.ends(|| format!("goodbye: {why}"));
                 return Some(Ended::Goodbye);
             }
         }
@@ -271,10 +302,14 @@ impl Server {
                 session.answer(call, Response::plain(result));
                 return None;
             }
-            Call::Lock { .. } => self.locks.expect(session.id, call),
             _ => {}
         }
-        self.pool.submit(Job { session: Arc::clone(session), call, request, change: None });
+        // While the server stops it stays unanswered: the client hears of the end instead.
+        let taken = self.work.take()?;
+        if matches!(request.call, Call::Lock { .. }) {
+            self.locks.expect(session.id, call);
+        }
+        self.pool.submit(Job { session: Arc::clone(session), call, request, change: None, taken });
         None
     }
 
@@ -298,6 +333,9 @@ impl Server {
         term: Term,
         features: u64,
     ) -> Result<(), (Errno, String)> {
+        if self.work.is_stopping() {
+            return Err((Errno::AGAIN, "the server stops: try again in a moment".into()));
+        }
         let refused = |fault: Fault| {
             let errno = Errno::from(fault);
             let shown = String::from_utf8_lossy(asked);
@@ -327,7 +365,7 @@ impl Server {
             agreed.map_err(|errno| (errno, format!("cannot look at {}: {errno}", path.display())))?;
         intake::introduce(&mut agreed, &attached.export, &session.admission, features);
         self.leases.attach(session, who, features & NAMES_ALONE != 0, term);
-        tracing::info!(session = session.id, export = attached.export.id(), term = ?agreed.term, "attached");
+        events::attached(session, agreed.term);
         session.with_connection(|connection| connection.accept(agreed));
         Ok(())
     }

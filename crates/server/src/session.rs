@@ -1,6 +1,7 @@
 //! One client's session: its connection and its open files.
 
 use crate::claims::Admission;
+use crate::events::Story;
 use crate::export::{Export, Progress};
 use crate::files::SessionFiles;
 use crate::leases::Leases;
@@ -24,6 +25,7 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     /// As whom its calls are done.
     pub(crate) admission: Admission,
+    pub(crate) story: Story,
     leases: Arc<Leases>,
     attached: OnceLock<Attached>,
     wire: Mutex<ServerConnection>,
@@ -44,11 +46,18 @@ pub(crate) struct Attached {
 }
 
 impl Session {
-    pub(crate) fn new(config: ServerConfig, link: Link, peer: Peer, leases: &Arc<Leases>) -> Session {
+    pub(crate) fn new(
+        config: ServerConfig,
+        link: Link,
+        peer: Peer,
+        story: Story,
+        leases: &Arc<Leases>,
+    ) -> Session {
         Session {
             id: config.session_id,
             admission: Admission::new(peer.claims().clone(), peer.squash()),
             peer,
+            story,
             leases: Arc::clone(leases),
             attached: OnceLock::new(),
             wire: Mutex::new(ServerConnection::new(now(), config)),
@@ -84,9 +93,7 @@ impl Session {
 
     /// Ends the session from this side.
     pub(crate) fn end(&self, why: &str) {
-        if !self.is_over() {
-            tracing::info!(session = self.id, why, "session ended by the server");
-        }
+        self.story.ends(|| why.to_owned());
         self.finish(why);
     }
 
@@ -98,6 +105,11 @@ impl Session {
 
     pub(crate) fn is_over(&self) -> bool {
         self.wire.lock().is_ended()
+    }
+
+    /// Calls that are not answered yet, and those among them that threads execute.
+    pub(crate) fn calls(&self) -> (u32, u32) {
+        (self.wire.lock().outstanding(), self.running.count())
     }
 
     /// Nobody waits for this call any more: if it has to wait for others it is given up.
@@ -161,7 +173,7 @@ impl Session {
     /// The call, if it waits.
     fn attempt(&self, job: Job) -> Option<Job> {
         let Attached { export, files, .. } = self.attached()?;
-        let Job { session, call, request, change } = job;
+        let Job { session, call, request, change, taken } = job;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if let Call::Lock { node, .. } | Call::GetLock { node, .. } = &request.call {
                 self.lock(call, &request, node);
@@ -177,7 +189,7 @@ impl Session {
         }));
         match done {
             Ok(Progress::Answered) => None,
-            Ok(Progress::Waits(change)) => Some(Job { session, call, request, change: Some(change) }),
+            Ok(Progress::Waits(change)) => Some(Job { session, call, request, change: Some(change), taken }),
             Err(_) => {
                 self.end("the server has a bug; its log says where");
                 None
@@ -226,6 +238,7 @@ impl Session {
     fn flush(&self, wire: &mut ServerConnection) {
         let frames = std::iter::from_fn(|| wire.poll_transmit());
         if !self.outbox.add(frames) && !wire.is_ended() {
+            self.story.ends(|| "the client does not read".into());
             wire.end("the client does not read");
         }
     }

@@ -226,7 +226,7 @@ fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
     };
     assert_eq!(names(&mut alone), [false]);
     let mut other = world.client();
-    assert_eq!(names(&mut other), [], "it is asked back first, and nobody waits for that");
+    assert_eq!(names(&mut other), [] as [bool; 0], "it is asked back first, and nobody waits for that");
     alone.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     alone.give_back();
     alone.call(Call::StatFs { node: Place::bare(world.client().root().node) });

@@ -1,0 +1,21 @@
+//! Sockets that the service manager listens on for this process: sd_listen_fds(3).
+
+use anyhow::{Context, Result};
+use nigh_server::Passed;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// All of them. To be called once, before anything else of this process can have such a descriptor.
+///
+/// # Errors
+/// One line: something else was passed than listening unix and TCP sockets.
+pub fn take() -> Result<Vec<Passed>> {
+    let passed =
+        sd_notify::listen_fds_with_names().context("what the service manager passes (LISTEN_FDS)")?;
+    let taken = passed.map(|(fd, name)| {
+        // SAFETY: LISTEN_PID names this process, so the descriptor was left open for it, and nothing else uses
+        // it: this is called once.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Passed::new(name, fd).map_err(anyhow::Error::msg)
+    });
+    taken.collect()
+}

@@ -1,0 +1,76 @@
+//! `nigh status`.
+
+use anyhow::{Context, Result, bail};
+use nigh_server::Places;
+use serde_json::Value;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// One mount, or all of this user's; and in a line how its server is.
+pub fn mounts(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
+    let places = Places::of_user()?;
+    places.make_runtime()?;
+    let mut statuses = nigh_client::control::statuses(&places.runtime)?;
+    if let Some(wanted) = &mountpoint {
+        let absolute = absolute(wanted);
+        statuses.retain(|status| status["mountpoint"].as_str().map(Path::new) == Some(&absolute));
+        if statuses.is_empty() {
+            bail!("{}: no mount of yours answers there; `nigh status` lists them", wanted.display());
+        }
+    }
+    if json {
+        let value = match (mountpoint, statuses) {
+            (Some(_), mut one) => one.remove(0),
+            (None, all) => Value::Array(all),
+        };
+        println!("{value:#}");
+        return Ok(());
+    }
+    if statuses.is_empty() {
+        println!("nothing is mounted");
+    }
+    for status in statuses {
+        print!("{}", nigh_client::status::page(&status));
+    }
+    if mountpoint.is_none()
+        && let Ok(status) = nigh_server::ask(&places.socket())
+    {
+        print!("{}", nigh_server::summary(&status));
+    }
+    Ok(())
+}
+
+/// The server that listens at `socket`; without one this user's own.
+pub fn server(socket: Option<&Path>, json: bool) -> Result<()> {
+    let (socket, own) = match socket {
+        Some(socket) => {
+            let bytes = std::os::unix::ffi::OsStrExt::as_bytes(socket.as_os_str());
+            let path = bytes.strip_prefix(b"unix://").unwrap_or(bytes);
+            (PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path)), false)
+        }
+        None => (Places::of_user()?.socket(), true),
+    };
+    let status = match nigh_server::ask(&socket) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            let mend = match own {
+                true => "`nigh mount` starts yours when it is needed; name the socket of another one",
+                false => "name the socket of a server that runs",
+            };
+            bail!("no server answers at {}: {mend}", socket.display());
+        }
+        other => other.with_context(|| socket.display().to_string())?,
+    };
+    if json {
+        println!("{status:#}");
+    } else {
+        print!("{}", nigh_server::page(&status));
+    }
+    Ok(())
+}
+
+/// An absolute path without asking what is mounted there: it may not answer.
+fn absolute(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { return whole };
+    parent.canonicalize().map_or(whole.clone(), |parent| parent.join(name))
+}

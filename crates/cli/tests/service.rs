@@ -1,0 +1,509 @@
+//! `nigh serve` as a service: started by a service manager, asked how it is, told to stop.
+
+use nigh_link::{Link, unix};
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::{Event, Output, Remote, Session};
+use nigh_types::*;
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
+/// A user that no machine has.
+const SOMEBODY: u32 = 4_000_123;
+const SECRET: &str = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
+
+fn needs_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("SKIPPED: {test} needs root");
+    }
+    root
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < give_up, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+struct House {
+    dir: TempDir,
+    server: Option<Child>,
+}
+
+impl House {
+    fn new() -> House {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir_all(dir.path().join("x/d")).unwrap();
+        fs::write(dir.path().join("token"), format!("{SECRET}\n")).unwrap();
+        fs::set_permissions(dir.path().join("token"), fs::Permissions::from_mode(0o600)).unwrap();
+        House { dir, server: None }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn nigh(&self, words: &[&str]) -> Command {
+        self.in_our_house(Command::new(NIGH), words)
+    }
+
+    fn in_our_house(&self, mut command: Command, words: &[&str]) -> Command {
+        command.args(words).stdin(Stdio::null());
+        command.env("NIGH_RUNTIME_DIR", self.path("run")).env("NIGH_STATE_DIR", self.path("state"));
+        for name in ["NIGH_LINK", "NIGH_LOG", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn start(&mut self, mut command: Command) {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        self.server = Some(command.stderr(log).spawn().unwrap());
+    }
+
+    /// Serves `x` on `s.sock`, which is for everybody.
+    fn serve(mut self, more: &[&str]) -> House {
+        let (export, listen) = (self.text("x"), format!("unix://{}", self.text("s.sock")));
+        let words = [&["serve", "--export", &export, "--listen", &listen], more].concat();
+        let command = self.nigh(&words);
+        self.start(command);
+        until("listening", || UnixStream::connect(self.path("s.sock")).is_ok());
+        self
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    fn signal(&self) {
+        let pid = rustix::process::Pid::from_child(self.server.as_ref().unwrap());
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let mut server = self.server.take().unwrap();
+        let mut ended = None;
+        until("ended", || {
+            ended = server.try_wait().unwrap();
+            ended.is_some()
+        });
+        ended.unwrap()
+    }
+
+    fn status(&self, words: &[&str]) -> Value {
+        let output = self.nigh(&[&["status"], words, &["--json"]].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The one line that a command says which fails with exit code 1.
+    fn refused(&self, mut command: Command) -> String {
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let line = said.lines().filter(|line| line.starts_with("nigh: ")).collect::<Vec<_>>();
+        assert_eq!((output.status.code(), line.len()), (Some(1), 1), "{said}");
+        line[0].to_owned()
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+struct Client {
+    link: Link,
+    session: ClientSession,
+    calls: u64,
+}
+
+impl Client {
+    fn attach(link: Link, what: &str, incarnation: u64) -> Result<(Client, Session), String> {
+        let attach = what.as_bytes().to_vec();
+        let config = ClientConfig { features: 0, client: 1, incarnation, attach, term: Term::Session };
+        let mut client = Client { link, session: ClientSession::new(Time(1), config), calls: 0 };
+        match client.next() {
+            Event::Attached(session) => Ok((client, session)),
+            Event::Lost { why } => Err(why),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn next(&mut self) -> Event {
+        let mut buffer = vec![0; 1 << 16];
+        self.link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        loop {
+            match self.session.poll_output() {
+                Output::Event(event) => return event,
+                Output::Transmit(bytes) => self.link.write_all(&bytes).unwrap(),
+                Output::Timeout(..) => match self.link.read(&mut buffer).unwrap() {
+                    0 => self.session.handle_disconnect(Time(2), "end of stream"),
+                    count => self.session.handle_input(Time(2), &buffer[..count]),
+                },
+            }
+        }
+    }
+
+    fn send(&mut self, call: Call) {
+        self.calls += 1;
+        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
+        let request = Request { credentials: Credentials::default(), name, call };
+        self.session.handle_call(Time(1), CallId(self.calls), request);
+        while let Output::Transmit(bytes) = self.session.poll_output() {
+            self.link.write_all(&bytes).unwrap();
+        }
+    }
+
+    fn lost(&mut self) -> String {
+        loop {
+            if let Event::Lost { why } = self.next() {
+                return why;
+            }
+        }
+    }
+}
+
+/// One holds the export's names and gives nothing back, so that the other's call waits.
+fn one_who_waits(house: &House) -> (Client, Client) {
+    let attach = |incarnation| {
+        Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", incarnation).unwrap()
+    };
+    let ((mut holder, session), (mut waiter, _)) = (attach(11), attach(12));
+    holder.send(Call::List { dir: Place::bare(session.root) });
+    assert!(matches!(holder.next(), Event::Response { .. }));
+    let name = Name::new(b"new").unwrap();
+    waiter.send(Call::Mkdir { dir: Place::bare(session.root), name, mode: 0o700, umask: 0 });
+    until("parked", || house.status(&["--server"])["totals"]["calls"]["parked"] == 1);
+    (holder, waiter)
+}
+
+#[test]
+fn told_to_stop_it_says_so_to_everybody_and_leaves_nothing() {
+    let mut house = House::new().serve(&[]);
+    let (mut client, _) = Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).unwrap();
+    house.signal();
+    let why = client.lost();
+    assert!(why.contains("the server stops"), "{why}");
+    assert_eq!(house.wait().code(), Some(0), "{}", house.log());
+    assert!(!house.path("s.sock").exists() && !house.path("run/serve.sock").exists());
+    let mut house = house.serve(&[]);
+    house.signal();
+    assert_eq!(house.wait().code(), Some(0));
+}
+
+#[test]
+fn what_was_taken_is_waited_for_and_a_second_signal_waits_for_nothing() {
+    let mut house = House::new().serve(&[]);
+    let (mut holder, mut waiter) = one_who_waits(&house);
+    house.signal();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(house.server.as_mut().unwrap().try_wait().unwrap().is_none(), "it waits for the call");
+    // More than one grant may be in the way.
+    let why = std::thread::spawn(move || {
+        loop {
+            match holder.next() {
+                Event::Recall(recall) => holder.session.handle_acknowledge(Time(1), recall.id),
+                Event::Lost { why } => return why,
+                _ => {}
+            }
+        }
+    });
+    let answer = waiter.next();
+    let done = matches!(&answer, Event::Response { response, .. } if response.result.is_ok());
+    assert!(done, "{answer:?} {}", house.log());
+    assert!(waiter.lost().contains("the server stops"));
+    assert!(why.join().unwrap().contains("the server stops"));
+    assert_eq!(house.wait().code(), Some(0));
+    assert!(house.path("x/new").is_dir());
+    fs::remove_dir(house.path("x/new")).unwrap();
+
+    let mut house = house.serve(&[]);
+    let (_holder, _waiter) = one_who_waits(&house);
+    house.signal();
+    std::thread::sleep(Duration::from_millis(300));
+    let again = Instant::now();
+    house.signal();
+    assert_eq!(house.wait().code(), Some(1));
+    assert!(again.elapsed() < Duration::from_secs(2), "{:?}", again.elapsed());
+    assert!(!house.path("x/new").exists());
+}
+
+/// What systemd does: descriptors from 3 on, and words in the environment.
+fn activated(house: &House, fds: Vec<OwnedFd>, names: &str, words: &[&str]) -> Command {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "LISTEN_PID=$$ WATCHDOG_PID=$$ exec \"$@\"", "sh", NIGH]);
+    let mut command = house.in_our_house(shell, words);
+    command.env("LISTEN_FDS", fds.len().to_string()).env("LISTEN_FDNAMES", names);
+    // SAFETY: fcntl and dup2 are safe between fork and exec. What is passed is first moved out of the way.
+    unsafe {
+        command.pre_exec(move || {
+            let high: Vec<i32> =
+                fds.iter().map(|fd| libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 100)).collect();
+            for (at, fd) in (3..).zip(high) {
+                if libc::dup2(fd, at) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    command
+}
+
+#[test]
+fn a_service_manager_starts_it_hears_of_it_and_stops_it() {
+    let mut house = House::new();
+    fs::create_dir(house.path("run")).unwrap();
+    fs::set_permissions(house.path("run"), fs::Permissions::from_mode(0o700)).unwrap();
+    let manager = UnixDatagram::bind(house.path("notify")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let hear = || {
+        let mut buffer = [0; 4096];
+        let count = manager.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..count].to_vec()).unwrap()
+    };
+    let unix = UnixListener::bind(house.path("s.sock")).unwrap();
+    let own = UnixListener::bind(house.path("run/serve.sock")).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    let (export, token) = (house.text("x"), house.text("token"));
+    let words = ["serve", "--export", &export, "--token", &token];
+    // Connections that come before the server is there wait for it.
+    let early = unix::connect(&house.path("s.sock")).unwrap();
+    let mut command =
+        activated(&house, vec![unix.into(), own.into(), tcp.into()], "nigh.socket:user:tcp", &words);
+    command.env("NOTIFY_SOCKET", house.path("notify")).env("WATCHDOG_USEC", "400000");
+    house.start(command);
+    let ready = hear();
+    assert!(ready.contains("READY=1") && ready.contains("STATUS=0 sessions"), "{ready} {}", house.log());
+    let (mut client, _) = Client::attach(early, "x", 1).unwrap();
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let listening = house.status(&["--server"])["listening"].to_string();
+    assert!(listening.contains(&format!("tcp://127.0.0.1:{port} (from the service manager)")), "{listening}");
+    let (mut fed, mut one_session, begin) = (0, false, Instant::now());
+    while begin.elapsed() < Duration::from_secs(3) {
+        let heard = hear();
+        fed += u64::from(heard.contains("WATCHDOG=1"));
+        one_session |= heard.contains("STATUS=1 session");
+    }
+    assert!(fed >= 4 && one_session, "{fed} {one_session}");
+    house.signal();
+    until("stopping", || hear().contains("STOPPING=1"));
+    assert!(client.lost().contains("the server stops"));
+    assert_eq!(house.wait().code(), Some(0));
+    assert!(house.path("s.sock").exists() && house.path("run/serve.sock").exists(), "they are the manager's");
+}
+
+#[test]
+fn what_a_service_manager_passes_wrongly_is_one_line() {
+    let house = House::new();
+    let (export, token) = (house.text("x"), house.text("token"));
+    let served = ["serve", "--export", export.as_str()];
+    let bind = |name: &str| OwnedFd::from(UnixListener::bind(house.path(name)).unwrap());
+    let datagram = UnixDatagram::pair().unwrap().0.into();
+    let file = fs::File::open("/dev/null").unwrap().into();
+    let tcp = || OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
+    for (fd, name, words, says) in [
+        (datagram, "a", served.as_slice(), "ListenStream="),
+        (file, "b", served.as_slice(), "no socket"),
+        (bind("1"), "user", served.as_slice(), "serve.sock"),
+        (tcp(), "user", served.as_slice(), "unix socket"),
+    ] {
+        let said = house.refused(activated(&house, vec![fd], name, words));
+        assert!(said.contains(says), "{said}");
+    }
+    for (fd, words, says) in [
+        (tcp(), served.to_vec(), "--token"),
+        (bind("2"), vec!["serve"], "--export"),
+        (bind("3"), vec!["serve", "--export", &export, "--token", &token], "--listen tcp"),
+    ] {
+        let output = activated(&house, vec![fd], "x", &words).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.contains(says), "{said}");
+    }
+}
+
+/// Connects as another user: credentials of one thread, which ends with it.
+fn connect_as(uid: u32, socket: &Path) -> UnixStream {
+    let socket = socket.to_owned();
+    std::thread::spawn(move || {
+        // SAFETY: these take integers and an empty list, and change this thread only.
+        let changed = unsafe {
+            libc::syscall(libc::SYS_setgroups, 0_usize, std::ptr::null::<libc::gid_t>())
+                | libc::syscall(libc::SYS_setresgid, uid, uid, uid)
+                | libc::syscall(libc::SYS_setresuid, uid, uid, uid)
+        };
+        assert_eq!(changed, 0);
+        UnixStream::connect(&socket).unwrap()
+    })
+    .join()
+    .unwrap()
+}
+
+fn ask(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    said
+}
+
+#[test]
+fn only_root_and_the_servers_user_are_told_how_it_is() {
+    let house = House::new().serve(&[]);
+    let socket = house.path("s.sock");
+    let connect = || UnixStream::connect(&socket).unwrap();
+    let own: Value = serde_json::from_slice(&ask(connect(), b"nigh status 1\n")).unwrap();
+    assert_eq!(own["pid"], house.server.as_ref().unwrap().id());
+    for garbage in [
+        &b"nigh status 2\n"[..],
+        b"nigh status 1 \n and more",
+        b"n",
+        b"nigh status 1",
+        &[0xff; 5000],
+        &[0; 64],
+    ] {
+        let stream = connect();
+        let answer = if garbage.len() < 14 {
+            // Too little for anything: whoever goes away then is forgotten.
+            (&stream).write_all(garbage).unwrap();
+            drop(stream);
+            Vec::new()
+        } else {
+            ask(stream, garbage)
+        };
+        assert!(!String::from_utf8_lossy(&answer).contains("sessions"), "{garbage:?}");
+    }
+    // Those who ask and do not read, and those who say nothing, are in nobody's way.
+    let idle: Vec<_> = (0..50)
+        .map(|n| {
+            let stream = connect();
+            (&stream).write_all(if n % 2 == 0 { b"nigh status 1\n" } else { b"" }).unwrap();
+            stream
+        })
+        .collect();
+    let begin = Instant::now();
+    assert_eq!(house.status(&["--server", &house.text("s.sock")])["server"], own["server"]);
+    assert_eq!(house.status(&["--server", &format!("unix://{}", house.text("s.sock"))])["pid"], own["pid"]);
+    assert!(Client::attach(unix::connect(&socket).unwrap(), "x", 1).is_ok());
+    assert!(begin.elapsed() < Duration::from_secs(4));
+    drop(idle);
+    let said = house.refused(house.nigh(&["status", "--server", "/nonexistent/s.sock"]));
+    assert!(said.contains("/nonexistent/s.sock"), "{said}");
+    let page = house.nigh(&["status", "--server"]).output().unwrap();
+    assert!(String::from_utf8(page.stdout).unwrap().contains("  export      x = "));
+    let mounts = house.nigh(&["status"]).output().unwrap();
+    assert!(String::from_utf8(mounts.stdout).unwrap().contains("your server (pid "));
+    if needs_root("only_root_and_the_servers_user_are_told_how_it_is") {
+        let said = ask(connect_as(SOMEBODY, &socket), b"nigh status 1\n");
+        let said: Value = serde_json::from_slice(&said).unwrap();
+        assert_eq!(said.as_object().unwrap().keys().collect::<Vec<_>>(), ["refused"]);
+        fs::set_permissions(house.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+#[test]
+fn each_event_of_a_session_is_one_line_without_secrets() {
+    let token = House::new();
+    let path = token.text("token");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("tcp://127.0.0.1:{port}");
+    let mut house = House::new().serve(&["--listen", &listen, "--token", &path]);
+    let socket = house.path("s.sock");
+    let (client, _) = Client::attach(unix::connect(&socket).unwrap(), "x", 0x7777_7777_7777).unwrap();
+    assert!(Client::attach(unix::connect(&socket).unwrap(), "no\nsuch\u{1b}[31m", 2).is_err());
+    let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let _ = stranger.read_to_end(&mut Vec::new());
+    drop(client);
+    let count = |log: &str, event: &str| log.matches(&format!("event=\"{event}\"")).count();
+    until("three lines", || count(&house.log(), "ended") == 2);
+    house.signal();
+    house.wait();
+    let log = house.log();
+    assert_eq!(["connected", "attached", "ended"].map(|event| count(&log, event)), [2, 1, 2], "{log}");
+    assert!(count(&log, "refused") >= 2, "{log}");
+    let line = log.lines().find(|line| line.contains("no export is called")).unwrap();
+    assert!(line.contains("event=\"refused\"") && line.contains("rule=") && line.contains("peer="), "{line}");
+    assert!(!log.contains(SECRET) && !log.contains("\u{1b}[31m"), "{log}");
+    assert!(!log.contains(&0x7777_7777_7777_u64.to_string()) && !log.contains("777777777777"), "{log}");
+}
+
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let house = House::new().serve(&[]);
+    for _ in 0..300 {
+        let _ = ask(UnixStream::connect(house.path("s.sock")).unwrap(), &[0; 64]);
+    }
+    let lines = house.log().lines().count();
+    assert!(lines < 80, "{lines} lines for 300 connections");
+    assert!(house.log().contains("unsaid="));
+}
+
+#[test]
+fn what_keeps_it_from_serving_is_one_line() {
+    let house = House::new();
+    let export = house.text("x");
+    let mut command = house.nigh(&["serve", "--export", &export]);
+    command.env("NIGH_STATE_DIR", "/proc/nowhere");
+    let said = house.refused(command);
+    assert!(said.contains("/proc/nowhere") && said.contains("NIGH_STATE_DIR"), "{said}");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = format!("tcp://{}", taken.local_addr().unwrap());
+    let token = house.text("token");
+    let said =
+        house.refused(house.nigh(&["serve", "--export", &export, "--listen", &listen, "--token", &token]));
+    assert!(said.contains(&listen) && said.contains("choose another"), "{said}");
+    let said = house.refused(house.nigh(&["serve", "--export", "/nonexistent"]));
+    assert!(said.contains("--export /nonexistent"), "{said}");
+
+    let house = house.serve(&[]);
+    let attach = || Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).map(drop);
+    attach().unwrap();
+    fs::rename(house.path("x"), house.path("moved")).unwrap();
+    let said = attach().unwrap_err();
+    assert!(said.contains(&export) && said.contains("on the server") && said.lines().count() == 1, "{said}");
+    fs::rename(house.path("moved"), house.path("x")).unwrap();
+    attach().unwrap();
+}
+
+#[test]
+fn a_full_disk_is_one_line() {
+    if !needs_root("a_full_disk_is_one_line") {
+        return;
+    }
+    let house = House::new();
+    let (state, export) = (house.text("state"), house.text("x"));
+    fs::create_dir(&state).unwrap();
+    let script = format!(
+        "mount -t tmpfs -o size=64k none '{state}' && \
+         {{ head -c 1M /dev/zero > '{state}/fill' 2>/dev/null; exec \"$@\"; }}"
+    );
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-m", "sh", "-c", &script, "sh", NIGH]);
+    let said = house.refused(house.in_our_house(unshare, &["serve", "--export", &export]));
+    assert!(said.contains(&state) && said.contains("No space left") && said.contains("make room"), "{said}");
+}

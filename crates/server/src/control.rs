@@ -1,0 +1,151 @@
+//! How `nigh status --server` asks: in the place of a session, on any of the server's unix sockets.
+//!
+//! Whoever connects there and says [`REQUEST`] first, in one write, is answered with one JSON object, and
+//! the connection is closed. The kernel says who asks: only root and the user whose server it is are told
+//! anything. As the head of a frame these bytes would be longer than what is taken from strangers, so no
+//! session begins with them.
+
+use crate::server::Server;
+use rustix::net::{RecvFlags, recv};
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const REQUEST: &[u8; 14] = b"nigh status 1\n";
+/// How long either end takes part.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// More than the status of thousands of sessions.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    Session,
+    Status,
+    /// It ended, or said nothing for as long as a session is given for it.
+    Nothing,
+}
+
+/// Waits until something was said, and takes nothing of it.
+pub(crate) fn purpose(stream: &UnixStream, patience: Duration) -> Purpose {
+    let mut head = [0; REQUEST.len()];
+    if stream.set_read_timeout(Some(patience)).is_err() {
+        return Purpose::Nothing;
+    }
+    loop {
+        match recv(stream, &mut head[..], RecvFlags::PEEK) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) | Ok((0, _)) => return Purpose::Nothing,
+            Ok(_) if &head == REQUEST => return Purpose::Status,
+            Ok(_) => return Purpose::Session,
+        }
+    }
+}
+
+/// Answers whoever `uid` is, within [`PATIENCE`] in all.
+pub(crate) fn answer(mut stream: UnixStream, uid: u32, server: &Server) {
+    // What is left unread at the end would have the kernel drop the answer.
+    if stream.read_exact(&mut [0; REQUEST.len()]).is_err() {
+        return;
+    }
+    let may = uid == 0 || uid == geteuid().as_raw();
+    let status = if may {
+        server.status()
+    } else {
+        tracing::debug!(uid, "another user asks for the status");
+        json!({ "refused": "only root and the user whose server it is may ask for its status" })
+    };
+    write_within(&mut stream, status.to_string().as_bytes(), PATIENCE);
+}
+
+/// As much as is read within that time, however it is read.
+fn write_within(stream: &mut UnixStream, mut left: &[u8], patience: Duration) {
+    let give_up = Instant::now() + patience;
+    while !left.is_empty() {
+        let patience = give_up.saturating_duration_since(Instant::now());
+        if patience.is_zero() || stream.set_write_timeout(Some(patience)).is_err() {
+            return;
+        }
+        match stream.write(left) {
+            Ok(count) if count > 0 => left = &left[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return,
+        }
+    }
+}
+
+/// The status of the server that listens at `socket`.
+///
+/// # Errors
+/// `ConnectionRefused` and `NotFound` where none does; else one line.
+pub fn ask(socket: &Path) -> io::Result<Value> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(REQUEST)?;
+    let mut text = Vec::new();
+    (&mut stream).take(MOST_BYTES).read_to_end(&mut text)?;
+    let invalid = |problem: &str| io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
+    let status: Value = serde_json::from_slice(&text).map_err(|_| {
+        invalid("no nigh server of this version answers there: restart it, or name its socket")
+    })?;
+    match status.get("refused").and_then(Value::as_str) {
+        Some(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
+        None => Ok(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_first_tells_a_question_from_a_session() {
+        let after = |said: &[u8]| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(said).unwrap();
+            let found = purpose(&ours, Duration::from_millis(50));
+            // Nothing of it is taken.
+            ours.set_nonblocking(true).unwrap();
+            let mut left = vec![0; said.len()];
+            assert!(said.is_empty() || { &ours }.read(&mut left).unwrap() == said.len() && left == said);
+            found
+        };
+        assert_eq!(after(REQUEST), Purpose::Status);
+        assert_eq!(after(b"nigh status 1\nmore"), Purpose::Status);
+        for other in [&b"nigh status 2\n"[..], b"nigh statu", b"n", &[0; 100]] {
+            assert_eq!(after(other), Purpose::Session, "{other:?}");
+        }
+        let begin = Instant::now();
+        assert_eq!(after(b""), Purpose::Nothing);
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        assert_eq!(purpose(&ours, Duration::from_secs(60)), Purpose::Nothing);
+    }
+
+    #[test]
+    fn whoever_reads_slowly_or_not_at_all_is_left_when_the_time_is_over() {
+        let text = vec![b'x'; 8 << 20];
+        for slowly in [false, true] {
+            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+            let reader = std::thread::spawn(move || {
+                while slowly && theirs.read(&mut [0; 1]).is_ok_and(|count| count > 0) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                theirs
+            });
+            let begin = Instant::now();
+            write_within(&mut ours, &text, Duration::from_millis(300));
+            let took = begin.elapsed();
+            assert!(took >= Duration::from_millis(250) && took < Duration::from_secs(3), "{took:?}");
+            // What is left in the buffer would take the slow one long.
+            ours.shutdown(std::net::Shutdown::Both).unwrap();
+            drop((ours, slowly));
+            std::mem::drop(reader);
+        }
+    }
+}

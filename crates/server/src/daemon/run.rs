@@ -1,0 +1,193 @@
+//! Running a server, and ending it.
+
+use super::signals::Signals;
+use super::supervisor::Supervisor;
+use super::{IDLE, lock};
+use crate::listen::Serving;
+use crate::listeners::Listeners;
+use crate::places::Places;
+use crate::server::{Server, ServerOptions};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::FlockOperation;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long calls that were taken may take to end when the server is told to.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long sessions may take after that to take in what is queued for them.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a new server waits for one that ends.
+const LOCK_PATIENCE: Duration = Duration::from_secs(16);
+const TICK: Duration = Duration::from_millis(250);
+/// What clients are told; they come again by themselves.
+const FAREWELL: &str = "the server stops; mounts come again when it is back";
+
+/// Runs this user's server until it has had no session for a while (60 s, or `NIGH_SERVER_IDLE_MS`),
+/// or until SIGTERM or SIGINT. `Ok` at once where another one runs already. `serving` has no exports.
+pub fn run_user_server(serving: &Serving) -> io::Result<()> {
+    let idle = match std::env::var("NIGH_SERVER_IDLE_MS") {
+        Ok(text) => text.parse().map(Duration::from_millis).map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidInput, "NIGH_SERVER_IDLE_MS is no number of milliseconds")
+        })?,
+        Err(_) => IDLE,
+    };
+    run_until_idle(&Places::of_user()?, serving, idle)
+}
+
+/// The same with directories and idle time of one's own.
+pub fn run_server_at(places: &Places, idle: Duration) -> io::Result<()> {
+    run_until_idle(places, &Serving::default(), idle)
+}
+
+fn run_until_idle(places: &Places, serving: &Serving, idle: Duration) -> io::Result<()> {
+    let signals = Signals::register()?;
+    places.make_runtime()?;
+    match only_server(places, serving)? {
+        Some(only) => run(places, serving, Some(idle), &signals, only),
+        None => Ok(()),
+    }
+}
+
+/// Runs this user's server with exports and listeners until SIGTERM or SIGINT. It is the server of this
+/// user's own mounts too.
+///
+/// # Errors
+/// Also where another one of this user runs: two cannot serve the same directories.
+pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
+    let signals = Signals::register()?;
+    places.make_runtime()?;
+    places.check_state()?;
+    let Some(only) = only_server(places, serving)? else {
+        let problem = format!(
+            "a server of yours runs already, at {}: end it, or wait {} s after its last mount is gone",
+            places.socket().display(),
+            IDLE.as_secs()
+        );
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
+    };
+    run(places, serving, None, &signals, only)
+}
+
+/// `only` is held until all is over.
+fn run(
+    places: &Places,
+    serving: &Serving,
+    idle: Option<Duration>,
+    signals: &Signals,
+    only: File,
+) -> io::Result<()> {
+    let exports = serving.exports()?;
+    let server = Server::new(ServerOptions { exports, ..ServerOptions::new(places.state.clone()) })?;
+    let listeners = Listeners::open(places, serving)?;
+    server.set_listening(listeners.names());
+    let mut supervisor = Supervisor::new();
+    supervisor.ready(&status_line(&server));
+    let ended = accept_until_done(places, &listeners, signals, &server, &mut supervisor, idle);
+    supervisor.stopping();
+    server.stop_taking();
+    // Nobody finds this server any more; whoever looks for one starts the next, which waits for `only`.
+    let removed = listeners.close();
+    wind_up(&server, &mut supervisor);
+    drop(only);
+    ended.map(drop).and(removed)
+}
+
+/// Answers the lock that keeps others from connecting while this server ends, if it ends by itself.
+fn accept_until_done(
+    places: &Places,
+    listeners: &Listeners,
+    signals: &Signals,
+    server: &Arc<Server>,
+    supervisor: &mut Supervisor,
+    idle: Option<Duration>,
+) -> io::Result<Option<File>> {
+    let mut busy = Instant::now();
+    loop {
+        let mut watched = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        watched.extend(listeners.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let pause = rustix::time::Timespec::try_from(supervisor.pause(TICK)).map_err(io::Error::other)?;
+        match poll(&mut watched, Some(&pause)) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => drop(other?),
+        }
+        if watched[0].revents().contains(PollFlags::IN) {
+            tracing::info!("told to stop");
+            return Ok(None);
+        }
+        listeners.accept_all(server)?;
+        supervisor.turn(|| status_line(server));
+        if server.session_count() > 0 {
+            busy = Instant::now();
+        } else if idle.is_some_and(|idle| busy.elapsed() >= idle)
+            && !listeners.is_anybody_there()
+            // Whoever holds it is about to connect.
+            && let Ok(lock) = lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive)
+            && !listeners.accept_all(server)?
+        {
+            tracing::info!("nobody needs this server any more");
+            return Ok(Some(lock));
+        }
+    }
+}
+
+/// What was taken is done, what is queued is sent, and everybody is told; each within its time.
+fn wind_up(server: &Server, supervisor: &mut Supervisor) {
+    let turn = |supervisor: &mut Supervisor, left: &dyn Fn() -> u64, patience: Duration, what: &str| {
+        let give_up = Instant::now() + patience;
+        while left() > 0 && Instant::now() < give_up {
+            supervisor.turn(|| format!("stopping: {} {what}", left()));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        left()
+    };
+    let calls = || server.calls_under_way();
+    let cut = turn(supervisor, &calls, DRAIN_PATIENCE, "calls to finish");
+    if cut > 0 {
+        tracing::warn!(calls = cut, after_s = DRAIN_PATIENCE.as_secs(), "calls did not end in time");
+    }
+    server.end_sessions(FAREWELL);
+    let sessions = || server.session_count();
+    let deaf = turn(supervisor, &sessions, END_PATIENCE, "sessions to end");
+    if deaf > 0 {
+        tracing::warn!(sessions = deaf, "clients did not take in what was left for them");
+    }
+    tracing::info!("stopped");
+}
+
+fn status_line(server: &Server) -> String {
+    let recalls = server.leases().holders.iter().filter(|holder| holder.owed > 0).count();
+    let owing = if recalls == 0 { String::new() } else { format!(", {recalls} asked to give back") };
+    match server.session_count() {
+        1 => format!("1 session{owing}"),
+        count => format!("{count} sessions{owing}"),
+    }
+}
+
+/// The lock of the one server; `None` where another holds it and answers. One that is about to end is
+/// waited for.
+fn only_server(places: &Places, serving: &Serving) -> io::Result<Option<File>> {
+    let path = places.runtime.join("server.lock");
+    let give_up = Instant::now() + LOCK_PATIENCE;
+    // The service manager listens there itself for the server that this is to be.
+    let mut is_ours = false;
+    for passed in &serving.passed {
+        is_ours |= passed.is_own(places)?;
+    }
+    loop {
+        match lock(&path, FlockOperation::NonBlockingLockExclusive) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            Err(_) if !is_ours && UnixStream::connect(places.socket()).is_ok() => return Ok(None),
+            Err(_) if Instant::now() > give_up => {
+                let problem =
+                    format!("a server of yours holds {} and does not answer: end it", path.display());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Listening sockets that a service manager made before it started this process: sd_listen_fds(3).
+
+use crate::listeners::Socket;
+use crate::places::Places;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What this user's own mounts connect to is called so (`FileDescriptorName=user`).
+const USER: &str = "user";
+
+/// One of them: a unix or TCP socket that listens.
+#[derive(Clone, Debug)]
+pub struct Passed {
+    name: String,
+    tcp: bool,
+    fd: Arc<OwnedFd>,
+}
+
+impl Passed {
+    /// `name` is what `FileDescriptorName=` says, else the manager's own choice.
+    ///
+    /// # Errors
+    /// One line, for whatever is not such a socket.
+    pub fn new(name: String, fd: OwnedFd) -> Result<Passed, String> {
+        let wrong =
+            |what: &str, mend: &str| format!("the socket {name:?} of the service manager is {what}: {mend}");
+        let family = match sockopt::socket_domain(&fd) {
+            Err(rustix::io::Errno::NOTSOCK) => return Err(wrong("no socket", "pass ListenStream= only")),
+            other => other.map_err(|error| wrong("of no use", &error.to_string()))?,
+        };
+        let tcp = match family {
+            AddressFamily::UNIX => false,
+            AddressFamily::INET | AddressFamily::INET6 => true,
+            _ => return Err(wrong("neither unix nor tcp", "say ListenStream=/PATH or ListenStream=PORT")),
+        };
+        if sockopt::socket_type(&fd) != Ok(SocketType::STREAM) {
+            return Err(wrong("no stream", "say ListenStream="));
+        }
+        if sockopt::socket_acceptconn(&fd) != Ok(true) {
+            return Err(wrong("one connection, or does not listen", "say Accept=no"));
+        }
+        let passed = Passed { name, tcp, fd: Arc::new(fd) };
+        if passed.is_called_user() && tcp {
+            return Err(
+                "the socket \"user\" of the service manager is on tcp: what your own mounts connect \
+                        to is a unix socket"
+                    .into(),
+            );
+        }
+        Ok(passed)
+    }
+
+    pub(crate) fn is_called_user(&self) -> bool {
+        self.name == USER
+    }
+
+    pub(crate) fn is_tcp(&self) -> bool {
+        self.tcp
+    }
+
+    /// Whether this user's own mounts find it.
+    ///
+    /// # Errors
+    /// One line: it is meant for them, but elsewhere.
+    pub(crate) fn is_own(&self, places: &Places) -> io::Result<bool> {
+        if !self.is_called_user() {
+            return Ok(false);
+        }
+        let (wanted, found) = (places.socket(), self.path()?);
+        if found.as_deref() == Some(wanted.as_path()) {
+            return Ok(true);
+        }
+        let problem = format!(
+            "the socket \"user\" of the service manager is not where your mounts look: say ListenStream={}",
+            wanted.display()
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
+    }
+
+    /// Where it listens, for people.
+    pub(crate) fn shown(&self) -> String {
+        let place = match self.listener() {
+            Ok(Socket::Tcp(socket)) => socket.local_addr().map(|address| format!("tcp://{address}")),
+            Ok(Socket::Unix(_)) => self.path().map(|path| {
+                path.map_or_else(
+                    || "unix socket without a path".into(),
+                    |p| format!("unix://{}", p.display()),
+                )
+            }),
+            Err(error) => Err(error),
+        };
+        format!("{} (from the service manager)", place.unwrap_or_else(|error| error.to_string()))
+    }
+
+    pub(crate) fn listener(&self) -> io::Result<Socket> {
+        let fd = self.fd.try_clone()?;
+        Ok(if self.tcp { Socket::Tcp(fd.into()) } else { Socket::Unix(fd.into()) })
+    }
+
+    fn path(&self) -> io::Result<Option<PathBuf>> {
+        let listener = UnixListener::from(self.fd.try_clone()?);
+        Ok(listener.local_addr()?.as_pathname().map(PathBuf::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    fn refused(fd: impl Into<OwnedFd>) -> String {
+        let line = Passed::new("s.socket".into(), fd.into()).unwrap_err();
+        assert_eq!(line.lines().count(), 1, "{line}");
+        line
+    }
+
+    #[test]
+    fn only_listening_streams_are_taken_and_all_else_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let unix = UnixListener::bind(dir.path().join("s")).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connected = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+        assert!(refused(connected).contains("Accept=no"));
+        assert!(refused(UnixStream::pair().unwrap().0).contains("Accept=no"));
+        assert!(refused(UdpSocket::bind("127.0.0.1:0").unwrap()).contains("ListenStream"));
+        assert!(refused(UnixDatagram::pair().unwrap().0).contains("ListenStream"));
+        assert!(refused(std::fs::File::open("/dev/null").unwrap()).contains("no socket"));
+        assert!(refused(std::io::pipe().unwrap().0).contains("no socket"));
+        assert!(!Passed::new("x".into(), unix.into()).unwrap().is_tcp());
+        let again = tcp.try_clone().unwrap();
+        assert!(Passed::new("x".into(), tcp.into()).unwrap().is_tcp());
+        assert!(Passed::new("user".into(), again.into()).unwrap_err().contains("tcp"));
+    }
+
+    #[test]
+    fn the_users_own_socket_is_where_mounts_look_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };
+        std::fs::create_dir(&places.runtime).unwrap();
+        let at = |path: PathBuf, name: &str| {
+            Passed::new(name.into(), UnixListener::bind(path).unwrap().into()).unwrap()
+        };
+        assert!(at(places.socket(), "user").is_own(&places).unwrap());
+        assert!(!at(dir.path().join("a"), "other").is_own(&places).unwrap());
+        let wrong = at(dir.path().join("b"), "user").is_own(&places).unwrap_err().to_string();
+        assert!(wrong.contains("serve.sock") && wrong.lines().count() == 1, "{wrong}");
+    }
+}

@@ -1,0 +1,255 @@
+//! What `nigh status --server` shows. The keys are a contract (docs/status.md).
+
+use super::Server;
+use crate::events::{Limits, client_name};
+use crate::leases::Picture;
+use crate::locks::LockPicture;
+use crate::session::{Session, now};
+use nigh_link::Link;
+use nigh_native::lease::{ChangeId, Holder, HolderReport, LeaseKey};
+use nigh_types::{Covers, Time};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Waits of one session that are listed one by one.
+const WAITS_LISTED: usize = 16;
+/// Contended objects that are listed.
+const CONTENDED_LISTED: usize = 64;
+
+/// What a server counts over its life.
+pub(super) struct Meter {
+    pub limits: Arc<Limits>,
+    started: (SystemTime, Instant),
+    listening: OnceLock<Vec<String>>,
+    /// Of sessions that are over.
+    sessions: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+}
+
+impl Default for Meter {
+    fn default() -> Meter {
+        Meter {
+            limits: Arc::default(),
+            started: (SystemTime::now(), Instant::now()),
+            listening: OnceLock::new(),
+            sessions: AtomicU64::new(0),
+            bytes_in: AtomicU64::new(0),
+            bytes_out: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Meter {
+    pub fn count_ended(&self, link: &Link) {
+        let (bytes_in, bytes_out) = link.bytes();
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        self.bytes_in.fetch_add(bytes_in, Ordering::Relaxed);
+        self.bytes_out.fetch_add(bytes_out, Ordering::Relaxed);
+    }
+}
+
+/// All that is looked at for one status. The tables are looked at one after another, so what changes
+/// meanwhile may be missing in one of them.
+struct Survey {
+    now: Time,
+    holders: BTreeMap<Holder, HolderReport>,
+    /// Who owes something to a change.
+    awaited: BTreeMap<ChangeId, Vec<u64>>,
+    since: BTreeMap<ChangeId, Time>,
+    leases: Picture,
+    locks: LockPicture,
+}
+
+impl Survey {
+    fn of(server: &Server) -> Survey {
+        let leases = server.leases.picture();
+        let mut awaited = BTreeMap::<ChangeId, Vec<u64>>::new();
+        for holder in &leases.report.holders {
+            for change in &holder.awaited_by {
+                awaited.entry(*change).or_default().push(holder.holder.0);
+            }
+        }
+        Survey {
+            now: now(),
+            holders: leases.report.holders.iter().map(|h| (h.holder, h.clone())).collect(),
+            awaited,
+            since: leases.report.changes.iter().map(|c| (c.change, c.since)).collect(),
+            locks: server.locks.picture(),
+            leases,
+        }
+    }
+
+    fn ago_ms(&self, at: Time) -> u64 {
+        self.now.since(at).0 / 1_000_000
+    }
+
+    /// What the table of leases knows of a session.
+    fn held(&self, session: u64, into: &mut Map<String, Value>) {
+        let Some(held) = self.holders.get(&Holder(session)) else { return };
+        let since = held.owes_since.map(|at| self.ago_ms(at));
+        into.extend([
+            ("heard_ms".into(), json!(self.ago_ms(held.heard))),
+            ("suspect".into(), json!(held.suspect)),
+            ("grants".into(), json!({ "read": held.grants, "write": 0 })),
+            ("recalls".into(), json!({ "owed": held.owed, "oldest_ms": since })),
+        ]);
+    }
+
+    /// Whom its calls wait for.
+    fn waits(&self, session: u64) -> Vec<Value> {
+        let parked = self.leases.parked.iter().filter(|parked| parked.session == session).map(|parked| {
+            let since = self.since.get(&parked.change).map(|at| self.ago_ms(*at));
+            let others = self.awaited.get(&parked.change);
+            json!({ "call": parked.call, "for": others.into_iter().flatten().collect::<Vec<_>>(), "since_ms": since })
+        });
+        let locks = self.locks.waits.iter().filter(|(waiter, _)| *waiter == session);
+        let locks = locks.map(|(_, others)| json!({ "call": "lock", "for": others, "since_ms": null }));
+        parked.chain(locks).take(WAITS_LISTED).collect()
+    }
+
+    fn session(&self, session: &Arc<Session>, queued: u64) -> Value {
+        let mut shown = Map::new();
+        let (outstanding, running) = session.calls();
+        let parked = self.leases.parked.iter().filter(|parked| parked.session == session.id).count();
+        let waiting = self.locks.waits.iter().filter(|(waiter, _)| *waiter == session.id).count();
+        let (bytes_in, bytes_out) = session.outbox.link().bytes();
+        let since = session.story.since;
+        shown.extend([
+            ("session".into(), json!(session.id)),
+            ("connected".into(), json!(true)),
+            ("peer".into(), json!(session.peer.to_string())),
+            ("transport".into(), json!(session.story.link.to_string())),
+            ("since".into(), json!(unix_s(since))),
+            ("lasted_s".into(), json!(since.elapsed().unwrap_or_default().as_secs())),
+            (
+                "calls".into(),
+                json!({
+                    "unanswered": outstanding, "running": running, "queued": queued, "parked": parked,
+                    "waiting_for_locks": waiting,
+                }),
+            ),
+            ("waits".into(), json!(self.waits(session.id))),
+            ("bytes".into(), json!({ "in": bytes_in, "out": bytes_out })),
+            ("replaced_claims".into(), json!(session.admission.replaced())),
+        ]);
+        if let Some(attached) = session.attached() {
+            shown.extend([
+                ("client".into(), json!(client_name(attached.who.0))),
+                ("export".into(), json!(attached.export.path().to_string_lossy())),
+                ("open_files".into(), json!(attached.files.count())),
+                ("locks".into(), json!(self.locks.held.get(&session.id).copied().unwrap_or(0))),
+            ]);
+        }
+        self.held(session.id, &mut shown);
+        Value::Object(shown)
+    }
+
+    /// Its connection is lost and its lease still runs.
+    fn cut(&self, holder: Holder, client: u64) -> Value {
+        let mut shown = Map::new();
+        shown.insert("session".into(), json!(holder.0));
+        shown.insert("connected".into(), json!(false));
+        shown.insert("client".into(), json!(client_name(client)));
+        self.held(holder.0, &mut shown);
+        Value::Object(shown)
+    }
+}
+
+impl Server {
+    /// Where it listens, for people.
+    pub(crate) fn set_listening(&self, places: Vec<String>) {
+        let _ = self.meter.listening.set(places);
+    }
+
+    /// One object, as `nigh status --server --json` prints it. Nothing in it is secret to whoever may ask;
+    /// what clients prove themselves with is not in it.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let sessions = self.sessions.lock().clone();
+        let survey = Survey::of(self);
+        let (started, began) = self.meter.started;
+        let live = sessions.iter().map(|session| survey.session(session, self.pool.queued(session)));
+        let cut = survey.leases.cut.iter().map(|(holder, client)| survey.cut(*holder, *client));
+        json!({
+            "server": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uid": rustix::process::geteuid().as_raw(),
+            "started": unix_s(started),
+            "uptime_s": began.elapsed().as_secs(),
+            "stopping": self.work.is_stopping(),
+            "term_ms": self.options.session_term.0 / 1_000_000,
+            "listening": self.meter.listening.get(),
+            "exports": self.named_exports(&sessions),
+            "sessions": live.chain(cut).collect::<Vec<_>>(),
+            "contended": self.contended(&survey.leases.report.contended),
+            "totals": self.totals(&sessions, &survey),
+        })
+    }
+
+    fn named_exports(&self, sessions: &[Arc<Session>]) -> Vec<Value> {
+        let mut counts = BTreeMap::<_, u64>::new();
+        for attached in sessions.iter().filter_map(|session| session.attached()) {
+            *counts.entry(attached.export.path().to_path_buf()).or_default() += 1;
+        }
+        let named = self.options.exports.iter().map(|(name, path)| (Some(name), path.to_path_buf()));
+        let mut shown = Vec::new();
+        for (name, path) in named.collect::<Vec<_>>() {
+            let count = counts.remove(&path).unwrap_or(0);
+            shown.push(json!({ "name": name, "path": path.to_string_lossy(), "sessions": count }));
+        }
+        let others = counts.into_iter();
+        shown.extend(
+            others.map(
+                |(path, count)| json!({ "name": null, "path": path.to_string_lossy(), "sessions": count }),
+            ),
+        );
+        shown
+    }
+
+    /// What is granted to nobody for a while. A directory that was used lately is named.
+    fn contended(&self, keys: &[LeaseKey]) -> Vec<Value> {
+        let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
+        let shown = keys.iter().take(CONTENDED_LISTED).map(|LeaseKey { object, covers }| {
+            let path = exports.iter().find_map(|export| export.reach().path_of(*object));
+            json!({
+                "inode": object.ino,
+                "covers": match covers { Covers::Names => "names", Covers::Inode => "attributes", Covers::Data => "data" },
+                "path": path.map(|path| path.to_string_lossy().into_owned()),
+            })
+        });
+        shown.collect()
+    }
+
+    fn totals(&self, sessions: &[Arc<Session>], survey: &Survey) -> Value {
+        let report = &survey.leases.report;
+        let (mut bytes_in, mut bytes_out) =
+            (self.meter.bytes_in.load(Ordering::Relaxed), self.meter.bytes_out.load(Ordering::Relaxed));
+        for (read, written) in sessions.iter().map(|session| session.outbox.link().bytes()) {
+            bytes_in += read;
+            bytes_out += written;
+        }
+        let counters = &report.counters;
+        json!({
+            "sessions": sessions.len(),
+            "sessions_ended": self.meter.sessions.load(Ordering::Relaxed),
+            "calls": { "under_way": self.work.under_way(), "parked": survey.leases.parked.len() },
+            "grants": report.holders.iter().map(|holder| holder.grants).sum::<u64>(),
+            "recalls_owed": report.holders.iter().map(|holder| holder.owed).sum::<u64>(),
+            "contended": report.contended.len(),
+            "granted": counters.granted,
+            "recalled": counters.recalled,
+            "acknowledged": counters.acknowledged,
+            "suspected": counters.suspected,
+            "fenced": counters.fenced,
+            "bytes": { "in": bytes_in, "out": bytes_out },
+        })
+    }
+}
+
+fn unix_s(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

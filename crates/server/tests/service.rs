@@ -1,0 +1,156 @@
+//! The server as a service: what it says of itself, and how it stops.
+
+mod common;
+
+use common::client::Client;
+use common::world::World;
+use common::*;
+use nigh_server::page;
+use nigh_types::*;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+fn mkdir(dir: &Place, text: &str) -> Call {
+    Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < give_up, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn session(status: &Value, number: u64) -> Value {
+    let sessions = status["sessions"].as_array().unwrap();
+    sessions.iter().find(|session| session["session"] == number).cloned().unwrap_or(Value::Null)
+}
+
+#[test]
+fn the_status_says_who_holds_what_and_who_waits_for_whom() {
+    let world = World::hasty();
+    let mut holder = world.client();
+    let d = holder.place("d");
+    holder.list(&d);
+    let f = holder.place("d/f");
+    holder.open(&f, READ);
+    let mut mutator = world.client();
+    let here = mutator.place("d");
+    let call = mutator.send(mkdir(&here, "new"));
+    until("parked", || session(&world.server.status(), 2)["calls"]["parked"] == 1);
+    let status = world.server.status();
+    let (one, two) = (session(&status, 1), session(&status, 2));
+    assert_eq!(one["open_files"], 1);
+    assert!(
+        one["grants"]["read"].as_u64().unwrap() > 0 && one["recalls"]["owed"].as_u64().unwrap() > 0,
+        "{one}"
+    );
+    assert!(one["recalls"]["oldest_ms"].is_u64() && two["recalls"]["oldest_ms"].is_null());
+    assert_eq!((&two["waits"][0]["call"], &two["waits"][0]["for"]), (&json!("mkdir"), &json!([1])));
+    assert_eq!(one["export"], world.dir.path().display().to_string());
+    let bytes = |session: &Value| {
+        (session["bytes"]["in"].as_u64().unwrap(), session["bytes"]["out"].as_u64().unwrap())
+    };
+    assert!(bytes(&one).0 > 100 && bytes(&one).1 > 100);
+    until("suspect", || session(&world.server.status(), 1)["suspect"] == true);
+    assert!(page(&world.server.status()).contains("mkdir waits for session 1"));
+    holder.pump();
+    holder.give_back();
+    assert!(mutator.answer(call).result.is_ok());
+    let status = world.server.status();
+    assert_eq!((&session(&status, 1)["suspect"], &session(&status, 2)["waits"]), (&json!(false), &json!([])));
+    assert_eq!((&status["totals"]["suspected"], &status["totals"]["sessions"]), (&json!(1), &json!(2)));
+}
+
+#[test]
+fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
+    let world = World::new();
+    let mut one = world.client();
+    let f = one.place("d/f");
+    let mut two = world.client();
+    let g = two.place("d/f");
+    one.obliging = true;
+    two.obliging = true;
+    let lock = |node: &Place, wait| Call::Lock {
+        node: node.clone(),
+        owner: 7,
+        flock: true,
+        kind: LockKind::Write,
+        start: 0,
+        end: u64::MAX,
+        wait,
+        pid: 1,
+    };
+    assert!(one.call(lock(&f, false)).result.is_ok());
+    two.send(lock(&g, true));
+    until("waiting", || session(&world.server.status(), 2)["calls"]["waiting_for_locks"] == 1);
+    let status = world.server.status();
+    assert_eq!(session(&status, 1)["locks"], 1);
+    assert_eq!(session(&status, 2)["waits"][0], json!({ "call": "lock", "for": [1], "since_ms": null }));
+    assert_eq!(world.server.calls_under_way(), 0, "who waits for a lock keeps no server from stopping");
+    let (d, e) = (one.place("d"), two.place("d"));
+    for round in 0..3 {
+        one.list(&d);
+        two.list(&e);
+        let a = one.send(mkdir(&d, &format!("a{round}")));
+        until("given back", || {
+            two.pump();
+            one.is_answered(a)
+        });
+        let b = two.send(mkdir(&e, &format!("b{round}")));
+        until("given back", || {
+            one.pump();
+            two.is_answered(b)
+        });
+    }
+    let status = world.server.status();
+    let path = world.dir.path().join("d").display().to_string();
+    let contended = status["contended"].as_array().unwrap();
+    assert!(contended.iter().any(|c| c["path"] == path && c["covers"] == "names"), "{contended:?}");
+    one.list(&d);
+    drop(one);
+    until("lost", || session(&world.server.status(), 1)["connected"] == false);
+    assert!(page(&world.server.status()).contains("connection lost"));
+}
+
+#[test]
+fn nothing_that_a_client_proves_itself_with_is_in_the_status() {
+    let world = World::new();
+    let (client, incarnation) = (1_u64, 0x1234_5678_9abc_def0_u64);
+    let stream = world.server.serve_in_process().unwrap();
+    let mut attached = Client::over(stream, world.dir.path(), Term::Session, incarnation);
+    attached.session();
+    let status = world.server.status();
+    let text = status.to_string();
+    for secret in [format!("{incarnation}"), format!("{incarnation:x}"), format!("{client:016x}")] {
+        assert!(!text.contains(&secret), "{secret}: {text}");
+    }
+    assert_eq!(session(&status, 1)["client"], "00000000");
+}
+
+#[test]
+fn a_server_that_stops_ends_what_it_took_and_takes_nothing_more() {
+    let world = World::new();
+    let mut holder = world.client();
+    let d = holder.place("d");
+    holder.list(&d);
+    let mut mutator = world.client();
+    let here = mutator.place("d");
+    let parked = mutator.send(mkdir(&here, "new"));
+    until("parked", || session(&world.server.status(), 2)["calls"]["parked"] == 1);
+    world.server.stop_taking();
+    assert_eq!(world.server.calls_under_way(), 1);
+    let late = mutator.send(mkdir(&here, "late"));
+    assert!(!mutator.is_answered(late) && !mutator.is_answered(parked));
+    let mut stranger = world.client();
+    assert!(stranger.lost().contains("the server stops"));
+    holder.pump();
+    holder.give_back();
+    assert!(mutator.answer(parked).result.is_ok());
+    until("done", || world.server.calls_under_way() == 0);
+    assert!(!mutator.is_answered(late));
+    world.server.end_sessions("the server stops; come again");
+    assert!(mutator.lost().contains("come again"));
+    assert!(world.dir.path().join("d/new").is_dir() && !world.dir.path().join("d/late").exists());
+}
