@@ -59,7 +59,8 @@ pub struct Cache {
     pub(crate) untold: BTreeSet<Invalidation>,
     /// When grants end on inodes that the kernel holds open.
     pub(crate) watched: BTreeSet<(Time, u64)>,
-    pub(crate) missing_given: u64,
+    /// Missing names that the kernel may believe in, by directory; at most `kernel_missing_most`.
+    pub(crate) missing_given: BTreeSet<(u64, Name)>,
     /// The free space around an inode, until then.
     pub(crate) space: Option<(u64, nigh_types::Space, Time)>,
     pub(crate) next_call: u64,
@@ -97,7 +98,7 @@ impl Cache {
             after_invalidation: BTreeMap::new(),
             untold: BTreeSet::new(),
             watched: BTreeSet::new(),
-            missing_given: 0,
+            missing_given: BTreeSet::new(),
             space: None,
             next_call: 0,
             next_fh: 0,

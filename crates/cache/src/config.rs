@@ -2,7 +2,7 @@
 
 use crate::kernel::Level;
 
-/// Settings of one cache; fixed over its life.
+/// Settings of one cache; fixed over its life, but for `level` ([`crate::Cache::handle_mounted_below`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Cached facts are held to this many bytes, whole directories going first.

@@ -350,12 +350,12 @@ impl Cache {
     }
 
     /// What the kernel is told of a name that does not exist.
-    pub(crate) fn missing(&mut self, now: Time, dir: u64, held: Option<Held>) -> Answer {
+    pub(crate) fn missing(&mut self, now: Time, dir: u64, name: &Name, held: Option<Held>) -> Answer {
         let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));
-        if valid == Span::ZERO || self.missing_given >= self.config.kernel_missing_most {
+        if valid == Span::ZERO || self.missing_given.len() as u64 >= self.config.kernel_missing_most {
             return Answer::Missing(Span::ZERO);
         }
-        self.missing_given += 1;
+        self.missing_given.insert((dir, name.clone()));
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.missing_given = true;
         }
@@ -412,7 +412,7 @@ impl Cache {
                     .and_then(|d| d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes()));
                 row.and_then(|r| r.child.as_ref()).map(|c| c.id.ino)
             }
-            Stale::Data { .. } | Stale::Epoch => None,
+            Stale::Data { .. } | Stale::Epoch(_) => None,
         };
         if let Some(inode) = ino.and_then(|ino| self.inodes.get_mut(&ino)) {
             inode.told_until = Time(0);
@@ -424,12 +424,17 @@ impl Cache {
         for one in &stale {
             self.untell(one);
         }
-        self.next_invalidation += 1;
-        let id = crate::op::Invalidation(self.next_invalidation);
-        self.untold.insert(id);
+        let id = self.new_invalidation();
         if let Some(then) = then {
             self.after_invalidation.insert(id, then);
         }
         self.out.push_back(Output::Invalidate { id, stale });
+    }
+
+    pub(crate) fn new_invalidation(&mut self) -> crate::op::Invalidation {
+        self.next_invalidation += 1;
+        let id = crate::op::Invalidation(self.next_invalidation);
+        self.untold.insert(id);
+        id
     }
 }

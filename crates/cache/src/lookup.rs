@@ -30,8 +30,10 @@ impl Cache {
                         )));
                     }
                 }
-                Some(None) => return Some(self.missing(now, dir, Some(held))),
-                None if directory.knows_absence(cookie) => return Some(self.missing(now, dir, Some(held))),
+                Some(None) => return Some(self.missing(now, dir, &name, Some(held))),
+                None if directory.knows_absence(cookie) => {
+                    return Some(self.missing(now, dir, &name, Some(held)));
+                }
                 None => {}
             }
         }
@@ -155,7 +157,7 @@ impl Cache {
         }
         let Some(entry) = entry else {
             for op in waiters {
-                let answer = self.missing(now, dir, held);
+                let answer = self.missing(now, dir, name, held);
                 self.answer(op, answer);
             }
             return;

@@ -11,6 +11,9 @@ pub struct Caller {
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
+    /// A supplementary group that came with the request (`FUSE_CREATE_SUPP_GROUP`: the parent's, if the caller is
+    /// in it).
+    pub group: Option<u32>,
 }
 
 /// A file or directory that the kernel holds open, as it was numbered in [`Opened`].
@@ -317,8 +320,9 @@ pub enum Stale {
         dir: u64,
         name: Name,
     },
-    /// Every name of the mount.
-    Epoch,
+    /// Every name of the mount, present or absent. These are the ones that must go: where something is mounted
+    /// below, only they do, one by one.
+    Epoch(Vec<(u64, Name)>),
 }
 
 /// What the cache wants done by whoever drives it.

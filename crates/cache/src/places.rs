@@ -34,15 +34,6 @@ impl Cache {
         self.inodes.get(&ino).filter(|i| i.lookups > 0).and_then(|i| i.home.clone())
     }
 
-    /// Every name under which the kernel knows an inode, in a fixed order.
-    #[must_use]
-    pub fn kernel_names(&self) -> Vec<(u64, Name)> {
-        let known = self.inodes.values().filter(|i| i.lookups > 0);
-        let mut names: Vec<(u64, Name)> = known.filter_map(|i| i.home.clone()).collect();
-        names.sort_unstable();
-        names
-    }
-
     /// Names from the root to `name` in a directory, as far as they are known.
     #[must_use]
     pub fn path_of(&self, dir: u64, name: &Name) -> Option<Vec<Name>> {

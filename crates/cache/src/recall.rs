@@ -3,10 +3,11 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
+use crate::kernel::Level;
 use crate::op::{Answer, Invalidation, Output, Stale};
 use crate::state::{Pages, Stamp};
 use nigh_types::{
-    Attr, Call, Covers, Errno, Grant, GrantId, NodeId, Recall, RecallId, Reply, Response, Span, Time,
+    Attr, Call, Covers, Errno, Grant, GrantId, Name, NodeId, Recall, RecallId, Reply, Response, Span, Time,
 };
 
 /// Above this many names all are dropped at once.
@@ -89,11 +90,10 @@ impl Cache {
             entries.push(Stale::Entry { dir: ino, name: row.name.clone() });
         }
         let missing = directory.missing_given;
-        let epoch = self.config.level == crate::Level::All;
+        let epoch = self.config.level == Level::All;
         if epoch && (missing || entries.len() as u64 > NAMES_ONE_BY_ONE) {
             self.counters.epoch_planned += 1;
-            stale.push(Stale::Epoch);
-            self.missing_given = 0;
+            stale.push(self.epoch(&entries));
         } else if held.is_none_or(|held| self.config.level.drops_names(&held)) {
             stale.extend(entries);
         }
@@ -104,6 +104,42 @@ impl Cache {
             stale.extend(self.recall_data(node));
         }
         stale
+    }
+
+    /// All names are dropped, so no missing one is believed in any more.
+    fn epoch(&mut self, entries: &[Stale]) -> Stale {
+        let mut names: Vec<(u64, Name)> = std::mem::take(&mut self.missing_given).into_iter().collect();
+        names.extend(entries.iter().filter_map(|stale| match stale {
+            Stale::Entry { dir, name } => Some((*dir, name.clone())),
+            _ => None,
+        }));
+        Stale::Epoch(names)
+    }
+
+    /// Something is mounted below. Dropping all names at once would detach it, so from now on the kernel holds
+    /// no name under a grant that can be recalled ([`Level::NoEpoch`]). Answers the names that it holds by now:
+    /// they are to be dropped before anything that was put out and is not yet told, and then
+    /// `handle_invalidated` follows. `None`: that was so already.
+    pub fn handle_mounted_below(&mut self) -> Option<(Invalidation, Vec<(u64, Name)>)> {
+        if self.config.level != Level::All {
+            return None;
+        }
+        self.config.level = Level::NoEpoch;
+        let mut names = std::mem::take(&mut self.missing_given);
+        for (dir, directory) in &mut self.dirs {
+            directory.missing_given = false;
+            let known = |ino: u64| self.inodes.get(&ino).is_some_and(|inode| inode.lookups > 0);
+            let rows =
+                directory.rows.iter().filter(|row| row.child.as_ref().is_some_and(|c| known(c.id.ino)));
+            names.extend(rows.map(|row| (*dir, row.name.clone())));
+        }
+        Some((self.new_invalidation(), names.into_iter().collect()))
+    }
+
+    /// What can be taken back from the kernel.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.config.level
     }
 
     fn recall_inode(&mut self, node: NodeId) -> Vec<Stale> {
@@ -240,13 +276,20 @@ impl Cache {
     }
 
     fn forget_everything(&mut self) {
-        let all = self.config.level == crate::Level::All;
+        let all = self.config.level == Level::All;
         let mut stale = Vec::new();
+        let mut gone = Vec::new();
         let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
         directories.sort_unstable();
         for node in directories {
-            let names = self.stale_names(node).into_iter();
-            stale.extend(names.filter(|s| *s != Stale::Epoch && !(all && matches!(s, Stale::Entry { .. }))));
+            let names = self.stale_names(node);
+            for one in names {
+                match one {
+                    Stale::Epoch(names) => gone.extend(names),
+                    Stale::Entry { dir, name } if all => gone.push((dir, name)),
+                    one => stale.push(one),
+                }
+            }
             self.forget_names(node.ino);
             if let Some(directory) = self.dirs.get_mut(&node.ino) {
                 directory.listing = None;
@@ -278,7 +321,8 @@ impl Cache {
             }
         }
         if all {
-            stale.insert(0, Stale::Epoch);
+            gone.extend(std::mem::take(&mut self.missing_given));
+            stale.insert(0, Stale::Epoch(gone));
         }
         if self.config.level.may_keep_pages() && !stale.is_empty() {
             self.invalidate(stale, None);

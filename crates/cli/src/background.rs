@@ -27,7 +27,9 @@ pub fn start(log: &Path) -> Result<()> {
     let output = File::options().create(true).append(true).open(log);
     let output = output.with_context(|| format!("opening {}", log.display()))?;
     let mut command = Command::new(exe);
-    command.args(std::env::args_os().skip(1)).arg(format!("--ready-fd={fd}"));
+    // Right behind the subcommand: what stands at the end may be behind `--`.
+    let mut words = std::env::args_os().skip(1);
+    command.args(words.next()).arg(format!("--ready-fd={fd}")).args(words);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
     // SAFETY: fcntl is safe between fork and exec, and the descriptor is open there.
     unsafe {

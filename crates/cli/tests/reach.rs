@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -346,16 +346,8 @@ fn terminal() -> (fs::File, OwnedFd) {
     unsafe { (fs::File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
 }
 
-#[test]
-fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
-    let house = House::new();
-    let ssh = house.path("ssh");
-    fs::write(&ssh, "#!/bin/sh\nread word </dev/tty\necho \"heard $word\" >&2\nexit 255\n").unwrap();
-    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::create_dir(house.path("mnt")).unwrap();
-    let mut command = house.nigh(&["mount", "anna@host:/srv"]);
-    command.arg(house.path("mnt")).arg("--ssh").arg(&ssh).stderr(Stdio::piped());
-    let (mut person, program) = terminal();
+/// It becomes what the terminal's person runs.
+fn at_terminal(command: &mut Command, program: &OwnedFd) {
     let number = program.as_raw_fd();
     // SAFETY: both are safe between fork and exec.
     unsafe {
@@ -367,11 +359,76 @@ fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
             Ok(())
         });
     }
+}
+
+#[test]
+fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
+    let house = House::new();
+    let ssh = house.path("ssh");
+    fs::write(&ssh, "#!/bin/sh\nread word </dev/tty\necho \"heard $word\" >&2\nexit 255\n").unwrap();
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(house.path("mnt")).unwrap();
+    let mut command = house.nigh(&["mount", "anna@host:/srv"]);
+    command.arg(house.path("mnt")).arg("--ssh").arg(&ssh).stderr(Stdio::piped());
+    let (mut person, program) = terminal();
+    at_terminal(&mut command, &program);
     let child = command.spawn().unwrap();
     person.write_all(b"secret\n").unwrap();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), said.as_str()), (Some(1), "nigh: ssh anna@host: heard secret\n"));
+}
+
+/// The daemon is started with the same words: it has to get as far as the machine that is not there.
+#[test]
+fn words_behind_two_dashes_are_no_options_in_the_background_either() {
+    let house = House::new();
+    let ssh = fake_ssh(&house, "/usr/bin:/bin").display().to_string();
+    let mount = house.path("mnt").display().to_string();
+    fs::create_dir(&mount).unwrap();
+    for words in [
+        ["mount", "--ssh", &ssh, "--", "ben@other:/srv", &mount],
+        ["mount", "--ssh", &ssh, "ben@other:/srv", "--", &mount],
+    ] {
+        let (code, said) = house.refused(&words);
+        assert!(code == Some(1) && said.contains("no route to ben@other"), "{said}");
+    }
+}
+
+/// Ctrl-C while ssh asks ends all of them.
+#[test]
+fn an_interrupt_at_the_terminal_ends_ssh_that_asks_there() {
+    let house = House::new();
+    let ssh = house.path("ssh");
+    let text = format!(
+        "#!/bin/sh\necho $$ > '{0}.new'; mv '{0}.new' '{0}'\nread word </dev/tty\n",
+        house.path("pid").display()
+    );
+    fs::write(&ssh, text).unwrap();
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(house.path("mnt")).unwrap();
+    let mut command = house.nigh(&["mount", "anna@host:/srv"]);
+    command.arg(house.path("mnt")).arg("--ssh").arg(&ssh).stderr(Stdio::null());
+    let (mut person, program) = terminal();
+    at_terminal(&mut command, &program);
+    let mut child = command.spawn().unwrap();
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let wait = |what: &str| {
+        assert!(Instant::now() < give_up, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let pid = loop {
+        match fs::read_to_string(house.path("pid")) {
+            Ok(pid) => break pid.trim().to_owned(),
+            Err(_) => wait("ssh was not started"),
+        }
+    };
+    person.write_all(&[3]).unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
+    let ended = || fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
+    while !ended() {
+        wait("ssh goes on asking");
+    }
 }
 
 #[test]

@@ -41,7 +41,8 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
         Operation::Destroy | Operation::NotifyReply { .. } => {}
         _ => match translate(root, &header, &operation, agreed).and_then(|asked| driver.ids.asked(asked)) {
             Ok((shape, op)) => {
-                let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
+                let group = operation.extensions().groups().next();
+                let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid, group };
                 driver.operate(header.unique, OpId(header.id()), caller, shape, op);
             }
             Err(errno) => refuse(driver, header.unique, errno),

@@ -54,7 +54,7 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
     match answer {
         Answer::Failed(errno) => {
             tracing::trace!(target: "nigh::answer", unique, %errno);
-            Reply::error(unique, errno.raw())
+            Reply::error(unique, told(*errno).raw())
         }
         _ if shape == Shape::Empty => Reply::empty(unique),
         Answer::Done => Reply::empty(unique),
@@ -85,6 +85,17 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
         Answer::Page(_) | Answer::Data(_) | Answer::Value(_) | Answer::Target(_) | Answer::Flags(_) => {
             Reply::error(unique, Errno::IO.raw())
         }
+    }
+}
+
+/// What the kernel is told of an error that an operation ended with. `ENOSYS` would end that operation for the
+/// whole mount, and some silently (`fc->no_fsync`); numbers from 512 on are the kernel's own, and it would refuse
+/// the answer and leave the caller waiting (`fuse_dev_do_write`).
+fn told(errno: Errno) -> Errno {
+    match errno {
+        Errno::NOSYS => Errno::OPNOTSUPP,
+        errno if errno.raw() >= 512 => Errno::IO,
+        errno => errno,
     }
 }
 

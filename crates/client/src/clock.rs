@@ -3,6 +3,9 @@
 use nigh_types::Time;
 use rustix::time::{ClockId, clock_gettime};
 
+/// Says what time it is; never earlier than before.
+pub(crate) type Clock = Box<dyn Fn() -> Time + Send + Sync>;
+
 /// Now, by `CLOCK_BOOTTIME`.
 #[must_use]
 pub fn boot_time() -> Time {

@@ -2,6 +2,7 @@
 
 use crate::status::Source;
 use rustix::fs::{Mode, OFlags};
+use rustix::net::Shutdown;
 use serde_json::Value;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -13,6 +14,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(5);
+/// After a question could not be accepted.
+const PAUSE: Duration = Duration::from_millis(50);
+const SUFFIX: &str = ".sock";
 
 fn private_dir(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -35,36 +39,48 @@ fn sockets_dir(runtime: &Path) -> io::Result<PathBuf> {
 /// Answers questions about one mount until dropped.
 pub(crate) struct Control {
     path: PathBuf,
+    listener: Arc<UnixListener>,
     stopped: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Control {
-    pub fn start(runtime: &Path, source: Arc<Source>) -> io::Result<Control> {
-        let nonce = nonce();
-        let path = sockets_dir(runtime)?.join(format!("{}-{nonce:x}.sock", std::process::id()));
-        let listener = UnixListener::bind(&path)?;
+    /// Process ids come again, and not only in containers that share a directory: `random` is not found in
+    /// the name of any other mount's socket.
+    pub fn start(runtime: &Path, random: u64, source: Arc<Source>) -> io::Result<Control> {
+        let dir = sockets_dir(runtime)?;
+        let name = format!("{}-{random:x}-{:x}", std::process::id(), number());
+        let path = dir.join(format!("{name}{SUFFIX}"));
+        // Whoever finds a socket under its name is answered: one that is not yet listened at looks dead.
+        let early = dir.join(format!(".{name}"));
+        let listener = UnixListener::bind(&early)?;
+        std::fs::rename(&early, &path).inspect_err(|_| drop(std::fs::remove_file(&early)))?;
+        let listener = Arc::new(listener);
+        let accepting = Arc::clone(&listener);
         let stopped = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&stopped);
         let thread = thread::spawn(move || {
-            for stream in listener.incoming() {
+            for stream in accepting.incoming() {
                 if over.load(Ordering::Relaxed) {
                     return;
                 }
-                if let Ok(stream) = stream {
-                    let _ = stream.set_write_timeout(Some(LIMIT));
-                    let _ = (&stream).write_all(source.status().to_string().as_bytes());
-                }
+                let Ok(stream) = stream else {
+                    thread::sleep(PAUSE);
+                    continue;
+                };
+                let _ = stream.set_write_timeout(Some(LIMIT));
+                let _ = (&stream).write_all(source.status().to_string().as_bytes());
             }
         });
-        Ok(Control { path, stopped, thread: Some(thread) })
+        Ok(Control { path, listener, stopped, thread: Some(thread) })
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
-        let _ = UnixStream::connect(&self.path);
+        // Ends the wait for the next question, whatever has become of the path.
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         let _ = std::fs::remove_file(&self.path);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -78,11 +94,15 @@ pub fn statuses(runtime: &Path) -> io::Result<Vec<Value>> {
     let mut statuses = Vec::new();
     for entry in std::fs::read_dir(sockets_dir(runtime)?)? {
         let path = entry?.path();
+        if path.extension().is_none_or(|suffix| suffix != &SUFFIX[1..]) {
+            continue;
+        }
         match ask(&path) {
             Ok(status) => statuses.push(status),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = std::fs::remove_file(&path);
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(%error, path = %path.display(), "a mount does not say how it is"),
         }
     }
@@ -98,7 +118,8 @@ fn ask(path: &Path) -> io::Result<Value> {
     serde_json::from_str(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-fn nonce() -> u64 {
+/// Tells mounts of one process apart.
+fn number() -> u64 {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed)
 }

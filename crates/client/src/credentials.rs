@@ -6,9 +6,12 @@ use nigh_types::Credentials;
 /// Linux allows 65,536 groups; more than this many are not told.
 const MOST_GROUPS: usize = 1_024;
 
-/// The caller with the supplementary groups of its thread; none if that is not visible any more.
+/// The caller with the supplementary groups of its thread; if that is not visible (any more), with the one that
+/// came with the request.
 pub(crate) fn of_caller(caller: Caller) -> Credentials {
-    Credentials { uid: caller.uid, gid: caller.gid, groups: groups_of(caller.pid) }
+    let mut groups = groups_of(caller.pid);
+    groups.extend(caller.group.filter(|group| !groups.contains(group)));
+    Credentials { uid: caller.uid, gid: caller.gid, groups }
 }
 
 /// The mount's own.
@@ -37,6 +40,18 @@ mod tests {
     fn a_thread_that_cannot_be_seen_has_no_groups() {
         assert_eq!(groups_of(0), Vec::<u32>::new());
         assert_eq!(groups_of(u32::MAX), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn a_group_that_came_with_the_request_is_one_of_the_callers() {
+        let groups = |pid, group| of_caller(Caller { pid, group, ..Caller::default() }).groups;
+        assert_eq!(groups(0, Some(33)), [33]);
+        let own = groups(std::process::id(), None);
+        let stranger = own.iter().max().map_or(7, |most| most + 1);
+        assert_eq!(groups(std::process::id(), Some(stranger)).len(), own.len() + 1);
+        for known in &own {
+            assert_eq!(groups(std::process::id(), Some(*known)), own);
+        }
     }
 
     #[test]

@@ -4,9 +4,16 @@
 //! `core`. Nothing is sent to the kernel or the link with `core` held. The notifier takes `gate` alone
 //! for a moment, so that every answer composed before a recall has reached the kernel before the kernel
 //! is told to forget (invariant 2).
+//!
+//! Every input comes after what is due by then, whichever thread brings it: a process that was stopped, or a
+//! machine that slept, answers nothing from what has expired meanwhile.
 
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::alarm::Alarm;
 use crate::answers::{self, Shape};
-use crate::clock::boot_time;
+use crate::clock::Clock;
 use crate::credentials;
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
@@ -17,11 +24,10 @@ use nigh_remote::{Output as RemoteOutput, Remote};
 use nigh_types::{Credentials, Name, OpId, Request, Time};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
-use std::os::unix::ffi::OsStrExt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Opcodes of FUSE are below this.
 const OPCODES: usize = 64;
@@ -78,7 +84,6 @@ struct Batch {
     answers: Vec<(u64, Shape, Answer)>,
     stale: Vec<(Invalidation, Vec<Stale>)>,
     transmits: bool,
-    timer: bool,
 }
 
 /// One mount's engine.
@@ -86,7 +91,8 @@ pub(crate) struct Driver {
     core: Mutex<Core>,
     gate: RwLock<()>,
     outgoing: Condvar,
-    timer: Condvar,
+    alarm: Alarm,
+    clock: Clock,
     pub transport: Box<dyn Transport>,
     pub notifier: Notifier,
     /// Who is who on the other side.
@@ -100,8 +106,14 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub fn new(cache: Cache, remote: ClientSession, transport: Box<dyn Transport>, ids: IdMap) -> Driver {
-        Driver {
+    pub fn new(
+        cache: Cache,
+        remote: ClientSession,
+        transport: Box<dyn Transport>,
+        ids: IdMap,
+        clock: Clock,
+    ) -> io::Result<Driver> {
+        Ok(Driver {
             core: Mutex::new(Core {
                 cache,
                 remote,
@@ -113,16 +125,17 @@ impl Driver {
             }),
             gate: RwLock::new(()),
             outgoing: Condvar::new(),
-            timer: Condvar::new(),
+            alarm: Alarm::new()?,
+            clock,
             transport,
-            notifier: Notifier::default(),
+            notifier: Notifier::new()?,
             ids,
             own: credentials::own(),
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
             stopped: AtomicBool::new(false),
             mountpoint: OnceLock::new(),
             root: AtomicU64::new(0),
-        }
+        })
     }
 
     pub fn count(&self, opcode: u32) {
@@ -147,16 +160,19 @@ impl Driver {
     pub fn operate(&self, unique: u64, op_id: OpId, caller: Caller, shape: Shape, op: Op) {
         let gate = self.gate.read();
         let mut core = self.core.lock();
-        match core.cache.handle_op(boot_time(), op_id, caller, op) {
+        let (now, mut batch) = self.catch_up(&mut core);
+        match core.cache.handle_op(now, op_id, caller, op) {
             Some(answer) => {
-                let batch = self.drive(&mut core);
+                self.drive(&mut core, now, &mut batch);
                 drop(core);
                 answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
                 self.finish(gate, batch);
             }
             None => {
                 core.pending.insert(op_id, Pending { unique, shape, pid: caller.pid });
-                self.settle(gate, core);
+                self.drive(&mut core, now, &mut batch);
+                drop(core);
+                self.finish(gate, batch);
             }
         }
     }
@@ -165,39 +181,46 @@ impl Driver {
     pub fn with<R>(&self, input: impl FnOnce(&mut Core, Time) -> R) -> R {
         let gate = self.gate.read();
         let mut core = self.core.lock();
-        let result = input(&mut core, boot_time());
-        self.settle(gate, core);
+        let (now, mut batch) = self.catch_up(&mut core);
+        let result = input(&mut core, now);
+        self.drive(&mut core, now, &mut batch);
+        drop(core);
+        self.finish(gate, batch);
         result
     }
 
-    fn settle(
-        &self,
-        gate: parking_lot::RwLockReadGuard<'_, ()>,
-        mut core: parking_lot::MutexGuard<'_, Core>,
-    ) {
-        let batch = self.drive(&mut core);
-        drop(core);
-        self.finish(gate, batch);
+    /// What is due is done, before anything else is taken in. Now, and what follows from it.
+    fn catch_up(&self, core: &mut Core) -> (Time, Batch) {
+        let now = (self.clock)();
+        let mut batch = Batch::default();
+        if now >= core.next_timeout {
+            core.cache.handle_timeout(now);
+            core.remote.handle_timeout(now);
+            self.drive(core, now, &mut batch);
+        }
+        (now, batch)
     }
 
     /// Moves outputs until cache and remote are quiet.
-    fn drive(&self, core: &mut Core) -> Batch {
-        let mut batch = Batch::default();
+    fn drive(&self, core: &mut Core, now: Time, batch: &mut Batch) {
         loop {
-            let cache_timeout = self.drive_cache(core, &mut batch);
-            let (moved, remote_timeout) = drive_remote(core, &mut batch);
+            let cache_timeout = self.drive_cache(core, now, batch);
+            let (moved, remote_timeout) = drive_remote(core, now, batch);
             if moved {
                 continue;
             }
             let next = cache_timeout.min(remote_timeout);
-            batch.timer = next < core.next_timeout;
+            if next < core.next_timeout {
+                // With the lock held: a later moment must not take the place of an earlier one.
+                self.alarm.set(next);
+            }
             core.next_timeout = next;
             self.root.store(core.cache.root(), Ordering::Relaxed);
-            return batch;
+            return;
         }
     }
 
-    fn drive_cache(&self, core: &mut Core, batch: &mut Batch) -> Time {
+    fn drive_cache(&self, core: &mut Core, now: Time, batch: &mut Batch) -> Time {
         loop {
             match core.cache.poll_output() {
                 Output::Answer { op, answer } => {
@@ -208,11 +231,11 @@ impl Driver {
                 Output::Call { id, caller, name, call } => {
                     let credentials = caller.map_or_else(|| self.own.clone(), credentials::of_caller);
                     let credentials = self.ids.caller(credentials);
-                    core.remote.handle_call(boot_time(), id, Request { credentials, name, call });
+                    core.remote.handle_call(now, id, Request { credentials, name, call });
                 }
-                Output::Cancel(id) => core.remote.handle_cancel(boot_time(), id),
-                Output::Acknowledge(id) => core.remote.handle_acknowledge(boot_time(), id),
-                Output::Return(grants) => core.remote.handle_return(boot_time(), grants),
+                Output::Cancel(id) => core.remote.handle_cancel(now, id),
+                Output::Acknowledge(id) => core.remote.handle_acknowledge(now, id),
+                Output::Return(grants) => core.remote.handle_return(now, grants),
                 Output::Invalidate { id, stale } => batch.stale.push((id, stale)),
                 Output::Timeout(at, _) => return at,
             }
@@ -227,9 +250,6 @@ impl Driver {
         drop(gate);
         if batch.transmits {
             self.outgoing.notify_one();
-        }
-        if batch.timer {
-            self.timer.notify_one();
         }
         for (id, stale) in batch.stale {
             self.notifier.queue(id, stale);
@@ -256,24 +276,18 @@ impl Driver {
         }
     }
 
-    /// Calls timeouts as they fall due, until the mount ends.
+    /// Does what falls due though nothing comes in, until the mount ends.
     pub fn run_timer(&self) {
-        while !self.stopped.load(Ordering::Relaxed) {
-            let due = {
-                let mut core = self.core.lock();
-                let wait = core.next_timeout.since(boot_time()).0.min(1_000_000_000);
-                if wait > 0 {
-                    self.timer.wait_for(&mut core, Duration::from_nanos(wait));
+        loop {
+            {
+                let core = self.core.lock();
+                if self.stopped.load(Ordering::Relaxed) {
+                    return;
                 }
-                core.next_timeout <= boot_time()
-            };
-            if due {
-                self.with(|core, now| {
-                    core.next_timeout = Time::FAR;
-                    core.cache.handle_timeout(now);
-                    core.remote.handle_timeout(now);
-                });
+                self.alarm.set(core.next_timeout);
             }
+            self.alarm.wait();
+            self.with(|_, _| ());
         }
     }
 
@@ -292,38 +306,27 @@ impl Driver {
         self.with(|core, _| core.cache.handle_interrupt(op, true));
     }
 
-    /// What is mounted below this mount: the names of each mount point from our root.
-    pub fn nested_mounts(&self) -> Vec<Vec<Vec<u8>>> {
-        let Some(own) = self.mountpoint.get() else { return Vec::new() };
-        let below = nigh_fuse::mount::mounts().into_iter().filter_map(|mount| {
-            let rest = mount.mountpoint.strip_prefix(own).ok()?.to_owned();
-            let names = rest.components().map(|name| name.as_os_str().as_bytes().to_vec());
-            Some(names.collect::<Vec<_>>())
-        });
-        below.filter(|names| !names.is_empty()).collect()
-    }
-
     /// The name under which the kernel last looked an inode up.
     pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
         self.core.lock().cache.home_of(ino)
     }
 
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
         let _core = self.core.lock();
+        self.stopped.store(true, Ordering::Relaxed);
         self.outgoing.notify_all();
-        self.timer.notify_all();
+        self.alarm.set(Time(0));
     }
 }
 
 /// Moves the remote's outputs; the flag says whether any reached the cache.
-fn drive_remote(core: &mut Core, batch: &mut Batch) -> (bool, Time) {
+fn drive_remote(core: &mut Core, now: Time, batch: &mut Batch) -> (bool, Time) {
     let mut moved = false;
     loop {
         match core.remote.poll_output() {
             RemoteOutput::Event(event) => {
                 moved = true;
-                core.cache.handle_event(boot_time(), event);
+                core.cache.handle_event(now, event);
             }
             RemoteOutput::Transmit(bytes) => {
                 core.outbox.push_back(bytes);

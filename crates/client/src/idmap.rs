@@ -11,8 +11,11 @@ use nigh_cache::{Answer, Op};
 use nigh_types::{Attr, Credentials, Errno, IdKind};
 use std::collections::BTreeMap;
 
-/// Who is nobody on either side: Linux's overflow id.
+/// As whom the server is asked for somebody whom it does not know: Linux's overflow id.
 const NOBODY: u32 = 65_534;
+/// As whom the server's strangers are shown: the last id that there is (all ones is none). No process runs as it,
+/// as some do as `nobody`, who would own the files of all strangers.
+const STRANGER: u32 = u32::MAX - 1;
 
 /// Users and groups of this machine (local) and of the server's (remote).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -22,13 +25,22 @@ pub(crate) struct IdMap {
 }
 
 /// Pairs of ids of one kind. Invariant: each local and each remote id is in one pair at most.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Pairs {
     to_remote: BTreeMap<u32, u32>,
     to_local: BTreeMap<u32, u32>,
     /// Ids in no pair are nobody's; otherwise they pass as they are, unless that would make them one of a
     /// pair.
     closed: bool,
+    /// Who stands here for those who have no counterpart. As an owner or in an ACL that is set it is nobody at all:
+    /// which of them is not known.
+    stranger: u32,
+}
+
+impl Default for Pairs {
+    fn default() -> Pairs {
+        Pairs { to_remote: BTreeMap::new(), to_local: BTreeMap::new(), closed: false, stranger: STRANGER }
+    }
 }
 
 impl Pairs {
@@ -47,7 +59,15 @@ impl Pairs {
         self.to_local.get(&remote).copied().or(passes.then_some(remote))
     }
 
+    /// Who it is on this side, or whoever stands for strangers.
+    fn shown(&self, remote: u32) -> u32 {
+        self.local(remote).unwrap_or(self.stranger)
+    }
+
     fn remote(&self, local: u32) -> Option<u32> {
+        if local == self.stranger {
+            return None;
+        }
         let passes = !self.closed && !self.to_local.contains_key(&local);
         self.to_remote.get(&local).copied().or(passes.then_some(local))
     }
@@ -88,7 +108,8 @@ impl IdMap {
         }
     }
 
-    /// What the kernel asks, in the server's ids; `EINVAL` for an owner that the server does not have.
+    /// What the kernel asks, in the server's ids; `EINVAL` for an owner, or somebody in an ACL, whom the server does
+    /// not have or who stands for somebody unknown.
     pub(crate) fn asked(&self, (shape, mut op): (Shape, Op)) -> Result<(Shape, Op), Errno> {
         if self.is_empty() {
             return Ok((shape, op));
@@ -124,7 +145,7 @@ impl IdMap {
                 page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| self.show(&mut n.attr));
             }
             Answer::Value(value) if shape == Shape::Acl => {
-                acl::map(value, |kind, remote| Some(self.pairs(kind).local(remote).unwrap_or(NOBODY)));
+                acl::map(value, |kind, remote| Some(self.pairs(kind).shown(remote)));
             }
             _ => {}
         }
@@ -132,8 +153,8 @@ impl IdMap {
     }
 
     fn show(&self, attr: &mut Attr) {
-        attr.uid = self.users.local(attr.uid).unwrap_or(NOBODY);
-        attr.gid = self.groups.local(attr.gid).unwrap_or(NOBODY);
+        attr.uid = self.users.shown(attr.uid);
+        attr.gid = self.groups.shown(attr.gid);
     }
 }
 
@@ -184,7 +205,7 @@ mod tests {
     #[test]
     fn nobody_becomes_one_of_a_pair_by_having_its_number() {
         let map = map(PAIRS, false);
-        assert_eq!(shown(&map, 1000, 100), (NOBODY, NOBODY));
+        assert_eq!(shown(&map, 1000, 100), (STRANGER, STRANGER));
         assert_eq!(map.asked((Shape::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
         let caller = map.caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100] });
         assert_eq!(caller, Credentials { uid: NOBODY, gid: NOBODY, groups: vec![200] });
@@ -196,7 +217,7 @@ mod tests {
     #[test]
     fn a_closed_map_knows_its_pairs_only() {
         let map = map(PAIRS, true);
-        assert_eq!(shown(&map, 2000, 5), (1000, NOBODY));
+        assert_eq!(shown(&map, 2000, 5), (1000, STRANGER));
         assert_eq!(map.asked((Shape::Natural, chown(Some(5), None))), Err(Errno::INVAL));
         assert_eq!(map.asked((Shape::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
         assert!(map.asked((Shape::Natural, chown(None, Some(100)))).is_ok());
@@ -214,22 +235,42 @@ mod tests {
         assert_eq!(map.caller(who.clone()), who);
     }
 
-    #[test]
-    fn acls_are_mapped_on_their_way_in_and_out_and_nothing_else_is() {
+    fn acl(user: u32, group: u32) -> Vec<u8> {
         let entry =
             |tag: u16, id: u32| [&tag.to_le_bytes()[..], &7_u16.to_le_bytes(), &id.to_le_bytes()].concat();
-        let acl = |user: u32, group: u32| {
-            let parts = [
-                entry(1, u32::MAX),
-                entry(2, user),
-                entry(4, u32::MAX),
-                entry(8, group),
-                entry(0x10, u32::MAX),
-            ];
-            [2_u32.to_le_bytes().to_vec(), parts.concat()].concat()
-        };
+        let parts =
+            [entry(1, u32::MAX), entry(2, user), entry(4, u32::MAX), entry(8, group), entry(0x10, u32::MAX)];
+        [2_u32.to_le_bytes().to_vec(), parts.concat()].concat()
+    }
+
+    /// What an editor shows it writes back: whom it cannot name must not become somebody else.
+    #[test]
+    fn an_acl_or_owner_that_names_a_stranger_is_not_set_again() {
+        for map in [map(PAIRS, true), map(PAIRS, false)] {
+            // Of an open map, the two whose numbers are others' here.
+            for (user, group) in [(1000, 200), (2000, 100), (1000, 100)] {
+                let name = acl::NAMES[0].as_bytes().to_vec();
+                let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
+                let (shape, _) = map.asked((Shape::Natural, get)).unwrap();
+                let Answer::Value(value) = map.shown(shape, Answer::Value(acl(user, group))) else {
+                    panic!("no value")
+                };
+                let set = Op::SetXattr { ino: 1, name, value, flags: 0, kill_sgid: false };
+                assert_eq!(map.asked((Shape::Empty, set)), Err(Errno::INVAL), "{user} {group}");
+                let (uid, gid) = shown(&map, user, group);
+                assert_eq!(map.asked((Shape::Natural, chown(Some(uid), Some(gid)))), Err(Errno::INVAL));
+            }
+            // Not the stranger, but who runs daemons here.
+            let nobody = map.caller(Credentials { uid: NOBODY, ..Credentials::default() });
+            assert_eq!(nobody.uid, NOBODY);
+            assert_ne!(shown(&map, 1000, 100), (NOBODY, NOBODY));
+        }
+    }
+
+    #[test]
+    fn acls_are_mapped_on_their_way_in_and_out_and_nothing_else_is() {
         let map = map(PAIRS, false);
-        for name in ["system.posix_acl_access", "system.posix_acl_default"] {
+        for name in acl::NAMES {
             let name = name.as_bytes().to_vec();
             let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
             let (shape, _) = map.asked((Shape::Natural, get)).unwrap();
@@ -239,7 +280,7 @@ mod tests {
             assert_eq!(asked, set(acl(2000, 200)));
             let closed = self::map(PAIRS, true);
             assert_eq!(closed.asked((Shape::Empty, set(acl(1000, 5)))), Err(Errno::INVAL));
-            assert_eq!(closed.shown(shape, Answer::Value(acl(2000, 5))), Answer::Value(acl(1000, NOBODY)));
+            assert_eq!(closed.shown(shape, Answer::Value(acl(2000, 5))), Answer::Value(acl(1000, STRANGER)));
         }
         let user = Op::GetXattr { ino: 1, name: b"user.acl".to_vec(), size: 100 };
         let (shape, _) = map.asked((Shape::Natural, user)).unwrap();

@@ -7,14 +7,18 @@
 //! | `adapter` | a FUSE request to an operation: decode, one call |
 //! | `answers` | an answer to a FUSE reply |
 //! | `driver` | carries outputs between cache, remote, kernel and link |
+//! | `clock`, `alarm` | time, which goes on while the machine sleeps |
 //! | `notifier` | tells the kernel to forget, without anybody waiting for it |
+//! | `below` | what is mounted below the mount |
 //! | `interrupts` | which signals are fatal |
 //! | `credentials` | the groups of a caller |
 //! | `idmap` | ids of this machine and of the server's |
 //! | `status`, `control` | what `nigh status` shows, and how it asks |
 
 mod adapter;
+mod alarm;
 mod answers;
+mod below;
 mod clock;
 pub mod control;
 mod credentials;
@@ -24,6 +28,8 @@ mod interrupts;
 mod link;
 mod mount;
 mod notifier;
+#[cfg(test)]
+mod stage;
 pub mod status;
 
 pub use clock::boot_time;

@@ -1,6 +1,10 @@
 //! Putting a mount together: session first, then the kernel, then threads.
 
+#[cfg(test)]
+mod tests;
+
 use crate::adapter;
+use crate::clock::boot_time;
 use crate::control::Control;
 use crate::driver::Driver;
 use crate::idmap::IdMapChoice;
@@ -15,6 +19,7 @@ use nigh_native::{ClientConfig, NAMES_ALONE};
 use nigh_remote::Event;
 use nigh_types::Term;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -106,9 +111,8 @@ impl Mount {
         let agreed = handshake(&device, &config.wanted).map_err(undo)?;
         device.probe_level(config.level);
         config.options.mountpoint.clone_from(&mountpoint);
-        let mount = Mount::assemble(config, link, greeted, Box::new(device), agreed).map_err(undo)?;
-        let _ = mount.driver.mountpoint.set(mountpoint.clone());
-        Ok(mount)
+        Mount::assemble(config, link, greeted, Box::new(device), agreed, Some(mountpoint.clone()))
+            .map_err(undo)
     }
 
     /// Attaches to the remote and serves a transport that needs no mounting, on which `agreed` was agreed.
@@ -119,7 +123,7 @@ impl Mount {
         agreed: Negotiated,
     ) -> Result<Mount, StartError> {
         let greeted = greet(&link, config.client())?;
-        Mount::assemble(config, link, greeted, transport, agreed).map_err(StartError::Kernel)
+        Mount::assemble(config, link, greeted, transport, agreed, None).map_err(StartError::Kernel)
     }
 
     fn assemble(
@@ -128,6 +132,7 @@ impl Mount {
         (remote, session, early): Greeted,
         transport: Box<dyn Transport>,
         agreed: Negotiated,
+        mountpoint: Option<PathBuf>,
     ) -> io::Result<Mount> {
         let level = transport.level();
         let cache = Cache::new(Config { level: cache_level(level), ..config.cache });
@@ -135,11 +140,15 @@ impl Mount {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,
             source: config.options.source.clone(),
             link: link.kind(),
-            level,
             agreed,
             budget_bytes: config.cache.budget_bytes,
         };
-        let driver = Arc::new(Driver::new(cache, remote, transport, config.idmap.map(&session)));
+        let ids = config.idmap.map(&session);
+        let driver = Driver::new(cache, remote, transport, ids, Box::new(boot_time))?;
+        if let Some(mountpoint) = mountpoint {
+            let _ = driver.mountpoint.set(mountpoint);
+        }
+        let driver = Arc::new(driver);
         driver.with(|core, now| {
             core.cache.handle_event(now, Event::Attached(session.clone()));
             for event in early {
@@ -160,7 +169,7 @@ impl Mount {
             link: Arc::new(parking_lot::Mutex::new((0, link.clone()))),
         };
         mount.start_threads(link, client, config.reconnect, agreed, config.threads);
-        mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
+        mount.control = Control::start(&config.runtime, config.cache.incarnation, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
             .ok();
         Ok(mount)
@@ -177,7 +186,8 @@ impl Mount {
         let driver = Arc::clone(&self.driver);
         self.others.push(thread::spawn(move || driver.run_timer()));
         let driver = Arc::clone(&self.driver);
-        self.others.push(thread::spawn(move || driver.notifier.run(&driver)));
+        let expires = agreed.has(nigh_fuse::abi::flags::init::HAS_EXPIRE_ONLY);
+        self.others.push(thread::spawn(move || driver.notifier.run(&driver, expires)));
         let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
         self.others.push(thread::spawn(move || interrupts.run(&driver)));
         let (driver, shared) = (Arc::clone(&self.driver), Arc::clone(&self.link));
@@ -211,7 +221,6 @@ impl Mount {
             let _ = reader.join();
         }
         self.stopping.store(true, Ordering::Relaxed);
-        drop(self.control.take());
         self.driver.with(|core, _| core.remote.handle_close("unmounted"));
         self.driver.stop();
         self.driver.notifier.stop();
@@ -226,6 +235,7 @@ impl Mount {
         for other in self.others.drain(..) {
             let _ = other.join();
         }
+        drop(self.control.take());
         let Some(reader) = self.link_reader.take() else { return };
         let give_up = Instant::now() + FAREWELL;
         while !reader.is_finished() && Instant::now() < give_up {

@@ -3,12 +3,24 @@
 //! Dropping a name can wait for a request in its directory that we have not answered, so it is done by
 //! a thread of its own; if that is stuck for more than [`PATIENCE`] all names are dropped at once, which
 //! never waits, and the stuck call ends later, harmlessly.
+//!
+//! That would detach what is mounted below. So when the first such mount appears, the cache is told to let the
+//! kernel hold no names under leases any more, and those that it holds are dropped once
+//! (docs/decisions/0006-notification-levels.md).
 
+#[cfg(test)]
+mod tests;
+
+use crate::below::Below;
 use crate::driver::Driver;
 use nigh_cache::{Invalidation, Stale};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
-use parking_lot::{Condvar, Mutex};
+use nigh_types::Name;
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,15 +33,73 @@ const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 type Job = (Invalidation, Vec<Stale>);
 
 /// What the kernel is yet to be told.
-#[derive(Default)]
 pub(crate) struct Notifier {
     jobs: Mutex<VecDeque<Job>>,
-    arrived: Condvar,
+    /// Can be read from when something was queued or it is to stop, until that was seen.
+    wake: OwnedFd,
     stopped: AtomicBool,
-    /// Something is mounted below: names may not be dropped all at once.
-    beside_mounts: AtomicBool,
     /// How often names were dropped all at once because one could not be dropped alone.
     pub epoch_fallbacks: AtomicU64,
+}
+
+impl Notifier {
+    pub fn new() -> io::Result<Notifier> {
+        Ok(Notifier {
+            jobs: Mutex::default(),
+            wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stopped: AtomicBool::new(false),
+            epoch_fallbacks: AtomicU64::new(0),
+        })
+    }
+
+    pub fn queue(&self, id: Invalidation, stale: Vec<Stale>) {
+        self.jobs.lock().push_back((id, stale));
+        self.wake();
+    }
+
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Fails only where the count is at its end: then it can be read from anyway.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Works off what is queued until stopped. `expires`: the kernel can be told to look a name up again without
+    /// dropping it (`FUSE_HAS_EXPIRE_ONLY`, 7.38).
+    pub fn run(&self, driver: &Arc<Driver>, expires: bool) {
+        let below = Below::new(driver.mountpoint.get().cloned());
+        let mut teller = Teller { notifier: self, driver, below, expires, names: None };
+        loop {
+            // Before what is queued is looked at: what comes later can be read from again.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            teller.below.look();
+            teller.give_up_names();
+            while let Some((id, stale)) = self.next() {
+                teller.below.look();
+                teller.give_up_names();
+                driver.pass_gate();
+                teller.tell_all(stale);
+                if !self.is_stopped() {
+                    driver.with(|core, _| core.cache.handle_invalidated(id));
+                }
+            }
+            if self.is_stopped() {
+                return;
+            }
+            teller.below.wait(self.wake.as_fd());
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    fn next(&self) -> Option<Job> {
+        if self.is_stopped() { None } else { self.jobs.lock().pop_front() }
+    }
 }
 
 /// A thread that drops names one by one, and its answers.
@@ -38,118 +108,103 @@ struct Names {
     done: Receiver<()>,
 }
 
-impl Notifier {
-    pub fn queue(&self, id: Invalidation, stale: Vec<Stale>) {
-        self.jobs.lock().push_back((id, stale));
-        self.arrived.notify_one();
+/// What the notifier's thread knows.
+struct Teller<'a> {
+    notifier: &'a Notifier,
+    driver: &'a Arc<Driver>,
+    below: Below,
+    expires: bool,
+    names: Option<Names>,
+}
+
+impl Teller<'_> {
+    /// Where something is mounted below: what the kernel holds of names goes, once.
+    fn give_up_names(&mut self) {
+        if self.below.is_empty() {
+            return;
+        }
+        let Some((id, names)) = self.driver.with(|core, _| core.cache.handle_mounted_below()) else { return };
+        self.driver.pass_gate();
+        self.tell_all(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect());
+        if !self.notifier.is_stopped() {
+            self.driver.with(|core, _| core.cache.handle_invalidated(id));
+        }
     }
 
-    pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        self.arrived.notify_one();
-    }
-
-    /// Works off what is queued until stopped.
-    pub fn run(&self, driver: &Arc<Driver>) {
-        let mut names = None;
-        while let Some((id, stale)) = self.next() {
-            driver.pass_gate();
-            let root = driver.root();
-            let nested = driver.nested_mounts();
-            self.beside_mounts.store(!nested.is_empty(), Ordering::Relaxed);
-            for one in stale {
-                if self.stopped.load(Ordering::Relaxed) {
-                    return;
+    fn tell_all(&mut self, stale: Vec<Stale>) {
+        for one in stale {
+            if self.notifier.is_stopped() {
+                return;
+            }
+            match one {
+                Stale::Attr { ino } => self.tell_attributes(ino),
+                Stale::Data { ino, offset, length } => {
+                    let (offset, len) = (clamp(offset), clamp(length));
+                    self.send(&Notification::InvalInode { ino: self.node(ino), offset, len });
                 }
-                match one {
-                    _ if nested.is_empty() => self.tell(driver, root, one, &mut names),
-                    Stale::Epoch => {
-                        for (dir, name) in driver.with(|core, _| core.cache.kernel_names()) {
-                            self.tell_beside(driver, &nested, (dir, name), &mut names);
-                        }
+                Stale::Epoch(_) if self.below.is_empty() => {
+                    self.send(&Notification::IncEpoch);
+                }
+                Stale::Epoch(names) => {
+                    for (dir, name) in names {
+                        self.tell_name(dir, &name);
                     }
-                    Stale::Entry { dir, name } => self.tell_beside(driver, &nested, (dir, name), &mut names),
-                    one => self.tell(driver, root, one, &mut names),
                 }
+                Stale::Entry { dir, name } => self.tell_name(dir, &name),
             }
-            driver.with(|core, _| core.cache.handle_invalidated(id));
         }
     }
 
-    fn next(&self) -> Option<Job> {
-        let mut jobs = self.jobs.lock();
-        loop {
-            if self.stopped.load(Ordering::Relaxed) {
-                return None;
-            }
-            if let Some(job) = jobs.pop_front() {
-                return Some(job);
-            }
-            self.arrived.wait(&mut jobs);
-        }
-    }
-
-    fn tell(&self, driver: &Arc<Driver>, root: u64, stale: Stale, names: &mut Option<Names>) {
-        let node = |ino: u64| if ino == root { ROOT } else { ino };
-        match stale {
-            Stale::Attr { ino } => self.tell_attributes(driver, root, ino, names),
-            Stale::Data { ino, offset, length } => {
-                let (offset, len) = (clamp(offset), clamp(length));
-                send(driver, &Notification::InvalInode { ino: node(ino), offset, len });
-            }
-            Stale::Epoch => {
-                send(driver, &Notification::IncEpoch);
-            }
-            Stale::Entry { dir, name } => self.drop_name(driver, node(dir), name.as_bytes(), names),
-        }
-    }
-
-    /// Drops a name unless something is mounted at it or below it: that would be detached (measured). Such a name goes with its timeout.
-    fn tell_beside(
-        &self,
-        driver: &Arc<Driver>,
-        nested: &[Vec<Vec<u8>>],
-        (dir, name): (u64, nigh_types::Name),
-        names: &mut Option<Names>,
-    ) {
-        let path = driver.with(|core, _| core.cache.path_of(dir, &name));
-        let leads_to_mount = path.is_none_or(|path| {
-            nested.iter().any(|mount| {
-                mount.len() >= path.len() && path.iter().zip(mount).all(|(a, b)| a.as_bytes() == b.as_slice())
-            })
-        });
-        if !leads_to_mount {
-            self.tell(driver, driver.root(), Stale::Entry { dir, name }, names);
+    /// Drops a name unless something is mounted at it or below it: that would be detached (measured). Such a
+    /// name is looked up again, or goes with its timeout.
+    fn tell_name(&mut self, dir: u64, name: &Name) {
+        let stays = !self.below.is_empty() && {
+            let path = self.driver.with(|core, _| core.cache.path_of(dir, name));
+            path.is_none_or(|path| self.below.is_on_the_way(&path))
+        };
+        let parent = self.node(dir);
+        if !stays {
+            self.drop_name(parent, name.as_bytes());
+        } else if self.expires {
+            self.send(&Notification::InvalEntry { parent, name: name.as_bytes().into(), expire_only: true });
         }
     }
 
     /// If the kernel does not know the inode, an answer that brings it may still be on its way inside the
     /// kernel: dropping its name waits for that.
-    fn tell_attributes(&self, driver: &Arc<Driver>, root: u64, ino: u64, names: &mut Option<Names>) {
-        let node = |ino: u64| if ino == root { ROOT } else { ino };
-        let attributes = Notification::attributes(node(ino));
-        if send(driver, &attributes) == Some(NotifyOutcome::Unknown)
-            && let Some((dir, name)) = driver.home_of(ino)
+    fn tell_attributes(&mut self, ino: u64) {
+        let attributes = Notification::attributes(self.node(ino));
+        if self.send(&attributes) == Some(NotifyOutcome::Unknown)
+            && let Some((dir, name)) = self.driver.home_of(ino)
         {
-            self.drop_name(driver, node(dir), name.as_bytes(), names);
-            send(driver, &attributes);
+            self.drop_name(self.node(dir), name.as_bytes());
+            self.send(&attributes);
         }
     }
 
-    fn drop_name(&self, driver: &Arc<Driver>, dir: u64, name: &[u8], names: &mut Option<Names>) {
-        let worker = names.get_or_insert_with(|| start_names(driver));
+    fn drop_name(&mut self, dir: u64, name: &[u8]) {
+        let driver = self.driver;
+        let worker = self.names.get_or_insert_with(|| start_names(driver));
         if worker.todo.send((dir, name.to_vec())).is_err() {
             return;
         }
-        let epoch = driver.transport.level() == Level::All && !self.beside_mounts.load(Ordering::Relaxed);
+        let epoch = driver.transport.level() == Level::All && self.below.is_empty();
         let in_time =
             if epoch { worker.done.recv_timeout(PATIENCE).is_ok() } else { worker.done.recv().is_ok() };
         if !in_time {
-            self.epoch_fallbacks.fetch_add(1, Ordering::Relaxed);
-            send(driver, &Notification::IncEpoch);
-            send(driver, &Notification::contents(dir));
-            *names = None;
+            self.notifier.epoch_fallbacks.fetch_add(1, Ordering::Relaxed);
+            self.send(&Notification::IncEpoch);
+            self.send(&Notification::contents(dir));
+            self.names = None;
         }
+    }
+
+    fn node(&self, ino: u64) -> u64 {
+        if ino == self.driver.root() { ROOT } else { ino }
+    }
+
+    fn send(&self, notification: &Notification<'_>) -> Option<NotifyOutcome> {
+        send(self.driver, notification)
     }
 }
 

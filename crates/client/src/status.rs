@@ -1,7 +1,8 @@
 //! What `nigh status` shows of a mount. The keys are a contract (docs/status.md).
 
 use crate::driver::Driver;
-use nigh_fuse::{Level, Negotiated, opcode_name};
+use nigh_cache::Level;
+use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::Session;
 use serde_json::{Map, Value, json};
@@ -15,7 +16,6 @@ pub struct About {
     pub mountpoint: PathBuf,
     pub source: String,
     pub link: Kind,
-    pub level: Level,
     pub agreed: Negotiated,
     pub budget_bytes: u64,
 }
@@ -35,8 +35,9 @@ impl Source {
     /// One object, as `nigh status --json` prints it.
     #[must_use]
     pub fn status(&self) -> Value {
-        let (counters, gauges, remote, connected) = self.driver.with(|core, _| {
-            (core.cache.counters(), core.cache.gauges(), core.remote_counters(), core.cache.is_attached())
+        let (counters, gauges, remote, connected, level) = self.driver.with(|core, _| {
+            let cache = &core.cache;
+            (cache.counters(), cache.gauges(), core.remote_counters(), cache.is_attached(), cache.level())
         });
         let kernel: Map<String, Value> = self
             .driver
@@ -84,7 +85,7 @@ impl Source {
             "kernel": {
                 "requests": kernel,
                 "protocol": format!("7.{}", self.about.agreed.minor),
-                "notifications": level_name(self.about.level),
+                "notifications": level_name(level),
                 "epoch_fallbacks": fallbacks,
                 "epoch_planned": counters.epoch_planned,
             },

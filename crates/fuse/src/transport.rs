@@ -5,6 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Which notifications a transport carries. Later ones include earlier ones.
@@ -44,6 +45,28 @@ pub trait Transport: Send + Sync {
     fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome>;
 
     fn level(&self) -> Level;
+}
+
+impl<T: Transport + ?Sized> Transport for Arc<T> {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        (**self).receive(buffer)
+    }
+
+    fn is_ready(&self) -> bool {
+        (**self).is_ready()
+    }
+
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        (**self).send(parts)
+    }
+
+    fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
+        (**self).notify(notification)
+    }
+
+    fn level(&self) -> Level {
+        (**self).level()
+    }
 }
 
 /// `/dev/fuse`, attached to one mount.

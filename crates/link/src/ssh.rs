@@ -8,8 +8,9 @@ use crate::error::{LinkError, last_line};
 use crate::link::Link;
 use crate::process::Process;
 use crate::socket::{Bounds, Socket};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use std::fs::File;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -50,7 +51,7 @@ pub enum Asking {
 }
 
 impl Target {
-    /// Logs in, and starts the relay there.
+    /// Logs in, and starts the relay there. Where it may ask, the link ends with the calling thread.
     pub fn connect(&self, asking: Asking) -> Result<Link, LinkError> {
         let start = if self.installed { START_INSTALLED } else { START };
         let mut command = self.ssh(asking, start);
@@ -118,6 +119,7 @@ impl Target {
             command.arg("-oBatchMode=yes").env("SSH_ASKPASS_REQUIRE", "never");
         }
         command.args(["--", &self.destination, remote]);
+        own_way(&mut command, asking);
         command
     }
 
@@ -142,6 +144,29 @@ impl Target {
 
     fn failed(&self, problem: String) -> LinkError {
         LinkError::Ssh { host: self.destination.clone(), problem }
+    }
+}
+
+/// ssh stays in the group of whoever mounts, as it must to ask at the terminal; so what the terminal says later, to a
+/// script that goes on there, reaches it too: it is to hear only that its streams are closed. (ssh keeps ignored what
+/// it finds ignored: `client_loop` in OpenSSH.) While somebody is asked, an interrupt ends who mounts, and that is
+/// the end of ssh as well.
+fn own_way(command: &mut Command, asking: Asking) {
+    let parent = std::process::id();
+    // SAFETY: signal(2), prctl(2) and getppid(2) are safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+            if asking == Asking::Allowed {
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                if libc::getppid().cast_unsigned() != parent {
+                    return Err(std::io::ErrorKind::Interrupted.into());
+                }
+            }
+            Ok(())
+        });
     }
 }
 

@@ -53,7 +53,10 @@ impl Tls {
             if !connection.is_handshaking() {
                 break;
             }
-            raw.fill(socket)?;
+            // The connection takes less at a time than the socket gives (4 KiB of a message not yet whole).
+            if raw.from == raw.to {
+                raw.fill(socket)?;
+            }
             if let Err(error) = raw.feed(&mut connection)? {
                 // Our own error is the one to tell.
                 let _ = flush(&mut connection, socket);

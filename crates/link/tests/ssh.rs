@@ -115,6 +115,34 @@ fn a_program_that_does_not_end_is_ended() {
     }
 }
 
+fn signal(pid: i32, signal: libc::c_int) {
+    // SAFETY: kill(2) touches no memory.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
+/// Ctrl-C in a script that has mounted goes to the whole group at the terminal.
+#[test]
+fn what_the_terminal_says_does_not_end_a_link() {
+    let stays = format!("{}; exec cat", ready());
+    let machine = Machine::new("echo $$ > \"$HOME/../pid\"").with_nigh(".cache/nigh/bin/nigh", &stays);
+    for asking in [Asking::Never, Asking::Allowed] {
+        let link = machine.target().connect(asking).unwrap();
+        let pid = fs::read_to_string(machine.path("pid")).unwrap().trim().parse().unwrap();
+        for one in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
+            signal(pid, one);
+            link.write_all(b"still there").unwrap();
+            let mut answer = [0; 11];
+            let mut taken = 0;
+            while taken < answer.len() {
+                let count = link.read(&mut answer[taken..]).unwrap();
+                assert_ne!(count, 0, "signal {one} ended it");
+                taken += count;
+            }
+            assert_eq!(&answer, b"still there");
+        }
+    }
+}
+
 #[test]
 fn a_program_is_copied_and_then_used() {
     let machine = Machine::new("");

@@ -478,8 +478,8 @@ fn silence_is_told_from_the_end() {
     assert_eq!(server.read(&mut [0; 8]).unwrap(), 0);
 }
 
-#[test]
-fn an_authority_takes_the_place_of_known_keys() {
+/// A house whose server shows a certificate for these names, signed by the authority in `ca.pem`.
+fn certified(names: Vec<String>) -> House {
     let dir = tempfile::tempdir().unwrap();
     let ca_key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -487,7 +487,6 @@ fn an_authority_takes_the_place_of_known_keys() {
     let ca = params.self_signed(&ca_key).unwrap();
     let issuer = rcgen::Issuer::new(params, ca_key);
     let key = rcgen::KeyPair::generate().unwrap();
-    let names = vec!["localhost".to_owned()];
     let certificate = rcgen::CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap();
     let state = dir.path().join("server");
     fs::create_dir(&state).unwrap();
@@ -496,7 +495,25 @@ fn an_authority_takes_the_place_of_known_keys() {
         .unwrap();
     fs::write(dir.path().join("ca.pem"), ca.pem()).unwrap();
     let door = Door::with_tls(&state, None).unwrap();
-    let house = House::behind(dir, door, TcpListener::bind("127.0.0.1:0").unwrap());
+    House::behind(dir, door, TcpListener::bind("127.0.0.1:0").unwrap())
+}
+
+/// What a connection takes of a handshake at once is less than that.
+#[test]
+fn a_certificate_of_many_kilobytes_is_taken() {
+    let mut names: Vec<String> = (0..600).map(|n| format!("name-{n}.of.a.large.cluster.example")).collect();
+    names.push("localhost".into());
+    let house = certified(names);
+    assert!(fs::metadata(house.path("server/server.pem")).unwrap().len() > 24_000);
+    let trust = Trust::Authority(house.path("ca.pem"));
+    let target = Target { host: "localhost".into(), trust, ..house.target() };
+    let client = target.connect().unwrap();
+    exchange(&client, &house.next().unwrap());
+}
+
+#[test]
+fn an_authority_takes_the_place_of_known_keys() {
+    let house = certified(vec!["localhost".to_owned()]);
     let trust = Trust::Authority(house.path("ca.pem"));
     let target = Target { host: "localhost".into(), trust: trust.clone(), ..house.target() };
     assert_eq!(target.connect().unwrap().kind(), Kind::Tls);

@@ -17,6 +17,8 @@ pub struct Dentry {
 pub struct Kernel {
     names: BTreeMap<(u64, Name), Dentry>,
     attrs: BTreeMap<u64, (NodeId, Attr, Time)>,
+    /// Something is mounted below, so names are dropped one by one.
+    pub mounted_below: bool,
 }
 
 impl Kernel {
@@ -78,7 +80,12 @@ impl Kernel {
             Stale::Entry { dir, name } => {
                 self.names.remove(&(*dir, name.clone()));
             }
-            Stale::Epoch => self.names.clear(),
+            Stale::Epoch(names) if self.mounted_below => {
+                for name in names {
+                    self.names.remove(name);
+                }
+            }
+            Stale::Epoch(_) => self.names.clear(),
         }
     }
 

@@ -149,6 +149,10 @@ impl History {
                 let at = self.client();
                 self.world.clients[at].hold_invalidations = true;
             }
+            97 if self.dice.below(20) == 0 => {
+                let at = self.client();
+                self.world.mount_below(at);
+            }
             _ => {
                 let at = self.client();
                 self.world.let_invalidate(at);

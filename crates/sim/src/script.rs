@@ -67,7 +67,7 @@ impl Script {
     /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [none|no-epoch]`, `advance TIME`, and for a
     /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|read PATH [PATH]`,
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
-    /// `A hold`, `A forget`, `A interrupt`, `A kernel`.
+    /// `A hold`, `A forget`, `A mounts-below`, `A interrupt`, `A kernel`.
     fn step(&mut self, words: &[&str]) {
         match words {
             ["tree", ..] => {}
@@ -149,6 +149,7 @@ impl Script {
             ["lose"] => self.world.clients[at].control.lose("the link broke"),
             ["reconnect"] => self.world.reconnect(at),
             ["hold"] => self.world.clients[at].hold_invalidations = true,
+            ["mounts-below"] => self.world.mount_below(at),
             ["forget"] => self.world.let_invalidate(at),
             ["interrupt"] => {
                 let (client, op) = self.last.expect("a request");

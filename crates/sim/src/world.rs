@@ -171,6 +171,21 @@ impl World {
         self.settle();
     }
 
+    /// Something is mounted below a client's mount, of which its daemon hears.
+    pub fn mount_below(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        client.kernel.mounted_below = true;
+        if let Some((id, names)) = client.cache.handle_mounted_below() {
+            let stale: Vec<Stale> = names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect();
+            if client.hold_invalidations {
+                client.held.insert(0, (id, stale));
+            } else {
+                self.invalidate(at, id, &stale);
+            }
+        }
+        self.settle();
+    }
+
     /// Kernel notifications that were held are carried out.
     pub fn let_invalidate(&mut self, at: usize) {
         self.clients[at].hold_invalidations = false;
@@ -439,7 +454,7 @@ fn words(stale: &Stale) -> String {
         Stale::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
         Stale::Data { ino, offset, length } => format!("data of {ino} from {offset}, {length} bytes"),
         Stale::Entry { dir, name } => format!("{dir}/{name}"),
-        Stale::Epoch => "every name".to_owned(),
+        Stale::Epoch(_) => "every name".to_owned(),
     }
 }
 

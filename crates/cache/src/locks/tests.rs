@@ -50,7 +50,7 @@ impl Rig {
     fn ask(&mut self, op: Op) -> (OpId, Option<Answer>) {
         self.last += 1;
         let id = OpId(self.last);
-        let caller = Caller { uid: 0, gid: 0, pid: 4 };
+        let caller = Caller { pid: 4, ..Caller::default() };
         (id, self.cache.handle_op(T0, id, caller, op))
     }
 

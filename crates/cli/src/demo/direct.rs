@@ -2,11 +2,9 @@
 
 use super::work::Files;
 use anyhow::{Context, Result, bail, ensure};
-use nigh_client::fuse::{
-    Header, MemoryTransport, Negotiated, Notification, NotifyOutcome, Operation, Transport, encode,
-};
+use nigh_client::fuse::{Header, MemoryTransport, Negotiated, Operation, encode};
 use nigh_client::{Link, Mount, MountConfig};
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,26 +14,6 @@ const PAGE: u32 = 32 << 10;
 const ENTRY_BYTES: usize = 128;
 const DIRENT_BYTES: usize = 24;
 const FILE_TYPE: u32 = 0o170_000;
-
-struct Shared(Arc<MemoryTransport>);
-
-impl Transport for Shared {
-    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        self.0.receive(buffer)
-    }
-
-    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        self.0.send(parts)
-    }
-
-    fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
-        self.0.notify(notification)
-    }
-
-    fn level(&self) -> nigh_client::fuse::Level {
-        self.0.level()
-    }
-}
 
 /// Stands in for a kernel that caches nothing.
 pub struct Direct {
@@ -63,7 +41,7 @@ impl Direct {
             max_pages: 256,
             max_readahead: config.wanted.max_readahead,
         };
-        let mount = Mount::start_on(config, link, Box::new(Shared(Arc::clone(&transport))), agreed)?;
+        let mount = Mount::start_on(config, link, Box::new(Arc::clone(&transport)), agreed)?;
         Ok((mount, Direct { transport, agreed, unique: AtomicU64::new(2) }))
     }
 

@@ -8,8 +8,10 @@ const ENTRY_BYTES: usize = 8;
 const ACL_USER: u16 = 0x02;
 const ACL_GROUP: u16 = 0x08;
 
+pub(super) const NAMES: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+
 pub(super) fn is_acl(name: &[u8]) -> bool {
-    matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default")
+    NAMES.iter().any(|acl| acl.as_bytes() == name)
 }
 
 /// Maps the ids of all entries that have one; false if any has no counterpart. What is no ACL stays as it

@@ -1,6 +1,6 @@
 //! Which mapping a mount has: `--idmap=user|name|none|FILE`.
 
-use super::IdMap;
+use super::{IdMap, NOBODY, STRANGER};
 use nigh_remote::Session;
 use nigh_types::{IdKind, IdName};
 use std::ffi::{CStr, CString};
@@ -64,7 +64,10 @@ impl IdMapChoice {
     /// The mapping, now that the server has said who is who there.
     pub(crate) fn map(&self, session: &Session) -> IdMap {
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        self.between(session, own, local_id)
+        let mut map = self.between(session, own, local_id);
+        map.users.stranger = stranger("/proc/self/uid_map");
+        map.groups.stranger = stranger("/proc/self/gid_map");
+        map
     }
 
     fn between(
@@ -98,6 +101,21 @@ impl IdMapChoice {
     }
 }
 
+/// Who stands for strangers in a user namespace with this map (user_namespaces(7)): an id that the namespace does
+/// not have, the kernel takes for none at all, and refuses ACLs that name it.
+fn stranger(map: &str) -> u32 {
+    let text = std::fs::read_to_string(map).unwrap_or_default();
+    if has(&text, STRANGER) { STRANGER } else { NOBODY }
+}
+
+/// Of lines "first inside, first outside, count".
+fn has(map: &str, id: u32) -> bool {
+    map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        matches!(numbers[..], [first, _, count] if (first..first.saturating_add(count)).contains(&u64::from(id)))
+    })
+}
+
 /// Lines `u LOCAL REMOTE` and `g LOCAL REMOTE`; `#` begins a comment. On error: the line's number and what
 /// is wrong with it.
 fn parse(text: &str) -> Result<Pairs, (u64, String)> {
@@ -106,8 +124,8 @@ fn parse(text: &str) -> Result<Pairs, (u64, String)> {
         let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
         let wrong = |what: &str| (number, format!("{what}; want `u LOCAL REMOTE` or `g LOCAL REMOTE`"));
         let id = |word: &str| match word.parse() {
-            // All ones is no id: chown(2) takes it for "leave it".
-            Ok(id) if id != u32::MAX => Ok(id),
+            // All ones is no id: chown(2) takes it for "leave it". The one before stands for strangers.
+            Ok(id) if id < STRANGER => Ok(id),
             _ => Err(wrong(&format!("`{word}` is no id"))),
         };
         let (kind, local, remote) = match words[..] {
@@ -215,6 +233,16 @@ mod tests {
     }
 
     #[test]
+    fn strangers_are_shown_as_somebody_whom_the_namespace_has() {
+        assert!(has("         0          0 4294967295\n", STRANGER));
+        assert!(has("0 1000 1\n1 100000 65536\n", NOBODY));
+        for map in ["", "0 0 4294967294\n", "0 1000 1\n1 100000 65536\n", "x\n", "0 0\n"] {
+            assert!(!has(map, STRANGER), "{map}");
+        }
+        assert_eq!(stranger("/does/not/exist"), NOBODY);
+    }
+
+    #[test]
     fn this_machine_knows_root() {
         assert_eq!((local_id(IdKind::User, "root"), local_id(IdKind::Group, "root")), (Some(0), Some(0)));
         assert_eq!(local_id(IdKind::User, "no such user, surely"), None);
@@ -239,6 +267,7 @@ mod tests {
             ("\n\ng one 2\n", 3, "`one` is no id"),
             ("u 1 -2\n", 1, "`-2` is no id"),
             ("u 4294967295 2\n", 1, "`4294967295` is no id"),
+            ("g 1 4294967294\n", 1, "`4294967294` is no id"),
             ("u 1 2\ng 1 2\nu 3 2\n", 3, "pair above"),
             ("u 1 2\nu 1 3\n", 2, "pair above"),
         ] {

@@ -2,6 +2,7 @@
 //! returned, on whichever mount, sees its effect (S1). They mount with `--host-timeout=forever`, so that
 //! nothing but recalls can make it true.
 
+mod below;
 mod counts;
 mod programs;
 mod races;
@@ -37,6 +38,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("races", races::run),
         ("programs", programs::run),
         ("stopped", stopped::run),
+        ("below", below::run),
     ];
     for (name, part) in parts {
         let start = Instant::now();

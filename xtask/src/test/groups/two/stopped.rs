@@ -47,6 +47,14 @@ const WARM: &str = "for i in 1 2 3; do ls -l $B/d; cat $B/d/f; test ! -e $B/d/ne
 /// What the stopped client looks at when it goes on.
 const LOOK: &str = "stat -c %a $B/d/f; cat $B/d/f; ls $B/d | tr '\\n' ' '";
 const EXPECTED: &str = "600\nnew text\nf new";
+/// Asks the stopped client, which finds this before anything else when it goes on.
+const ASK: &str = "for i in 1 2 3 4 5 6 7 8; do
+    stat --cached=never -c %a $B/d/f >$WORK/asked.$i 2>&1 </dev/null &
+done";
+const ASKED: &str = "for i in 1 2 3 4 5 6 7 8; do
+    until test -s $WORK/asked.$i; do sleep 0.05; done
+done
+cat $WORK/asked.*; rm $WORK/asked.*";
 
 fn stopped(world: &World) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
@@ -67,7 +75,11 @@ fn stopped(world: &World) -> Result<()> {
         all.as_secs_f64()
     );
     ensure!(all <= LIMIT, "changes waited {all:.1?} for a stopped client, at most {LIMIT:.1?}");
+    mounts.sh(ASK, long)?;
+    std::thread::sleep(Duration::from_millis(100));
     drop(asleep);
+    let asked = mounts.sh(ASKED, short)?;
+    ensure!(asked.lines().all(|mode| mode == "600"), "what it was asked first, it answers with {asked:?}");
     sees_the_truth(&mounts)?;
     mounts.unmount()
 }

@@ -1,0 +1,77 @@
+//! What wakes the timer's thread.
+
+use nigh_types::Time;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// A moment of `CLOCK_BOOTTIME`, so one that passed while the machine slept has come when it wakes.
+pub(crate) struct Alarm {
+    fd: OwnedFd,
+}
+
+impl Alarm {
+    pub fn new() -> io::Result<Alarm> {
+        Ok(Alarm { fd: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)? })
+    }
+
+    /// In the place of the moment that was set before; never, for `Time::FAR`. Does not wait.
+    pub fn set(&self, at: Time) {
+        // Zero would disarm it.
+        let at = if at == Time::FAR { 0 } else { at.0.max(1) };
+        let seconds = i64::try_from(at / 1_000_000_000).unwrap_or(i64::MAX);
+        let nanos = i64::try_from(at % 1_000_000_000).unwrap_or(0);
+        let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let once = Itimerspec { it_interval: never, it_value: Timespec { tv_sec: seconds, tv_nsec: nanos } };
+        if let Err(error) = timerfd_settime(&self.fd, TimerfdTimerFlags::ABSTIME, &once) {
+            unreachable!("a moment within the clock's range is refused: {error}");
+        }
+    }
+
+    /// Until the moment that is set, or set meanwhile, has come; or shorter.
+    pub fn wait(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boot_time;
+    use nigh_types::Span;
+    use std::sync::Arc;
+
+    #[test]
+    fn an_alarm_is_set_for_earlier_while_somebody_waits() {
+        let alarm = Arc::new(Alarm::new().unwrap());
+        alarm.set(boot_time().after(Span::from_secs(60)));
+        let waiting = Arc::clone(&alarm);
+        let waiter = std::thread::spawn(move || {
+            waiting.wait();
+            boot_time()
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiter.is_finished());
+        let at = boot_time().after(Span::from_millis(20));
+        alarm.set(at);
+        let woken = waiter.join().unwrap();
+        assert!(woken >= at && woken.since(at) < Span::from_secs(10), "{woken:?}");
+    }
+
+    #[test]
+    fn a_moment_that_has_passed_has_come_and_never_never_does() {
+        let alarm = Arc::new(Alarm::new().unwrap());
+        alarm.set(Time(0));
+        alarm.wait();
+        alarm.set(Time(0));
+        alarm.set(Time::FAR);
+        let waiting = Arc::clone(&alarm);
+        let waiter = std::thread::spawn(move || waiting.wait());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiter.is_finished());
+        alarm.set(Time(1));
+        waiter.join().unwrap();
+    }
+}

@@ -1,0 +1,119 @@
+//! What is mounted below the mount, of which the kernel tells by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+
+use nigh_types::Name;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The mount points below one mount, as of the last look.
+pub(crate) struct Below {
+    /// Ready for `PRI` when mounts have changed since it was last asked; `None` where it cannot be read.
+    table: Option<File>,
+    own: Option<PathBuf>,
+    /// The names from our root to each.
+    mounts: Vec<Vec<Vec<u8>>>,
+}
+
+impl Below {
+    /// `own`: where the mount is, if anywhere.
+    pub fn new(own: Option<PathBuf>) -> Below {
+        let table = own.as_ref().and_then(|_| File::open("/proc/self/mountinfo").ok());
+        let mut below = Below { table, own, mounts: Vec::new() };
+        below.read();
+        below
+    }
+
+    /// Looks again if mounts have changed; cheap if not.
+    pub fn look(&mut self) {
+        if self.has_changed() {
+            self.read();
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.mounts.is_empty()
+    }
+
+    /// Whether a path from our root is that of a mount, or leads to one.
+    pub fn is_on_the_way(&self, path: &[Name]) -> bool {
+        self.mounts.iter().any(|mount| {
+            mount.len() >= path.len() && path.iter().zip(mount).all(|(a, b)| a.as_bytes() == b.as_slice())
+        })
+    }
+
+    /// Waits until mounts have changed, which the next look will tell again, or `other` can be read.
+    pub fn wait(&mut self, other: BorrowedFd<'_>) {
+        let mut polled = vec![PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        polled.extend(self.table.as_ref().map(|table| PollFd::new(table, PollFlags::PRI)));
+        // Interrupted: whoever waits looks and comes again.
+        let _ = rustix::event::poll(&mut polled, None);
+        let changed = polled.get(1).is_some_and(|table| !table.revents().is_empty());
+        if changed {
+            self.read();
+        }
+    }
+
+    fn has_changed(&self) -> bool {
+        let Some(table) = &self.table else { return false };
+        let mut polled = [PollFd::new(table, PollFlags::PRI)];
+        rustix::event::poll(&mut polled, Some(&AT_ONCE)) != Ok(0)
+    }
+
+    fn read(&mut self) {
+        let Some(own) = &self.own else { return };
+        let below = nigh_fuse::mount::mounts().into_iter().filter_map(|mount| {
+            let rest = mount.mountpoint.strip_prefix(own).ok()?.to_owned();
+            let names = rest.components().map(|name| name.as_os_str().as_bytes().to_vec());
+            Some(names.collect::<Vec<_>>())
+        });
+        self.mounts = below.filter(|names| !names.is_empty()).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(names: &[&str]) -> Vec<Name> {
+        names.iter().map(|name| Name::new(name.as_bytes()).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_leads_to_a_mount_is_told_from_what_does_not() {
+        let mounts = vec![vec![b"a".to_vec(), b"b".to_vec()]];
+        let below = Below { table: None, own: None, mounts };
+        for (names, wanted) in [
+            (&["a"][..], true),
+            (&["a", "b"], true),
+            (&["a", "b", "c"], false),
+            (&["b"], false),
+            (&["a", "c"], false),
+        ] {
+            assert_eq!(below.is_on_the_way(&path(names)), wanted, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn mounts_of_this_machine_are_below_its_root_and_a_quiet_table_is_not_read_again() {
+        let mut below = Below::new(Some(PathBuf::from("/")));
+        assert!(below.is_on_the_way(&path(&["proc"])) && !below.is_empty());
+        below.mounts.clear();
+        if !below.has_changed() {
+            below.look();
+            assert!(below.is_empty());
+        }
+        assert!(Below::new(Some(PathBuf::from("/proc/self"))).is_empty());
+        assert!(Below::new(None).is_empty());
+    }
+
+    #[test]
+    fn a_wait_ends_when_the_other_can_be_read() {
+        let wake = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        Below::new(None).wait(std::os::fd::AsFd::as_fd(&wake));
+        Below::new(Some(PathBuf::from("/"))).wait(std::os::fd::AsFd::as_fd(&wake));
+    }
+}

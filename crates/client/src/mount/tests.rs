@@ -1,0 +1,152 @@
+use super::*;
+use crate::stage::Server;
+use nigh_fuse::{Extensions, Header, Level, MemoryTransport, Operation, encode};
+use nigh_types::{Call, Errno};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// A mount between a kernel made of queues and a server in memory.
+struct Stage {
+    kernel: Arc<MemoryTransport>,
+    server: Arc<parking_lot::Mutex<Server>>,
+    agreed: Negotiated,
+    mount: Mount,
+    unique: u64,
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = Arc::new(parking_lot::Mutex::new(Server::new(boot_time())));
+        let serving = Arc::clone(&server);
+        thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 16];
+            while let Ok(length @ 1..) = io::Read::read(&mut &theirs, &mut buffer) {
+                let answer = serving.lock().handle(boot_time(), &buffer[..length]);
+                if io::Write::write_all(&mut &theirs, &answer).is_err() {
+                    return;
+                }
+            }
+        });
+        let kernel = Arc::new(MemoryTransport::new(Level::All));
+        let wanted = Wanted::default();
+        let flags = wanted.flags_for(wanted.max_minor);
+        let agreed = Negotiated { minor: wanted.max_minor, flags, ..Negotiated::default() };
+        let config = MountConfig {
+            options: MountOptions::new(Path::new("/nowhere"), "a test"),
+            cache: Config::default(),
+            wanted,
+            level: Level::All,
+            attach: Vec::new(),
+            term: Term::Session,
+            idmap: IdMapChoice::None,
+            threads: 1,
+            reconnect: None,
+            runtime: dir.path().to_owned(),
+        };
+        let mount = Mount::start_on(config, ours.into(), Box::new(Arc::clone(&kernel)), agreed).unwrap();
+        Stage { kernel, server, agreed, mount, unique: 0, dir }
+    }
+
+    /// The error number of an operation on the root; 0: none.
+    fn ask(&mut self, operation: &Operation<'_>) -> i32 {
+        self.unique += 2;
+        let header = Header { unique: self.unique, nodeid: 1, uid: 0, gid: 0, pid: 0, resent: false };
+        self.kernel.queue(encode(&header, operation, &self.agreed));
+        self.kernel.take_reply(self.unique, Duration::from_secs(20)).expect("an answer").0
+    }
+
+    /// Unmounts; how long that took, and the directory of sockets.
+    fn end(self) -> (Duration, tempfile::TempDir) {
+        let begun = Instant::now();
+        self.kernel.close();
+        self.mount.wait();
+        (begun.elapsed(), self.dir)
+    }
+}
+
+fn mkdir<'a>(name: &'a [u8], extensions: Extensions<'a>) -> Operation<'a> {
+    Operation::Mkdir { name, mode: 0o755, umask: 0, extensions }
+}
+
+/// The kernel takes ENOSYS for "never ask again".
+#[test]
+fn a_remote_that_does_not_know_an_operation_does_not_end_it_for_the_mount() {
+    let mut stage = Stage::new();
+    let create = Operation::Create {
+        name: b"f",
+        flags: 0,
+        mode: 0o644,
+        umask: 0,
+        kill_suidgid: false,
+        extensions: Extensions::default(),
+    };
+    for (said, told) in
+        [(Errno::NOSYS, libc::EOPNOTSUPP), (Errno::from_raw(512), libc::EIO), (Errno::NOSPC, libc::ENOSPC)]
+    {
+        let refuse = move |call: &Call| matches!(call, Call::Create { .. }).then_some(said);
+        stage.server.lock().refuse = Some(Box::new(refuse));
+        assert_eq!(stage.ask(&create), told, "{said}");
+    }
+    // What this side does not serve is not to be asked again.
+    assert_eq!(stage.ask(&Operation::Access { mask: 4 }), libc::ENOSYS);
+    stage.server.lock().refuse = None;
+    assert_eq!(stage.ask(&create), 0);
+    stage.end();
+}
+
+/// Its thread may be in another pid namespace, where its groups cannot be read.
+#[test]
+fn a_group_that_the_kernel_tells_goes_with_the_call() {
+    let mut stage = Stage::new();
+    let group = Extensions::encode_groups(&[33]);
+    assert_eq!(stage.ask(&mkdir(b"with", Extensions::parse(&group).unwrap())), 0);
+    assert_eq!(stage.ask(&mkdir(b"without", Extensions::default())), 0);
+    let groups = |name: &str| {
+        let server = stage.server.lock();
+        let made = server.asked.iter().find(
+            |request| matches!(&request.call, Call::Mkdir { name: n, .. } if n.as_bytes() == name.as_bytes()),
+        );
+        made.expect("asked").credentials.groups.clone()
+    };
+    assert_eq!(groups("with"), [33]);
+    assert_eq!(groups("without"), Vec::<u32>::new());
+    stage.end();
+}
+
+/// As at logout, when the user's runtime directory goes.
+#[test]
+fn a_mount_ends_and_says_goodbye_though_its_socket_is_gone() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
+    let runtime = stage.dir.path().to_owned();
+    assert_eq!(crate::control::statuses(&runtime).unwrap().len(), 1);
+    std::fs::remove_dir_all(&runtime).unwrap();
+    let server = Arc::clone(&stage.server);
+    let (took, _dir) = stage.end();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(server.lock().left, "it has not said goodbye");
+}
+
+#[test]
+fn a_sockets_name_is_its_own_and_goes_with_its_mount() {
+    let stage = Stage::new();
+    let runtime = stage.dir.path().to_owned();
+    let names = || {
+        let dir = std::fs::read_dir(runtime.join("mounts")).unwrap();
+        dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let name = names().pop().unwrap();
+    assert!(name.starts_with(&format!("{}-", std::process::id())) && name.ends_with(".sock"), "{name}");
+    // One that is not yet listened at, and one of a mount that was killed.
+    std::fs::write(runtime.join("mounts/.early"), "").unwrap();
+    drop(std::os::unix::net::UnixListener::bind(runtime.join("mounts/1-0.sock")).unwrap());
+    assert_eq!(crate::control::statuses(&runtime).unwrap().len(), 1);
+    let mut left = names();
+    left.sort();
+    assert_eq!(left, [".early".to_owned(), name]);
+    let (_, _dir) = stage.end();
+    assert_eq!(names(), [".early"]);
+}

@@ -1,0 +1,67 @@
+//! For tests: the server's end of a session over a tree in memory.
+
+use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
+use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_types::{Call, Errno, Request, Response, Time};
+
+type Refuse = Box<dyn Fn(&Call) -> Option<Errno> + Send>;
+
+pub(crate) struct Server {
+    connection: ServerConnection,
+    pub tree: Tree,
+    /// What it was asked so far.
+    pub asked: Vec<Request>,
+    /// Calls that are answered with this error and not done.
+    pub refuse: Option<Refuse>,
+    /// Whether the client has said goodbye.
+    pub left: bool,
+}
+
+impl Server {
+    pub fn new(now: Time) -> Server {
+        Server {
+            connection: ServerConnection::new(now, ServerConfig::default()),
+            tree: Tree::new(TreeConfig::default()),
+            asked: Vec::new(),
+            refuse: None,
+            left: false,
+        }
+    }
+
+    /// Takes bytes of the client in; what it answers.
+    pub fn handle(&mut self, now: Time, bytes: &[u8]) -> Vec<u8> {
+        self.connection.handle_input(now, bytes).expect("the client keeps to the protocol");
+        while let Some(event) = self.connection.poll_event() {
+            match event {
+                ServerEvent::Attach { term, .. } => {
+                    let root = self.tree.root();
+                    self.connection.accept(Session {
+                        root,
+                        root_attr: self.tree.attr(root).expect("a root"),
+                        cookie_key: self.tree.config().cookie_key,
+                        term,
+                        has_acls: true,
+                        host_bound: String::new(),
+                        not_given: Vec::new(),
+                        acts_as: (0, 0),
+                        names: Vec::new(),
+                    });
+                }
+                ServerEvent::Request { call, request } => {
+                    let refused = self.refuse.as_ref().and_then(|refuse| refuse(&request.call));
+                    let responses = match refused {
+                        Some(errno) => vec![Response::plain(Err(errno))],
+                        None => self.tree.execute(now, &request),
+                    };
+                    if !matches!(request.call, Call::Release { .. }) {
+                        responses.iter().for_each(|response| self.connection.respond(call, response));
+                    }
+                    self.asked.push(request);
+                }
+                ServerEvent::Bye { .. } => self.left = true,
+                ServerEvent::Cancel(_) | ServerEvent::Acknowledge(_) | ServerEvent::Return(_) => {}
+            }
+        }
+        std::iter::from_fn(|| self.connection.poll_transmit()).flatten().collect()
+    }
+}
