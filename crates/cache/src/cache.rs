@@ -189,6 +189,8 @@ impl Cache {
             }
             Op::Link { ino, dir, name } => {
                 let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+                // With another name its attributes stand under another grant.
+                self.keep_open(ino);
                 self.make(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
             }
             Op::Create { dir, name, mode, umask, exclusive, access, append } => {
@@ -296,6 +298,9 @@ impl Cache {
         self.attached = true;
         let root = self.inode(session.root);
         root.lookups = root.lookups.max(1);
+        // No handle and no grant of an earlier session stands for what is open.
+        let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
+        open.into_iter().for_each(|ino| self.keep_open(ino));
         for (op, (caller, what)) in std::mem::take(&mut self.parked) {
             if let Some(answer) = self.start(now, op, caller, what) {
                 self.counters.waits += 1;
@@ -317,7 +322,6 @@ impl Cache {
             Purpose::Read { ino, offset, size } => {
                 return self.read_arrived(now, &flight, *ino, (*offset, *size), response);
             }
-            Purpose::Pin { ino } => return self.pin_arrived(now, &flight, *ino, &response),
             Purpose::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
             Purpose::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
             Purpose::List { .. } => return,

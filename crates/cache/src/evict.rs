@@ -35,6 +35,7 @@ impl Cache {
         tracing::debug!(target: "nigh::evict", ino = node.ino);
         let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.lives(now));
         // Under a deadline the kernel's timeouts end by themselves; else it must be told first.
+        self.keep_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable) {
             let stale = self.stale_names(node);
             if self.config.level.may_keep_pages() && !stale.is_empty() {

@@ -24,6 +24,8 @@ impl Cache {
         let local = !access.write && !access.truncate && !self.loses_its_name(ino);
         if local && let Some((attr, held)) = self.attr_of(now, id) {
             let keep = self.pages_hold(now, id, &attr, Some(held));
+            // Whoever takes its last name away must ask us first.
+            self.watch(held.deadline, ino);
             return Some(Answer::Opened(self.opened_file(id, file, None, keep)));
         }
         let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
@@ -301,17 +303,5 @@ impl Cache {
         self.next_call += 1;
         let call = Call::Release { handles: vec![handle] };
         self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
-    }
-
-    /// An open file whose last name goes, under that name, if the remote does not hold it open for us.
-    pub(crate) fn unpinned_at(&self, dir: u64, name: &nigh_types::Name) -> Option<NodeId> {
-        if self.unpinned == 0 {
-            return None;
-        }
-        self.files.values().filter(|f| f.handle.is_none()).find_map(|file| {
-            let inode = self.inodes.get(&file.ino)?;
-            let (at, called) = inode.home.as_ref()?;
-            (*at == dir && called == name && inode.pinned.is_none()).then_some(inode.id)
-        })
     }
 }

@@ -86,10 +86,6 @@ pub(crate) enum Purpose {
         closing: bool,
     },
     TestLock,
-    /// The remote keeps an open file; then the waiting request goes on.
-    Pin {
-        ino: u64,
-    },
     /// Is what the kernel holds of an open file still true?
     Renew {
         ino: u64,
@@ -231,7 +227,7 @@ impl Cache {
         let name = call.is_mutation().then(|| self.overlay.begin(id));
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
-            Call::Walk { .. } | Call::Release { .. } => true,
+            Call::Walk { .. } => true,
             _ => false,
         };
         tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());

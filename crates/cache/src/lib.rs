@@ -23,6 +23,7 @@ mod facts;
 mod files;
 mod flight;
 mod grants;
+mod keep;
 mod kernel;
 mod listing;
 mod locks;

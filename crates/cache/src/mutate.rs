@@ -1,13 +1,13 @@
 //! Changes: names made, removed and moved; attributes set.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, NewFile, Purpose, Want};
+use crate::flight::{Flight, NewFile, Purpose};
 use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op};
 use crate::rows::{Child, Row};
 use nigh_types::{
-    Access, Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response,
-    SetAttr, Span, Time,
+    Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response, SetAttr,
+    Span, Time,
 };
 
 impl Cache {
@@ -139,8 +139,8 @@ impl Cache {
         name: Name,
     ) -> Option<Answer> {
         let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
-        let keep = self.unpinned_at(dir, &name);
-        let call = Call::Unlink { dir: place, name: name.clone(), keep };
+        self.keep_open_at(dir, &name);
+        let call = Call::Unlink { dir: place, name: name.clone(), keep: None };
         self.ask(now, op, caller, Purpose::Remove { dir, name }, call)
     }
 
@@ -231,6 +231,9 @@ impl Cache {
         let (Some(from_place), Some(to_place)) = (self.place(from), self.place(to)) else {
             return Some(Answer::Failed(Errno::STALE));
         };
+        // What is moved will stand under another grant.
+        self.keep_open_at(from, &name);
+        self.keep_open_at(to, &new_name);
         let keep = if exchange { None } else { self.file_at(to, &new_name) };
         let call = Call::Rename {
             from: from_place,
@@ -250,7 +253,8 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr().kind() == Kind::File);
-        child.map(|c| c.id).or_else(|| self.unpinned_at(dir, name))
+        let pinned = |id: &NodeId| self.inodes.get(&id.ino).is_some_and(|i| i.pinned.is_some());
+        child.map(|c| c.id).filter(|id| !pinned(id))
     }
 
     pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
@@ -346,51 +350,15 @@ impl Cache {
             return self.attributes(now, op, caller, ino);
         }
         let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
-        let unpinned = self.inodes.get(&ino).is_some_and(|i| i.opens_unpinned > 0 && i.pinned.is_none());
-        if who_may && unpinned {
-            let node = self.place(ino)?;
-            let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
-            let id = self.send(now, None, Purpose::Pin { ino }, Call::Open { node, access });
-            let again = Want::Again(Box::new(Op::SetAttr { ino, fh, set }));
-            return self.wait(op, caller, id, again, false);
+        if who_may {
+            self.keep_open(ino);
         }
-        self.set_attr_pinned(now, op, caller, (ino, fh), set)
-    }
-
-    pub(crate) fn set_attr_pinned(
-        &mut self,
-        now: Time,
-        op: OpId,
-        caller: Caller,
-        (ino, fh): (u64, Option<Fh>),
-        set: SetAttr,
-    ) -> Option<Answer> {
         let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
         // A handle is told only where it makes a difference: truncation goes by how it was opened.
         let own = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
         let handle = if set.size.is_some() { own } else { handle };
         let call = Call::SetAttr { node, handle, set };
         self.ask(now, op, caller, Purpose::Change { ino, xattrs: set.mode.is_some() }, call)
-    }
-
-    /// The remote keeps an open file, or cannot; the change that waited goes on.
-    pub(crate) fn pin_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
-        if let Ok(Reply::Opened { handle, .. }) = response.result {
-            match self.inodes.get_mut(&ino).filter(|i| i.opens_unpinned > 0 && i.pinned.is_none()) {
-                Some(inode) => inode.pinned = Some(handle),
-                None => self.release_handle(handle),
-            }
-        }
-        for &op in &flight.waiters {
-            let Some(waiting) = self.waiting.get(&op) else { continue };
-            let (caller, want) = (waiting.caller, waiting.want.clone());
-            if let Want::Again(again) = want
-                && let Op::SetAttr { ino, fh, set } = *again
-                && let Some(answer) = self.set_attr_pinned(now, op, caller, (ino, fh), set)
-            {
-                self.answer(op, answer);
-            }
-        }
     }
 
     /// Attributes or xattrs of one inode were changed.

@@ -92,6 +92,7 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
         Call::Walk { .. }
         | Call::Release { .. }
+        | Call::Keep { .. }
         | Call::Unlock { .. }
         | Call::Write { .. }
         | Call::CopyRange { .. } => return [None, None],

@@ -31,8 +31,14 @@ impl Cache {
             flight.seen.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {
-            Covers::Names => self.recall_names(recall.node),
-            Covers::Inode => self.recall_inode(recall.node),
+            Covers::Names => {
+                self.keep_open_below(recall.node.ino);
+                self.recall_names(recall.node)
+            }
+            Covers::Inode => {
+                self.keep_open(recall.node.ino);
+                self.recall_inode(recall.node)
+            }
             Covers::Data => self.recall_data(recall.node),
         };
         // The kernel may yet be forgetting what an earlier recall or doubt was about: behind that.
@@ -202,6 +208,7 @@ impl Cache {
 
     /// Of an open inode: renews what may still be true, drops what is no longer granted.
     fn grant_ends(&mut self, now: Time, ino: u64) {
+        self.keep_open(ino);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.opens > 0) else { return };
         if let Some(held) = inode.data.held {
             if held.lives(now) {

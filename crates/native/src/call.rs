@@ -55,6 +55,7 @@ calls! {
     14 Lock { node, owner, flock, kind, start, end, wait, pid }
     15 Unlock { node, owner, flock, start, end }
     16 GetLock { node, owner, flock, kind, start, end }
+    17 Keep { node, names, handle }
     32 Create { dir, name, mode, umask, exclusive, access }
     33 Tmpfile { dir, mode, umask, access }
     34 Mknod { dir, name, kind, mode, umask, rdev }
@@ -101,7 +102,9 @@ pub(crate) fn payload_bytes(call: &Call) -> usize {
         Call::SetXattr { value, .. } => value.len(),
         Call::Symlink { target, .. } => target.len(),
         Call::Release { handles } => handles.len() * 8,
-        Call::Walk { names, .. } => names.iter().map(|name| name.as_bytes().len() + 2).sum(),
+        Call::Walk { names, .. } | Call::Keep { names, .. } => {
+            names.iter().map(|name| name.as_bytes().len() + 2).sum()
+        }
         _ => 0,
     }
 }
@@ -115,6 +118,9 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
         Call::Lock { start, end, .. }
         | Call::Unlock { start, end, .. }
         | Call::GetLock { start, end, .. } => check_range(*start, *end),
+        Call::Keep { handle, .. } if !handle.is_chosen() => {
+            Err(ProtocolError::Malformed("a chosen handle lacks its mark"))
+        }
         _ => Ok(()),
     }
 }

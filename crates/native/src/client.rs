@@ -189,7 +189,7 @@ impl ClientSession {
     fn send_call(&mut self, now: Time, call: CallId, request: &Request) {
         let named = request.name.is_some();
         assert_eq!(named, request.call.is_mutation(), "mutations are named, and nothing else");
-        let expects_answer = !matches!(request.call, Call::Release { .. });
+        let expects_answer = request.call.is_answered();
         if !self.fits(&request.call) {
             if expects_answer {
                 self.answer(call, Errno::INVAL);
@@ -321,7 +321,10 @@ impl ClientSession {
 
 impl Remote for ClientSession {
     fn handle_call(&mut self, now: Time, id: CallId, request: Request) {
-        if self.state != State::Lost {
+        if self.state == State::Attached && matches!(request.call, Call::Keep { .. }) {
+            // Before the acknowledgement that follows, which does not wait in this line either.
+            self.send_call(now, id, &request);
+        } else if self.state != State::Lost {
             self.waiting.push_back((id, request));
             self.send_waiting(now);
         }

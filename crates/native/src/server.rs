@@ -1,7 +1,6 @@
 //! The server's end of a session.
 
 use crate::ProtocolError;
-use crate::call::CallType;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{FEATURES, Hello, Limits, Refused, SESSION_TERM, Welcome};
 use crate::locks::MAX_LOCK_WAITS;
@@ -42,7 +41,7 @@ pub enum ServerEvent {
         /// Those wanted that this build knows ([`crate::NAMES_ALONE`], [`crate::ID_NAMES`]).
         features: u64,
     },
-    /// Answered with [`ServerConnection::respond`]; a `Call::Release` is not answered.
+    /// Answered with [`ServerConnection::respond`], if it is to be ([`Call::is_answered`]).
     Request {
         call: CallId,
         request: Request,
@@ -354,7 +353,7 @@ impl ServerConnection {
         if data > u64::from(max_data) {
             return Err(ProtocolError::Malformed("a read or write is longer than the server said it takes"));
         }
-        if CallType::of(&request.call) != CallType::Release {
+        if request.call.is_answered() {
             let waits = request.call.waits_for_lock();
             let (calls, limit) = match waits {
                 true => (self.lock_waits.len() as u64, MAX_LOCK_WAITS),
@@ -371,6 +370,11 @@ impl ServerConnection {
             } else {
                 self.outstanding.insert(call)
             };
+        }
+        // What goes before an acknowledgement must not wait for it; it is not answered, so it renews nothing.
+        if matches!(request.call, Call::Keep { .. }) {
+            self.events.push_back(ServerEvent::Request { call, request });
+            return Ok(());
         }
         // Releases are not answered, and so not counted among the outstanding calls.
         if self.muted && self.kept.len() as u64 >= 4 * u64::from(max_calls) {

@@ -160,7 +160,12 @@ impl Control {
     #[must_use]
     pub fn requests(&self) -> u64 {
         let core = self.core.borrow();
-        core.client(self.client).calls.iter().filter(|(name, _)| **name != "release").map(|(_, n)| n).sum()
+        core.client(self.client)
+            .calls
+            .iter()
+            .filter(|(name, _)| !matches!(**name, "release" | "keep"))
+            .map(|(_, n)| n)
+            .sum()
     }
 
     /// Whether the server holds itself bound by a grant to this client.

@@ -21,7 +21,7 @@ pub mod tree;
 /// Events stand in the order in which the remote meant them: a recall put out before a response was
 /// sent before it.
 pub trait Remote {
-    /// Sends a call. Its responses come as [`Event::Response`]; `Call::Release` has none.
+    /// Sends a call. Its responses come as [`Event::Response`]; `Call::Release` and `Call::Keep` have none.
     fn handle_call(&mut self, now: Time, id: CallId, request: Request);
 
     /// Nobody waits for this call any more. Its response, if one still comes, is put out all the

@@ -128,6 +128,10 @@ impl Tree {
                 self.release(handles);
                 Vec::new()
             }
+            Call::Keep { node, handle, .. } => {
+                self.keep(node, *handle);
+                Vec::new()
+            }
             Call::List { dir } => self.list(dir),
             _ => vec![self.execute_one(moment(now), request)],
         }
@@ -153,6 +157,17 @@ impl Tree {
     pub fn lockable(&self, place: &Place) -> Result<NodeId, Errno> {
         let ino = self.regular(self.reach(place)?)?;
         Ok(self.nodes[&ino].id)
+    }
+
+    /// Opens a file under a number that the client chose. Where it is out of reach nothing is kept.
+    fn keep(&mut self, place: &Place, handle: Handle) {
+        let found = self.reach(place).and_then(|ino| self.regular(ino));
+        if let Ok(ino) = found
+            && !self.handles.contains_key(&handle)
+        {
+            self.handles.insert(handle, ino);
+            self.node_mut(ino).opens += 1;
+        }
     }
 
     /// Closes handles; unknown ones are ignored.

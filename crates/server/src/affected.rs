@@ -79,7 +79,7 @@ impl Look<'_, '_, '_> {
                 if let Some(victim) = self.cx.reach().look(&dir, name)? {
                     self.take(victim.object, Grip::Exclusive)?;
                     self.name(&dir, name);
-                    self.removed(victim);
+                    self.removed(&dir, victim);
                 }
                 Ok(())
             }
@@ -152,7 +152,7 @@ impl Look<'_, '_, '_> {
             if exchange {
                 self.push(there.object, Covers::Inode, None);
             } else {
-                self.removed(there);
+                self.removed(&to, there);
             }
         }
         Ok(())
@@ -160,7 +160,7 @@ impl Look<'_, '_, '_> {
 
     /// An inode itself is changed: its attributes, and its data.
     fn inode(&mut self, place: &Place, handle: Option<Handle>, data: bool) -> Looked<()> {
-        let open = handle.map(|handle| self.cx.files.find(handle, place.node)).transpose()?;
+        let open = self.cx.files.find_told(handle, place.node)?;
         let object = match open {
             Some(file) => {
                 self.take_file(file.object)?;
@@ -234,10 +234,18 @@ impl Look<'_, '_, '_> {
 
     /// An inode that is held loses a name. It may have been the last one: then a new inode may get its number,
     /// and without birth times be taken for it.
-    fn removed(&mut self, victim: Found) {
+    fn removed(&mut self, dir: &Node, victim: Found) {
         self.push(victim.object, Covers::Inode, None);
         let rest = if victim.stat.attr.is_dir() { Covers::Names } else { Covers::Data };
         self.push(victim.object, rest, None);
+        let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
+        if last
+            && self.cx.files.holding().leases.homes.is_open(victim.object)
+            && let Some(top) = self.cx.reach().orphans.needs_folder(self.cx.reach(), dir)
+        {
+            self.push(top.object, Covers::Inode, None);
+            self.cx.stake.make_folder();
+        }
     }
 
     /// The directory in which a name is to be changed.

@@ -9,14 +9,17 @@ use crate::handle::Opener;
 use crate::ids::Ids;
 use crate::leases::OpenChange;
 use crate::ops::{Context, Outcome, attributes, data, list, look, make, open, remove, rename};
-use crate::reach::{Bounds, Node, Reach};
+use crate::orphans::Orphans;
+use crate::reach::{Bounds, Node, Reach, hides, link};
 use crate::record::{Log, Record};
 use crate::stake::Stake;
 use crate::stat::{self, Stat};
 use lru::LruCache;
 use nigh_native::Session;
 use nigh_native::lease::Object;
-use nigh_types::{Call, CallId, Errno, NodeId, Request, Response, Span, Term};
+use nigh_types::{
+    Call, CallId, Credentials, Errno, Handle, Name, NodeId, Place, Request, Response, Span, Term,
+};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
@@ -70,6 +73,8 @@ pub enum ExportError {
         path.display(), state.display(), mend_state(error)
     )]
     State { path: PathBuf, state: PathBuf, error: std::io::Error },
+    #[error("cannot export {}: .nigh-orphans is the server's own", path.display())]
+    Own { path: PathBuf },
     #[error("cannot export {}: /proc is needed and not mounted", path.display())]
     NoProc { path: PathBuf },
 }
@@ -91,6 +96,7 @@ impl ExportError {
             }
             ExportError::NotADirectory { .. } => Errno::NOTDIR,
             ExportError::NoProc { .. } => Errno::NODEV,
+            ExportError::Own { .. } => Errno::ACCES,
         }
     }
 }
@@ -159,6 +165,7 @@ impl Export {
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
         let reach = Reach::new(root, stat, ids, opener, bounds)
             .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
+        reach.orphans.find_left(&reach);
         let readers = Mutex::new(LruCache::new(options.readers));
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers })
     }
@@ -199,14 +206,14 @@ impl Export {
             term: files.term(),
             has_acls: has_acls(&node),
             host_bound: host_bound(files.term()),
-            not_given: not_given(&filesystem),
+            not_given: not_given(&filesystem, &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             names: Vec::new(),
         })
     }
 
     /// Executes one call. `sink` is called once, or several times for a listing, the last time with
-    /// `last` set; not at all for `Release`. May be called from several threads; a thread that calls it
+    /// `last` set; not at all where [`Call::is_answered`] denies it. May be called from several threads; a thread that calls it
     /// gets a umask and working directory of its own.
     ///
     /// # Panics
@@ -248,6 +255,9 @@ impl Export {
         };
         match what {
             Call::Release { handles } => files.release(handles),
+            Call::Keep { node, names, handle } => {
+                self.keep(files, &request.credentials, (node, names), *handle);
+            }
             Call::List { dir } => {
                 if let Err(fault) = list::list(cx, dir, &mut sink) {
                     sink(refuse(fault));
@@ -273,8 +283,36 @@ impl Export {
         Progress::Answered
     }
 
-    /// Closes descriptors that nothing has used for a while. To be called every few seconds.
+    /// Keeps a file open for a client that has it open without our knowing ([`Call::Keep`]). This ends before
+    /// anything that the client said later is begun.
+    pub(crate) fn keep(
+        &self,
+        files: &SessionFiles,
+        who: &Credentials,
+        (node, names): (&Place, &[Name]),
+        handle: Handle,
+    ) {
+        let stake = Stake::new(files, None);
+        let cx = Context { export: self, files, who, stake: &stake };
+        if let Err(Fault(errno)) = open::keep_for(cx, node, names, handle) {
+            tracing::debug!(ino = node.node.ino, %errno, "a file that a client has open cannot be kept for it");
+        }
+    }
+
+    /// How long files without a name that an earlier server left are kept for sessions that come back.
+    pub fn set_grace(&self, grace: Span) {
+        self.reach.orphans.set_grace(grace);
+    }
+
+    /// The server stops: files without a name that are open stay for the sessions that come back to the next one.
+    pub fn leave_orphans(&self) {
+        self.reach.orphans.stay();
+    }
+
+    /// Closes descriptors that nothing has used for a while, and removes what an earlier server left and nobody
+    /// came back for. To be called every few seconds.
     pub fn close_idle(&self, now: Instant) {
+        self.reach.orphans.sweep(now);
         let mut idle = Vec::new();
         let mut readers = self.readers.lock();
         while let Some((_, reader)) = readers.peek_lru() {
@@ -330,8 +368,8 @@ fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
         Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
         Call::GetFlags { node } => look::flags(cx, node),
-        // Answered by `execute`, the one in parts and the other not at all.
-        Call::List { .. } | Call::Release { .. } => Err(Fault(Errno::PROTO)),
+        // Answered by `execute`, the one in parts and the others not at all.
+        Call::List { .. } | Call::Release { .. } | Call::Keep { .. } => Err(Fault(Errno::PROTO)),
         _ => mutate(cx, call),
     }
 }
@@ -401,6 +439,10 @@ impl Opened {
         if !Path::new("/proc/self/fd").exists() {
             return Err(ExportError::NoProc { path: path.into() });
         }
+        let own = |path: Vec<u8>| path.split(|&byte| byte == b'/').any(hides);
+        if link(&root).is_some_and(own) {
+            return Err(ExportError::Own { path: path.into() });
+        }
         let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
         let readable = rustix::fs::openat(&root, c".", flags, Mode::empty()).ok();
         let stat = stat::of_fd(&root)
@@ -453,7 +495,7 @@ fn has_acls(root: &Node) -> bool {
     !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
 }
 
-fn not_given(filesystem: &Filesystem) -> Vec<(String, String)> {
+fn not_given(filesystem: &Filesystem, reach: &Reach) -> Vec<(String, String)> {
     let why = if filesystem.overlay {
         "overlayfs may change a file's inode number when it is first written, and a reused number cannot be told from the old one"
     } else if filesystem.in_memory() {
@@ -461,7 +503,8 @@ fn not_given(filesystem: &Filesystem) -> Vec<(String, String)> {
     } else if filesystem.identity.is_none() {
         "has no UUID: inode numbers below other mounts may change when the server restarts"
     } else {
-        return Vec::new();
+        let refusal = Orphans::refusal(reach);
+        return refusal.map(|why| ("S4".into(), why.into())).into_iter().collect();
     };
     vec![("S4".into(), format!("{}: {why}", filesystem.label()))]
 }

@@ -88,12 +88,20 @@ impl SessionFiles {
     }
 
     pub(crate) fn insert(&self, file: OpenFile) -> Result<Handle> {
+        self.insert_as(None, file)
+    }
+
+    /// The same, under a number that the client chose; `EEXIST` where it did before.
+    pub(crate) fn insert_as(&self, chosen: Option<Handle>, file: OpenFile) -> Result<Handle> {
         let mut table = self.table.lock();
         if table.open.len() as u64 >= self.limit {
             return Err(Fault(Errno::NFILE));
         }
-        table.last += 1;
-        let handle = Handle(table.last);
+        table.last += u64::from(chosen.is_none());
+        let handle = chosen.unwrap_or(Handle(table.last));
+        if table.open.contains_key(&handle) {
+            return Err(Fault(Errno::EXIST));
+        }
         table.by_node.entry(file.node).or_default().push(handle);
         table.open.insert(handle, Arc::new(file));
         Ok(handle)
@@ -104,6 +112,16 @@ impl SessionFiles {
         let table = self.table.lock();
         let file = table.open.get(&handle).filter(|f| f.node == node);
         file.cloned().ok_or(Fault(Errno::BADF))
+    }
+
+    /// The same where a handle is told. `None` also for one that the client chose and that could not be
+    /// had: it may be reached by its place.
+    pub(crate) fn find_told(&self, handle: Option<Handle>, node: NodeId) -> Result<Option<Arc<OpenFile>>> {
+        let Some(handle) = handle else { return Ok(None) };
+        match self.find(handle, node) {
+            Err(_) if handle.is_chosen() => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     /// Any open file of that node.

@@ -1,12 +1,14 @@
-//! Where open files lie whose descriptors may not tell.
+//! Which files are open, where those lie whose descriptors may not tell, and which have lost their last name.
 //!
 //! A change of a file with one name recalls the names of the directory that holds it, which the kernel tells by
 //! the descriptor. A descriptor opened under a name that was removed since, while another is left, tells
 //! nothing: for such files the directories are noted in which anybody was shown them.
 
+use crate::orphans::Orphan;
 use nigh_native::lease::Object;
+use nigh_types::Attr;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Homes {
     files: Mutex<FxHashMap<Object, File>>,
     strays: AtomicU64,
+    orphans: AtomicU64,
+    /// Files that are about to lose a name. Locked alone.
+    leaving: Mutex<FxHashSet<Object>>,
 }
 
 #[derive(Default)]
@@ -23,6 +28,15 @@ struct File {
     /// It lost a name and kept another one.
     stray: bool,
     homes: Vec<Object>,
+    orphan: Option<Orphan>,
+}
+
+/// A file is about to lose a name, until this is dropped.
+pub(crate) struct Leaving<'a> {
+    homes: &'a Homes,
+    object: Object,
+    /// Whether anybody has it open. Who opens it from here on waits for its place, and looks again.
+    pub(crate) is_open: bool,
 }
 
 /// A file counts as open until this is dropped.
@@ -36,6 +50,40 @@ impl Homes {
     pub(crate) fn count(self: &Arc<Homes>, object: Object) -> Counted {
         self.files.lock().entry(object).or_default().open += 1;
         Counted { homes: Arc::clone(self), object }
+    }
+
+    /// Whether anybody has it open.
+    pub(crate) fn is_open(&self, object: Object) -> bool {
+        self.files.lock().contains_key(&object)
+    }
+
+    /// It is about to lose a name. The caller holds it exclusively.
+    pub(crate) fn leaves(&self, object: Object) -> Leaving<'_> {
+        self.leaving.lock().insert(object);
+        Leaving { homes: self, object, is_open: self.is_open(object) }
+    }
+
+    /// Whether it may be losing its name right now. To be asked when it was counted.
+    pub(crate) fn is_leaving(&self, object: Object) -> bool {
+        self.leaving.lock().contains(&object)
+    }
+
+    /// It has a name in a server's own folder, until it is open no more. Where it is not, that ends here.
+    pub(crate) fn set_aside(&self, object: Object, orphan: Orphan) {
+        let mut files = self.files.lock();
+        let Some(file) = files.get_mut(&object).filter(|file| file.orphan.is_none()) else {
+            drop(files);
+            return drop(orphan);
+        };
+        file.orphan = Some(orphan);
+        self.orphans.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Its attributes without the name in a server's own folder.
+    pub(crate) fn seen(&self, object: Object, attr: Attr) -> Attr {
+        let is_orphan = self.orphans.load(Ordering::SeqCst) > 0
+            && self.files.lock().get(&object).is_some_and(|file| file.orphan.is_some());
+        Attr { nlink: attr.nlink.saturating_sub(u32::from(is_orphan)), ..attr }
     }
 
     /// It has a name in `dir` that it had not. The caller holds it exclusively.
@@ -84,12 +132,33 @@ impl Drop for Counted {
         let mut files = self.homes.files.lock();
         let Some(file) = files.get_mut(&self.object) else { return };
         file.open -= 1;
-        if file.open == 0 {
-            if file.stray {
-                self.homes.strays.fetch_sub(1, Ordering::SeqCst);
-            }
-            files.remove(&self.object);
+        if file.open > 0 {
+            return;
         }
+        let gone = files.remove(&self.object);
+        drop(files);
+        if let Some(File { stray, orphan, .. }) = gone {
+            self.homes.strays.fetch_sub(u64::from(stray), Ordering::SeqCst);
+            self.homes.orphans.fetch_sub(u64::from(orphan.is_some()), Ordering::SeqCst);
+            drop(orphan); // its blocks are freed: that may wait for the disk
+        }
+    }
+}
+
+impl Leaving<'_> {
+    /// It did not lose its name, and needs no other.
+    pub(crate) fn take_back(&self) {
+        let orphan = self.homes.files.lock().get_mut(&self.object).and_then(|file| file.orphan.take());
+        if orphan.is_some() {
+            self.homes.orphans.fetch_sub(1, Ordering::SeqCst);
+        }
+        drop(orphan);
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.homes.leaving.lock().remove(&self.object);
     }
 }
 

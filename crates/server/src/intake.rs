@@ -68,7 +68,8 @@ fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
     match call {
         Call::Release { handles: _ } => ([None, None], None),
         Call::Walk { node, names: _ } => ([None, None], Some(*node)),
-        Call::Lookup { dir: place, .. }
+        Call::Keep { node: place, .. }
+        | Call::Lookup { dir: place, .. }
         | Call::List { dir: place }
         | Call::GetAttr { node: place }
         | Call::ReadLink { node: place }

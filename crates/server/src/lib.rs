@@ -23,6 +23,7 @@ mod listen;
 mod listeners;
 mod locks;
 mod ops;
+mod orphans;
 mod outbox;
 mod page;
 mod passed;

@@ -4,6 +4,7 @@ use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
+use crate::orphans::{FOLDER, Orphans};
 use crate::stat::{self, Stat};
 use lru::LruCache;
 use nigh_native::lease::Object;
@@ -55,6 +56,7 @@ pub(crate) struct Found {
 pub(crate) struct Reach {
     root: Node,
     pub(crate) ids: Ids,
+    pub(crate) orphans: Orphans,
     opener: Option<Opener>,
     places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
     /// Directories on the root's own mount only: a descriptor would keep others from being unmounted.
@@ -81,8 +83,6 @@ pub(crate) struct Bounds {
     pub(crate) handles: NonZeroUsize,
 }
 
-/// Where a server keeps files that have lost their last name (decision 21 of the design).
-const ORPHANS: &[u8] = b".nigh-orphans";
 /// Names are joined to paths of this many bytes for one openat2 (`PATH_MAX` is 4096).
 const PATH_CHUNK: usize = 3500;
 /// More levels than this are taken for a cycle of outdated entries.
@@ -101,6 +101,7 @@ impl Reach {
         Ok(Reach {
             root: Node { id, fd: Arc::new(root), stat: root_stat, object, under: None, checked },
             ids,
+            orphans: Orphans::default(),
             opener,
             places: Mutex::new(LruCache::new(bounds.places)),
             directories: Mutex::new(LruCache::new(bounds.directories)),
@@ -110,6 +111,11 @@ impl Reach {
 
     pub(crate) fn root(&self) -> NodeId {
         self.root.id
+    }
+
+    /// The root as it was when the export was opened.
+    pub(crate) fn root_node(&self) -> &Node {
+        &self.root
     }
 
     /// Reaches what a call names; `ESTALE` where its hint and all that is remembered fail.
@@ -128,10 +134,15 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
         }
-        let open = files.of_node(place.node).ok_or(Fault::STALE)?;
+        let Some(open) = files.of_node(place.node) else { return self.orphan(place) };
         let stat = stat::of_fd(&open.fd)?;
         let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
         Ok(Node { id: place.node, fd, stat, object: open.object, under: None, checked: Instant::now() })
+    }
+
+    fn orphan(&self, place: &Place) -> Result<Node> {
+        let dir = place.hint.as_ref().and_then(|(parent, _)| self.hinted(*parent).ok());
+        self.orphans.find(self, place.node, dir.as_ref())
     }
 
     /// The same for what must be a directory.
@@ -147,7 +158,7 @@ impl Reach {
 
     /// The first half of [`Reach::child`], which may be done on a caller's behalf.
     pub(crate) fn open_child(&self, dir: &Node, name: &Name) -> Result<OwnedFd> {
-        if self.hides(dir.id, name.as_bytes()) {
+        if hides(name.as_bytes()) {
             return Err(Fault(Errno::NOENT));
         }
         open_beneath(&dir.fd, name.as_bytes())
@@ -163,7 +174,7 @@ impl Reach {
 
     /// What a name leads to now; `None`: nothing.
     pub(crate) fn look(&self, dir: &Node, name: &Name) -> Result<Option<Found>> {
-        if self.hides(dir.id, name.as_bytes()) {
+        if hides(name.as_bytes()) {
             return Ok(None);
         }
         match self.stat_of_name(dir, name) {
@@ -182,11 +193,6 @@ impl Reach {
                 None => self.by_handle(parent),
             },
         }
-    }
-
-    /// Whether a name is the server's own and no part of the export.
-    pub(crate) fn hides(&self, dir: NodeId, name: &[u8]) -> bool {
-        name == ORPHANS && dir == self.root.id
     }
 
     /// Goes along `names` from the root; `ESTALE` unless they lead to `node`.
@@ -382,6 +388,12 @@ impl Under {
     }
 }
 
+/// Whether a name is a server's own and no part of any export. In every directory: what is below here may be
+/// another export's root, or another filesystem's.
+pub(crate) fn hides(name: &[u8]) -> bool {
+    name == FOLDER
+}
+
 /// `/proc/self/fd/N`, through which an `O_PATH` descriptor is opened, changed, linked.
 pub(crate) fn proc_path(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
@@ -427,7 +439,7 @@ fn is_deleted(fd: &OwnedFd) -> bool {
     link(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
 }
 
-fn open_beneath(dir: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
+pub(crate) fn open_beneath(dir: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     for _ in 0..8 {

@@ -195,8 +195,11 @@ impl Server {
         self.leases.report()
     }
 
-    /// Ends all sessions; `why` is for people. What is queued for them is still sent.
+    /// Ends all sessions, since the server stops; `why` is for people. What is queued for them is still sent. What
+    /// they have open without a name stays for those that come back to the next server.
     pub fn end_sessions(&self, why: &str) {
+        let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
+        exports.iter().for_each(|export| export.leave_orphans());
         let sessions = self.sessions.lock().clone();
         sessions.iter().for_each(|session| session.end(why));
     }
@@ -297,6 +300,11 @@ impl Server {
                 attached.files.release(handles);
                 return None;
             }
+            Call::Keep { node, names, handle } => {
+                let who = session.admission.admit(request.credentials);
+                attached.export.keep(&attached.files, &who, (node, names), *handle);
+                return None;
+            }
             Call::Unlock { .. } => {
                 let result = self.locks.unlock(session.id, &request.call);
                 session.answer(call, Response::plain(result));
@@ -389,6 +397,7 @@ impl Server {
             return Ok(export);
         }
         let export = Arc::new(Export::open_dir(root, path, &self.options.state_dir, self.options.export)?);
+        export.set_grace(LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse());
         exports.insert(id, Arc::downgrade(&export));
         Ok(export)
     }

@@ -5,7 +5,7 @@ use crate::leases::{Holding, OpenChange};
 use nigh_native::lease::{Change, LeaseKey, Object};
 use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// Grants that were registered for one call, and the change that it is.
 pub(crate) struct Stake<'a> {
@@ -13,6 +13,7 @@ pub(crate) struct Stake<'a> {
     term: Term,
     registered: RefCell<Vec<GrantId>>,
     change: RefCell<Option<OpenChange>>,
+    makes_folder: Cell<bool>,
 }
 
 impl<'a> Stake<'a> {
@@ -23,6 +24,7 @@ impl<'a> Stake<'a> {
             term: files.term(),
             registered: RefCell::default(),
             change: RefCell::new(change),
+            makes_folder: Cell::new(false),
         }
     }
 
@@ -48,6 +50,16 @@ impl<'a> Stake<'a> {
     pub(crate) fn begin(&self, changes: &[Change]) -> bool {
         let mut open = self.change.borrow_mut();
         (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes)
+    }
+
+    /// The call may make the server's own folder: its change says what that makes false.
+    pub(crate) fn make_folder(&self) {
+        self.makes_folder.set(true);
+    }
+
+    /// Whether that was said.
+    pub(crate) fn makes_folder(&self) -> bool {
+        self.makes_folder.get()
     }
 
     /// All effects of the call are there: what it changed may be granted again, to its own session too.

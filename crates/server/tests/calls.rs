@@ -467,7 +467,7 @@ fn the_servers_own_folder_is_hidden() {
     fs::create_dir_all(x.path("d/.nigh-orphans")).unwrap();
     assert_eq!(x.entry(&x.top(), ".nigh-orphans"), None);
     assert_eq!(x.list(&x.top()).len(), 1);
-    assert_eq!(x.list(&x.place("d")).len(), 1);
+    assert_eq!(x.list(&x.place("d")).len(), 0, "another export's, or another filesystem's");
     assert_eq!(x.call(Call::Rmdir { dir: x.top(), name: name(".nigh-orphans") }), Err(Errno::PERM));
     let ino = fs::metadata(x.path(".nigh-orphans")).unwrap().ino();
     let guess = Place { node: NodeId { ino, generation: 0 }, hint: Some((x.root, name(".nigh-orphans"))) };

@@ -4,7 +4,7 @@
 use nigh_cache::{Answer, Config, Level, Op};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Cookie, Name, Span};
+use nigh_types::{Access, Cookie, Name, Span};
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -98,4 +98,37 @@ fn a_walk_larger_than_the_budget_stays_in_it() {
         }
     }
     assert!(world.clients[at].cache.counters().evictions > 60);
+}
+
+/// With a directory goes the grant under which its open files were opened: the server is told to keep them first.
+#[test]
+fn open_files_are_kept_before_their_directory_is_given_back() {
+    let mut world = World::new(TreeConfig::default());
+    for dir in 0..12 {
+        for file in 0..400 {
+            let path = format!("dir-{dir}/file-{file}");
+            world.server.edit(|tree| tree.plant_file(Default::default(), &path, b""));
+        }
+    }
+    let at = world.connect_with(Config { budget_bytes: 1 << 18, ..Config::default() });
+    let find = |world: &mut World, path: &str| world.server.edit(|tree| tree.find(path)).unwrap().ino;
+    let file = find(&mut world, "dir-0/file-7");
+    world.answer(at, Op::Lookup { dir: 1, name: name("dir-0") });
+    let dir = find(&mut world, "dir-0");
+    world.answer(at, Op::Lookup { dir, name: name("file-7") });
+    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let opened = world.answer(at, Op::Open { ino: file, access, append: false });
+    let Answer::Opened(opened) = opened else { panic!("{opened:?}") };
+    let control = world.clients[at].control.clone();
+    assert_eq!((control.calls("open"), control.calls("keep")), (0, 0));
+    for dir in 1..12 {
+        let path = format!("dir-{dir}");
+        world.ask(at, Op::Lookup { dir: 1, name: name(&path) });
+        let ino = find(&mut world, &path);
+        list(&mut world, at, ino);
+    }
+    assert!(world.clients[at].cache.counters().evictions > 0);
+    assert_eq!((control.calls("keep"), control.open_handles()), (1, 1));
+    world.answer(at, Op::Release { fh: opened.fh, flock: None });
+    assert_eq!(control.open_handles(), 0);
 }

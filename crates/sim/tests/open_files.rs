@@ -269,3 +269,88 @@ fn nobody_waits_for_a_handle_any_more() {
         other => panic!("{other:?}"),
     }
 }
+
+/// How a second client takes the file's last name away, or moves and links it first.
+fn change(world: &mut World, what: &str, ino: u64) {
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let (mode, umask, exclusive, append) = (0o644, 0, true, false);
+    let other = Op::Create { dir: 1, name: name("other"), mode, umask, exclusive, access, append };
+    let steps = match what {
+        "unlink" => vec![Op::Unlink { dir: 1, name: name("f") }],
+        "replace" => vec![other, rename("other", "f")],
+        "move" => vec![rename("f", "g"), Op::Unlink { dir: 1, name: name("g") }],
+        _ => vec![
+            Op::Link { ino, dir: 1, name: name("h") },
+            Op::Unlink { dir: 1, name: name("f") },
+            Op::Unlink { dir: 1, name: name("h") },
+        ],
+    };
+    for step in steps {
+        if let Op::Rename { name, .. } | Op::Unlink { name, .. } = &step {
+            world.answer(1, Op::Lookup { dir: 1, name: name.clone() });
+        }
+        let answer = world.answer(1, step.clone());
+        assert!(!matches!(answer, Answer::Failed(_)), "{what}: {step:?} {answer:?}");
+    }
+}
+
+/// A grant is what it was opened under: before that ends, the server is told to keep it.
+#[test]
+fn a_file_opened_without_a_handle_stays_when_another_client_takes_its_name() {
+    for what in ["unlink", "replace", "move", "link"] {
+        for level in [Level::All, Level::NoEpoch, Level::None] {
+            let mut world = World::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+            let now = world.now;
+            let file = world.server.edit(|tree| tree.plant_file(now, "f", b"content"));
+            world.connect(level);
+            world.connect(Level::All);
+            world.answer(0, Op::Lookup { dir: 1, name: name("f") });
+            world.answer(1, Op::Lookup { dir: 1, name: name("f") });
+            let first = open(&mut world, file.ino, false, false);
+            let second = open(&mut world, file.ino, false, false);
+            assert_eq!(world.clients[0].control.calls("open"), 0, "{what}");
+            change(&mut world, what, file.ino);
+            let control = world.clients[0].control.clone();
+            assert_eq!((control.calls("keep"), control.open_handles()), (1, 1), "{what} {level:?}");
+            for opened in [first, second] {
+                assert_eq!(read(&mut world, file.ino, opened.fh), content("content"), "{what} {level:?}");
+                world.answer(0, Op::Release { fh: opened.fh, flock: None });
+            }
+            world.settle();
+            assert_eq!(control.open_handles(), 0, "{what} {level:?}");
+        }
+    }
+}
+
+/// Whatever ends the grant: its time, a recall without a reason, an own change.
+#[test]
+fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
+    for what in ["time", "recall", "rename", "link"] {
+        let config = if what == "time" { limited() } else { TreeConfig::default() };
+        let (mut world, file) = world(TreeConfig { by_hint_only: true, ..config });
+        let now = world.now;
+        let dir = world.server.edit(|tree| tree.plant_dir(now, "d"));
+        world.answer(0, Op::Lookup { dir: 1, name: name("d") });
+        let opened = open(&mut world, file.ino, false, false);
+        let control = world.clients[0].control.clone();
+        assert_eq!((control.calls("open"), control.calls("keep")), (0, 0), "{what}");
+        match what {
+            "time" => world.advance(Span::from_millis(4_500)),
+            "recall" => {
+                control.recall(world.server.edit(|tree| tree.root()), Covers::Names, &[]);
+                world.settle();
+            }
+            "rename" => {
+                let (name, new_name) = (name("f"), name("g"));
+                let to = dir.ino;
+                let op = Op::Rename { from: 1, name, to, new_name, no_replace: false, exchange: false };
+                assert_eq!(world.answer(0, op), Answer::Done);
+            }
+            _ => drop(world.answer(0, Op::Link { ino: file.ino, dir: dir.ino, name: name("g") })),
+        }
+        assert_eq!((control.calls("keep"), control.open_handles()), (1, 1), "{what}");
+        assert_eq!(read(&mut world, file.ino, opened.fh), content("content"), "{what}");
+        world.answer(0, Op::Release { fh: opened.fh, flock: None });
+        assert_eq!(control.open_handles(), 0, "{what}");
+    }
+}

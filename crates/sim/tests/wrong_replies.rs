@@ -167,6 +167,7 @@ fn fitting(call: &Call) -> usize {
         Call::Fsync { .. }
         | Call::Walk { .. }
         | Call::Release { .. }
+        | Call::Keep { .. }
         | Call::Lock { .. }
         | Call::Unlock { .. }
         | Call::GetLock { .. } => 15,

@@ -75,6 +75,11 @@ pub enum Call {
     GetFlags { node: Place },
     /// Open files that are needed no more; no reply is sent.
     Release { handles: Vec<Handle> },
+    /// This client's kernel has that file open since it was opened under a grant, without the remote: it stays
+    /// readable under `handle`, whatever becomes of its names, until that is released. The client chooses
+    /// the number ([`Handle::CHOSEN`]). `names` lead there from the root, or are none. No reply is sent; it is done
+    /// before whatever is sent later, acknowledgements too.
+    Keep { node: Place, names: Vec<Name>, handle: Handle },
     /// A lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on all
     /// of it. It takes the place of what the owner holds there. `owner` is a number of this client's; those
     /// of flock(2) are a space of their own → `Reply::Done`; else, without `wait`, `EAGAIN`. With it the
@@ -156,6 +161,7 @@ impl Call {
             | Call::Seek { .. }
             | Call::GetFlags { .. }
             | Call::Release { .. }
+            | Call::Keep { .. }
             | Call::Lock { .. }
             | Call::Unlock { .. }
             | Call::GetLock { .. } => false,
@@ -177,6 +183,12 @@ impl Call {
             | Call::RemoveXattr { .. }
             | Call::Fsync { .. } => true,
         }
+    }
+
+    /// Whether a reply is sent.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        !matches!(self, Call::Release { .. } | Call::Keep { .. })
     }
 
     /// Whether its answer may wait for what other callers do: such calls do not count among those that a
@@ -203,6 +215,7 @@ impl Call {
             Call::Seek { .. } => "seek",
             Call::GetFlags { .. } => "getflags",
             Call::Release { .. } => "release",
+            Call::Keep { .. } => "keep",
             Call::Lock { .. } => "lock",
             Call::Unlock { .. } => "unlock",
             Call::GetLock { .. } => "getlock",

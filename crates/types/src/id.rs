@@ -24,6 +24,17 @@ impl NodeId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Handle(pub u64);
 
+impl Handle {
+    /// Set in the numbers that a client chooses ([`crate::Call::Keep`]), and in no other.
+    pub const CHOSEN: u64 = 1 << 63;
+
+    /// Whether a client chose it.
+    #[must_use]
+    pub fn is_chosen(self) -> bool {
+        self.0 & Handle::CHOSEN != 0
+    }
+}
+
 /// One call from a cache to its remote; never reused within a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CallId(pub u64);

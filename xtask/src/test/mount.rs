@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
 use super::over::{self, Over};
@@ -233,5 +233,20 @@ mod tests {
                      42 30 0:56 / /tmp/a rw - fuse.nigh x rw\n";
         assert_eq!(device_in(table, Path::new("/tmp/a")), Some(56));
         assert_eq!(device_in(table, Path::new("/tmp")), None);
+    }
+}
+
+/// Nothing is left of what was removed while it was open: sessions end a moment after their mounts.
+pub fn no_orphans(source: &Path) -> Result<()> {
+    let folder = source.join(".nigh-orphans");
+    let give_up = Instant::now() + Duration::from_secs(5);
+    loop {
+        let Ok(entries) = fs::read_dir(&folder) else { return Ok(()) };
+        let left = entries.count();
+        if left == 0 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < give_up, "{left} files are left in {}", folder.display());
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::mount::{How, Mount};
+use super::mount::{How, Mount, no_orphans};
 use super::world::{As, World};
 use crate::process::Ended;
 use crate::tally::Tally;
@@ -119,7 +119,7 @@ fn try_compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how:
     if mounted.values().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
         println!("  the daemon said: {}", mount.said());
     }
-    let unmounted = mount.unmount();
+    let unmounted = mount.unmount().and_then(|()| no_orphans(source));
     tally.record(&format!("{name} as a whole, and unmounted"), start.elapsed(), unmounted);
     Ok(())
 }

@@ -101,7 +101,8 @@ pub fn queries() -> Vec<Call> {
             pid: 4711,
         },
         Call::Unlock { node: node.clone(), owner: 9, flock: true, start: 0, end: u64::MAX },
-        Call::GetLock { node, owner: 9, flock: false, kind: LockKind::Read, start: 3, end: 3 },
+        Call::GetLock { node: node.clone(), owner: 9, flock: false, kind: LockKind::Read, start: 3, end: 3 },
+        Call::Keep { node, names: vec![name("a"), name("b")], handle: Handle(Handle::CHOSEN | 5) },
     ]
 }
 

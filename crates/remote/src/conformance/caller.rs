@@ -328,6 +328,7 @@ fn named(call: &Call) -> Vec<NodeId> {
         Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. } => vec![node],
         Call::Link { node, dir, .. } => vec![node, dir],
         Call::Rename { from, to, .. } | Call::CopyRange { from, to, .. } => vec![from, to],
+        Call::Keep { node, .. } => vec![node],
         Call::Walk { .. } | Call::Release { .. } => vec![],
     };
     places

@@ -307,6 +307,9 @@ impl Core {
         if let Call::Release { handles } = &request.call {
             self.client_mut(client).handles.retain(|handle| !handles.contains(handle));
         }
+        if let Call::Keep { handle, .. } = &request.call {
+            self.client_mut(client).handles.insert(*handle);
+        }
         if matches!(request.call, Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) {
             return self.execute_lock(client, call, &request.call, fate);
         }

@@ -1,6 +1,6 @@
 //! Calls that change attributes.
 
-use super::{Context, Outcome, attr_now};
+use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path};
 use nigh_types::{Errno, Handle, Kind, Place, Reply, SetAttr, SetTime};
@@ -15,7 +15,7 @@ pub(crate) fn setattr(
     set: &SetAttr,
 ) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
-    let open = handle.map(|handle| cx.files.find(handle, place.node)).transpose()?;
+    let open = cx.files.find_told(handle, place.node)?;
     {
         let _acting = cx.act_killing(set.kill_suidgid)?;
         if set.uid.is_some() || set.gid.is_some() {
@@ -55,7 +55,7 @@ pub(crate) fn setxattr(
         let _acting = cx.act()?;
         rustix::fs::setxattr(&path, name, value, XattrFlags::from_bits_retain(flags))?;
         if kill_sgid {
-            let (_, attr) = attr_now(&node)?;
+            let (_, attr) = cx.attr_now(&node)?;
             if attr.mode & 0o2000 != 0 {
                 let mode = Mode::from_raw_mode(attr.mode & 0o5777);
                 rustix::fs::chmodat(CWD, &path, mode, AtFlags::empty())?;
@@ -78,7 +78,7 @@ fn attr_reply(cx: Context<'_>, node: &Node) -> Result<Outcome> {
     cx.stake.done();
     let mut grants = Vec::new();
     cx.grant_attr(&mut grants, node);
-    let (id, attr) = attr_now(node)?;
+    let (id, attr) = cx.attr_now(node)?;
     Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
 

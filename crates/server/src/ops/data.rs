@@ -25,7 +25,7 @@ pub(crate) fn read(
 ) -> Result<Outcome> {
     let file = for_reading(cx, place, handle)?;
     // Before the data: if it changes meanwhile, the attributes are seen to be older.
-    let after = vec![now(place.node, &file)?];
+    let after = vec![now(cx, place.node, &file)?];
     let grants = Vec::from_iter(cx.stake.ask(place.node, file.object(), Covers::Data));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
     let mut data = Vec::with_capacity(wanted);
@@ -87,7 +87,7 @@ pub(crate) fn write(
     } else {
         (offset, write_at(&file, offset, data, how)?)
     };
-    let after = vec![now(place.node, &file)?];
+    let after = vec![now(cx, place.node, &file)?];
     Ok(Outcome { reply: Reply::Written { offset, count }, after, grants: Vec::new() })
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn fallocate(
         let _acting = cx.act()?;
         rustix::fs::fallocate(file.fd(), FallocateFlags::from_bits_retain(mode), offset, length)?;
     }
-    let (id, attr) = now(place.node, &file)?;
+    let (id, attr) = now(cx, place.node, &file)?;
     Ok(Outcome::plain(Reply::Attr(id, attr)))
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
         }
     }
     drop(acting);
-    let after = vec![now(to.place.node, &target)?];
+    let after = vec![now(cx, to.place.node, &target)?];
     let reply = Reply::Written { offset: to.offset, count: length - left };
     Ok(Outcome { reply, after, grants: Vec::new() })
 }
@@ -192,8 +192,8 @@ fn sync(fd: &std::os::fd::OwnedFd, data_only: bool) -> Result<()> {
     Ok(done?)
 }
 
-fn now(node: NodeId, file: &DataFile) -> Result<(NodeId, Attr)> {
-    Ok((node, stat::of_fd(file.fd())?.attr))
+fn now(cx: Context<'_>, node: NodeId, file: &DataFile) -> Result<(NodeId, Attr)> {
+    Ok((node, cx.seen(file.object(), stat::of_fd(file.fd())?.attr)))
 }
 
 fn write_at(file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> Result<u64> {

@@ -1,9 +1,9 @@
 //! Listing a directory in cookie order.
 
-use super::{Context, attr_now, has_no_xattrs};
+use super::{Context, has_no_xattrs};
 use crate::acting::Inside;
 use crate::error::{Fault, Result};
-use crate::reach::{Node, reopen, without_atime};
+use crate::reach::{Node, hides, reopen, without_atime};
 use crate::stat;
 use nigh_types::{
     Cookie, CookieKey, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response,
@@ -31,7 +31,7 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
         reopen(&dir, OFlags::RDONLY)?
     };
     let open = without_atime(open);
-    let names = Names::read(&open, cx.reach().ids.cookie_key(), |name| cx.reach().hides(dir.id, name))?;
+    let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
     drop(open);
     // A directory that may be read but not searched can still be seen to be empty.
     let mut inside = if names.rows.is_empty() { None } else { Some(Inside::enter(&dir.fd)?) };
@@ -59,7 +59,7 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
     drop(inside);
     grants.extend(own);
     cx.reach().ids.settle()?;
-    let after = vec![attr_now(&dir)?];
+    let after = vec![cx.attr_now(&dir)?];
     sink(Response { result: Ok(Reply::Listed(part)), after, grants, last: true });
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Calls that look at names and inodes.
 
-use super::{Context, Outcome, attr_now, entry};
+use super::{Context, Outcome, entry};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path, reopen};
 use nigh_types::{Covers, Errno, Kind, Name, Place, Reply, Space, XattrSet};
@@ -30,7 +30,7 @@ pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
-    let (id, attr) = attr_now(&node)?;
+    let (id, attr) = cx.attr_now(&node)?;
     Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
 

@@ -1,10 +1,10 @@
 //! Calls that make inodes and names.
 
 use super::open::{buffered, flags_of, keep, open_as_caller};
-use super::{Context, Outcome, attr_now, entry};
+use super::{Context, Outcome, entry};
 use crate::acting::use_umask;
 use crate::error::{Fault, Result};
-use crate::reach::{Node, proc_path, reopen};
+use crate::reach::{Node, hides, proc_path, reopen};
 use nigh_types::{Access, Covers, Errno, Handle, Kind, Name, Place, Reply};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use std::mem::MaybeUninit;
@@ -85,7 +85,7 @@ pub(crate) fn tmpfile(
     let node = cx.grant_child(&mut grants, node)?;
     cx.grant(&mut grants, &node, Covers::Data);
     let reply = Reply::Made { entry: entry(&node)?, handle: Some(handle), existed: false };
-    Ok(Outcome { reply, after: vec![attr_now(&dir)?], grants })
+    Ok(Outcome { reply, after: vec![cx.attr_now(&dir)?], grants })
 }
 
 pub(crate) fn mknod(cx: Context<'_>, dir: &Place, new: &New<'_>, kind: Kind, rdev: u32) -> Result<Outcome> {
@@ -118,7 +118,10 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
     if node.stat.attr.is_dir() {
         return Err(Fault(Errno::PERM));
     }
-    // A file without a name can be linked only through a descriptor that was opened.
+    if node.stat.attr.nlink > 0 && cx.seen(node.object, node.stat.attr).nlink == 0 {
+        return Err(Fault(Errno::NOENT)); // as link(2) says of one that lost its last name
+    }
+    // A file that never had a name can be linked only through a descriptor that was opened.
     let open = if node.stat.attr.nlink == 0 { cx.files.of_node(node.id) } else { None };
     let path = open.as_ref().map_or_else(|| proc_path(&node.fd), |file| proc_path(&file.fd));
     {
@@ -171,7 +174,7 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
         grants.extend(names.filter(|_| is_empty(&node)));
     }
     let reply = Reply::Made { entry: entry(&node)?, handle, existed };
-    Ok(Outcome { reply, after: vec![attr_now(dir)?], grants })
+    Ok(Outcome { reply, after: vec![cx.attr_now(dir)?], grants })
 }
 
 fn is_empty(dir: &Node) -> bool {
@@ -190,7 +193,7 @@ fn is_empty(dir: &Node) -> bool {
 /// The directory in which a name is to be changed.
 pub(super) fn parent(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Node> {
     let dir = cx.reach().directory(dir, cx.files)?;
-    if cx.reach().hides(dir.id, name.as_bytes()) {
+    if hides(name.as_bytes()) {
         return Err(Fault(Errno::PERM));
     }
     Ok(dir)

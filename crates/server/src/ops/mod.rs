@@ -146,15 +146,31 @@ impl<'a> Context<'a> {
         true
     }
 
+    /// Attributes of a node as they are now.
+    pub(crate) fn attr_now(&self, node: &Node) -> Result<(NodeId, Attr)> {
+        Ok((node.id, self.seen(node.object, stat::of_fd(&node.fd)?.attr)))
+    }
+
+    /// Attributes as clients see them: a name in the server's own folder is none.
+    pub(crate) fn seen(&self, object: Object, attr: Attr) -> Attr {
+        self.files.holding().leases.homes.seen(object, attr)
+    }
+
+    /// A file was counted as open: if it is losing a name at this moment, not before that is done.
+    pub(crate) fn wait_while_leaving(&self, object: Object) {
+        let leases = &self.files.holding().leases;
+        if leases.homes.is_leaving(object) {
+            let mut held = leases.places.none_held();
+            if !held.take(object, Grip::Shared) {
+                held.wait();
+            }
+        }
+    }
+
     /// Counts a file as open.
     pub(crate) fn count(&self, object: Object) -> Counted {
         self.files.holding().leases.homes.count(object)
     }
-}
-
-/// Attributes of a node as they are now.
-pub(crate) fn attr_now(node: &Node) -> Result<(NodeId, Attr)> {
-    Ok((node.id, stat::of_fd(&node.fd)?.attr))
 }
 
 /// What an entry says of a reached node.

@@ -1,12 +1,12 @@
 //! Opening files, and finding the descriptor that a call on file data goes to.
 
-use super::{Context, Outcome, attr_now};
+use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::files::OpenFile;
 use crate::homes::Counted;
 use crate::reach::{Node, reopen, without_atime};
 use nigh_native::lease::Object;
-use nigh_types::{Access, Covers, Errno, Grant, Handle, Kind, Place, Reply};
+use nigh_types::{Access, Covers, Errno, Grant, Handle, Kind, Name, Place, Reply};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use std::os::fd::OwnedFd;
@@ -18,6 +18,7 @@ pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Out
     cx.files.has_room()?;
     // Before its name is looked at again: whoever takes that away from here on sees that it is open.
     let counted = cx.count(node.object);
+    cx.wait_while_leaving(node.object);
     let mut grants = Vec::new();
     if !access.truncate && !grant_open(cx, &mut grants, &node) {
         return Err(Fault::STALE);
@@ -30,7 +31,7 @@ pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Out
         cx.grant_attr(&mut grants, &node);
         cx.grant(&mut grants, &node, Covers::Data);
     }
-    let (_, attr) = attr_now(&node)?;
+    let (_, attr) = cx.attr_now(&node)?;
     Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
 }
 
@@ -64,8 +65,43 @@ pub(crate) fn keep(
 ) -> Result<Handle> {
     let (readable, writable) = (access.read || !access.write, access.write);
     let position = Mutex::new(());
-    let (node, object) = (node.id, node.object);
-    cx.files.insert(OpenFile { node, object, fd, readable, writable, position, counted })
+    let object = node.object;
+    let file = OpenFile { node: node.id, object, fd, readable, writable, position, counted };
+    let handle = cx.files.insert(file)?;
+    adopt(cx, node);
+    Ok(handle)
+}
+
+/// An orphan that an earlier server left is somebody's again.
+fn adopt(cx: Context<'_>, node: &Node) {
+    if let Some(orphan) = cx.reach().orphans.adopt(node.id) {
+        cx.files.holding().leases.homes.set_aside(node.object, orphan);
+    }
+}
+
+/// Opens a file for a client whose kernel has it open without our knowing, under the client's own number. Where
+/// that cannot be had nothing is kept: what the client does with it then goes by its place.
+pub(crate) fn keep_for(cx: Context<'_>, place: &Place, names: &[Name], handle: Handle) -> Result<()> {
+    let node = match cx.reach().node(place, cx.files) {
+        Err(Fault::STALE) if !names.is_empty() => {
+            cx.reach().walk(place.node, names)?;
+            cx.reach().node(place, cx.files)?
+        }
+        found => found?,
+    };
+    only_files(&node)?;
+    let counted = cx.count(node.object);
+    cx.wait_while_leaving(node.object);
+    let fd = {
+        let _acting = cx.act_unless_vouched()?;
+        without_atime(reopen(&node, OFlags::RDONLY)?)
+    };
+    let (object, position) = (node.object, Mutex::new(()));
+    let (readable, writable) = (true, false);
+    let file = OpenFile { node: node.id, object, fd, readable, writable, position, counted };
+    cx.files.insert_as(Some(handle), file)?;
+    adopt(cx, &node);
+    Ok(())
 }
 
 /// Pins a file that is about to lose a name, with whatever rights the server can have on it: the
@@ -145,8 +181,7 @@ impl DataFile {
 /// For reading: the open file, or one that the server opens itself. Not with the caller's own rights:
 /// its kernel checked them when it opened the file. (Where nobody vouches for that, with them, each time.)
 pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<DataFile> {
-    if let Some(handle) = handle {
-        let file = cx.files.find(handle, place.node)?;
+    if let Some(file) = cx.files.find_told(handle, place.node)? {
         return if file.readable { Ok(DataFile::Open(file)) } else { Err(Fault(Errno::BADF)) };
     }
     if let Some(file) = cx.files.of_node(place.node).filter(|f| f.readable) {
@@ -169,8 +204,7 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
 
 /// The same for writing. Without a handle nothing is kept: a file open for writing cannot be run.
 pub(crate) fn for_writing(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<DataFile> {
-    if let Some(handle) = handle {
-        let file = cx.files.find(handle, place.node)?;
+    if let Some(file) = cx.files.find_told(handle, place.node)? {
         return if file.writable { Ok(DataFile::Open(file)) } else { Err(Fault(Errno::BADF)) };
     }
     if let Some(file) = cx.files.of_node(place.node).filter(|f| f.writable) {

@@ -2,15 +2,18 @@
 
 use super::make::parent;
 use super::open::pin;
-use super::{Context, Outcome, attr_now};
+use super::{Context, Outcome};
 use crate::error::{Fault, Result};
+use crate::homes::Leaving;
 use crate::reach::Node;
-use nigh_types::{Attr, Errno, Handle, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, Place, Reply};
 use rustix::fs::AtFlags;
 
 pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
     let victim = cx.reach().child(&dir, name)?;
+    // Before it is pinned: that the client may be about to open it does not make it open.
+    let aside = Aside::begin(cx, &dir, &victim);
     let kept = pin_if_kept(cx, &victim, keep)?;
     let removed = {
         let _acting = cx.act()?;
@@ -20,7 +23,9 @@ pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<Nod
         unpin(cx, kept);
         return Err(errno.into());
     }
-    let after = vec![attr_now(&dir)?, gone(cx, &victim)?];
+    let made = aside.done();
+    let mut after = vec![cx.attr_now(&dir)?, gone(cx, &victim)?];
+    after.extend(made);
     Ok(Outcome { reply: Reply::Removed { node: victim.id, kept }, after, grants: Vec::new() })
 }
 
@@ -31,7 +36,7 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
         let _acting = cx.act()?;
         rustix::fs::unlinkat(&dir.fd, name.as_bytes(), AtFlags::REMOVEDIR)?;
     }
-    let after = vec![attr_now(&dir)?, gone(cx, &victim)?];
+    let after = vec![cx.attr_now(&dir)?, gone(cx, &victim)?];
     Ok(Outcome { reply: Reply::Removed { node: victim.id, kept: None }, after, grants: Vec::new() })
 }
 
@@ -55,9 +60,58 @@ pub(super) fn unpin(cx: Context<'_>, kept: Option<Handle>) {
     }
 }
 
+/// A name that is about to go may be the last one of a file that somebody has open: then it gets one in the
+/// server's own folder first. Where it cannot have one it lives as long as the descriptors of those who have it.
+/// Dropped before [`Aside::done`]: the name did not go.
+pub(super) struct Aside<'a> {
+    leaving: Leaving<'a>,
+    is_aside: bool,
+    /// The folder was made in this directory.
+    made: Option<(NodeId, Attr)>,
+}
+
+impl<'a> Aside<'a> {
+    /// The caller holds `victim` exclusively.
+    pub(super) fn begin(cx: Context<'a>, dir: &Node, victim: &Node) -> Aside<'a> {
+        let homes = &cx.files.holding().leases.homes;
+        let mut aside = Aside { leaving: homes.leaves(victim.object), is_aside: false, made: None };
+        let attr = victim.stat.attr;
+        if !aside.leaving.is_open || attr.kind() != Kind::File || attr.nlink != 1 {
+            return aside;
+        }
+        // Its directory is changed by making it, so only where that was said before.
+        let (orphans, make) = (&cx.reach().orphans, cx.stake.makes_folder());
+        match orphans.link(cx.reach(), dir, victim, make) {
+            Ok(orphan) => {
+                homes.set_aside(victim.object, orphan);
+                aside.is_aside = true;
+            }
+            Err(Fault(errno)) => {
+                tracing::debug!(%errno, ino = victim.id.ino, "an open file is kept by its descriptor only");
+            }
+        }
+        aside.made = if make { orphans.top_of(cx.reach(), dir) } else { None };
+        aside
+    }
+
+    /// The name went. Attributes that changed with the folder.
+    pub(super) fn done(mut self) -> Option<(NodeId, Attr)> {
+        self.is_aside = false;
+        self.made.take()
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        if self.is_aside {
+            self.leaving.take_back();
+        }
+    }
+}
+
 /// Attributes of an inode that lost a name, held exclusively; `nlink` 0 where it was the last.
 pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
-    let (id, mut attr) = attr_now(victim)?;
+    let (id, mut attr) = cx.attr_now(victim)?;
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
     }

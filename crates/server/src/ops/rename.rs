@@ -1,8 +1,8 @@
 //! Renaming.
 
 use super::make::parent;
-use super::remove::{gone, pin_if_kept, unpin};
-use super::{Context, Outcome, attr_now};
+use super::remove::{Aside, gone, pin_if_kept, unpin};
+use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use nigh_types::{Errno, Name, NodeId, Place, Reply};
 use rustix::fs::RenameFlags;
@@ -33,6 +33,9 @@ pub(crate) fn rename(
     let mut flags = RenameFlags::empty();
     flags.set(RenameFlags::NOREPLACE, no_replace);
     flags.set(RenameFlags::EXCHANGE, exchange);
+    // Before it is pinned: that the client may be about to open it does not make it open.
+    let aside = replaced.as_ref().filter(|node| !exchange && node.id != moved.id);
+    let aside = aside.map(|node| Aside::begin(cx, &to, node));
     let kept = match &replaced {
         Some(node) => pin_if_kept(cx, node, keep)?,
         None => None,
@@ -45,13 +48,14 @@ pub(crate) fn rename(
         unpin(cx, kept);
         return Err(errno.into());
     }
+    let made = aside.and_then(Aside::done);
     let homes = &cx.files.holding().leases.homes;
     if moved.stat.attr.nlink > 1 || homes.is_stray(moved.object) {
         homes.named(moved.object, to.object);
     }
-    let mut after = vec![attr_now(&from)?];
+    let mut after = vec![cx.attr_now(&from)?];
     if to.id != from.id {
-        after.push(attr_now(&to)?);
+        after.push(cx.attr_now(&to)?);
     }
     if moved.stat.attr.is_dir() {
         cx.reach().note_place(moved.id, to.id, names.new_name);
@@ -61,12 +65,13 @@ pub(crate) fn rename(
             if other.stat.attr.is_dir() {
                 cx.reach().note_place(other.id, from.id, names.name);
             }
-            after.push(attr_now(other)?);
+            after.push(cx.attr_now(other)?);
         } else {
             after.push(gone(cx, other)?);
         }
     }
-    after.push(attr_now(&moved)?);
+    after.push(cx.attr_now(&moved)?);
+    after.extend(made);
     let replaced = replaced.map(|node| node.id);
     Ok(Outcome { reply: Reply::Renamed { moved: moved.id, replaced, kept }, after, grants: Vec::new() })
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process;
 use crate::root;
 use crate::tally::Tally;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::table;
 use crate::test::world::{As, World};
 
@@ -108,7 +108,8 @@ fn subvolumes(world: &World, disk: &Disk) -> Result<()> {
     distinct(world, &mount, &["one", "two"])?;
     let verdicts = table::run(world, &point.join("one"), As::Us, &table::Table::EVERYDAY, Some(&mount))?;
     all_pass(&verdicts).context("inside a subvolume").context(mount.said())?;
-    mount.unmount()
+    mount.unmount()?;
+    no_orphans(&disk.point.join("one"))
 }
 
 fn all_pass(verdicts: &table::Verdicts) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,11 +13,14 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process;
 use crate::root;
 use crate::tally::Tally;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let tests: &[super::Test] = &[("a server that was killed: the mount goes on", goes_on)];
+    let tests: &[super::Test] = &[
+        ("a server that was killed: the mount goes on", goes_on),
+        ("a server that was killed: what was removed while open is read on", removed_stays),
+    ];
     for (name, test) in tests {
         let start = Instant::now();
         tally.record(name, start.elapsed(), test(world));
@@ -67,6 +71,41 @@ fn goes_on(world: &World) -> Result<()> {
     );
     drop(open);
     mount.unmount()
+}
+
+/// Files that were removed, and replaced, while they were open to be read.
+fn removed_stays(world: &World) -> Result<()> {
+    let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
+    for name in ["removed", "replaced", "new"] {
+        fs::write(source.join(name), name.repeat(50_000))?;
+    }
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+    let mut open = Vec::new();
+    for name in ["removed", "replaced"] {
+        let mut file = fs::File::open(point.join(name))?;
+        file.read_exact(&mut [0; 10])?;
+        open.push((name, file));
+    }
+    fs::remove_file(point.join("removed"))?;
+    fs::rename(point.join("new"), point.join("replaced"))?;
+    for round in 0..3_u32 {
+        kill_server(world)?;
+        retry(|| fs::write(point.join("made"), b"after").map_err(Into::into))?;
+        for (name, file) in &open {
+            let mut got = vec![0; 4096];
+            let at = 20_000 + u64::from(round) * 90_000;
+            file.read_exact_at(&mut got, at).with_context(|| format!("{name}, round {round}"))?;
+            let expected = name.repeat(50_000);
+            let start = usize::try_from(at)?;
+            ensure!(got == expected.as_bytes()[start..start + 4096], "{name}, round {round}: other data");
+            let links = file.metadata()?.nlink();
+            ensure!(links == 0, "{name}, round {round}: {links} links");
+        }
+        ensure!(fs::read_dir(&point)?.count() == 2, "round {round}: the listing is wrong");
+    }
+    drop(open);
+    mount.unmount()?;
+    no_orphans(&source)
 }
 
 /// A call that was under way fails (EIO, told to its caller); a later one waits for the next server.

@@ -14,7 +14,8 @@ use crate::room::{Room, refuses};
 super::cases! { two::
     unlinked_while_read, unlinked_while_written, replaced_while_read, moved_while_written, directory_moved_while_used,
     working_directory_removed, working_directory_moved, listed_while_created, listed_while_renamed,
-    listed_again_after_rewind, made_below_a_removed_directory, unlinked_and_made_again;
+    listed_again_after_rewind, made_below_a_removed_directory, unlinked_and_made_again,
+    replaced_again_and_again, closed_to_its_reader;
 }
 
 /// `d/f` of many pages, open by the second way, of which only the beginning was read.
@@ -268,4 +269,48 @@ fn unlinked_and_made_again(room: &Room) -> Result<()> {
         ensure!(got == *text, "the open file of round {round} reads other data");
     }
     all_see(room, &["d/f"], |_| Ok(()))
+}
+
+/// The same by renaming, with files that were only opened, and one that was mapped and closed.
+fn replaced_again_and_again(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    let mut held = Vec::new();
+    let text = |round: u8| vec![b'a' + round; 9000 + usize::from(round)];
+    room.file("d/f", &text(0))?;
+    for round in 0..10_u8 {
+        fs::metadata(room.over("d/f"))?;
+        held.push((File::open(room.over("d/f"))?, text(round)));
+        room.file("d/new", &text(round + 1))?;
+        fs::rename(room.at("d/new"), room.at("d/f"))?;
+        reads(&room.beside, "d/f", &text(round + 1)).with_context(|| format!("round {round}"))?;
+    }
+    for (round, (file, text)) in held.iter().enumerate() {
+        let mut got = vec![0; text.len()];
+        file.read_exact_at(&mut got, 0).with_context(|| format!("the open file of round {round}"))?;
+        ensure!(got == *text, "the open file of round {round} reads other data");
+        let links = file.metadata()?.nlink();
+        ensure!(links == 0, "the open file of round {round} has {links} links");
+    }
+    all_see(room, &["d/new"], |dir| reads(dir, "d/f", &text(10)))
+}
+
+/// Rights are looked at when a file is opened, and moved, linked and removed it stays what it is.
+fn closed_to_its_reader(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    room.dir("e")?;
+    room.file("d/f", b"opened in time")?;
+    fs::metadata(room.over("d/f"))?;
+    let file = File::open(room.over("d/f"))?;
+    fs::set_permissions(room.at("d/f"), std::os::unix::fs::PermissionsExt::from_mode(0))?;
+    fs::rename(room.at("d/f"), room.at("e/g"))?;
+    fs::hard_link(room.at("e/g"), room.at("d/h"))?;
+    fs::remove_file(room.at("e/g"))?;
+    ensure!(file.metadata()?.nlink() == 1, "one name is left");
+    fs::remove_file(room.at("d/h"))?;
+    let mut got = [0; 14];
+    file.read_exact_at(&mut got, 0).context("reading what has no name")?;
+    ensure!(got == *b"opened in time");
+    let meta = file.metadata()?;
+    ensure!((meta.nlink(), meta.mode() & 0o777) == (0, 0), "{} links, mode {:o}", meta.nlink(), meta.mode());
+    all_see(room, &["d/f", "d/h", "e/g"], |_| Ok(()))
 }

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::process::{self, Ended};
 use crate::root;
 use crate::tally::Tally;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::world::{As, World};
 
 /// What would begin later fails instead: one thing that is slow or hangs must not hold up everything.
@@ -57,11 +57,6 @@ pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
 /// What is not there yet, and why; docs/semantics.md says the same. It is run all the same, and a failure is
 /// told as skipped. This list only shrinks.
 const NOT_YET: &[(&str, &str)] = &[
-    (
-        "two_unlinked_and_made_again",
-        "a file that one mount removes does not stay for another that has it open",
-    ),
-    ("moves over open files", "a file that one mount replaces does not stay for another that has it open"),
     ("race saves", "an open beside quick replacements by another mount can find none of them (ESTALE)"),
     ("race told", "pages of a file with two writers are dropped right after, not before, a read is answered"),
     ("two_mapped_alone", "pages under a map of a file with two writers are not recalled"),
@@ -184,7 +179,7 @@ impl<'w> Mounts<'w> {
         for (i, mount) in self.mounts.into_iter().enumerate() {
             mount.unmount().with_context(|| format!("mount {}", i + 1))?;
         }
-        Ok(())
+        no_orphans(&self.source)
     }
 }
 

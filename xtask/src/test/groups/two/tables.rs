@@ -35,8 +35,10 @@ const VARIANTS: &[Variant] = &[
 ];
 
 /// What a shorter pass runs with kernels of other kinds: cases whose names contain one of these.
-const SMALLER: &[&str] =
-    &["created", "unlinked", "removed", "renamed", "mode", "xattr", "written", "turns", "mapped", "while"];
+const SMALLER: &[&str] = &[
+    "created", "unlinked", "removed", "renamed", "mode", "xattr", "written", "turns", "mapped", "while",
+    "again", "closed",
+];
 
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     let users = users(world);

@@ -1,0 +1,69 @@
+//! Files that the kernel has open and the remote does not.
+//!
+//! A file that is only read is opened under a grant, and the remote is not told. That grant is what its data
+//! stands on: whoever removes its last name recalls it first. So before it ends, in whatever way (recall, end of its
+//! time, given back for memory, a name of another directory or a further one by an own change; and when a new session begins), the remote is told
+//! to keep the file. Nothing waits for that: what is sent later is done later.
+//!
+//! Invariant: each open file has a handle, or its inode is pinned, or a grant lives that is recalled before its
+//! last name goes.
+
+use crate::cache::Cache;
+use crate::op::Output;
+use crate::state::OpenFile;
+use nigh_types::{Call, CallId, Handle, Name};
+
+impl Cache {
+    /// Tells the remote to keep a file, if it is open without its knowing.
+    pub(crate) fn keep_open(&mut self, ino: u64) {
+        let unpinned = |i: &crate::state::Inode| i.opens_unpinned > 0 && i.pinned.is_none();
+        if self.unpinned == 0 || !self.attached || !self.inodes.get(&ino).is_some_and(unpinned) {
+            return;
+        }
+        let mut files = self.files.values();
+        let caller = files.find(|file| file.ino == ino && file.handle.is_none()).map(|file| file.caller);
+        let Some(node) = self.place(ino) else { return };
+        let names = self.path_to(node.node).unwrap_or_default();
+        self.next_call += 1;
+        let handle = self.chosen_handle();
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.pinned = Some(handle);
+        }
+        let call = Call::Keep { node, names, handle };
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
+    }
+
+    /// The same for what stands under a name, as far as is known.
+    pub(crate) fn keep_open_at(&mut self, dir: u64, name: &Name) {
+        if self.unpinned == 0 {
+            return;
+        }
+        let stands_there = |file: &&OpenFile| {
+            let home = self.inodes.get(&file.ino).and_then(|inode| inode.home.as_ref());
+            file.handle.is_none() && home.is_some_and(|(at, called)| *at == dir && called == name)
+        };
+        if let Some(ino) = self.files.values().find(stands_there).map(|file| file.ino) {
+            self.keep_open(ino);
+        }
+    }
+
+    /// The same for all that lie in a directory, as far as is known.
+    pub(crate) fn keep_open_below(&mut self, dir: u64) {
+        if self.unpinned == 0 {
+            return;
+        }
+        let lies_there = |ino: &u64| {
+            self.inodes.get(ino).is_some_and(|i| i.home.as_ref().is_some_and(|(home, _)| *home == dir))
+        };
+        let unpinned = self.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
+        let below: Vec<u64> = unpinned.filter(lies_there).collect();
+        below.into_iter().for_each(|ino| self.keep_open(ino));
+    }
+
+    /// As no other that this mount, or another one of these, ever chose.
+    fn chosen_handle(&self) -> Handle {
+        const CALL_BITS: u32 = 48;
+        let mount = (self.config.client ^ self.config.incarnation.rotate_left(7)) << CALL_BITS;
+        Handle(Handle::CHOSEN | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
+    }
+}

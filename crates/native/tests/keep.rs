@@ -1,0 +1,87 @@
+//! What a client says it has open goes before its acknowledgement, whatever else waits.
+
+mod common;
+
+use common::pair::{T0, client};
+use common::{decode, samples};
+use nigh_native::*;
+use nigh_remote::{Output, Remote};
+use nigh_types::*;
+
+fn keep(handle: u64) -> Call {
+    Call::Keep { node: samples::place(), names: vec![samples::name("a")], handle: Handle(handle) }
+}
+
+const OURS: u64 = Handle::CHOSEN | 3;
+
+fn sent(client: &mut ClientSession) -> Vec<Message> {
+    let mut messages = Vec::new();
+    loop {
+        match client.poll_output() {
+            Output::Transmit(bytes) => messages.push(decode(&bytes).unwrap().unwrap()),
+            Output::Event(_) => {}
+            Output::Timeout(..) => return messages,
+        }
+    }
+}
+
+#[test]
+fn it_does_not_wait_behind_calls_that_wait_for_their_turn() {
+    let mut client = client(T0);
+    client.handle_input(
+        T0,
+        &Message::Welcome(Welcome {
+            version: MAX_VERSION,
+            features: 0,
+            session_id: 5,
+            session_term: SESSION_TERM,
+            limits: Limits { max_calls: 1, ..Limits::default() },
+            session: samples::session(),
+        })
+        .encode(),
+    );
+    sent(&mut client);
+    for id in [1, 2] {
+        client.handle_call(T0, CallId(id), samples::request(samples::queries().remove(0)));
+    }
+    client.handle_call(T0, CallId(3), samples::request(keep(OURS)));
+    client.handle_acknowledge(T0, RecallId(6));
+    let said = sent(&mut client);
+    assert!(
+        matches!(
+            said[..],
+            [
+                Message::Request(CallId(1), _),
+                Message::Request(CallId(3), _),
+                Message::Acknowledge(RecallId(6))
+            ]
+        ),
+        "{said:?}"
+    );
+    assert_eq!(client.counters().requests, 1, "it expects no answer");
+}
+
+#[test]
+fn a_muted_session_is_heard_about_it_and_renewed_by_nothing() {
+    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();
+    server.poll_event();
+    server.accept(samples::session());
+    while server.poll_transmit().is_some() {}
+    server.mute(true);
+    let call = Message::Request(CallId(1), samples::request(samples::queries().remove(0)));
+    for message in [call, Message::Request(CallId(2), samples::request(keep(OURS)))] {
+        server.handle_input(T0, &message.encode()).unwrap();
+    }
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(2), .. })));
+    assert_eq!(server.poll_event(), None);
+    assert_eq!(server.poll_transmit(), None);
+}
+
+#[test]
+fn a_number_that_the_server_may_have_chosen_breaks_the_protocol() {
+    for (handle, is_good) in [(OURS, true), (u64::MAX, true), (3, false), (Handle::CHOSEN - 1, false)] {
+        let message = Message::Request(CallId(1), samples::request(keep(handle)));
+        assert_eq!(decode(&message.encode()).is_ok(), is_good, "{handle}");
+    }
+}

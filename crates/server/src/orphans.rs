@@ -1,0 +1,327 @@
+//! Files that lost their last name while somebody has them open. See docs/decisions/0013-orphans.md.
+//!
+//! Such a file gets a name in a folder of the server's own, at the export's root, or of a filesystem or subvolume
+//! inside it: before its last name goes, until the last open file of it is closed. So it lives over a restart
+//! of the server, and its id leads to it. The name tells inode number and birth; what else lies there is left alone.
+
+use crate::error::{Fault, Result};
+use crate::reach::{Node, Reach, open_beneath, proc_path};
+use crate::stat::{self, Stat};
+use nigh_native::lease::Object;
+use nigh_types::{Attr, Errno, Kind, NodeId, Span};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, Timespec, Timestamps};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// The folder. No client sees a directory of this name, or reaches what lies in it, anywhere in an export.
+pub(crate) const FOLDER: &[u8] = b".nigh-orphans";
+
+/// Those of one export.
+#[derive(Debug, Default)]
+pub(crate) struct Orphans(Arc<Shared>);
+
+/// Lock order: `folders` before `known`. No system call under `known`.
+#[derive(Debug, Default)]
+struct Shared {
+    folders: Mutex<Folders>,
+    known: Mutex<FxHashMap<NodeId, Known>>,
+    /// The server stops: whoever comes back to the next one finds what is there.
+    stays: AtomicBool,
+    /// How long those of an earlier server are kept for sessions that come back, in nanoseconds.
+    grace_ns: AtomicU64,
+}
+
+/// Open folders. The one at the root stays so, once there is one; a descriptor of another one would keep its
+/// filesystem from being unmounted.
+#[derive(Debug, Default)]
+struct Folders {
+    root: Option<Arc<Folder>>,
+    inner: FxHashMap<Object, Weak<Folder>>,
+}
+
+/// Locked, so that another server does not take what is in use for what is left.
+#[derive(Debug)]
+struct Folder {
+    fd: OwnedFd,
+    /// The directory that it is in, where it is to be removed in the end.
+    top: Option<Arc<OwnedFd>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    folder: Arc<Folder>,
+    name: String,
+    /// When it was found to be left by an earlier server, until somebody opens it.
+    left: Option<Instant>,
+}
+
+/// A file's name in the folder, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Orphan {
+    shared: Arc<Shared>,
+    folder: Arc<Folder>,
+    id: NodeId,
+    name: String,
+}
+
+/// The root of an export, or of a filesystem or subvolume inside it.
+pub(crate) struct Top {
+    fd: Arc<OwnedFd>,
+    pub(crate) object: Object,
+    is_root: bool,
+}
+
+/// A directory of more levels is taken for none.
+const MAX_DEPTH: u32 = 1 << 16;
+
+impl Orphans {
+    /// Looks for what an earlier server left at the root; it is kept for so long.
+    pub(crate) fn find_left(&self, reach: &Reach) {
+        let root = reach.root_node();
+        let top = Top { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
+        // None, or none of ours.
+        let _ = self.folder(reach, &top, false);
+    }
+
+    /// How long those are kept that an earlier server left, for sessions that come back.
+    pub(crate) fn set_grace(&self, grace: Span) {
+        self.0.grace_ns.store(grace.0, Ordering::Relaxed);
+    }
+
+    /// From now on nothing is removed.
+    pub(crate) fn stay(&self) {
+        self.0.stays.store(true, Ordering::SeqCst);
+    }
+
+    /// Why files that are removed while open do not outlive the server, if that is known beforehand.
+    pub(crate) fn refusal(reach: &Reach) -> Option<&'static str> {
+        let root = &reach.root_node().fd;
+        match rustix::fs::accessat(root, c".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS) {
+            Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
+                return Some(
+                    "files removed while open are lost when the server stops: it may not write in the export's root",
+                );
+            }
+            _ => {}
+        }
+        let own = rustix::process::geteuid().as_raw();
+        let other =
+            stat::of_name(root, FOLDER).is_ok_and(|there| there.attr.uid != own || !there.attr.is_dir());
+        other.then_some(
+            "files removed while open are lost when the server stops: .nigh-orphans in the export's root is another user's",
+        )
+    }
+
+    /// Where the folder for files of this directory is, if it would have to be made: that changes the attributes
+    /// of the directory in which it is made.
+    pub(crate) fn needs_folder(&self, reach: &Reach, dir: &Node) -> Option<Top> {
+        let top = top(reach, dir).ok()?;
+        let there = self.folder(reach, &top, false);
+        matches!(there, Err(Fault(Errno::NOENT))).then_some(top)
+    }
+
+    /// Gives a file of this directory its name in the folder. `make`: the folder may be made.
+    pub(crate) fn link(&self, reach: &Reach, dir: &Node, file: &Node, make: bool) -> Result<Orphan> {
+        let folder = self.folder(reach, &top(reach, dir)?, make)?;
+        let name = name_of(&file.stat);
+        rustix::fs::linkat(CWD, proc_path(&file.fd), &folder.fd, name.as_str(), AtFlags::SYMLINK_FOLLOW)?;
+        let known = Known { folder: Arc::clone(&folder), name: name.clone(), left: None };
+        self.0.known.lock().insert(file.id, known);
+        Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, name })
+    }
+
+    /// What changes where the folder is made.
+    pub(crate) fn top_of(&self, reach: &Reach, dir: &Node) -> Option<(NodeId, Attr)> {
+        let top = top(reach, dir).ok()?;
+        let node = reach.opened(rustix::io::fcntl_dupfd_cloexec(&top.fd, 0).ok()?).ok()?;
+        Some((node.id, node.stat.attr))
+    }
+
+    /// An orphan by its id. `dir`: a directory of the filesystem that it lies on.
+    pub(crate) fn find(&self, reach: &Reach, id: NodeId, dir: Option<&Node>) -> Result<Node> {
+        if !self.0.known.lock().contains_key(&id)
+            && let Some(dir) = dir
+        {
+            let top = top(reach, dir)?;
+            if !top.is_root {
+                self.folder(reach, &top, false).map_err(Fault::or_stale)?;
+            }
+        }
+        let found = self.0.known.lock().get(&id).map(|known| (Arc::clone(&known.folder), known.name.clone()));
+        let (folder, name) = found.ok_or(Fault::STALE)?;
+        let node = reach.opened(open_beneath(&folder.fd, name.as_bytes()).map_err(Fault::or_stale)?)?;
+        if node.id == id { Ok(node) } else { Err(Fault::STALE) }
+    }
+
+    /// Somebody has opened it: if an earlier server left it, it is kept for as long as that.
+    pub(crate) fn adopt(&self, id: NodeId) -> Option<Orphan> {
+        let mut known = self.0.known.lock();
+        let found = known.get_mut(&id)?;
+        found.left.take()?;
+        let (folder, name) = (Arc::clone(&found.folder), found.name.clone());
+        Some(Orphan { shared: Arc::clone(&self.0), folder, id, name })
+    }
+
+    /// Removes those for which nobody came back in time.
+    pub(crate) fn sweep(&self, now: Instant) {
+        let grace = Duration::from_nanos(self.0.grace_ns.load(Ordering::Relaxed));
+        let is_over =
+            |known: &mut Known| known.left.is_some_and(|since| now.saturating_duration_since(since) > grace);
+        let over: Vec<Known> =
+            self.0.known.lock().extract_if(|_, known| is_over(known)).map(|(_, known)| known).collect();
+        for Known { folder, name, .. } in over {
+            tracing::info!(name, "nobody came back for a file that was removed while open: it goes");
+            folder.remove(&name);
+        }
+    }
+
+    fn folder(&self, reach: &Reach, top: &Top, make: bool) -> Result<Arc<Folder>> {
+        let mut folders = self.0.folders.lock();
+        let open = match top.is_root {
+            true => folders.root.clone(),
+            false => folders.inner.get(&top.object).and_then(Weak::upgrade),
+        };
+        if let Some(open) = open {
+            return Ok(open);
+        }
+        let folder = Arc::new(Folder::open(top, make)?);
+        self.note_left(reach, &folder)?;
+        if top.is_root {
+            folders.root = Some(Arc::clone(&folder));
+        } else {
+            folders.inner.retain(|_, folder| folder.strong_count() > 0);
+            folders.inner.insert(top.object, Arc::downgrade(&folder));
+        }
+        Ok(folder)
+    }
+
+    fn note_left(&self, reach: &Reach, folder: &Arc<Folder>) -> Result<()> {
+        let now = Instant::now();
+        for name in folder.names()? {
+            let Ok(node) = open_beneath(&folder.fd, name.as_bytes()).and_then(|fd| reach.opened(fd)) else {
+                continue;
+            };
+            if node.stat.attr.kind() == Kind::File && name == name_of(&node.stat) {
+                let known = Known { folder: Arc::clone(folder), name, left: Some(now) };
+                self.0.known.lock().entry(node.id).or_insert(known);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Folder {
+    /// `ENOENT` where there is none and none is to be made; `EACCES`: it is not this server's.
+    fn open(top: &Top, make: bool) -> Result<Folder> {
+        if make {
+            make_in(&top.fd)?;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&top.fd, FOLDER, flags, Mode::empty())?;
+        let (around, stat) = (stat::of_fd(&top.fd)?, stat::of_fd(&fd)?);
+        let here = |stat: &Stat| (stat.dev, stat.mount, stat.subvolume);
+        if stat.attr.uid != rustix::process::geteuid().as_raw() || here(&stat) != here(&around) {
+            return Err(Fault(Errno::ACCES));
+        }
+        if stat.attr.mode & 0o7777 != 0o700 {
+            rustix::fs::fchmod(&fd, Mode::RWXU)?;
+        }
+        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Folder { fd, top: top.is_root.then(|| Arc::clone(&top.fd)) })
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let open = rustix::fs::openat(&self.fd, c".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut buffer = vec![MaybeUninit::uninit(); 32 << 10];
+        let mut entries = RawDir::new(&open, &mut buffer);
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            names.extend(entry?.file_name().to_str().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    fn remove(&self, name: &str) {
+        if let Err(errno) = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            tracing::warn!(name, %errno, "a file without a name cannot be removed from .nigh-orphans");
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Some(top) = &self.top {
+            // It is not empty while somebody may come back.
+            let before = times_of(top);
+            if rustix::fs::unlinkat(top, FOLDER, AtFlags::REMOVEDIR).is_ok() {
+                set_times(top, before);
+            }
+        }
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        self.shared.known.lock().remove(&self.id);
+        if !self.shared.stays.load(Ordering::SeqCst) {
+            self.folder.remove(&self.name);
+        }
+    }
+}
+
+/// Where files of a directory get their names.
+fn top(reach: &Reach, dir: &Node) -> Result<Top> {
+    let root = reach.root_node();
+    let place = |stat: &Stat| (stat.dev, stat.mount, stat.subvolume);
+    if place(&dir.stat) == place(&root.stat) {
+        return Ok(Top { fd: Arc::clone(&root.fd), object: root.object, is_root: true });
+    }
+    let (mut fd, mut at) = (Arc::clone(&dir.fd), stat::of_fd(&dir.fd)?);
+    for _ in 0..MAX_DEPTH {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let above = Arc::new(rustix::fs::openat(&fd, c"..", flags, Mode::empty())?);
+        let there = stat::of_fd(&above)?;
+        if place(&there) != place(&at) {
+            return Ok(Top { fd, object: reach.ids.object(&at), is_root: false });
+        }
+        // The root of everything is its own parent: then it was not reached through the export.
+        if there.is_same(&at) {
+            break;
+        }
+        (fd, at) = (above, there);
+    }
+    Err(Fault::STALE)
+}
+
+fn make_in(top: &OwnedFd) -> Result<()> {
+    let before = times_of(top);
+    match rustix::fs::mkdirat(top, FOLDER, Mode::RWXU) {
+        Ok(()) => set_times(top, before),
+        Err(rustix::io::Errno::EXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(())
+}
+
+fn times_of(dir: &OwnedFd) -> Option<Timestamps> {
+    let stat = stat::of_fd(dir).ok()?;
+    let time = |(secs, nanos): (i64, u32)| Timespec { tv_sec: secs, tv_nsec: nanos.into() };
+    let (access, change) = (time(stat.attr.atime.pair()), time(stat.attr.mtime.pair()));
+    Some(Timestamps { last_access: access, last_modification: change })
+}
+
+/// To whoever looks at the directory nothing was changed in it. It may be somebody else's: then it shows.
+fn set_times(dir: &OwnedFd, times: Option<Timestamps>) {
+    if let Some(times) = times {
+        let _ = rustix::fs::utimensat(dir, c"", &times, AtFlags::EMPTY_PATH);
+    }
+}
+
+fn name_of(stat: &Stat) -> String {
+    format!("{:x}-{:x}", stat.ino, stat.birth_ns)
+}

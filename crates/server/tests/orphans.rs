@@ -1,0 +1,391 @@
+//! Files that are removed or replaced while a session has them open (docs/decisions/0013-orphans.md).
+
+mod common;
+
+use common::client::Client;
+use common::world::World;
+use common::*;
+use nigh_remote::Remote;
+use nigh_server::{Server, ServerOptions};
+use nigh_types::*;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn unlink(dir: &Place, text: &str) -> Call {
+    Call::Unlink { dir: dir.clone(), name: name(text), keep: None }
+}
+
+fn rename(from: &Place, old: &str, to: &Place, new: &str) -> Call {
+    let (from, to, name, new_name) = (from.clone(), to.clone(), name(old), name(new));
+    Call::Rename { from, name, to, new_name, no_replace: false, exchange: false, keep: None }
+}
+
+/// Names in the folder; `None`: there is no folder.
+fn aside(dir: &Path) -> Option<Vec<String>> {
+    let entries = fs::read_dir(dir.join(".nigh-orphans")).ok()?;
+    Some(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn read(client: &mut Client, node: &Place, handle: Handle) -> Result<Vec<u8>, Errno> {
+    let call = Call::Read { node: node.clone(), handle: Some(handle), offset: 0, length: 4096 };
+    client.call(call).result.map(|reply| match reply {
+        Reply::Data(data) => data,
+        other => panic!("{other:?}"),
+    })
+}
+
+fn connect(world: &World) -> Client {
+    let mut client = world.client();
+    client.obliging = true;
+    client
+}
+
+const CHOSEN: Handle = Handle(Handle::CHOSEN | 7);
+
+#[test]
+fn a_file_that_another_session_has_open_outlives_its_last_name() {
+    let replace = |d: &Place, d2: &Place| rename(d2, "old", d, "f");
+    let remove = |d: &Place, _: &Place| unlink(d, "f");
+    let ways: [&dyn Fn(&Place, &Place) -> Call; 2] = [&remove, &replace];
+    for change in ways {
+        let world = World::new();
+        let (mut holder, mut mutator) = (connect(&world), connect(&world));
+        let f = holder.place("d/f");
+        let handle = holder.open(&f, BOTH);
+        let (d, d2) = (mutator.place("d"), mutator.place("d2"));
+        let call = mutator.send(change(&d, &d2));
+        holder.pump();
+        let response = mutator.answer(call);
+        assert!(response.result.is_ok());
+        let gone = response.after.iter().find(|(id, _)| *id == f.node).unwrap().1;
+        assert_eq!(gone.nlink, 0);
+        assert_eq!(aside(world.dir.path()).unwrap().len(), 1);
+        assert_eq!(fs::metadata(world.dir.path().join(".nigh-orphans")).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(read(&mut holder, &f, handle), Ok(b"12345678".to_vec()));
+        let (data, flags) = (b"more".to_vec(), WriteFlags::default());
+        let write = Call::Write { node: f.clone(), handle: Some(handle), offset: 8, data, flags };
+        let written = holder.call(write);
+        assert_eq!(written.result, Ok(Reply::Written { offset: 8, count: 4 }));
+        assert!(written.after.iter().all(|(_, attr)| attr.nlink == 0), "{:?}", written.after);
+        let set = SetAttr { size: Some(10), mode: Some(0o600), ..SetAttr::default() };
+        match holder.call(Call::SetAttr { node: f.clone(), handle: Some(handle), set }).result {
+            Ok(Reply::Attr(_, attr)) => assert_eq!((attr.size, attr.nlink), (10, 0)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(holder.attr(&f).0.nlink, 0);
+        assert_eq!(read(&mut holder, &f, handle), Ok(b"12345678mo".to_vec()));
+        // As link(2) says of one that lost its last name.
+        let link = Call::Link { node: f.clone(), dir: d2.clone(), name: name("again") };
+        let call = mutator.send(link);
+        holder.pump();
+        assert_eq!(mutator.answer(call).result.map(drop), Err(Errno::NOENT));
+        holder.send(Call::Release { handles: vec![handle] });
+        eventually("it goes with the last close", || aside(world.dir.path()) == Some(vec![]));
+        drop((holder, mutator));
+        eventually("the folder goes with the last session", || aside(world.dir.path()).is_none());
+    }
+}
+
+#[test]
+fn a_client_says_what_it_has_open_before_it_gives_back() {
+    let world = World::new();
+    let (mut holder, mut mutator) = (world.client(), connect(&world));
+    let d = holder.place("d");
+    holder.list(&d);
+    let f = holder.place("d/f");
+    let call = mutator.place("d");
+    let call = mutator.send(unlink(&call, "f"));
+    assert!(!mutator.is_answered(call));
+    holder.pump();
+    holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
+    // Twice the same number: the first stands.
+    holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
+    holder.give_back();
+    assert!(mutator.answer(call).result.is_ok());
+    assert_eq!(aside(world.dir.path()).unwrap().len(), 1);
+    assert_eq!(read(&mut holder, &f, CHOSEN), Ok(b"12345678".to_vec()));
+    assert_eq!(holder.attr(&f).0.nlink, 0);
+    holder.send(Call::Release { handles: vec![CHOSEN] });
+    eventually("it goes with the last close", || aside(world.dir.path()) == Some(vec![]));
+    assert_eq!(read(&mut holder, &f, CHOSEN), Err(Errno::STALE));
+}
+
+/// Its lease runs out when it does not acknowledge, so what goes before an acknowledgement is heard all the same.
+#[test]
+fn a_client_that_gives_back_late_keeps_what_it_has_open() {
+    let world = World::hasty();
+    let (mut holder, mut mutator) = (world.client(), connect(&world));
+    let d = holder.place("d");
+    holder.list(&d);
+    let f = holder.place("d/f");
+    let there = mutator.place("d");
+    let call = mutator.send(unlink(&there, "f"));
+    let suspect = || world.server.leases().holders.iter().any(|holder| holder.suspect);
+    eventually("it is suspect", suspect);
+    holder.pump();
+    holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
+    holder.give_back();
+    assert!(mutator.answer(call).result.is_ok());
+    assert_eq!(read(&mut holder, &f, CHOSEN), Ok(b"12345678".to_vec()));
+}
+
+#[test]
+fn what_nobody_has_open_or_has_another_name_is_not_set_aside() {
+    let world = World::new();
+    let mut client = connect(&world);
+    let (d, h) = (client.place("d"), client.place("d/h"));
+    assert!(client.call(unlink(&d, "f")).result.is_ok());
+    client.open(&h, READ);
+    assert!(client.call(unlink(&d, "h")).result.is_ok());
+    assert_eq!(client.attr(&h).0.nlink, 1);
+    assert_eq!(aside(world.dir.path()), None);
+    // One that may not be removed keeps its name and has no other.
+    let e = Call::Rename {
+        from: d.clone(),
+        name: name("e"),
+        to: client.place("d2"),
+        new_name: name("old"),
+        no_replace: false,
+        exchange: false,
+        keep: None,
+    };
+    let old = client.place("d2/old");
+    client.open(&old, READ);
+    assert_eq!(client.call(e).result.map(drop), Err(Errno::NOTDIR));
+    assert_eq!(client.attr(&old).0.nlink, 1);
+    assert_eq!(aside(world.dir.path()), Some(vec![]));
+}
+
+#[test]
+fn the_folders_directory_is_recalled_where_it_changes() {
+    let world = World::new();
+    let (mut holder, mut mutator) = (world.client(), connect(&world));
+    let root = holder.root();
+    let before = holder.attr(&root).0;
+    let f = mutator.place("d/f");
+    mutator.open(&f, READ);
+    let d = mutator.place("d");
+    let call = mutator.send(unlink(&d, "f"));
+    assert!(!mutator.is_answered(call));
+    holder.pump();
+    let recalled: Vec<_> = holder.recalls().iter().map(|recall| (recall.node, recall.covers)).collect();
+    assert_eq!(recalled, [(root.node, Covers::Inode)]);
+    holder.give_back();
+    let response = mutator.answer(call);
+    let told = response.after.iter().find(|(id, _)| *id == root.node).unwrap().1;
+    let after = holder.attr(&root).0;
+    assert_eq!((told, after.mtime), (after, before.mtime));
+}
+
+/// By name, by path, by `..`, by a symlink, by a hard link, by renaming, by its inode, as an export.
+#[test]
+fn nothing_leads_into_the_folder() {
+    let world = World::new();
+    let mut client = connect(&world);
+    let top = client.root();
+    let (d, f) = (client.place("d"), client.place("d/f"));
+    let handle = client.open(&f, READ);
+    assert!(client.call(unlink(&d, "f")).result.is_ok());
+    let hidden = || name(".nigh-orphans");
+    let file = aside(world.dir.path()).unwrap().remove(0);
+    assert_eq!(
+        client.call(Call::Lookup { dir: top.clone(), name: hidden() }).result,
+        Ok(Reply::Looked(None))
+    );
+    assert!(client.list(&top).0.iter().all(|(name, _)| *name != hidden()));
+    for names in [vec![hidden()], vec![hidden(), name(&file)], vec![name("d"), hidden(), name(&file)]] {
+        assert_eq!(client.call(Call::Walk { node: f.node, names }).result, Err(Errno::STALE));
+    }
+    for bad in ["..", ".", "a/b", ".nigh-orphans/x"] {
+        assert!(Name::new(bad.as_bytes()).is_err(), "{bad}");
+    }
+    symlink(".nigh-orphans", world.dir.path().join("way")).unwrap();
+    let way = client.place("way");
+    assert_eq!(client.call(Call::List { dir: way.clone() }).result.map(drop), Err(Errno::NOTDIR));
+    let lookup = Call::Lookup { dir: way, name: name(&file) };
+    assert_eq!(client.call(lookup).result.map(drop), Err(Errno::NOTDIR));
+    let d2 = client.place("d2");
+    let refused = [
+        rename(&d2, "old", &top, ".nigh-orphans"),
+        rename(&top, ".nigh-orphans", &d2, "mine"),
+        rename(&top, ".nigh-orphans", &top, "mine"),
+        Call::Link { node: client.place("d2/old"), dir: top.clone(), name: hidden() },
+        Call::Mkdir { dir: d2.clone(), name: hidden(), mode: 0o700, umask: 0 },
+        Call::Rmdir { dir: top.clone(), name: hidden() },
+        unlink(&top, ".nigh-orphans"),
+    ];
+    for call in refused {
+        assert_eq!(client.call(call.clone()).result.map(drop), Err(Errno::PERM), "{call:?}");
+    }
+    // The name under which it lies is no hint to it, or to another.
+    let hint = Place { node: d.node, hint: Some((top.node, hidden())) };
+    assert!(client.call(Call::List { dir: hint }).result.is_ok(), "d itself, by its id");
+    let mut other = connect(&world);
+    let ino = fs::metadata(world.dir.path().join(".nigh-orphans")).unwrap().ino();
+    let guess = Place::bare(NodeId { ino, generation: f.node.generation });
+    other.root();
+    other.send(Call::GetAttr { node: guess });
+    assert!(other.lost().contains("id"), "a made-up id ends the session");
+    let mut inside = world.client_of(&world.dir.path().join(".nigh-orphans"));
+    let why = inside.wait(|events| {
+        events.iter().find_map(|event| match event {
+            nigh_remote::Event::Lost { why } => Some(why.clone()),
+            nigh_remote::Event::Attached(_) => panic!("it is exported"),
+            _ => None,
+        })
+    });
+    assert!(why.contains(".nigh-orphans"), "{why}");
+    assert_eq!(read(&mut client, &f, handle), Ok(b"12345678".to_vec()));
+}
+
+struct Restart {
+    dir: TempDir,
+    state: TempDir,
+}
+
+impl Restart {
+    fn server(&self, term_ms: u64) -> Arc<Server> {
+        let mut options = ServerOptions::new(self.state.path().to_owned());
+        options.session_term = Span::from_millis(term_ms);
+        Server::new(options).unwrap()
+    }
+
+    /// A server that was stopped while a client had a removed file open.
+    fn left() -> (Restart, Place) {
+        let x = Restart { dir: tempfile::tempdir().unwrap(), state: tempfile::tempdir().unwrap() };
+        fs::create_dir(x.dir.path().join("d")).unwrap();
+        fs::write(x.dir.path().join("d/f"), "content").unwrap();
+        let server = x.server(15_000);
+        let mut client = Client::connect(&server, x.dir.path(), Term::Session);
+        let (d, f) = (client.place("d"), client.place("d/f"));
+        client.open(&f, BOTH);
+        assert!(client.call(unlink(&d, "f")).result.is_ok());
+        server.end_sessions("the server stops");
+        client.lost();
+        eventually("its sessions are over", || server.session_count() == 0);
+        assert_eq!(aside(x.dir.path()).unwrap().len(), 1);
+        (x, f)
+    }
+}
+
+#[test]
+fn a_removed_file_is_found_by_its_id_after_a_restart() {
+    let (x, f) = Restart::left();
+    let server = x.server(15_000);
+    let mut client = Client::connect(&server, x.dir.path(), Term::Session);
+    client.root();
+    let f = Place::bare(f.node);
+    let (first, second) = (client.open(&f, BOTH), client.open(&f, READ));
+    assert_eq!(read(&mut client, &f, first), Ok(b"content".to_vec()));
+    assert_eq!(client.attr(&f).0.nlink, 0);
+    client.send(Call::Release { handles: vec![first] });
+    assert_eq!(read(&mut client, &f, second), Ok(b"content".to_vec()));
+    assert_eq!(aside(x.dir.path()).unwrap().len(), 1);
+    client.send(Call::Release { handles: vec![second] });
+    eventually("it goes with the last close", || aside(x.dir.path()) == Some(vec![]));
+    assert_eq!(client.call(Call::GetAttr { node: f }).result.map(drop), Err(Errno::STALE));
+}
+
+#[test]
+fn what_nobody_comes_back_for_goes_after_a_term() {
+    let (x, f) = Restart::left();
+    // Not of this server's making: it is left alone.
+    fs::write(x.dir.path().join(".nigh-orphans/not ours"), "x").unwrap();
+    let server = x.server(300);
+    let mut client = Client::connect(&server, x.dir.path(), Term::Session);
+    client.root();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while aside(x.dir.path()).unwrap().len() > 1 {
+        assert!(Instant::now() < give_up, "{:?}", aside(x.dir.path()));
+        client.pump();
+        client.session.handle_timeout(client.now());
+        client.drain();
+    }
+    assert_eq!(aside(x.dir.path()).unwrap(), ["not ours"]);
+    let looked = client.call(Call::GetAttr { node: Place::bare(f.node) });
+    assert_eq!(looked.result.map(drop), Err(Errno::STALE));
+}
+
+#[test]
+fn where_no_folder_can_be_made_descriptors_keep_it() {
+    if !needs_root("where_no_folder_can_be_made_descriptors_keep_it") {
+        return;
+    }
+    let world = World::new();
+    // What has this name is somebody else's.
+    let folder = world.dir.path().join(".nigh-orphans");
+    fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::chown(&folder, Some(1234), Some(1234)).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut client = connect(&world);
+    let not_given = client.session().not_given;
+    assert!(not_given.iter().any(|(what, why)| what == "S4" && !why.is_empty()), "{not_given:?}");
+    let (d, f) = (client.place("d"), client.place("d/f"));
+    let handle = client.open(&f, READ);
+    assert!(client.call(unlink(&d, "f")).result.is_ok());
+    assert_eq!(aside(world.dir.path()), Some(vec![]));
+    assert_eq!(read(&mut client, &f, handle), Ok(b"12345678".to_vec()));
+    assert_eq!(client.attr(&f).0.nlink, 0);
+}
+
+/// Opens and removals race: nobody who was told that a file is open loses it, and nothing is left over.
+#[test]
+fn opens_beside_removals_lose_nothing_and_leave_nothing() {
+    let world = World::new();
+    let path = world.dir.path().to_owned();
+    let server = Arc::clone(&world.server);
+    let opener = std::thread::spawn({
+        let (server, path) = (Arc::clone(&server), path.clone());
+        move || {
+            let mut client = Client::connect(&server, &path, Term::Session);
+            client.obliging = true;
+            let d = client.place("d");
+            let (mut open, mut missed) = (0, 0);
+            let ends = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < ends {
+                let looked = client.call(Call::Lookup { dir: d.clone(), name: name("g") }).result;
+                let Ok(Reply::Looked(Some(entry))) = looked else { continue };
+                let g = Place { node: entry.id, hint: Some((d.node, name("g"))) };
+                match client.call(Call::Open { node: g.clone(), access: READ }).result {
+                    Ok(Reply::Opened { handle, .. }) => {
+                        std::thread::sleep(Duration::from_micros(300));
+                        let attr = client.attr(&g).0;
+                        assert_eq!(read(&mut client, &g, handle), Ok(b"x".to_vec()));
+                        if attr.nlink == 0 {
+                            open += 1;
+                            let lies = aside(&path).is_some_and(|names| !names.is_empty());
+                            assert!(lies, "it is held by its descriptor only");
+                        }
+                        client.send(Call::Release { handles: vec![handle] });
+                    }
+                    Err(Errno::STALE) => missed += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+            println!("{open} were open when they were removed, {missed} opens came too late");
+            open
+        }
+    });
+    let mut mutator = connect(&world);
+    let d = mutator.place("d");
+    while !opener.is_finished() {
+        fs::write(path.join("new"), "x").unwrap();
+        fs::rename(path.join("new"), path.join("d/g")).unwrap();
+        let gone = mutator.call(unlink(&d, "g"));
+        assert!(gone.result.is_ok(), "{:?}", gone.result);
+    }
+    assert!(opener.join().unwrap() > 0);
+    eventually("nothing is left", || aside(&path).is_none_or(|names| names.is_empty()));
+}
