@@ -244,7 +244,7 @@ impl Cache {
                     return Some(Answer::Failed(Errno::STALE));
                 };
                 (
-                    Purpose::Write { ino, offset: to_offset, size: length },
+                    Purpose::Write { ino, offset: to_offset, size: length, flush: false },
                     Call::CopyRange {
                         from,
                         from_handle,
@@ -342,7 +342,7 @@ impl Cache {
             self.tell_abandoned(&flight, &response);
         }
         // Without a grant nobody tells when what was written here is overwritten elsewhere.
-        if let Purpose::Write { ino, offset, size } = flight.purpose
+        if let Purpose::Write { ino, offset, size, .. } = flight.purpose
             && self.config.level.may_keep_pages()
             && (flight.drop_data || !self.holds_data(now, ino))
         {

@@ -221,9 +221,11 @@ impl Cache {
         let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
             return Some(Answer::Failed(Errno::BADF));
         };
-        let flags = WriteFlags { append: file.append && !from_page_cache, kill_suidgid, sync: file.sync };
+        let append = file.append && !from_page_cache;
+        let flags = WriteFlags { append, kill_suidgid, sync: file.sync, flush: from_page_cache };
         let opener = file.caller;
-        let purpose = Purpose::Write { ino, offset, size: data.len() as u64 };
+        let size = data.len() as u64;
+        let purpose = Purpose::Write { ino, offset, size, flush: from_page_cache };
         let call = Call::Write { node, handle: Some(handle), offset, data, flags };
         let id = self.send(now, Some(opener), purpose, call);
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
@@ -240,6 +242,9 @@ impl Cache {
         self.learn_after(now, flight, response);
         self.mark_inode(ino);
         self.wrote(now, ino, response);
+        if let Some(id) = self.id_of(ino).filter(|_| !response.grants.is_empty()) {
+            self.learn_data_grant(now, flight, id, response);
+        }
         match response.result {
             Ok(Reply::Written { offset, count }) => {
                 if offset != at {

@@ -69,6 +69,8 @@ pub(crate) enum Purpose {
         ino: u64,
         offset: u64,
         size: u64,
+        /// Stores into a map, which the kernel writes back.
+        flush: bool,
     },
     Fsync,
     Lock {

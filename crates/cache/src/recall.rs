@@ -7,8 +7,11 @@ use crate::kernel::Level;
 use crate::op::{Answer, Invalidation, Output, Stale};
 use crate::state::{Pages, Stamp};
 use nigh_types::{
-    Attr, Call, Covers, Errno, Grant, GrantId, Name, NodeId, Recall, RecallId, Reply, Response, Span, Time,
+    Attr, Call, CallId, Covers, Errno, Grant, GrantId, Name, NodeId, Recall, RecallId, Reply, Response, Span,
+    Time,
 };
+
+use std::ops::Bound;
 
 /// Above this many names all are dropped at once.
 const NAMES_ONE_BY_ONE: u64 = 200;
@@ -163,8 +166,8 @@ impl Cache {
         stale
     }
 
-    /// Drops all pages but those of our own reads and writes in flight: invalidating these would wait
-    /// for ourselves. They go right after their replies.
+    /// Own reads and writes in flight were sent before the recall came, and are answered behind it: what they
+    /// bring may be older than what is granted next.
     fn recall_data(&mut self, node: NodeId) -> Vec<Stale> {
         let ino = node.ino;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
@@ -173,19 +176,45 @@ impl Cache {
         if inode.lookups == 0 {
             return Vec::new();
         }
+        for flight in self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, false).is_some()) {
+            flight.drop_data = true;
+        }
+        vec![Stale::Data { ino, offset: 0, length: 0 }]
+    }
+
+    /// Of a range of a file (length 0: to the end) that the kernel is about to be told to drop: what it can drop
+    /// now (offset, length), and the latest call that was looked at. Pages of our own reads and writes in flight are left out, since dropping these would
+    /// wait for ourselves; they go right after their replies. Stores into a map are waited for where a recall is
+    /// to be acknowledged: they must be with the remote before anybody else's change is.
+    pub fn droppable(
+        &mut self,
+        why: Invalidation,
+        ino: u64,
+        (offset, length): (u64, u64),
+    ) -> (Vec<(u64, u64)>, CallId) {
+        let recalled = matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)));
         let mut busy = Vec::new();
         for flight in self.flights.values_mut() {
-            let range = match flight.purpose {
-                Purpose::Read { ino: i, offset, size } if i == ino => Some((offset, u64::from(size))),
-                Purpose::Write { ino: i, offset, size } if i == ino => Some((offset, size)),
-                _ => None,
-            };
-            if let Some(range) = range {
+            if let Some(range) = flight.purpose.locks_pages(ino, recalled) {
                 flight.drop_data = true;
                 busy.push(range);
             }
         }
-        gaps(busy).into_iter().map(|(offset, length)| Stale::Data { ino, offset, length }).collect()
+        (within(gaps(busy), offset, length), CallId(self.next_call))
+    }
+
+    /// Whether reads and writes have come since [`Cache::droppable`] looked: dropping may wait for them.
+    #[must_use]
+    pub fn is_in_the_way(&self, why: Invalidation, ino: u64, looked: CallId) -> bool {
+        let recalled = matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)));
+        let mut later = self.flights.range((Bound::Excluded(looked), Bound::Unbounded));
+        later.any(|(_, flight)| flight.purpose.locks_pages(ino, recalled).is_some())
+    }
+
+    /// Whether the kernel may be reading or writing that file.
+    #[must_use]
+    pub fn is_open(&self, ino: u64) -> bool {
+        self.inodes.get(&ino).is_some_and(|inode| inode.opens > 0)
     }
 
     /// Something that the kernel holds open stands under a grant that ends then.
@@ -337,6 +366,30 @@ impl Cache {
     }
 }
 
+impl Purpose {
+    /// The range of that file whose pages the kernel keeps locked until this is answered.
+    fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
+        match *self {
+            Purpose::Read { ino, offset, size } if ino == file => Some((offset, u64::from(size))),
+            Purpose::Write { ino, offset, size, flush } if ino == file && !(flush && but_flushes) => {
+                Some((offset, size))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What of `ranges` lies in (offset, length); a length of 0: to the end.
+fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
+    let end_of =
+        |(offset, length): (u64, u64)| if length == 0 { u64::MAX } else { offset.saturating_add(length) };
+    let end = end_of((offset, length));
+    let cut = ranges.into_iter().map(|range| (range.0.max(offset), end_of(range).min(end)));
+    cut.filter(|(from, to)| from < to)
+        .map(|(from, to)| (from, if to == u64::MAX { 0 } else { to - from }))
+        .collect()
+}
+
 /// The kernel locks whole pages.
 const PAGE: u64 = 4096;
 
@@ -371,5 +424,8 @@ mod tests {
         let busy = vec![(8 * PAGE, 10), (2 * PAGE, PAGE), (2 * PAGE + 7, 2 * PAGE)];
         assert_eq!(gaps(busy), [(0, 2 * PAGE), (5 * PAGE, 3 * PAGE), (9 * PAGE, 0)]);
         assert_eq!(gaps(vec![(0, u64::MAX)]), []);
+        assert_eq!(within(gaps(vec![(0, 10)]), 0, 0), [(PAGE, 0)]);
+        assert_eq!(within(gaps(vec![(0, 10)]), 0, PAGE), []);
+        assert_eq!(within(gaps(vec![(PAGE, 10)]), 10, 3 * PAGE), [(10, PAGE - 10), (2 * PAGE, PAGE + 10)]);
     }
 }

@@ -23,11 +23,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_millis(5);
+/// How long dropping data may take before it is asked what is in its way.
+const LOOK_AGAIN: Duration = Duration::from_micros(500);
 const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
 type Job = (Invalidation, Vec<Stale>);
@@ -71,7 +73,7 @@ impl Notifier {
     /// dropping it (`FUSE_HAS_EXPIRE_ONLY`, 7.38).
     pub fn run(&self, driver: &Arc<Driver>, expires: bool) {
         let below = Below::new(driver.mountpoint.get().cloned());
-        let mut teller = Teller { notifier: self, driver, below, expires, names: None };
+        let mut teller = Teller { notifier: self, driver, below, expires, names: None, pages: None };
         loop {
             // Before what is queued is looked at: what comes later can be read from again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -81,7 +83,7 @@ impl Notifier {
                 teller.below.look();
                 teller.give_up_names();
                 driver.pass_gate();
-                teller.tell_all(stale);
+                teller.tell_all(id, stale);
                 if !self.is_stopped() {
                     driver.with(|core, _| core.cache.handle_invalidated(id));
                 }
@@ -102,11 +104,17 @@ impl Notifier {
     }
 }
 
-/// A thread that drops names one by one, and its answers.
-struct Names {
-    todo: Sender<(u64, Vec<u8>)>,
+/// A thread that tells the kernel what may get stuck, and its answers.
+struct Worker<T> {
+    todo: Sender<T>,
     done: Receiver<()>,
 }
+
+/// Drops names one by one.
+type Names = Worker<(u64, Vec<u8>)>;
+
+/// Drops ranges of a file: its number, and (offset, length).
+type Pages = Worker<(u64, Vec<(u64, u64)>)>;
 
 /// What the notifier's thread knows.
 struct Teller<'a> {
@@ -115,6 +123,7 @@ struct Teller<'a> {
     below: Below,
     expires: bool,
     names: Option<Names>,
+    pages: Option<Pages>,
 }
 
 impl Teller<'_> {
@@ -125,13 +134,13 @@ impl Teller<'_> {
         }
         let Some((id, names)) = self.driver.with(|core, _| core.cache.handle_mounted_below()) else { return };
         self.driver.pass_gate();
-        self.tell_all(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect());
+        self.tell_all(id, names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect());
         if !self.notifier.is_stopped() {
             self.driver.with(|core, _| core.cache.handle_invalidated(id));
         }
     }
 
-    fn tell_all(&mut self, stale: Vec<Stale>) {
+    fn tell_all(&mut self, id: Invalidation, stale: Vec<Stale>) {
         for one in stale {
             if self.notifier.is_stopped() {
                 return;
@@ -139,8 +148,7 @@ impl Teller<'_> {
             match one {
                 Stale::Attr { ino } => self.tell_attributes(ino),
                 Stale::Data { ino, offset, length } => {
-                    let (offset, len) = (clamp(offset), clamp(length));
-                    self.send(&Notification::InvalInode { ino: self.node(ino), offset, len });
+                    drop_data(self.driver, (id, ino), (offset, length), &mut self.pages);
                 }
                 Stale::Epoch(_) if self.below.is_empty() => {
                     self.send(&Notification::IncEpoch);
@@ -184,7 +192,11 @@ impl Teller<'_> {
 
     fn drop_name(&mut self, dir: u64, name: &[u8]) {
         let driver = self.driver;
-        let worker = self.names.get_or_insert_with(|| start_names(driver));
+        let worker = self.names.get_or_insert_with(|| {
+            start(driver, |driver, (dir, name): (u64, Vec<u8>)| {
+                send(driver, &Notification::entry(dir, &name));
+            })
+        });
         if worker.todo.send((dir, name.to_vec())).is_err() {
             return;
         }
@@ -208,19 +220,66 @@ impl Teller<'_> {
     }
 }
 
-fn start_names(driver: &Arc<Driver>) -> Names {
-    let (todo, jobs) = channel::<(u64, Vec<u8>)>();
+/// Drops pages of a file. Dropping waits for the reads and writes that have these pages locked; those that we
+/// know of are left out, since their answers may wait for our acknowledgement. One may have come that we did
+/// not know of: then the call that is stuck is left behind, and the rest dropped by another.
+fn drop_data(
+    driver: &Arc<Driver>,
+    (why, ino): (Invalidation, u64),
+    range: (u64, u64),
+    pages: &mut Option<Pages>,
+) {
+    let node = if ino == driver.root() { ROOT } else { ino };
+    loop {
+        let (open, (ranges, looked)) =
+            driver.with(|core, _| (core.cache.is_open(ino), core.cache.droppable(why, ino, range)));
+        if !open {
+            return drop_ranges(driver, node, &ranges);
+        }
+        let worker = pages.get_or_insert_with(|| {
+            start(driver, |driver, (node, ranges): (u64, Vec<_>)| drop_ranges(driver, node, &ranges))
+        });
+        if ranges.is_empty() || worker.todo.send((node, ranges)).is_err() {
+            return;
+        }
+        let in_time = loop {
+            match worker.done.recv_timeout(LOOK_AGAIN) {
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => break true,
+                Err(RecvTimeoutError::Timeout)
+                    if driver.with(|core, _| core.cache.is_in_the_way(why, ino, looked)) =>
+                {
+                    break false;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        };
+        if in_time {
+            return;
+        }
+        *pages = None;
+    }
+}
+
+fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
+    for &(offset, length) in ranges {
+        let (offset, len) = (clamp(offset), clamp(length));
+        send(driver, &Notification::InvalInode { ino: node, offset, len });
+    }
+}
+
+fn start<T: Send + 'static>(driver: &Arc<Driver>, tell: impl Fn(&Driver, T) + Send + 'static) -> Worker<T> {
+    let (todo, jobs) = channel::<T>();
     let (finished, done) = channel();
     let driver = Arc::clone(driver);
     thread::spawn(move || {
-        for (dir, name) in jobs {
-            send(&driver, &Notification::entry(dir, &name));
+        for job in jobs {
+            tell(&driver, job);
             if finished.send(()).is_err() {
                 return;
             }
         }
     });
-    Names { todo, done }
+    Worker { todo, done }
 }
 
 fn send(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {

@@ -50,6 +50,7 @@ mod key;
 mod recalls;
 mod report;
 mod timers;
+mod turns;
 mod words;
 
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
@@ -61,7 +62,7 @@ use account::Account;
 use key::KeyState;
 use nigh_types::{GrantId, NodeId, RecallId, Span, Time};
 use recalls::{ChangeState, Outstanding};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
 
 /// Where one holder's grant on one key stands.
@@ -72,6 +73,8 @@ struct Entry {
     id: GrantId,
     /// The object's number in its holder's export.
     node: NodeId,
+    /// Since when the holder has had one here.
+    since: Time,
     shared: bool,
     /// It took the place of an earlier one, which its holder may have.
     again: bool,
@@ -174,16 +177,7 @@ impl LeaseTable {
         node: NodeId,
     ) -> Option<Granted> {
         self.advance(now);
-        match self.grant(holder, key, node) {
-            Ok(granted) => {
-                self.counters.granted += 1;
-                Some(granted)
-            }
-            Err(refusal) => {
-                *self.counters.refused.entry(refusal).or_default() += 1;
-                None
-            }
-        }
+        self.give(holder, key, node)
     }
 
     /// Whether this grant stands: it is the latest of its holder on its key, and neither recalled nor
@@ -230,8 +224,7 @@ impl LeaseTable {
     pub fn handle_change(&mut self, now: Time, by: Option<Holder>, changes: &[Change]) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
-        let (keys, owed) = (BTreeSet::new(), BTreeSet::new());
-        self.changes.insert(id, ChangeState { by, since: self.now, keys, owed, telling: false });
+        self.changes.insert(id, ChangeState::new(by, self.now));
         self.extend(id, changes);
         id
     }
@@ -244,17 +237,13 @@ impl LeaseTable {
 
     #[must_use]
     pub fn is_ready(&self, id: ChangeId) -> bool {
-        self.changes.get(&id).is_some_and(|change| change.owed.is_empty())
+        self.changes.get(&id).is_some_and(ChangeState::is_ready)
     }
 
     /// The change was applied or given up: its keys may be granted again.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
         self.advance(now);
-        let Some(change) = self.changes.remove(&id) else { return };
-        for key in change.keys {
-            self.keys.get_mut(&key).expect("a key that is changed").end_change(self.now);
-            self.tend_key(key);
-        }
+        self.end_change(id, None);
     }
 
     /// The session said goodbye: the client has dropped everything, and all ends at once.
@@ -290,7 +279,7 @@ impl LeaseTable {
                 let Some(change) = self.changes.get_mut(&id) else { continue };
                 change.telling = false;
                 // It was extended since; `Ready` comes again.
-                if !change.owed.is_empty() {
+                if !change.is_ready() {
                     continue;
                 }
             }

@@ -152,12 +152,12 @@ impl Wire for Access {
 
 impl Wire for WriteFlags {
     fn put(&self, w: &mut Writer) {
-        w.u8(bits(&[self.append, self.kill_suidgid, self.sync]));
+        w.u8(bits(&[self.append, self.kill_suidgid, self.sync, self.flush]));
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<WriteFlags, ProtocolError> {
-        let [append, kill_suidgid, sync] = flags(r.u8()?)?;
-        Ok(WriteFlags { append, kill_suidgid, sync })
+        let [append, kill_suidgid, sync, flush] = flags(r.u8()?)?;
+        Ok(WriteFlags { append, kill_suidgid, sync, flush })
     }
 }
 

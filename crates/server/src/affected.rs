@@ -7,27 +7,39 @@
 
 use crate::error::Fault;
 use crate::ops::Context;
+use crate::ops::open::for_reading;
 use crate::ops::rename::Names;
 use crate::place_locks::{Grip, HeldPlaces};
 use crate::reach::{Found, Node, link};
 use crate::stat::{self, Stat};
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Access, Call, Covers, Handle, Kind, Name, Place};
+use nigh_types::{Access, Call, Covers, Handle, Kind, Name, Place, WriteFlags};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::os::fd::OwnedFd;
 
 /// Looks at a call and begins its change. True: it may be made now. False: others were asked back what it
 /// makes false; nothing is held.
 pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>) -> Result<bool, Fault> {
+    if let Call::Read { node, handle, .. } = call {
+        // One that waited is granted already, whatever is found now.
+        let file = for_reading(cx, node, *handle)?;
+        return Ok(cx.stake.begin_read(node.node, file.object()));
+    }
+    if let Call::Fsync { node, handle, .. } = call {
+        return settle(cx, node, *handle);
+    }
     if !call.is_mutation() {
         return Ok(true);
     }
+    let flush = matches!(call, Call::Write { flags: WriteFlags { flush: true, .. }, .. });
     loop {
-        let mut look = Look { cx, places, changes: Vec::new() };
+        let mut look = Look { cx, places, changes: Vec::new(), departing: Vec::new() };
         match look.at(call) {
             Ok(()) => {
-                let ready = cx.stake.begin(&look.changes);
-                if !ready {
+                let ready = cx.stake.begin(&look.changes, flush);
+                if ready {
+                    look.departing.into_iter().for_each(|node| cx.reach().departed.keep(node));
+                } else {
                     places.let_go();
                 }
                 return Ok(ready);
@@ -36,6 +48,16 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
             Err(Halt::Fault(fault)) => return Err(fault),
         }
     }
+}
+
+/// Stores into a map may have been written before others dropped what they hold of them; who syncs waits for
+/// that.
+fn settle(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<bool, Fault> {
+    let object = match handle {
+        Some(handle) => cx.files.find(handle, place.node)?.object,
+        None => cx.reach().node(place, cx.files)?.object,
+    };
+    Ok(cx.stake.settle(object))
 }
 
 /// Why looking came to no end.
@@ -57,6 +79,8 @@ struct Look<'c, 'p, 'l> {
     cx: Context<'c>,
     places: &'p mut HeldPlaces<'l>,
     changes: Vec<Change>,
+    /// Files that lose their last name, which others may have been led to just now.
+    departing: Vec<Node>,
 }
 
 impl Look<'_, '_, '_> {
@@ -79,6 +103,7 @@ impl Look<'_, '_, '_> {
                 if let Some(victim) = self.cx.reach().look(&dir, name)? {
                     self.take(victim.object, Grip::Exclusive)?;
                     self.name(&dir, name);
+                    self.departs(&dir, name, &victim);
                     self.removed(&dir, victim);
                 }
                 Ok(())
@@ -114,7 +139,7 @@ impl Look<'_, '_, '_> {
         }
         if access.truncate {
             self.push(there.object, Covers::Inode, None);
-            self.push(there.object, Covers::Data, None);
+            self.push_written(there.object);
             self.push(dir.object, Covers::Names, Some(name));
         }
         Ok(())
@@ -152,6 +177,7 @@ impl Look<'_, '_, '_> {
             if exchange {
                 self.push(there.object, Covers::Inode, None);
             } else {
+                self.departs(&to, names.new_name, &there);
                 self.removed(&to, there);
             }
         }
@@ -175,7 +201,7 @@ impl Look<'_, '_, '_> {
             }
         };
         if data {
-            self.push(object, Covers::Data, None);
+            self.push_written(object);
         }
         Ok(())
     }
@@ -248,6 +274,15 @@ impl Look<'_, '_, '_> {
         }
     }
 
+    /// It is reached a little longer. Where it cannot be held it is looked up anew, as anything that is gone.
+    fn departs(&mut self, dir: &Node, name: &Name, victim: &Found) {
+        let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
+        if last && self.cx.files.holding().leases.are_several() {
+            let held = self.cx.reach().open_child(dir, name).and_then(|fd| self.cx.reach().opened(fd));
+            self.departing.extend(held.ok().filter(|node| node.object == victim.object));
+        }
+    }
+
     /// The directory in which a name is to be changed.
     fn directory(&mut self, place: &Place) -> Looked<Node> {
         let dir = self.cx.reach().directory(place, self.cx.files)?;
@@ -270,6 +305,11 @@ impl Look<'_, '_, '_> {
 
     fn push(&mut self, object: Object, covers: Covers, name: Option<&Name>) {
         let key = LeaseKey { object, covers };
-        self.changes.push(Change { key, names: name.into_iter().cloned().collect() });
+        self.changes.push(Change { key, names: name.into_iter().cloned().collect(), writes: false });
+    }
+
+    fn push_written(&mut self, object: Object) {
+        let key = LeaseKey { object, covers: Covers::Data };
+        self.changes.push(Change { key, names: Vec::new(), writes: true });
     }
 }

@@ -322,6 +322,7 @@ impl Export {
             idle.extend(readers.pop_lru());
         }
         drop(readers); // closing may wait for the disk
+        self.reach.departed.close_old(now);
     }
 
     pub(crate) fn reach(&self) -> &Reach {

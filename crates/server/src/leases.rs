@@ -6,12 +6,12 @@ use crate::homes::Homes;
 use crate::place_locks::PlaceLocks;
 use crate::pool::{Job, Pool};
 use crate::session::{Session, now};
-use crate::unsent::Unsent;
+use crate::unsent::{Carried, Unsent};
 use nigh_native::LeaseTable;
 use nigh_native::lease::{
     Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReport,
 };
-use nigh_types::{CallId, Grant, GrantId, NodeId, RecallId, Span, Term, Time};
+use nigh_types::{CallId, Grant, GrantId, NodeId, Recall, RecallId, Span, Term, Time};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -42,6 +42,8 @@ struct State {
     /// Who was at the other end of connections that were lost: (client, incarnation).
     cut: BTreeMap<Holder, (u64, u64)>,
     parked: FxHashMap<ChangeId, Job>,
+    /// Those of `parked` that wait for a grant.
+    readers: FxHashMap<ChangeId, Reader>,
     /// When the table wants to be told the time.
     due: Time,
     /// For when the clock was set.
@@ -64,6 +66,14 @@ pub(crate) struct Parked {
     pub(crate) call: &'static str,
 }
 
+/// A call that waits for a grant on data.
+struct Reader {
+    seat: (Holder, LeaseKey),
+    node: NodeId,
+    /// What it was granted and has not taken.
+    given: Option<Granted>,
+}
+
 /// What the table said and is done when its lock is free again.
 #[derive(Default)]
 struct Pending {
@@ -83,6 +93,7 @@ impl Leases {
             sessions: FxHashMap::default(),
             cut: BTreeMap::new(),
             parked: FxHashMap::default(),
+            readers: FxHashMap::default(),
             due: Time::FAR,
             clock: Time::FAR,
             stopping: false,
@@ -142,6 +153,11 @@ impl Leases {
             state.sessions.insert(session.holder(), Arc::clone(session));
             state.begin(now, session.holder(), names_alone, term);
         });
+    }
+
+    /// Whether there are several sessions.
+    pub(crate) fn are_several(&self) -> bool {
+        self.state.lock().sessions.len() > 1
     }
 
     /// The same for a session without a connection.
@@ -208,32 +224,82 @@ impl Leases {
         let (now, before) = (now(), grants.len());
         let mut same = true;
         let State { table, unsent, .. } = &mut *state;
+        let mut recalled = Vec::new();
         grants.retain_mut(|grant| {
             let id = grant.id;
             let carried = unsent.carry(table, now, grant);
-            same &= carried && grant.id == id;
-            carried
+            same &= carried != Carried::No && grant.id == id;
+            recalled.extend((carried == Carried::Recalled).then_some(grant.id));
+            carried != Carried::No
         });
-        let pending = state.drain();
+        let mut pending = state.drain();
         // The new numbers may have put the holder above its quota.
-        grants.retain(|grant| state.table.stands(holder, grant.id));
+        grants.retain(|grant| recalled.contains(&grant.id) || state.table.stands(holder, grant.id));
         put(grants, same && grants.len() == before);
+        state.say_due(&mut pending);
         drop(state);
         self.carry_out(pending);
     }
 
     /// Begins a change, or names more of what it makes false. True: nobody else holds any of it.
-    fn change(&self, by: Holder, begun: Option<ChangeId>, changes: &[Change]) -> (ChangeId, bool) {
+    fn change(
+        &self,
+        by: Holder,
+        begun: Option<ChangeId>,
+        changes: &[Change],
+        flush: bool,
+    ) -> (ChangeId, bool) {
         self.with(|state, now| {
             let id = match begun {
                 Some(id) => {
                     state.table.handle_extend(now, id, changes);
                     id
                 }
+                None if flush => state.table.handle_flush(now, by, changes),
                 None => state.table.handle_change(now, Some(by), changes),
             };
             (id, state.table.is_ready(id))
         })
+    }
+
+    /// For a grant that is to be had before data is read; a call that waits for it is kept.
+    fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
+        self.with(|state, now| {
+            if let Some(granted) = state.unsent.register(&mut state.table, now, seat, node) {
+                return Reading::Granted(granted);
+            }
+            let Some(id) = state.table.handle_wait(now, seat.0, seat.1, node) else {
+                return Reading::Refused;
+            };
+            state.readers.insert(id, Reader { seat, node, given: None });
+            Reading::Waits(id)
+        })
+    }
+
+    /// What a call was granted that waited.
+    fn claim(&self, reader: ChangeId) -> Option<Granted> {
+        self.state.lock().readers.get_mut(&reader)?.given.take()
+    }
+
+    /// A change of data has its effect, which its maker is granted.
+    fn written(&self, id: ChangeId, seat: (Holder, LeaseKey), node: NodeId) -> Option<Granted> {
+        self.with(|state, now| {
+            let gap = state.unsent.has_gap(&state.table, seat);
+            let granted = state.table.handle_written(now, id, seat.1, node)?;
+            state.unsent.note(seat, node, granted, gap);
+            Some(granted)
+        })
+    }
+
+    fn end(&self, id: ChangeId) {
+        self.with(|state, now| {
+            let left = state.readers.remove(&id);
+            if let Some(Reader { seat, given: Some(granted), .. }) = left {
+                state.unsent.drop(granted.id);
+                state.table.handle_withdraw(now, seat.0, &[granted.id]);
+            }
+            state.table.handle_done(now, id);
+        });
     }
 
     /// Keeps a call until its change is ready; `None`: it is kept, or nobody waits for it any more.
@@ -272,7 +338,8 @@ impl Leases {
     fn with<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
         let mut state = self.state.lock();
         let result = act(&mut state, now());
-        let pending = state.drain();
+        let mut pending = state.drain();
+        state.say_due(&mut pending);
         let earlier = state.due < state.clock;
         drop(state);
         if earlier {
@@ -327,18 +394,50 @@ impl State {
         self.table.handle_limit(now, holder, limit);
     }
 
+    fn say(&self, pending: &mut Pending, holder: Holder, recall: Recall) {
+        if let Some(session) = self.sessions.get(&holder) {
+            session.queue_recall(recall);
+            pending.send.push(Arc::clone(session));
+        }
+    }
+
+    /// Recalls that answers were in the way of.
+    fn say_due(&mut self, pending: &mut Pending) {
+        for (holder, recall) in self.unsent.take_due() {
+            self.say(pending, holder, recall);
+        }
+    }
+
+    /// A reader that waits was granted what it waited for; a recall of that follows at the earliest. (Nothing
+    /// of its session that was granted before is under way: whoever wrote meanwhile waited for that.)
+    fn note_granted(&mut self, reader: ChangeId) {
+        if let Some(Reader { seat, node, given }) = self.readers.get_mut(&reader)
+            && let Some(granted) = self.table.take_granted(reader)
+        {
+            self.unsent.note(*seat, *node, granted, false);
+            *given = Some(granted);
+        }
+    }
+
     /// Everything that the table has to say. Recalls are on their wires when this returns.
     fn drain(&mut self) -> Pending {
         let mut pending = Pending::default();
         loop {
             match self.table.poll_output() {
                 LeaseOutput::Recall { holder, recall } => {
-                    if let Some(session) = self.sessions.get(&holder) {
-                        session.queue_recall(recall);
-                        pending.send.push(Arc::clone(session));
+                    let key = self.table.recalled_key(recall.id);
+                    let recall = match key {
+                        Some(key) => self.unsent.recall(holder, key, recall),
+                        None => Some(recall),
+                    };
+                    if let Some(recall) = recall {
+                        self.say(&mut pending, holder, recall);
                     }
                 }
-                LeaseOutput::Ready(change) => pending.ready.extend(self.parked.remove(&change)),
+                LeaseOutput::Ready(change) => {
+                    self.note_granted(change);
+                    pending.ready.extend(self.parked.remove(&change));
+                }
                 LeaseOutput::Suspect(holder) => {
                     self.sessions.get(&holder).into_iter().for_each(|session| events::suspect(session));
                 }
@@ -368,8 +467,15 @@ pub(crate) struct OpenChange {
 
 impl Drop for OpenChange {
     fn drop(&mut self) {
-        self.leases.with(|state, now| state.table.handle_done(now, self.id));
+        self.leases.end(self.id);
     }
+}
+
+/// Whether data may be read under a grant.
+enum Reading {
+    Granted(Granted),
+    Waits(ChangeId),
+    Refused,
 }
 
 /// One session's part in the table.
@@ -389,10 +495,50 @@ impl Holding {
     }
 
     /// Begins a change, or adds to one. True: it may be made now.
-    pub(crate) fn change(&self, open: &mut Option<OpenChange>, changes: &[Change]) -> bool {
-        let (id, ready) = self.leases.change(self.holder, open.as_ref().map(|change| change.id), changes);
-        open.get_or_insert_with(|| OpenChange { leases: Arc::clone(&self.leases), id });
+    pub(crate) fn change(&self, open: &mut Option<OpenChange>, changes: &[Change], flush: bool) -> bool {
+        let begun = open.as_ref().map(|change| change.id);
+        let (id, ready) = self.leases.change(self.holder, begun, changes, flush);
+        open.get_or_insert_with(|| self.opened(id));
         ready
+    }
+
+    /// A grant for a call that reads data; `Err`: it waits until `open` is ready, and then asks again.
+    pub(crate) fn read(
+        &self,
+        open: &mut Option<OpenChange>,
+        key: LeaseKey,
+        node: NodeId,
+    ) -> Result<Option<Granted>, ()> {
+        if let Some(waited) = open.take() {
+            return Ok(self.leases.claim(waited.id));
+        }
+        match self.leases.read((self.holder, key), node) {
+            Reading::Granted(granted) => Ok(Some(granted)),
+            Reading::Refused => Ok(None),
+            Reading::Waits(id) => {
+                *open = Some(self.opened(id));
+                Err(())
+            }
+        }
+    }
+
+    /// Ends a change of data, whose maker is granted what it wrote.
+    pub(crate) fn written(&self, open: OpenChange, key: LeaseKey, node: NodeId) -> Option<Granted> {
+        self.leases.written(open.id, (self.holder, key), node)
+    }
+
+    /// Waits until what was asked of others is given back. True: it is.
+    pub(crate) fn settle(&self, open: &mut Option<OpenChange>, key: LeaseKey) -> bool {
+        let id = match open {
+            Some(open) => open.id,
+            None => self.leases.with(|state, now| state.table.handle_settle(now, self.holder, key)),
+        };
+        open.get_or_insert_with(|| self.opened(id));
+        self.leases.with(|state, _| state.table.is_ready(id))
+    }
+
+    fn opened(&self, id: ChangeId) -> OpenChange {
+        OpenChange { leases: Arc::clone(&self.leases), id }
     }
 }
 

@@ -8,6 +8,7 @@ mod affected;
 mod claims;
 mod control;
 pub mod daemon;
+mod departed;
 mod error;
 mod events;
 mod export;

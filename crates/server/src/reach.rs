@@ -1,5 +1,6 @@
 //! From node ids to inodes, never leaving the export. See docs/decisions/0001-node-ids.md.
 
+use crate::departed::Departed;
 use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
@@ -62,6 +63,7 @@ pub(crate) struct Reach {
     /// Directories on the root's own mount only: a descriptor would keep others from being unmounted.
     directories: Mutex<LruCache<NodeId, Held>>,
     handles: Mutex<LruCache<NodeId, FileHandle>>,
+    pub(crate) departed: Departed,
 }
 
 #[derive(Clone, Debug)]
@@ -106,6 +108,7 @@ impl Reach {
             places: Mutex::new(LruCache::new(bounds.places)),
             directories: Mutex::new(LruCache::new(bounds.directories)),
             handles: Mutex::new(LruCache::new(bounds.handles)),
+            departed: Departed::default(),
         })
     }
 
@@ -133,6 +136,9 @@ impl Reach {
         }
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
+        }
+        if let Some(found) = self.departed.find(place.node) {
+            return Ok(Node { stat: stat::of_fd(&found.fd)?, ..found });
         }
         let Some(open) = files.of_node(place.node) else { return self.orphan(place) };
         let stat = stat::of_fd(&open.fd)?;

@@ -2,7 +2,7 @@
 
 use crate::files::SessionFiles;
 use crate::leases::{Holding, OpenChange};
-use nigh_native::lease::{Change, LeaseKey, Object};
+use nigh_native::lease::{Change, Granted, LeaseKey, Object};
 use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
@@ -14,6 +14,8 @@ pub(crate) struct Stake<'a> {
     registered: RefCell<Vec<GrantId>>,
     change: RefCell<Option<OpenChange>>,
     makes_folder: Cell<bool>,
+    /// Registered on data before the call was looked into.
+    given: Cell<Option<(LeaseKey, Granted)>>,
 }
 
 impl<'a> Stake<'a> {
@@ -25,6 +27,7 @@ impl<'a> Stake<'a> {
             registered: RefCell::default(),
             change: RefCell::new(change),
             makes_folder: Cell::new(false),
+            given: Cell::new(None),
         }
     }
 
@@ -33,9 +36,51 @@ impl<'a> Stake<'a> {
         if self.term == Term::Limited(Span::ZERO) {
             return None;
         }
-        let granted = self.holding.leases.grant(self.holding.holder, LeaseKey { object, covers }, node)?;
+        let key = LeaseKey { object, covers };
+        let granted = match self.given.take() {
+            Some((of, granted)) if of == key => granted,
+            other => {
+                self.given.set(other);
+                let granted = self.holding.leases.grant(self.holding.holder, key, node)?;
+                self.registered.borrow_mut().push(granted.id);
+                granted
+            }
+        };
+        Some(self.grant(granted, node, covers))
+    }
+
+    /// Registers one for a call that reads data. False: the call waits for it.
+    pub(crate) fn begin_read(&self, node: NodeId, object: Object) -> bool {
+        if self.term == Term::Limited(Span::ZERO) {
+            return true;
+        }
+        let key = LeaseKey { object, covers: Covers::Data };
+        let Ok(granted) = self.holding.read(&mut self.change.borrow_mut(), key, node) else { return false };
+        if let Some(granted) = granted {
+            self.registered.borrow_mut().push(granted.id);
+            self.given.set(Some((key, granted)));
+        }
+        true
+    }
+
+    /// Data was changed: the change is done, and what was written granted.
+    pub(crate) fn written(&self, node: NodeId, object: Object) -> Option<Grant> {
+        let change = self.change.take()?;
+        if self.term == Term::Limited(Span::ZERO) {
+            return None;
+        }
+        let granted = self.holding.written(change, LeaseKey { object, covers: Covers::Data }, node)?;
         self.registered.borrow_mut().push(granted.id);
-        Some(Grant {
+        Some(self.grant(granted, node, Covers::Data))
+    }
+
+    /// Waits until others have given back what they were asked for of this data. True: they have.
+    pub(crate) fn settle(&self, object: Object) -> bool {
+        self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: Covers::Data })
+    }
+
+    fn grant(&self, granted: Granted, node: NodeId, covers: Covers) -> Grant {
+        Grant {
             id: granted.id,
             node,
             covers,
@@ -43,13 +88,14 @@ impl<'a> Stake<'a> {
             term: self.term,
             recallable: true,
             shared: granted.shared,
-        })
+        }
     }
 
     /// Says what the call makes false. True: nobody else holds any of it, nor will until it is done.
-    pub(crate) fn begin(&self, changes: &[Change]) -> bool {
+    /// `flush`: it writes stores into a map back.
+    pub(crate) fn begin(&self, changes: &[Change], flush: bool) -> bool {
         let mut open = self.change.borrow_mut();
-        (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes)
+        (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes, flush)
     }
 
     /// The call may make the server's own folder: its change says what that makes false.

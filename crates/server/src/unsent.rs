@@ -5,16 +5,22 @@
 //! the latest stands by its number. So an answer may carry a grant if those on that key have followed each
 //! other without a gap since it was registered; one that was overtaken gets a new number when its answer takes
 //! its place in the stream. The client's return of another number does not end it then.
+//!
+//! A recall of data waits for the answers under way that were granted it, so it stands behind them in the
+//! stream: the kernel would keep their pages for a moment after it was told to drop what it has. Reading and
+//! writing wait for nobody, so this is soon over.
 
 use nigh_native::LeaseTable;
 use nigh_native::lease::{Granted, Holder, LeaseKey};
-use nigh_types::{Grant, GrantId, NodeId, Time};
+use nigh_types::{Covers, Grant, GrantId, NodeId, Recall, Time};
 use rustc_hash::FxHashMap;
 
 #[derive(Default)]
 pub(crate) struct Unsent {
     by_id: FxHashMap<GrantId, Registered>,
     by_key: FxHashMap<(Holder, LeaseKey), Together>,
+    /// Recalls that no answer is in the way of any more.
+    due: Vec<(Holder, Recall)>,
 }
 
 struct Registered {
@@ -24,12 +30,23 @@ struct Registered {
     gaps: u64,
 }
 
+/// Whether an answer carries a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Carried {
+    No,
+    Standing,
+    /// Its recall follows in the stream.
+    Recalled,
+}
+
 /// Those of one holder on one key.
 struct Together {
     count: u64,
     latest: GrantId,
     /// How often the latest one had ended before the next was registered.
     gaps: u64,
+    /// It was recalled meanwhile, which is to be said behind their answers.
+    recall: Option<Recall>,
 }
 
 impl Unsent {
@@ -41,21 +58,51 @@ impl Unsent {
         seat: (Holder, LeaseKey),
         node: NodeId,
     ) -> Option<Granted> {
-        let (holder, key) = seat;
-        let gap = self.by_key.get(&seat).is_some_and(|together| !table.stands(holder, together.latest));
-        let granted = table.handle_grant(now, holder, key, node)?;
-        let together = self.by_key.entry(seat).or_insert(Together { count: 0, latest: granted.id, gaps: 0 });
+        let gap = self.has_gap(table, seat);
+        let granted = table.handle_grant(now, seat.0, seat.1, node)?;
+        self.note(seat, node, granted, gap);
+        Some(granted)
+    }
+
+    /// Whether those before the next on this key have ended. To be asked before that is registered.
+    pub(crate) fn has_gap(&self, table: &LeaseTable, seat: (Holder, LeaseKey)) -> bool {
+        self.by_key.get(&seat).is_some_and(|together| !table.stands(seat.0, together.latest))
+    }
+
+    /// One was registered.
+    pub(crate) fn note(&mut self, seat: (Holder, LeaseKey), node: NodeId, granted: Granted, gap: bool) {
+        let new = Together { count: 0, latest: granted.id, gaps: 0, recall: None };
+        let together = self.by_key.entry(seat).or_insert(new);
         together.count += 1;
         together.latest = granted.id;
         together.gaps += u64::from(gap);
         self.by_id.insert(granted.id, Registered { seat, node, gaps: together.gaps });
-        Some(granted)
     }
 
-    /// An answer is about to carry it, by the number that it has afterwards. False: it may not.
-    pub(crate) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> bool {
-        let Some(Registered { seat, node, gaps }) = self.by_id.remove(&grant.id) else { return false };
-        let Some(together) = self.by_key.get_mut(&seat) else { return false };
+    /// A recall that the table put out; what is to be said at once.
+    pub(crate) fn recall(&mut self, holder: Holder, key: LeaseKey, recall: Recall) -> Option<Recall> {
+        if key.covers == Covers::Data
+            && let Some(together) = self.by_key.get_mut(&(holder, key))
+        {
+            together.recall = Some(recall);
+            return None;
+        }
+        Some(recall)
+    }
+
+    /// Recalls that may be said now.
+    pub(crate) fn take_due(&mut self) -> Vec<(Holder, Recall)> {
+        std::mem::take(&mut self.due)
+    }
+
+    /// An answer is about to carry it, by the number that it has afterwards.
+    pub(crate) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> Carried {
+        let Some(Registered { seat, node, gaps }) = self.by_id.remove(&grant.id) else { return Carried::No };
+        let Some(together) = self.by_key.get_mut(&seat) else { return Carried::No };
+        if together.recall.is_some() {
+            self.leave(seat);
+            return Carried::Recalled;
+        }
         let stands = gaps == together.gaps && table.stands(seat.0, together.latest);
         let carried = if stands && together.latest != grant.id {
             let again = table.handle_grant(now, seat.0, seat.1, node);
@@ -68,7 +115,7 @@ impl Unsent {
             stands
         };
         self.leave(seat);
-        carried
+        if carried { Carried::Standing } else { Carried::No }
     }
 
     /// No answer will carry it.
@@ -82,7 +129,8 @@ impl Unsent {
         if let Some(together) = self.by_key.get_mut(&seat) {
             together.count -= 1;
             if together.count == 0 {
-                self.by_key.remove(&seat);
+                let recall = self.by_key.remove(&seat).and_then(|together| together.recall);
+                self.due.extend(recall.map(|recall| (seat.0, recall)));
             }
         }
     }
@@ -126,7 +174,7 @@ mod tests {
         }
 
         fn carry(&mut self, grant: &mut Grant) -> bool {
-            self.unsent.carry(&mut self.table, Time(1), grant)
+            self.unsent.carry(&mut self.table, Time(1), grant) != Carried::No
         }
 
         fn is_empty(&self) -> bool {
@@ -157,7 +205,8 @@ mod tests {
         assert!(!world.carry(&mut first), "it was registered before the gap");
         assert!(world.carry(&mut third) && world.is_empty());
         let mut fourth = world.register();
-        let change = world.table.handle_change(Time(1), None, &[Change { key: KEY, names: vec![] }]);
+        let change =
+            world.table.handle_change(Time(1), None, &[Change { key: KEY, names: vec![], writes: false }]);
         assert!(!world.carry(&mut fourth));
         world.table.handle_done(Time(1), change);
         assert!(world.is_empty());

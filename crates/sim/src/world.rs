@@ -284,8 +284,19 @@ impl World {
 
     fn invalidate(&mut self, at: usize, id: Invalidation, stale: &[Stale]) {
         for one in stale {
-            self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(one)));
-            self.clients[at].kernel.forget(one);
+            let parts = match *one {
+                // As a notifier does: what the kernel has locked for its own requests is left out.
+                Stale::Data { ino, offset, length } => {
+                    let (ranges, _) = self.clients[at].cache.droppable(id, ino, (offset, length));
+                    let part = |(offset, length)| Stale::Data { ino, offset, length };
+                    ranges.into_iter().map(part).collect()
+                }
+                ref other => vec![other.clone()],
+            };
+            for one in &parts {
+                self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(one)));
+                self.clients[at].kernel.forget(one);
+            }
         }
         self.clients[at].cache.handle_invalidated(id);
     }

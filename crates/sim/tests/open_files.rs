@@ -1,7 +1,7 @@
 //! Open files: without the server where nothing is to be written, and what keeps them readable; pages under
 //! grants.
 
-use nigh_cache::{Answer, Fh, Level, Op, Opened};
+use nigh_cache::{Answer, Fh, Invalidation, Level, Op, Opened};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
@@ -170,6 +170,31 @@ fn pages_go_with_their_grant_where_the_server_does_not_answer() {
     assert_eq!(forgets(&world, file), 0);
     world.advance(Span::from_millis(1));
     assert_eq!(forgets(&world, file), 1);
+}
+
+/// Who drops pages learns of reads and writes that came since it looked. Stores into a map that are written
+/// back are left out like these, but where a recall is to be acknowledged.
+#[test]
+fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
+    let (mut world, file) = world(TreeConfig::default());
+    let fh = open(&mut world, file.ino, true, false).fh;
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Every, Fate { hold_reply: true, ..Fate::default() });
+    let none = Invalidation(u64::MAX);
+    let (ranges, looked) = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    assert_eq!(ranges, [(0, 0)]);
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, looked));
+    world.ask(0, Op::Read { ino: file.ino, fh, offset: 0, size: 4 });
+    assert!(world.clients[0].cache.is_in_the_way(none, file.ino, looked));
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino + 1, looked));
+    let (ranges, looked) = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    assert_eq!(ranges, [(4096, 0)]);
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, looked));
+    let data = b"CONT".to_vec();
+    let (offset, kill_suidgid, from_page_cache) = (4096, false, true);
+    let flush = Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache };
+    world.ask(0, flush);
+    assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)).0, [(8192, 0)]);
 }
 
 /// Pages that a read or write in flight holds locked are dropped behind its reply.

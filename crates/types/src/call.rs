@@ -44,6 +44,8 @@ pub struct WriteFlags {
     pub kill_suidgid: bool,
     /// Durable before it is answered.
     pub sync: bool,
+    /// Stores into a map, which a kernel writes back; it may do so because it was told to drop them.
+    pub flush: bool,
 }
 
 /// One call. Offsets and lengths are bytes. Calls from [`Call::Create`] on are mutations.

@@ -15,7 +15,11 @@ impl LeaseTable {
             return Err(Refusal::Suspect);
         }
         let state = self.keys.get(&key);
-        if state.is_some_and(KeyState::is_changing) {
+        let changing = match key.covers {
+            Covers::Data => state.is_some_and(|state| state.is_changing_for(holder)),
+            Covers::Names | Covers::Inode => state.is_some_and(KeyState::is_changing),
+        };
+        if changing {
             return Err(Refusal::Changing);
         }
         if state.is_some_and(KeyState::is_contended) {
@@ -37,9 +41,9 @@ impl LeaseTable {
         let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
         let limited = longer(account.limit);
         account.grants.insert(id, Held { key, until: self.now.after(limited) });
-        let mut entry = Entry { id, node, shared, again: false };
+        let mut entry = Entry { id, node, since: self.now, shared, again: false };
         if let Some(earlier) = self.entries.get(&(key, holder)) {
-            entry.again = true;
+            (entry.again, entry.since) = (true, earlier.since);
             account.grants.remove(&earlier.id);
         }
         self.entries.insert((key, holder), entry);

@@ -1,6 +1,7 @@
 //! What goes on at one key: who changes it, who was asked for it, and how often.
 
 use super::timers::Armed;
+use super::turns::Turn;
 use super::words::{Holder, LeaseConfig, LeaseReason};
 use nigh_types::{RecallId, Time};
 use std::collections::{BTreeMap, VecDeque};
@@ -8,11 +9,12 @@ use std::collections::{BTreeMap, VecDeque};
 /// A key about which there is nothing to say has none.
 #[derive(Default)]
 pub(super) struct KeyState {
-    /// Changes under way.
-    pub(super) changes: u64,
+    /// Changes under way, by maker.
+    makers: BTreeMap<Option<Holder>, u64>,
+    pub(super) turn: Turn,
     /// Recalls whose acknowledgement is owed, at most one for each holder.
     pub(super) recalls: BTreeMap<Holder, RecallId>,
-    /// Changes that had to recall it, within the window; the latest last.
+    /// Changes that had to recall it soon after it was granted, within the window; the latest last.
     recalled_at: VecDeque<Time>,
     /// The latest change, while it is contended.
     contended: Option<Time>,
@@ -37,12 +39,24 @@ impl KeyState {
 
     /// While this holds nothing is granted.
     pub(super) fn is_changing(&self) -> bool {
-        self.changes > 0 || !self.recalls.is_empty()
+        !self.makers.is_empty() || !self.recalls.is_empty()
     }
 
-    /// A change begins. `recalls`: somebody had to be asked who had not been asked.
-    pub(super) fn begin_change(&mut self, now: Time, recalls: bool, config: &LeaseConfig) {
-        self.changes += 1;
+    /// While this holds no data is granted to `holder`. What it changes itself does not count: its own kernel
+    /// keeps its pages in step with its own writes.
+    pub(super) fn is_changing_for(&self, holder: Holder) -> bool {
+        self.makers.keys().any(|maker| *maker != Some(holder)) || self.recalls.contains_key(&holder)
+    }
+
+    /// A change begins. `recalls`: somebody had to be asked who had not been asked, which counts.
+    pub(super) fn begin_change(
+        &mut self,
+        now: Time,
+        by: Option<Holder>,
+        recalls: bool,
+        config: &LeaseConfig,
+    ) {
+        *self.makers.entry(by).or_default() += 1;
         if let Some(latest) = &mut self.contended {
             *latest = now;
         } else if recalls {
@@ -55,8 +69,12 @@ impl KeyState {
         }
     }
 
-    pub(super) fn end_change(&mut self, now: Time) {
-        self.changes -= 1;
+    pub(super) fn end_change(&mut self, now: Time, by: Option<Holder>) {
+        let count = self.makers.get_mut(&by).expect("it has begun");
+        *count -= 1;
+        if *count == 0 {
+            self.makers.remove(&by);
+        }
         if let Some(latest) = &mut self.contended {
             *latest = now;
         }
@@ -76,18 +94,22 @@ impl KeyState {
     /// Lets end what has been quiet for long enough. True: there is nothing more to say.
     pub(super) fn calm(&mut self, now: Time, config: &LeaseConfig) -> bool {
         self.forget_recalls(now, config);
-        self.contended = self.contended.filter(|at| self.changes > 0 || now < at.after(config.quiet));
+        self.contended = self.contended.filter(|at| !self.makers.is_empty() || now < at.after(config.quiet));
         if let Some(Shared { lone_since: Some(since) }) = self.shared
             && since.after(config.quiet) <= now
         {
             self.shared = None;
         }
-        !self.is_changing() && !self.is_contended() && !self.is_shared() && self.recalled_at.is_empty()
+        !self.is_changing()
+            && !self.is_contended()
+            && !self.is_shared()
+            && self.recalled_at.is_empty()
+            && self.turn.is_free()
     }
 
     pub(super) fn due(&self, config: &LeaseConfig) -> (Time, LeaseReason) {
         let recalled = self.recalled_at.back().map(|at| at.after(config.contention_window));
-        let contended = self.contended.filter(|_| self.changes == 0).map(|at| at.after(config.quiet));
+        let contended = self.contended.filter(|_| self.makers.is_empty()).map(|at| at.after(config.quiet));
         let shared = self.shared.as_ref().and_then(|shared| shared.lone_since);
         let shared = shared.map(|since| since.after(config.quiet));
         match [recalled, contended, shared].into_iter().flatten().min() {

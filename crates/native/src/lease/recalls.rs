@@ -2,9 +2,10 @@
 
 use super::account::Recalled;
 use super::timers::Due;
+use super::turns::Part;
 use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
 use super::{LeaseTable, Seat};
-use nigh_types::{GrantId, Name, NodeId, Recall, RecallId, Time};
+use nigh_types::{Covers, GrantId, Name, NodeId, Recall, RecallId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A recall whose acknowledgement is owed.
@@ -35,31 +36,67 @@ pub(super) struct ChangeState {
     pub(super) owed: BTreeSet<RecallId>,
     /// `Ready` stands among the outputs.
     pub(super) telling: bool,
+    pub(super) part: Part,
+}
+
+impl ChangeState {
+    pub(super) fn new(by: Option<Holder>, since: Time) -> ChangeState {
+        let (keys, owed) = (BTreeSet::new(), BTreeSet::new());
+        ChangeState { by, since, keys, owed, telling: false, part: Part::default() }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.owed.is_empty() && self.part.waits_for.is_none()
+    }
 }
 
 impl LeaseTable {
     /// Takes these keys to a change that has begun.
     pub(super) fn extend(&mut self, id: ChangeId, changes: &[Change]) {
-        let Some(change) = self.changes.get_mut(&id) else { return };
+        if !self.changes.contains_key(&id) {
+            return;
+        }
         let mut names = BTreeMap::<LeaseKey, Option<Vec<Name>>>::new();
-        for Change { key, names: some } in changes {
+        for Change { key, names: some, .. } in changes {
             let all = names.entry(*key).or_insert_with(|| Some(Vec::new()));
             match all {
                 Some(all) if !some.is_empty() => all.extend_from_slice(some),
                 _ => *all = None,
             }
         }
-        // On keys that it has already, nothing was granted since.
-        names.retain(|key, _| change.keys.insert(*key));
-        let by = change.by;
+        let waits = changes.iter().rev().find(|change| change.writes).and_then(|change| {
+            let may_write = self.take_turn(id, change.key);
+            (!may_write).then_some(change.key)
+        });
         for (key, names) in names {
-            let owed = self.ask(key, by, names.unwrap_or_default());
-            for recall in owed {
-                self.recalls.get_mut(&recall).expect("it is out").waiting.push(id);
-                self.changes.get_mut(&id).expect("it has begun").owed.insert(recall);
+            if Some(key) != waits {
+                self.begin(id, key, names.unwrap_or_default());
             }
         }
+        self.spare(id);
         self.announce(id);
+    }
+
+    /// A change makes a key false, unless it has that key already: nothing was granted on it since.
+    pub(super) fn begin(&mut self, id: ChangeId, key: LeaseKey, names: Vec<Name>) {
+        let change = self.changes.get_mut(&id).expect("it is under way");
+        let by = change.by;
+        if !change.keys.insert(key) {
+            return;
+        }
+        let owed = self.ask(key, by, names);
+        for recall in owed {
+            self.recalls.get_mut(&recall).expect("it is out").waiting.push(id);
+            self.changes.get_mut(&id).expect("it has begun").owed.insert(recall);
+        }
+        self.spare(id);
+    }
+
+    /// A flush that is pressed waits for nobody, whatever it asked.
+    fn spare(&mut self, id: ChangeId) {
+        if self.is_pressed(id) {
+            self.changes.get_mut(&id).expect("it is under way").owed.clear();
+        }
     }
 
     /// Begins to change a key. Recalls without whose acknowledgements it may not become false.
@@ -70,8 +107,15 @@ impl LeaseTable {
         let mut owed: Vec<RecallId> = asked.filter(|recall| self.recalls[recall].grant.is_some()).collect();
         let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
         let others: Vec<Seat> = seats.map(|(seat, _)| *seat).filter(|seat| Some(seat.1) != by).collect();
-        state.begin_change(self.now, !others.is_empty(), &self.config);
-        owed.extend(others.into_iter().map(|seat| self.recall(seat, names.clone())));
+        // Data that is not granted could stand in a kernel all the same, with nobody to take it back.
+        let young = |seat: &Seat| self.now < self.entries[seat].since.after(self.config.young);
+        let counts = key.covers != Covers::Data && others.iter().any(young);
+        state.begin_change(self.now, by, counts, &self.config);
+        for seat in others {
+            // One that was asked before may have pressed a flush, which asks too.
+            let asked = self.keys.get(&key).and_then(|state| state.recalls.get(&seat.1)).copied();
+            owed.push(asked.unwrap_or_else(|| self.recall(seat, names.clone())));
+        }
         self.tend_key(key);
         owed
     }
@@ -96,6 +140,7 @@ impl LeaseTable {
         assert!(earlier.is_none(), "nothing is granted while a recall is out");
         self.counters.recalled += 1;
         self.arm_holder(holder);
+        self.press(key, holder);
         id
     }
 
@@ -130,16 +175,15 @@ impl LeaseTable {
     /// These changes need not wait for this recall any more.
     pub(super) fn settle(&mut self, recall: RecallId, waiting: Vec<ChangeId>) {
         for id in waiting {
-            if let Some(change) = self.changes.get_mut(&id) {
-                change.owed.remove(&recall);
+            if self.changes.get_mut(&id).is_some_and(|change| change.owed.remove(&recall)) {
                 self.announce(id);
             }
         }
     }
 
-    fn announce(&mut self, id: ChangeId) {
+    pub(super) fn announce(&mut self, id: ChangeId) {
         let change = self.changes.get_mut(&id).expect("it is under way");
-        if change.owed.is_empty() && !change.telling {
+        if change.is_ready() && !change.telling {
             change.telling = true;
             self.outputs.push_back(LeaseOutput::Ready(id));
         }
@@ -163,6 +207,7 @@ impl LeaseTable {
             account.suspect = true;
             self.counters.suspected += 1;
             self.outputs.push_back(LeaseOutput::Suspect(holder));
+            self.let_readers_go(holder);
         }
         self.arm_holder(holder);
     }

@@ -5,6 +5,8 @@ mod holders;
 mod keys;
 mod model;
 mod names;
+mod turns;
+mod writers;
 
 use super::*;
 use nigh_types::{Covers, Name, Recall};
@@ -37,7 +39,7 @@ pub(super) fn name(text: &str) -> Name {
 }
 
 pub(super) fn change(key: LeaseKey) -> Change {
-    Change { key, names: Vec::new() }
+    Change { key, names: Vec::new(), writes: false }
 }
 
 pub(super) const A: Holder = Holder(1);

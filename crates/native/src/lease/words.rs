@@ -33,10 +33,12 @@ pub struct LeaseConfig {
     pub term: Span,
     /// For how long an acknowledgement may be owed before its holder is suspect.
     pub patience: Span,
-    /// A key that was recalled `contention_recalls` times within this is contended.
+    /// A key that was recalled `contention_recalls` times within this, soon after it was granted, is contended.
     pub contention_window: Span,
     /// At least 1.
     pub contention_recalls: u32,
+    /// A recall counts for that if it ends a grant that is younger: one that is older was worth giving.
+    pub young: Span,
     /// How long a contended key stays so after its latest change, and a shared one after its last but
     /// one holder.
     pub quiet: Span,
@@ -52,6 +54,7 @@ impl Default for LeaseConfig {
             patience: Span::from_secs(2),
             contention_window: Span::from_secs(1),
             contention_recalls: 2,
+            young: Span::from_millis(200),
             quiet: Span::from_secs(10),
             grants_per_holder: 1 << 20,
         }
@@ -91,6 +94,9 @@ pub struct Change {
     pub key: LeaseKey,
     /// With `Covers::Names`: only these names. Empty: all of them.
     pub names: Vec<Name>,
+    /// With `Covers::Data`: its maker writes, and may keep what it wrote. Of several makers one at a time
+    /// does (rule 10).
+    pub writes: bool,
 }
 
 /// What is to be done for the table.

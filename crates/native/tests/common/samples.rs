@@ -109,7 +109,7 @@ pub fn queries() -> Vec<Call> {
 pub fn mutations() -> Vec<Call> {
     let (node, handle, x) = (place(), Some(Handle(4)), || name("x"));
     let (mode, umask, offset, length) = (0o644, 0o022, 1 << 33, 10);
-    let flags = WriteFlags { append: true, kill_suidgid: false, sync: true };
+    let flags = WriteFlags { append: true, sync: true, ..WriteFlags::default() };
     let set = SetAttr {
         mode: Some(0o755),
         size: Some(9),

@@ -87,8 +87,9 @@ pub(crate) fn write(
     } else {
         (offset, write_at(&file, offset, data, how)?)
     };
+    let grants = Vec::from_iter(cx.stake.written(place.node, file.object()));
     let after = vec![now(cx, place.node, &file)?];
-    Ok(Outcome { reply: Reply::Written { offset, count }, after, grants: Vec::new() })
+    Ok(Outcome { reply: Reply::Written { offset, count }, after, grants })
 }
 
 pub(crate) fn fallocate(

@@ -13,6 +13,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> {
+    match open_once(cx, place, access) {
+        // It lost the name by which it was reached, just now: it may be reached otherwise.
+        Err(Fault::STALE) => open_once(cx, place, access),
+        other => other,
+    }
+}
+
+fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
     cx.files.has_room()?;

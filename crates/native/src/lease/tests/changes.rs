@@ -9,8 +9,11 @@ fn others_are_asked_and_the_change_waits_for_all_of_them() {
         bench.granted(holder, names(1));
     }
     let names_changed = vec![name("new")];
-    let id =
-        bench.table.handle_change(T0, Some(A), &[Change { key: names(1), names: names_changed.clone() }]);
+    let id = bench.table.handle_change(
+        T0,
+        Some(A),
+        &[Change { key: names(1), names: names_changed.clone(), writes: false }],
+    );
     let recalls = bench.recalls();
     assert_eq!(recalls.len(), 2, "not the one who changes it: {recalls:?}");
     for (holder, recall) in &recalls {
@@ -157,7 +160,8 @@ fn names_of_one_key_that_is_named_twice_are_recalled_together() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
-    let of = |key, text: &[&str]| Change { key, names: text.iter().map(|t| name(t)).collect() };
+    let of =
+        |key, text: &[&str]| Change { key, names: text.iter().map(|t| name(t)).collect(), writes: false };
     let renames = [of(names(1), &["from"]), of(names(2), &["x"]), of(names(1), &["to"]), change(names(2))];
     bench.table.handle_change(T0, Some(A), &renames);
     let recalls = bench.recalls();

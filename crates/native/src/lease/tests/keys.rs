@@ -72,6 +72,20 @@ fn recalls_further_apart_than_the_window_are_no_contention() {
 }
 
 #[test]
+fn recalls_of_what_was_had_for_a_while_are_no_contention() {
+    let mut bench = Bench::with(&[A, B]);
+    for turn in 0..4 {
+        bench.granted(B, names(1));
+        // Asked for again it is no younger.
+        bench.go_to(at_ms(turn * 200 + 199));
+        bench.granted(B, names(1));
+        bench.go_to(at_ms(turn * 200 + 200));
+        bench.whole_change(Some(A), names(1));
+    }
+    bench.granted(B, names(1));
+}
+
+#[test]
 fn changes_that_find_nobody_to_recall_are_no_contention() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));

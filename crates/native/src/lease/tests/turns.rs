@@ -1,0 +1,206 @@
+//! Who writes data, one after the other, and who waits to read it.
+
+use super::*;
+
+fn data(ino: u64) -> LeaseKey {
+    LeaseKey { object: object(ino), covers: Covers::Data }
+}
+
+fn write(key: LeaseKey) -> Change {
+    Change { key, names: Vec::new(), writes: true }
+}
+
+impl Bench {
+    fn write(&mut self, by: Holder, key: LeaseKey) -> ChangeId {
+        self.table.handle_change(self.now, Some(by), &[write(key)])
+    }
+
+    fn flush(&mut self, by: Holder, key: LeaseKey) -> ChangeId {
+        self.table.handle_flush(self.now, by, &[write(key)])
+    }
+
+    fn written(&mut self, by: Holder, id: ChangeId, key: LeaseKey) -> Option<Granted> {
+        self.table.handle_written(self.now, id, key, node(by, key))
+    }
+
+    fn wait(&mut self, holder: Holder, key: LeaseKey) -> Option<ChangeId> {
+        self.table.handle_wait(self.now, holder, key, node(holder, key))
+    }
+
+    fn only_recall(&mut self, of: Holder) -> RecallId {
+        let recalls = self.recalls();
+        assert!(matches!(&recalls[..], [(holder, _)] if *holder == of), "{recalls:?}");
+        recalls[0].1.id
+    }
+}
+
+#[test]
+fn who_writes_is_granted_what_it_wrote_before_the_next_one_begins() {
+    let mut bench = Bench::with(&[A, B]);
+    let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
+    assert!(bench.table.is_ready(one) && !bench.table.is_ready(two));
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(one)]);
+    let granted = bench.written(A, one, data(1)).unwrap();
+    assert!(!bench.table.stands(A, granted.id), "and it is recalled at once");
+    let recall = bench.only_recall(A);
+    assert!(!bench.table.is_ready(two));
+    bench.acknowledge(A, recall);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(two)]);
+    let granted = bench.written(B, two, data(1)).unwrap();
+    assert!(bench.table.stands(B, granted.id));
+}
+
+#[test]
+fn several_writes_of_one_go_on_together_but_not_past_others() {
+    let mut bench = Bench::with(&[A, B]);
+    let (one, two) = (bench.write(A, data(1)), bench.write(A, data(1)));
+    assert!(bench.table.is_ready(one) && bench.table.is_ready(two));
+    let (other, three) = (bench.write(B, data(1)), bench.write(A, data(1)));
+    assert!(!bench.table.is_ready(other) && !bench.table.is_ready(three));
+    bench.table.handle_done(T0, one);
+    assert!(!bench.table.is_ready(other));
+    bench.table.handle_done(T0, two);
+    assert!(bench.table.is_ready(other) && !bench.table.is_ready(three));
+    bench.table.handle_done(T0, other);
+    assert!(bench.table.is_ready(three));
+    bench.table.handle_done(T0, three);
+    bench.outputs();
+    assert!(bench.table.keys.is_empty() && bench.table.changes.is_empty());
+}
+
+#[test]
+fn who_reads_while_others_write_is_granted_it_between_two_writes() {
+    let mut bench = Bench::with(&[A, B, C]);
+    assert_eq!(bench.wait(C, data(1)), None, "nobody writes");
+    let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
+    bench.outputs();
+    assert_eq!(bench.refused(C, data(1)), Refusal::Changing);
+    let reader = bench.wait(C, data(1)).unwrap();
+    assert!(!bench.table.is_ready(reader));
+    bench.table.handle_done(T0, one);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(two)], "it came before the reader");
+    bench.table.handle_done(T0, two);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(reader)]);
+    let granted = bench.table.take_granted(reader).unwrap();
+    assert_eq!(bench.table.take_granted(reader), None);
+    bench.table.handle_done(T0, reader);
+    assert!(bench.table.stands(C, granted.id));
+}
+
+#[test]
+fn who_writes_after_a_reader_asks_it_for_what_it_read() {
+    let mut bench = Bench::with(&[A, B, C]);
+    let one = bench.write(A, data(1));
+    let reader = bench.wait(C, data(1)).unwrap();
+    let two = bench.write(B, data(1));
+    bench.outputs();
+    bench.table.handle_done(T0, one);
+    let outputs = bench.outputs();
+    assert!(
+        matches!(&outputs[..], [LeaseOutput::Ready(id), LeaseOutput::Recall { holder: C, .. }] if *id == reader),
+        "{outputs:?}"
+    );
+    assert!(bench.table.take_granted(reader).is_some() && !bench.table.is_ready(two));
+}
+
+#[test]
+fn own_writes_keep_nobody_from_reading() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, data(1));
+    let one = bench.write(A, data(1));
+    bench.only_recall(B);
+    assert!(!bench.table.is_ready(one));
+    bench.granted(A, data(1));
+    assert_eq!(bench.refused(B, data(1)), Refusal::Changing);
+}
+
+#[test]
+fn data_is_never_contended() {
+    let mut bench = Bench::with(&[A, B]);
+    for _ in 0..20 {
+        bench.granted(A, data(1));
+        bench.whole_change(Some(B), data(1));
+    }
+    bench.granted(A, data(1));
+    assert_eq!(bench.table.report().contended, []);
+}
+
+#[test]
+fn what_a_kernel_writes_back_waits_for_nobody_while_its_client_is_asked_for_it() {
+    let mut bench = Bench::with(&[A, B, C]);
+    for holder in [A, B, C] {
+        bench.granted(holder, data(1));
+    }
+    let one = bench.write(A, data(1));
+    let recalls = bench.recalls();
+    assert_eq!(recalls.len(), 2);
+    let flush = bench.flush(B, data(1));
+    assert!(bench.table.is_ready(flush) && !bench.table.is_ready(one));
+    let outputs = bench.outputs();
+    assert!(
+        matches!(outputs[..], [LeaseOutput::Recall { holder: A, .. }, LeaseOutput::Ready(_)]),
+        "{outputs:?}"
+    );
+    // Who syncs waits for all who might still see what was there before.
+    let sync = bench.table.handle_settle(T0, B, data(1));
+    assert!(!bench.table.is_ready(sync));
+    bench.table.handle_done(T0, flush);
+    for (holder, recall) in recalls {
+        bench.acknowledge(holder, recall.id);
+    }
+    assert!(bench.table.is_ready(one) && !bench.table.is_ready(sync));
+    let LeaseOutput::Recall { ref recall, .. } = outputs[0] else { panic!() };
+    bench.acknowledge(A, recall.id);
+    assert!(bench.table.is_ready(sync));
+}
+
+#[test]
+fn what_a_kernel_writes_back_otherwise_waits_like_any_write_until_its_client_is_asked() {
+    let mut bench = Bench::with(&[A, B, C]);
+    let one = bench.write(A, data(1));
+    let reader = bench.wait(B, data(1)).unwrap();
+    let (two, flush) = (bench.write(C, data(1)), bench.flush(B, data(1)));
+    assert!(!bench.table.is_ready(flush));
+    bench.outputs();
+    // Now B is granted what it waited for, and asked for it again: its flush is in the way of that.
+    bench.table.handle_done(T0, one);
+    assert!(bench.table.take_granted(reader).is_some());
+    assert!(bench.table.is_ready(flush) && !bench.table.is_ready(two));
+}
+
+#[test]
+fn nobody_reads_later_for_one_who_is_silent() {
+    let mut bench = Bench::with(&[A, B, C]);
+    bench.granted(B, data(1));
+    let one = bench.write(A, data(1));
+    let reader = bench.wait(C, data(1)).unwrap();
+    bench.outputs();
+    bench.now = at_ms(2_000);
+    bench.table.handle_timeout(bench.now);
+    let outputs = bench.outputs();
+    assert_eq!(outputs, [LeaseOutput::Suspect(B), LeaseOutput::Ready(reader)]);
+    assert_eq!(bench.table.take_granted(reader), None);
+    assert_eq!(bench.wait(C, data(1)), None, "nor does the next");
+    assert!(!bench.table.is_ready(one));
+}
+
+#[test]
+fn who_gives_up_waiting_leaves_nothing() {
+    let mut bench = Bench::with(&[A, B, C]);
+    let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
+    let reader = bench.wait(C, data(1)).unwrap();
+    for id in [two, reader, one] {
+        bench.table.handle_done(T0, id);
+    }
+    bench.outputs();
+    assert!(bench.table.keys.is_empty() && bench.table.changes.is_empty());
+}
+
+#[test]
+fn a_change_writes_one_object_at_a_time() {
+    let mut bench = Bench::with(&[A, B]);
+    let one = bench.write(A, data(1));
+    bench.table.handle_extend(T0, one, &[write(data(2))]);
+    let (two, three) = (bench.write(B, data(1)), bench.write(B, data(2)));
+    assert!(bench.table.is_ready(one) && bench.table.is_ready(two) && !bench.table.is_ready(three));
+}

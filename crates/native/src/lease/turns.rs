@@ -1,0 +1,287 @@
+//! Who writes a file's data, one maker after the other, and who waits to read it (rule 10).
+//!
+//! What was written or read stands in a kernel's pages, so it must stand under a grant from the moment when it
+//! is answered. So of two makers who write one object the second begins when the first has ended and was
+//! granted what it wrote; and whoever reads meanwhile is granted it between the two.
+
+use super::LeaseTable;
+use super::recalls::ChangeState;
+use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
+use nigh_types::{Covers, NodeId, RecallId, Time};
+use std::collections::VecDeque;
+
+/// At a key: whose turn it is to write, and who waits for one.
+#[derive(Default)]
+pub(super) struct Turn {
+    /// The maker, and how many of its changes.
+    writing: Option<(Option<Holder>, u64)>,
+    /// Changes, and readers that wait for a grant.
+    queue: VecDeque<ChangeId>,
+    /// Somebody whom the present writer waits for has fallen silent: no reader waits.
+    slow: bool,
+}
+
+impl Turn {
+    pub(super) fn is_free(&self) -> bool {
+        self.writing.is_none() && self.queue.is_empty()
+    }
+}
+
+/// One change's part in this.
+#[derive(Default)]
+pub(super) struct Part {
+    /// It has its turn there.
+    writes: Option<LeaseKey>,
+    /// It waits for one there.
+    pub(super) waits_for: Option<LeaseKey>,
+    /// No change: it waits for a grant, of the object with this number.
+    reader: Option<NodeId>,
+    granted: Option<Granted>,
+    /// Stores into a map are written back.
+    flush: bool,
+}
+
+impl LeaseTable {
+    /// Like `handle_change`, for stores into a map that a kernel writes back, which may be because it was told
+    /// to drop them. So while its maker owes an acknowledgement for that data this waits for nobody; who has
+    /// to see them waits for the others by [`LeaseTable::handle_settle`].
+    pub fn handle_flush(&mut self, now: Time, by: Holder, changes: &[Change]) -> ChangeId {
+        self.advance(now);
+        let id = self.numbers.next_change();
+        let mut change = ChangeState::new(Some(by), self.now);
+        change.part.flush = true;
+        self.changes.insert(id, change);
+        self.extend(id, changes);
+        id
+    }
+
+    /// `handle_done`, and its maker is granted at once what it wrote, before anybody else changes it.
+    pub fn handle_written(
+        &mut self,
+        now: Time,
+        id: ChangeId,
+        key: LeaseKey,
+        node: NodeId,
+    ) -> Option<Granted> {
+        self.advance(now);
+        self.end_change(id, Some((key, node)))
+    }
+
+    /// Waits for a grant on data that others are writing; `Ready` says that [`LeaseTable::take_granted`] has
+    /// it, or that it is not to be had. To be ended like a change. `None`: nobody is writing.
+    pub fn handle_wait(
+        &mut self,
+        now: Time,
+        holder: Holder,
+        key: LeaseKey,
+        node: NodeId,
+    ) -> Option<ChangeId> {
+        self.advance(now);
+        let turn = &mut self.keys.get_mut(&key)?.turn;
+        let (writer, _) = turn.writing?;
+        if turn.slow
+            || (writer == Some(holder) && turn.queue.is_empty())
+            || !self.accounts.contains_key(&holder)
+        {
+            return None;
+        }
+        let id = self.numbers.next_change();
+        turn.queue.push_back(id);
+        let mut change = ChangeState::new(Some(holder), self.now);
+        change.part = Part { reader: Some(node), waits_for: Some(key), ..Part::default() };
+        self.changes.insert(id, change);
+        Some(id)
+    }
+
+    /// What a recall is about whose acknowledgement is owed.
+    #[must_use]
+    pub fn recalled_key(&self, recall: RecallId) -> Option<LeaseKey> {
+        self.recalls.get(&recall).map(|outstanding| outstanding.key)
+    }
+
+    /// What a reader was granted that has waited; once.
+    pub fn take_granted(&mut self, id: ChangeId) -> Option<Granted> {
+        self.changes.get_mut(&id)?.part.granted.take()
+    }
+
+    /// Waits until what was asked of others than `by` on this key so far is acknowledged. To be ended like a
+    /// change.
+    pub fn handle_settle(&mut self, now: Time, by: Holder, key: LeaseKey) -> ChangeId {
+        self.advance(now);
+        let id = self.numbers.next_change();
+        let mut change = ChangeState::new(Some(by), self.now);
+        let asked = self.keys.get(&key).into_iter().flat_map(|state| &state.recalls);
+        let standing = |recall: &_| self.recalls[recall].grant.is_some();
+        change.owed = asked.filter(|a| *a.0 != by).map(|a| *a.1).filter(standing).collect();
+        for recall in &change.owed {
+            self.recalls.get_mut(recall).expect("it is out").waiting.push(id);
+        }
+        self.changes.insert(id, change);
+        self.announce(id);
+        id
+    }
+
+    /// Whether a change may write this key now. A change writes one object: a turn elsewhere ends.
+    pub(super) fn take_turn(&mut self, id: ChangeId, key: LeaseKey) -> bool {
+        let change = &self.changes[&id];
+        let Part { writes, waits_for, .. } = change.part;
+        if writes == Some(key) || self.is_pressed_at(id, key) {
+            return true;
+        }
+        if waits_for == Some(key) {
+            return false;
+        }
+        let by = change.by;
+        self.leave_turn(id);
+        let turn = &mut self.keys.entry(key).or_default().turn;
+        let may_write = match &mut turn.writing {
+            writing @ None => {
+                *writing = Some((by, 1));
+                true
+            }
+            Some((maker, count)) if *maker == by && turn.queue.is_empty() => {
+                *count += 1;
+                true
+            }
+            Some(_) => {
+                turn.queue.push_back(id);
+                false
+            }
+        };
+        let part = &mut self.changes.get_mut(&id).expect("just seen").part;
+        *(if may_write { &mut part.writes } else { &mut part.waits_for }) = Some(key);
+        may_write
+    }
+
+    /// It is over, and who waited behind it goes on.
+    pub(super) fn end_change(&mut self, id: ChangeId, wrote: Option<(LeaseKey, NodeId)>) -> Option<Granted> {
+        let change = self.changes.get(&id)?;
+        let (by, keys) = (change.by, change.keys.clone());
+        for key in &keys {
+            self.keys.get_mut(key).expect("a key that is changed").end_change(self.now, by);
+        }
+        let granted = by.zip(wrote).and_then(|(by, (key, node))| self.give(by, key, node));
+        self.leave_turn(id);
+        self.changes.remove(&id);
+        keys.into_iter().for_each(|key| self.tend_key(key));
+        granted
+    }
+
+    /// It writes no more, or waits no more for that.
+    fn leave_turn(&mut self, id: ChangeId) {
+        let part = &mut self.changes.get_mut(&id).expect("it is under way").part;
+        let (writes, waits_for) = (part.writes.take(), part.waits_for.take());
+        if let Some(key) = waits_for {
+            self.keys.get_mut(&key).expect("somebody waits there").turn.queue.retain(|other| *other != id);
+            self.tend_key(key);
+        }
+        if let Some(key) = writes {
+            let turn = &mut self.keys.get_mut(&key).expect("somebody writes there").turn;
+            let (_, count) = turn.writing.as_mut().expect("it writes");
+            *count -= 1;
+            if *count == 0 {
+                (turn.writing, turn.slow) = (None, false);
+                self.next_turn(key);
+            }
+            self.tend_key(key);
+        }
+    }
+
+    /// Readers are granted what was written, up to the next who writes; then that one begins.
+    fn next_turn(&mut self, key: LeaseKey) {
+        loop {
+            let Some(turn) = self.keys.get_mut(&key).map(|state| &mut state.turn) else { return };
+            let Some(id) = turn.queue.front().copied() else { return };
+            let change = self.changes.get_mut(&id).expect("it waits");
+            if let Some(node) = change.part.reader {
+                if turn.writing.is_some() {
+                    return;
+                }
+                turn.queue.pop_front();
+                change.part.waits_for = None;
+                let holder = change.by.expect("somebody reads");
+                let granted = self.give(holder, key, node);
+                self.changes.get_mut(&id).expect("just seen").part.granted = granted;
+                self.announce(id);
+                continue;
+            }
+            match &mut turn.writing {
+                writing @ None => *writing = Some((change.by, 1)),
+                Some((maker, count)) if *maker == change.by => *count += 1,
+                Some(_) => return,
+            }
+            turn.queue.pop_front();
+            (change.part.writes, change.part.waits_for) = (Some(key), None);
+            self.begin(id, key, Vec::new());
+            self.announce(id);
+        }
+    }
+
+    /// A grant, or a refusal that is counted.
+    pub(super) fn give(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
+        match self.grant(holder, key, node) {
+            Ok(granted) => {
+                self.counters.granted += 1;
+                Some(granted)
+            }
+            Err(refusal) => {
+                *self.counters.refused.entry(refusal).or_default() += 1;
+                None
+            }
+        }
+    }
+
+    /// A flush whose maker was asked for that data: it may be what the acknowledgement waits for.
+    pub(super) fn is_pressed(&self, id: ChangeId) -> bool {
+        let mut data = self.changes[&id].keys.iter().filter(|key| key.covers == Covers::Data);
+        data.any(|key| self.is_pressed_at(id, *key))
+    }
+
+    fn is_pressed_at(&self, id: ChangeId, key: LeaseKey) -> bool {
+        let change = &self.changes[&id];
+        let asked = |by| self.keys.get(&key).is_some_and(|state| state.recalls.contains_key(&by));
+        change.part.flush && change.by.is_some_and(asked)
+    }
+
+    /// A holder was asked for data: its flushes there go before whoever asked.
+    pub(super) fn press(&mut self, key: LeaseKey, holder: Holder) {
+        if key.covers != Covers::Data || self.keys.get(&key).is_none_or(|state| state.turn.is_free()) {
+            return;
+        }
+        let is_pressed = |change: &ChangeState| {
+            let Part { flush, writes, waits_for, .. } = change.part;
+            flush && change.by == Some(holder) && (writes == Some(key) || waits_for == Some(key))
+        };
+        let pressed = self.changes.iter().filter(|(_, change)| is_pressed(change));
+        let pressed: Vec<ChangeId> = pressed.map(|(id, _)| *id).collect();
+        for id in pressed {
+            if self.changes[&id].part.waits_for.is_some() {
+                self.leave_turn(id);
+                self.begin(id, key, Vec::new());
+            }
+            self.changes.get_mut(&id).expect("it waited").owed.clear();
+            self.announce(id);
+        }
+    }
+
+    /// Somebody has fallen silent: nobody reads later for that.
+    pub(super) fn let_readers_go(&mut self, silent: Holder) {
+        let owed = self.accounts[&silent].owed.keys();
+        let waiting = owed.flat_map(|recall| &self.recalls[recall].waiting);
+        let mut keys: Vec<LeaseKey> = waiting.filter_map(|id| self.changes.get(id)?.part.writes).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        for key in keys {
+            let turn = &mut self.keys.get_mut(&key).expect("somebody writes there").turn;
+            turn.slow = true;
+            let is_reader = |id: &ChangeId| self.changes[id].part.reader.is_some();
+            let (readers, writers): (VecDeque<_>, VecDeque<_>) =
+                turn.queue.drain(..).partition(|id| is_reader(id));
+            turn.queue = writers;
+            for id in readers {
+                self.changes.get_mut(&id).expect("it waits").part.waits_for = None;
+                self.announce(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Files that lost a name a moment ago, for who was just led there by it: between the lookup of a path and
+//! the open that follows it another client may have replaced what it led to. On a local disk such an open
+//! gets the old file. Without this it would have to look again, and might again come too late.
+
+use crate::reach::Node;
+use nigh_types::NodeId;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// For how long such a file is held, and its space on the disk, and how many at the most.
+const HELD: Duration = Duration::from_secs(2);
+const MOST: usize = 64;
+
+/// The latest of them, by `O_PATH` descriptors; the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Departed {
+    files: Mutex<VecDeque<(Instant, Node)>>,
+}
+
+impl Departed {
+    pub(crate) fn keep(&self, node: Node) {
+        let mut files = self.files.lock();
+        files.push_back((Instant::now(), node));
+        let too_many = if files.len() > MOST { files.pop_front() } else { None };
+        drop(files);
+        drop(too_many); // closing may wait for the disk
+    }
+
+    pub(crate) fn find(&self, id: NodeId) -> Option<Node> {
+        let files = self.files.lock();
+        let (_, node) = files.iter().rev().find(|(_, node)| node.id == id)?;
+        Some(node.clone())
+    }
+
+    /// Lets go those that were held for long enough.
+    pub(crate) fn close_old(&self, now: Instant) {
+        let mut files = self.files.lock();
+        let young = files.iter().take_while(|(since, _)| now.saturating_duration_since(*since) >= HELD);
+        let count = young.count();
+        let old: Vec<_> = files.drain(..count).collect();
+        drop(files);
+        drop(old);
+    }
+}
