@@ -7,6 +7,7 @@ use crate::locks::Locks;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
 use crate::recall::After;
+use crate::snapshots::Snapshots;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
 use nigh_types::{Call, CallId, CookieKey, Errno, Event, Name, OpId, Reply, Response, Session, Term, Time};
 use rustc_hash::FxHashMap;
@@ -42,6 +43,11 @@ pub struct Cache {
     pub(crate) row_bytes: u64,
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
+    pub(crate) snapshots: Snapshots,
+    /// The directory that was opened or read last.
+    pub(crate) last_read: u64,
+    /// Eviction that could not keep to the budget waits until there are more bytes than this.
+    pub(crate) trim_above: u64,
     /// How many of `files` have no handle.
     pub(crate) unpinned: u64,
     pub(crate) flights: BTreeMap<CallId, Flight>,
@@ -86,6 +92,9 @@ impl Cache {
             row_bytes: 0,
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
+            snapshots: Snapshots::default(),
+            last_read: 0,
+            trim_above: 0,
             unpinned: 0,
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),

@@ -3,25 +3,61 @@
 use crate::cache::Cache;
 use crate::recall::After;
 use nigh_types::{NodeId, Time};
+use std::collections::BTreeSet;
 
 /// What an inode's record costs, in bytes, with its place in the table.
 const INODE_BYTES: u64 = (size_of::<crate::state::Inode>() + 24) as u64;
+/// The part of the budget that is left for names at least.
+const LEFT_FOR_NAMES: u64 = 4;
+/// The part of the budget by which memory grows before what could not be freed is tried again.
+const TRIM_STEP: u64 = 64;
 const DIRECTORY_BYTES: u64 = (size_of::<crate::state::Directory>() + 24) as u64;
 
 impl Cache {
-    /// Memory held by cached facts, in bytes.
+    /// Memory held, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.row_bytes + self.inodes.len() as u64 * INODE_BYTES + self.dirs.len() as u64 * DIRECTORY_BYTES
+        self.names_bytes() + self.inodes.len() as u64 * INODE_BYTES + self.snapshots.bytes()
     }
 
-    /// Gives back directories until the budget is kept; second chance for those used since last time.
+    /// What eviction can free.
+    fn names_bytes(&self) -> u64 {
+        self.row_bytes + self.dirs.len() as u64 * DIRECTORY_BYTES
+    }
+
+    /// Whether eviction goes on. Inodes that the kernel knows stay until it forgets them: however many they are, a
+    /// quarter of the budget is left for names.
+    fn exceeds(&self, budget: u64) -> bool {
+        self.bytes() > budget && self.names_bytes() > self.config.budget_bytes / LEFT_FOR_NAMES
+    }
+
+    /// Gives back directories until the budget is kept; second chance for those used since last time. Those that
+    /// somebody is reading stay, and so the budget may be exceeded, up to twice; then only the one read last stays.
     pub(crate) fn trim(&mut self, now: Time) {
+        let budget = self.config.budget_bytes;
+        if self.bytes() <= budget.max(self.trim_above) {
+            return;
+        }
+        let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
+        let reading: BTreeSet<u64> = open.map(|open| open.ino).collect();
+        self.trim_to(now, budget, &reading);
+        if self.exceeds(budget.saturating_mul(2)) {
+            self.trim_to(now, budget, &BTreeSet::from([self.last_read]));
+        }
+        if self.bytes() > budget {
+            self.drop_snapshots();
+        }
+        let left = self.bytes();
+        self.trim_above = if left > budget { left.saturating_add(budget / TRIM_STEP) } else { 0 };
+    }
+
+    fn trim_to(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
         let mut turns = self.order.len() * 2;
-        while self.bytes() > self.config.budget_bytes && turns > 0 {
+        while self.exceeds(budget) && turns > 0 {
             turns -= 1;
             let Some(ino) = self.order.pop_front() else { return };
             let Some(directory) = self.dirs.get_mut(&ino) else { continue };
-            if std::mem::take(&mut directory.used) || directory.listing.is_some() {
+            let used = std::mem::take(&mut directory.used);
+            if used || directory.listing.is_some() || spared.contains(&ino) {
                 self.order.push_back(ino);
                 continue;
             }

@@ -250,13 +250,20 @@ impl Cache {
         }
         let directory = self.dirs.get_mut(&dir.ino)?;
         let held = directory.held?;
-        if entry.is_none() && directory.complete {
-            directory.rows.remove(cookie, name.as_bytes());
+        let old = if entry.is_none() && directory.complete {
+            directory.rows.remove(cookie, name.as_bytes())
         } else {
             let child = entry.map(Child::new);
-            directory.rows.insert(Row { cookie, name: name.clone(), child });
-        }
+            directory.rows.insert(Row { cookie, name: name.clone(), child })
+        };
         self.recount(dir.ino);
+        // Of its own changes the kernel knows.
+        if let Some(old) = old.filter(|_| flight.sequence.is_none()) {
+            let stale = self.displaced(dir.ino, old, entry.map(|e| e.id));
+            if self.config.level.may_keep_pages() && !stale.is_empty() {
+                self.invalidate(stale, None);
+            }
+        }
         Some(held)
     }
 
@@ -293,7 +300,7 @@ impl Cache {
         }
     }
 
-    /// A directory's grant has ended. What a listing in flight has brought goes on serving those who wait
+    /// A directory's grant has ended, and with it the listing that the kernel keeps. What a listing in flight has brought goes on serving those who wait
     /// for it, and nobody else.
     pub(crate) fn forget_names(&mut self, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
@@ -302,8 +309,12 @@ impl Cache {
             let listed = directory.progress.unwrap_or_default();
             flight.aside = Some(Box::new(directory.rows.up_to(listed)));
         }
+        let listed = directory.kernel_version.take() == Some(directory.version);
         directory.forget();
         self.recount(dir);
+        if listed && self.inodes.get(&dir).is_some_and(|i| i.opens > 0) {
+            self.invalidate(vec![Stale::Data { ino: dir, offset: 0, length: 0 }], None);
+        }
     }
 
     /// Brings the byte count up to date after a directory's rows changed.
@@ -369,11 +380,19 @@ impl Cache {
             return;
         }
         let names = flight.purpose.names().into_iter();
-        let entries = names.map(|(dir, name)| Stale::Entry { dir, name: name.clone() });
+        let entries = names.flat_map(|(dir, name)| {
+            let listing = Stale::Data { ino: dir, offset: 0, length: 0 };
+            [Stale::Entry { dir, name: name.clone() }, listing]
+        });
         let touched = response.after.iter().map(|(id, _)| Stale::Attr { ino: id.ino });
         let mut stale: Vec<Stale> = entries.chain(touched).collect();
-        if let Ok(Reply::Attr(id, _)) = &response.result {
-            stale.push(Stale::Attr { ino: id.ino });
+        match &response.result {
+            Ok(Reply::Attr(id, _)) => stale.push(Stale::Attr { ino: id.ino }),
+            // A further name of an inode that it knows.
+            Ok(Reply::Made { entry, .. }) if self.inodes.contains_key(&entry.id.ino) => {
+                stale.push(Stale::Attr { ino: entry.id.ino });
+            }
+            _ => {}
         }
         if let Purpose::Write { ino, .. } = flight.purpose {
             stale.push(Stale::Data { ino, offset: 0, length: 0 });

@@ -48,16 +48,18 @@ impl Cache {
         self.inodes.get(&ino).is_some_and(|i| i.data.held.is_some_and(|h| h.lives(now)))
     }
 
-    /// Whether what the kernel holds of a file is still true, given its present attributes.
+    /// Whether what the kernel holds of a file is still true, given its present attributes, and a grant says
+    /// when it is not any more.
     fn pages_hold(&mut self, now: Time, id: NodeId, attr: &Attr, under: Option<Held>) -> bool {
         let keeps = self.config.level.may_keep_pages();
         let inode = self.inode(id);
-        let lives = inode.data.held.is_some_and(|h| h.lives(now));
+        let lives = inode.data.held.filter(|h| h.lives(now));
         let same = inode.data.pages == Pages::Of(Stamp::of(attr));
-        if !lives && same {
+        if lives.is_none() && same {
             inode.data.held = under;
         }
-        keeps && (lives || same)
+        let told = lives.is_some_and(|h| h.on.1 == Covers::Data);
+        keeps && (told || same && inode.data.held.is_some())
     }
 
     pub(crate) fn opened_file(
@@ -116,7 +118,8 @@ impl Cache {
             self.release_handle(handle);
             return Answer::Done;
         }
-        let keep = self.pages_hold(now, id, &attr, under);
+        let data = flight.granted(&response.grants, id, Covers::Data).map(|g| Held::begin(g, flight.sent));
+        let keep = self.pages_hold(now, id, &attr, data.filter(|h| h.lives(now)).or(under));
         self.learn_data_grant(now, flight, id, response);
         Answer::Opened(self.opened_file(id, file, Some(handle), keep))
     }
@@ -291,6 +294,10 @@ impl Cache {
             inode.opens -= 1;
             if file.handle.is_none() {
                 inode.opens_unpinned -= 1;
+            }
+            // Nobody looks at it again before that grant ends: the next open compares its attributes.
+            if inode.opens == 0 && inode.data.held.is_some_and(|h| h.on.1 != Covers::Data) {
+                inode.data.held = None;
             }
             if inode.opens_unpinned == 0 {
                 idle_pin = inode.pinned.take();

@@ -210,6 +210,11 @@ impl Flight {
         matches!(self.purpose, Purpose::Lock { cancelled, .. } if cancelled || self.waiters.is_empty())
     }
 
+    /// Whether it is a change that nobody waits for any more.
+    fn is_abandoned(&self) -> bool {
+        self.sequence.is_some() && self.waiters.is_empty()
+    }
+
     /// Whether what was learned of a name since this call was sent is something else than `id`.
     pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
         self.seen.name(dir, name).is_some_and(|child| child.as_ref().map(|c| c.id) != id)
@@ -346,6 +351,7 @@ impl Cache {
             self.overlay.finish(sequence);
         }
         self.leave_joins(id, &flight.purpose);
+        self.number_anew(&flight, &response.grants);
         self.handle_reply(now, flight, response);
         self.trim(now);
     }
@@ -364,6 +370,11 @@ impl Cache {
     /// The walk has ended: what waited for it is sent again, or fails for good.
     pub(crate) fn after_walk(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
         let Some(flight) = self.flights.get_mut(&then) else { return };
+        if flight.is_abandoned() {
+            // It was not begun, so it is not made (S8).
+            flight.again = None;
+            return self.handle_response(now, then, Response::plain(Err(Errno::INTR)));
+        }
         match (result, &flight.again) {
             (Ok(()), Some(call)) if !flight.is_given_up() => {
                 flight.sent = now;

@@ -6,6 +6,8 @@ use nigh_types::{Covers, Grant, GrantId, NodeId, Term, Time};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
     pub id: GrantId,
+    /// What is granted: a recall of that ends it, whatever its number is by then.
+    pub on: (NodeId, Covers),
     pub deadline: Time,
     pub recallable: bool,
     /// Others may hold it too: see [`nigh_types::Grant::shared`].
@@ -20,7 +22,8 @@ impl Held {
             Term::Limited(span) => sent.after(span),
         };
         tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, term = ?grant.term);
-        Held { id: grant.id, deadline, recallable: grant.recallable, shared: grant.shared }
+        let on = (grant.node, grant.covers);
+        Held { id: grant.id, on, deadline, recallable: grant.recallable, shared: grant.shared }
     }
 
     pub fn lives(&self, now: Time) -> bool {

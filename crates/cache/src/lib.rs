@@ -9,9 +9,9 @@
 //! | `cache` | the type, its inputs and outputs |
 //! | `op`, `config`, `counters` | the words of its interface |
 //! | `state`, `rows`, `grants` | records |
-//! | `facts`, `places` | finding, learning, forgetting |
+//! | `facts`, `replace`, `places` | finding, learning, replacing, forgetting |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `listing`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
+//! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `recall`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
 
 mod cache;
@@ -34,7 +34,9 @@ mod overlay;
 mod places;
 mod readdir;
 mod recall;
+mod replace;
 mod rows;
+mod snapshots;
 mod space;
 mod state;
 mod xattr;

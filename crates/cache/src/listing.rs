@@ -3,25 +3,28 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
-use crate::op::Answer;
+use crate::op::{Answer, Fh};
 use crate::rows::{Child, Row};
-use nigh_types::{Call, CallId, Cookie, Covers, Entry, Grant, Name, NodeId, OpId, Reply, Response, Time};
+use nigh_types::{
+    Call, CallId, Cookie, Covers, Entry, Errno, Grant, Name, NodeId, OpId, Reply, Response, Time,
+};
 use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 impl Cache {
     /// Has a directory listed, unless a listing that will be kept is on its way.
-    pub(crate) fn list(&mut self, now: Time, dir: u64) -> Option<(CallId, bool)> {
+    pub(crate) fn list(&mut self, now: Time, dir: u64) -> Result<(CallId, bool), Errno> {
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
         if let Some(call) = listing
             && self.flights.get(&call).is_some_and(|f| f.aside.is_none() && f.seen.recalled.is_empty())
         {
-            return Some((call, true));
+            return Ok((call, true));
         }
-        let place = self.place(dir)?;
+        let place = self.place(dir).ok_or(Errno::STALE)?;
         let node = place.node;
         let call = self.send(now, None, Purpose::List { dir }, Call::List { dir: place });
         self.supersede(node, call);
-        Some((call, false))
+        Ok((call, false))
     }
 
     /// A new listing takes over; one that was under way goes on for those who wait for it, and is no fact any
@@ -54,11 +57,12 @@ impl Cache {
             }
             _ => {
                 self.listing_ended(call, dir);
-                self.answer_all(&flight.waiters, &Answer::Failed(nigh_types::Errno::PROTO));
+                self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO));
                 return None;
             }
         };
         flight.grants.extend(&response.grants);
+        self.number_anew(&flight, &response.grants);
         if !flight.begun {
             self.listing_begins(now, call, dir, &mut flight, &response.grants);
         }
@@ -77,11 +81,15 @@ impl Cache {
         if last {
             self.listing_completes(now, call, dir, &mut flight, &response);
         }
-        self.serve_waiters(now, dir, &mut flight, last);
+        if last {
+            self.serve_from_aside(call, &mut flight);
+        }
+        self.serve_waiters(now, dir, &mut flight);
         if !last {
+            self.trim(now);
             return Some(flight);
         }
-        self.answer_all(&flight.waiters, &Answer::Failed(nigh_types::Errno::IO));
+        self.answer_all(&flight.waiters, &Answer::Failed(Errno::IO));
         self.trim(now);
         None
     }
@@ -94,14 +102,8 @@ impl Cache {
         let current = self.directory(id).listing == Some(call);
         match granted.filter(|h| current && h.lives(now)) {
             Some(held) => {
-                // Names known under a grant that will be recalled stay known: the kernel may have been told
-                // of them. Under a deadline the kernel's time ends by itself, and older facts go.
-                let lasting = self.names(now, dir).is_some_and(|(_, old)| old.recallable && held.recallable);
+                self.names_begin_again(now, id, held);
                 let directory = self.directory(id);
-                if !lasting {
-                    directory.forget();
-                }
-                directory.held = Some(held);
                 directory.progress = Some(Cookie(0));
             }
             None => {
@@ -163,6 +165,7 @@ impl Cache {
             grants.iter().filter(|g| g.covers == Covers::Inode).map(|g| (g.node, g)).collect();
         let (from, to) = self.part_range(dir, entries, last);
         let under_way = self.names_under_way(dir);
+        let mut stale = Vec::new();
         for (name, entry) in entries {
             let cookie = self.key.cookie(name.as_bytes());
             let own_change = flight.seen.name(dir, name).is_some();
@@ -182,9 +185,14 @@ impl Cache {
                 self.list_own(now, flight, entry, (dir, name), own.get(&entry.id).copied());
                 self.learn_no_xattrs(now, flight, entry);
             }
-            if let Some(directory) = self.dirs.get_mut(&dir) {
-                directory.rows.insert(Row { cookie, name: name.clone(), child: Some(child) });
+            let row = Row { cookie, name: name.clone(), child: Some(child) };
+            if let Some(old) = self.dirs.get_mut(&dir).and_then(|d| d.rows.insert(row)) {
+                stale.extend(self.displaced(dir, old, Some(entry.id)));
             }
+        }
+        stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), &under_way));
+        if self.config.level.may_keep_pages() && !stale.is_empty() {
+            self.invalidate(stale, None);
         }
         for name in under_way {
             let cookie = self.key.cookie(name.as_bytes());
@@ -258,17 +266,29 @@ impl Cache {
         }
     }
 
-    fn serve_waiters(&mut self, now: Time, dir: u64, flight: &mut Flight, last: bool) {
+    /// A listing that is no fact is whole: from now on it serves the open directories that wait for it.
+    fn serve_from_aside(&mut self, call: CallId, flight: &mut Flight) {
+        let Some(rows) = flight.aside.take() else { return };
+        let reads = |op: &OpId| match self.waiting.get(op).map(|w| &w.want) {
+            Some(Want::Page { fh, .. }) => Some(*fh),
+            _ => None,
+        };
+        let readers: Vec<Fh> =
+            flight.waiters.iter().filter_map(reads).collect::<BTreeSet<Fh>>().into_iter().collect();
+        self.keep_snapshot(call, *rows, &readers);
+    }
+
+    fn serve_waiters(&mut self, now: Time, dir: u64, flight: &mut Flight) {
         let waiters = std::mem::take(&mut flight.waiters);
         for op in waiters {
-            if !self.serve_waiter(now, dir, flight, last, op) {
+            if !self.serve_waiter(now, dir, flight, op) {
                 flight.waiters.push(op);
             }
         }
     }
 
     /// Answers a request that waits for this listing, if it has come far enough.
-    fn serve_waiter(&mut self, now: Time, dir: u64, flight: &mut Flight, last: bool, op: OpId) -> bool {
+    fn serve_waiter(&mut self, now: Time, dir: u64, flight: &Flight, op: OpId) -> bool {
         let Some(waiting) = self.waiting.get(&op) else { return true };
         match waiting.want.clone() {
             Want::OpenDir { ino } => {
@@ -277,23 +297,16 @@ impl Cache {
                 true
             }
             Want::Page { fh, offset, size, plus } => {
-                if flight.aside.is_some() {
-                    if !last {
-                        return false;
-                    }
-                    let id = self.id_of(dir);
-                    if let (Some(open), Some(rows), Some(id)) =
-                        (self.open_dirs.get_mut(&fh), &flight.aside, id)
-                    {
-                        open.snapshot = Some(Box::new((id, rows.as_ref().copy())));
-                    }
-                    let page = self.snapshot_page(fh, offset, size, plus);
-                    self.answer(op, page);
-                    return true;
-                }
-                match self.page(now, dir, offset, size, plus) {
+                let page = match self.snapshot_page(fh, offset, size, plus) {
+                    Some(page) => Some(page),
+                    None if flight.aside.is_some() => None,
+                    None => self.page(now, dir, offset, size, plus),
+                };
+                match page {
                     Some(page) => {
+                        let end = page.entries.is_empty();
                         self.answer(op, Answer::Page(page));
+                        self.page_given(now, fh, end);
                         true
                     }
                     None => false,

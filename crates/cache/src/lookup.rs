@@ -62,7 +62,8 @@ impl Cache {
         let least = u64::from(self.config.misses_before_listing);
         let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.missing());
         if missing + 1 >= least {
-            self.list(now, dir);
+            // It is for later requests: without a way to the directory these find that out themselves.
+            let _ = self.list(now, dir);
         }
     }
 
@@ -79,21 +80,23 @@ impl Cache {
         if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.gone) {
             return Some(Answer::Attr(id, attr, Span::ZERO));
         }
-        let call = self.fetch_attr(now, ino)?;
-        self.wait(op, caller, call.0, Want::Reply, call.1)
+        match self.fetch_attr(now, ino) {
+            Ok((call, joined)) => self.wait(op, caller, call, Want::Reply, joined),
+            Err(errno) => Some(Answer::Failed(errno)),
+        }
     }
 
     /// Asks for attributes, or joins who asks already (then `true`).
-    pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Option<(nigh_types::CallId, bool)> {
+    fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
         if let Some(&call) = self.attrs.get(&ino)
             && self.joinable(call)
         {
-            return Some((call, true));
+            return Ok((call, true));
         }
-        let node = self.place(ino)?;
+        let node = self.place(ino).ok_or(Errno::STALE)?;
         let id = self.send(now, None, Purpose::Attr { ino }, Call::GetAttr { node });
         self.attrs.insert(ino, id);
-        Some((id, false))
+        Ok((id, false))
     }
 
     /// `.` of an inode by number: what a server that re-exports the mount asks after a cache drop.
@@ -102,8 +105,12 @@ impl Cache {
         if let Some((attr, held)) = self.attr_of(now, id) {
             return Some(Answer::Node(self.node(now, None, id, attr, None, Some(held))));
         }
-        let (call, joined) = self.fetch_attr(now, ino)?;
-        self.wait(op, caller, call, Want::Again(Box::new(Op::LookupSelf { ino })), joined)
+        match self.fetch_attr(now, ino) {
+            Ok((call, joined)) => {
+                self.wait(op, caller, call, Want::Again(Box::new(Op::LookupSelf { ino })), joined)
+            }
+            Err(errno) => Some(Answer::Failed(errno)),
+        }
     }
 
     pub(crate) fn lookup_parent(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {

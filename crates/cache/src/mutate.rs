@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::grants::Held;
-use crate::op::{Answer, Caller, Fh, Op};
+use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::{Child, Row};
 use nigh_types::{
     Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response, SetAttr,
@@ -55,6 +55,7 @@ impl Cache {
         self.learn_after(now, flight, response);
         // A further link: the row that named it alone must not go on answering for it.
         self.forget_attr(entry.id.ino);
+        self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
         self.mark_name(flight, dir, name, Some(&Child::new(&entry)));
         self.mark_inode(dir);
@@ -192,7 +193,11 @@ impl Cache {
     /// An inode has lost the name that led to it.
     fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
         let last = self.last_attr(node);
+        self.tell_left(node, (dir, name));
         self.forget_names(node.ino);
+        if self.id_of(node.ino) == Some(node) {
+            self.uncover(node.ino, None);
+        }
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else {
             if let Some(handle) = kept {
                 self.release_handle(handle);
@@ -212,6 +217,18 @@ impl Cache {
             }
             Some(handle) => self.release_handle(handle),
             None => {}
+        }
+    }
+
+    /// The kernel knows that an own change took an inode's name if it knew that the name led there. If not, what it
+    /// holds of the inode by another name has changed too.
+    fn tell_left(&mut self, node: NodeId, (dir, name): (u64, &Name)) {
+        let cookie = self.key.cookie(name.as_bytes());
+        let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        let foreseen = row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == node);
+        let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.lookups > 0);
+        if known && !foreseen && self.config.level.may_keep_pages() {
+            self.invalidate(vec![Stale::Attr { ino: node.ino }], None);
         }
     }
 
@@ -335,6 +352,7 @@ impl Cache {
     fn move_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
             inode.home = Some((dir, name.clone()));
+            self.uncover(id.ino, Some(dir));
         }
     }
 

@@ -103,9 +103,10 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Answer, Caller, Config, Op, Output};
+    use crate::{Answer, Caller, Config, Fh, Op, Output};
     use nigh_types::{
-        Attr, CallId, CookieKey, Entry, Errno, Event, OpId, Reply, Response, Session, Span, Term, Time,
+        Access, Attr, CallId, CookieKey, Entry, Errno, Event, Handle, OpId, Reply, Response, Session,
+        SetAttr, Span, Term, Time,
     };
 
     fn attach(cache: &mut Cache, key: u8, generation: u64) {
@@ -156,10 +157,22 @@ mod tests {
         attach(&mut cache, 1, 5 << 32);
         assert_eq!(ask(&mut cache, 3, getattr.clone()), None);
         assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
+        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        assert_eq!(ask(&mut cache, 6, Op::Open { ino: 7, access, append: false }), None);
+        let (id, _) = call(&mut cache).unwrap();
+        let response = Response::plain(Ok(Reply::Opened { handle: Handle(1), attr }));
+        cache.handle_event(Time(4), Event::Response { call: id, response });
         // One that makes them of other secrets.
         cache.handle_event(Time(5), Event::Lost { why: String::new() });
         attach(&mut cache, 2, 8 << 32);
         assert_eq!(ask(&mut cache, 4, getattr), Some(Answer::Failed(Errno::STALE)));
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let change = Op::SetAttr { ino: 7, fh: Some(Fh(1)), set };
+        assert_eq!(
+            ask(&mut cache, 7, change),
+            Some(Answer::Failed(Errno::STALE)),
+            "what is open is no other"
+        );
         assert_eq!(ask(&mut cache, 5, lookup()), None);
         let Some((_, Call::Lookup { dir, .. })) = call(&mut cache) else { panic!("not asked") };
         assert_eq!(dir.node, NodeId { ino: 1, generation: 8 << 32 });

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::Want;
 use crate::grants::Held;
-use crate::op::{Answer, Caller, Fh, Opened, Page, PageEntry};
+use crate::op::{Answer, Caller, Fh, Opened, Page, PageEntry, Stale};
 use crate::rows::Row;
 use crate::state::OpenDir;
 use nigh_types::{Attr, Cookie, Errno, NodeId, OpId, Time};
@@ -46,8 +46,10 @@ impl Cache {
         if self.names(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
             return Some(Answer::Opened(self.opened_dir(now, ino)));
         }
-        let (call, joined) = self.list(now, ino)?;
-        self.wait(op, caller, call, Want::OpenDir { ino }, joined)
+        match self.list(now, ino) {
+            Ok((call, joined)) => self.wait(op, caller, call, Want::OpenDir { ino }, joined),
+            Err(errno) => Some(Answer::Failed(errno)),
+        }
     }
 
     /// Whether an own change removed a directory that somebody is still in.
@@ -73,7 +75,11 @@ impl Cache {
         if let Some(deadline) = deadline {
             self.watch(deadline, ino);
         }
-        self.open_dirs.insert(opened.fh, OpenDir { ino, snapshot: None });
+        self.last_read = ino;
+        self.open_dirs.insert(
+            opened.fh,
+            OpenDir { ino, snapshot: None, reading: true, kernel_keeps: opened.cache_dir },
+        );
         if let Some(id) = self.id_of(ino) {
             self.inode(id).opens += 1;
         }
@@ -81,6 +87,7 @@ impl Cache {
     }
 
     pub(crate) fn release_dir(&mut self, fh: Fh) -> Option<Answer> {
+        self.leave_snapshot(fh);
         if let Some(open) = self.open_dirs.remove(&fh)
             && let Some(inode) = self.inodes.get_mut(&open.ino)
         {
@@ -102,22 +109,51 @@ impl Cache {
         size: u32,
         plus: bool,
     ) -> Option<Answer> {
-        let Some(open) = self.open_dirs.get_mut(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
-        if offset == Cookie(0) {
-            open.snapshot = None;
+        if !self.open_dirs.contains_key(&fh) {
+            return Some(Answer::Failed(Errno::BADF));
         }
-        if open.snapshot.is_some() {
-            return Some(self.snapshot_page(fh, offset, size, plus));
+        if offset == Cookie(0) {
+            self.leave_snapshot(fh);
+        }
+        if let Some(page) = self.snapshot_page(fh, offset, size, plus) {
+            self.page_given(now, fh, page.entries.is_empty());
+            return Some(Answer::Page(page));
         }
         if self.is_gone(ino) {
             return Some(Answer::Page(Page::default()));
         }
         let known = self.names(now, ino).is_some();
         if known && let Some(page) = self.page(now, ino, offset, size, plus) {
+            self.page_given(now, fh, page.entries.is_empty());
             return Some(Answer::Page(page));
         }
-        let Some((call, joined)) = self.list(now, ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        self.wait(op, caller, call, Want::Page { fh, offset, size, plus }, joined)
+        match self.list(now, ino) {
+            Ok((call, joined)) => self.wait(op, caller, call, Want::Page { fh, offset, size, plus }, joined),
+            Err(errno) => Some(Answer::Failed(errno)),
+        }
+    }
+
+    /// The answer with a page has been composed. It goes into the listing that the kernel keeps of an open
+    /// directory: it is of the facts that there are now, and without a grant is dropped right behind the answer.
+    pub(crate) fn page_given(&mut self, now: Time, fh: Fh, end: bool) {
+        let Some(open) = self.open_dirs.get_mut(&fh) else { return };
+        open.reading = !end;
+        let (ino, facts, keeps) = (open.ino, open.snapshot.is_none(), open.kernel_keeps);
+        self.last_read = ino;
+        if keeps {
+            self.kernel_keeps_listing(now, ino, facts);
+        }
+    }
+
+    fn kernel_keeps_listing(&mut self, now: Time, ino: u64, facts: bool) {
+        match self.names(now, ino).filter(|_| facts) {
+            Some((directory, _)) if directory.kernel_version == Some(directory.version) => {}
+            Some((directory, held)) => {
+                directory.kernel_version = Some(directory.version);
+                self.watch(held.deadline, ino);
+            }
+            None => self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None),
+        }
     }
 
     /// A page from facts; `None` if the listing has not come far enough.
@@ -144,14 +180,14 @@ impl Cache {
         Some(self.fill(now, ino, offset, size, plus, chosen))
     }
 
-    /// A page of a listing that is no fact: names only.
-    pub(crate) fn snapshot_page(&mut self, fh: Fh, offset: Cookie, size: u32, plus: bool) -> Answer {
-        let Some(open) = self.open_dirs.get(&fh) else { return Answer::Failed(Errno::BADF) };
-        let Some(snapshot) = &open.snapshot else { return Answer::Failed(Errno::IO) };
-        let rows = snapshot.1.after(offset).filter(|row| row.child.is_some());
+    /// A page of a listing that is no fact: names only. `None`: this open directory reads none.
+    pub(crate) fn snapshot_page(&mut self, fh: Fh, offset: Cookie, size: u32, plus: bool) -> Option<Page> {
+        let open = self.open_dirs.get(&fh)?;
+        let snapshot = self.snapshots.rows(open.snapshot?)?;
+        let rows = snapshot.after(offset).filter(|row| row.child.is_some());
         let ino = open.ino;
         let (chosen, _) = self.choose(Time(0), ino, rows, offset, size, plus, None);
-        Answer::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
+        Some(self.fill(Time(0), ino, offset, size, plus, chosen))
     }
 
     fn room(&self, offset: Cookie, size: u32, plus: bool) -> Room {

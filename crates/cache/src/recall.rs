@@ -10,7 +10,7 @@ use nigh_types::{
     Attr, Call, CallId, Covers, Errno, Grant, GrantId, Name, NodeId, Recall, RecallId, Reply, Response, Span,
     Time,
 };
-
+use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// Above this many names all are dropped at once.
@@ -71,13 +71,21 @@ impl Cache {
 
     /// What the kernel holds under a directory's grant.
     pub(crate) fn stale_names(&mut self, node: NodeId) -> Vec<Stale> {
-        let Some(directory) = self.dirs.get(&node.ino).filter(|d| d.id == node && d.held.is_some()) else {
+        let mut stale = self.stale_rows(node);
+        stale.extend(self.stale_pages((node, Covers::Names)));
+        stale
+    }
+
+    /// The same without pages of files.
+    fn stale_rows(&mut self, node: NodeId) -> Vec<Stale> {
+        let Some(directory) = self.dirs.get_mut(&node.ino).filter(|d| d.id == node && d.held.is_some())
+        else {
             return Vec::new();
         };
         let ino = node.ino;
         let mut stale = vec![Stale::Data { ino, offset: 0, length: 0 }];
+        directory.kernel_version = None;
         let mut entries = Vec::new();
-        let mut data = Vec::new();
         let held = directory.held;
         for row in directory.rows.iter() {
             let Some(child) = &row.child else { continue };
@@ -86,9 +94,6 @@ impl Cache {
             };
             if child.attr().covered_by_parent() {
                 inode.xattrs = None;
-            }
-            if inode.data.held.is_some_and(|data| held.is_some_and(|held| held.id == data.id)) {
-                data.push(inode.id);
             }
             if inode.lookups == 0 {
                 continue;
@@ -108,9 +113,6 @@ impl Cache {
         }
         if let Some(directory) = self.dirs.get_mut(&ino) {
             directory.missing_given = false;
-        }
-        for node in data {
-            stale.extend(self.recall_data(node));
         }
         stale
     }
@@ -151,14 +153,38 @@ impl Cache {
         self.config.level
     }
 
+    /// Pages of open files that are kept as long as that grant on attributes lives; of closed ones none are.
+    fn stale_pages(&mut self, on: (NodeId, Covers)) -> Vec<Stale> {
+        let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).collect();
+        let under = |ino: &u64| {
+            let inode = self.inodes.get(ino).filter(|i| i.data.held.is_some_and(|held| held.on == on));
+            inode.map(|i| i.id)
+        };
+        let files: Vec<NodeId> = open.iter().filter_map(under).collect();
+        files.into_iter().flat_map(|file| self.recall_data(file)).collect()
+    }
+
+    /// The grant on a directory's names covers an inode no more, or another one's does: what was kept under it
+    /// goes. `still`: the directory whose grant goes on covering it.
+    pub(crate) fn uncover(&mut self, ino: u64, still: Option<u64>) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.xattrs = None;
+        let id = inode.id;
+        let names = inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == Covers::Names);
+        if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
+            let stale = self.recall_data(id);
+            if self.config.level.may_keep_pages() && !stale.is_empty() {
+                self.invalidate(stale, None);
+            }
+        }
+    }
+
     fn recall_inode(&mut self, node: NodeId) -> Vec<Stale> {
+        let mut stale = self.stale_pages((node, Covers::Inode));
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
-        // An open file's data may be held for as long as its attributes say that it is unchanged.
-        let data = inode.data.held.is_some_and(|data| inode.own.is_some_and(|(_, own)| own.id == data.id));
         inode.own = None;
         inode.xattrs = None;
         let known = inode.lookups > 0;
-        let mut stale = if data { self.recall_data(node) } else { Vec::new() };
         self.drop_if_idle(node.ino);
         if known {
             stale.push(Stale::Attr { ino: node.ino });
@@ -255,10 +281,7 @@ impl Cache {
             inode.data.pages = Pages::None;
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
         }
-        let open_dir = self.dirs.get(&ino).is_some_and(|d| d.kernel_version == Some(d.version));
-        if open_dir && self.names(now, ino).is_none() {
-            self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
-        }
+        self.names(now, ino);
     }
 
     /// An open file was looked at again: unchanged, its data stays granted as long as its attributes.
@@ -295,6 +318,8 @@ impl Cache {
     pub(crate) fn handle_lost(&mut self, why: &str) {
         tracing::warn!(target: "nigh::session", why);
         self.attached = false;
+        // The next session knows neither these recalls nor these grants.
+        self.after_invalidation.clear();
         let flights = std::mem::take(&mut self.flights);
         for flight in flights.into_values() {
             if let Some(sequence) = flight.sequence {
@@ -318,7 +343,7 @@ impl Cache {
         let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
         directories.sort_unstable();
         for node in directories {
-            let names = self.stale_names(node);
+            let names = self.stale_rows(node);
             for one in names {
                 match one {
                     Stale::Epoch(names) => gone.extend(names),

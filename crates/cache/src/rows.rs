@@ -137,11 +137,6 @@ impl Rows {
         rows
     }
 
-    /// The same rows again.
-    pub fn copy(&self) -> Rows {
-        Rows { chunks: self.chunks.clone(), there: self.there, missing: self.missing, heap: self.heap }
-    }
-
     /// Forgets the rows of names that do not exist (a complete listing says so without them).
     pub fn drop_missing(&mut self) {
         if self.missing == 0 {

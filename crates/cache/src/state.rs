@@ -167,5 +167,9 @@ pub(crate) struct OpenFile {
 pub(crate) struct OpenDir {
     pub ino: u64,
     /// A listing that may not be kept as a fact: it serves this open until rewound.
-    pub snapshot: Option<Box<(NodeId, Rows)>>,
+    pub snapshot: Option<CallId>,
+    /// Whoever opened it has not come to its end.
+    pub reading: bool,
+    /// The kernel keeps what it reads here (`FOPEN_CACHE_DIR`).
+    pub kernel_keeps: bool,
 }

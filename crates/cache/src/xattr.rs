@@ -27,7 +27,7 @@ impl Cache {
             Some(Ok(value)) => Some(sized(value, size)),
             Some(Err(errno)) => Some(Answer::Failed(errno)),
             None if self.xattrs_known(now, id) => {
-                let node = self.place(ino)?;
+                let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
                 let call = self.send(now, None, Purpose::Xattr, Call::Xattr { node, name: name.clone() });
                 self.wait(op, caller, call, Want::Xattr { name, size }, false)
             }
@@ -59,7 +59,7 @@ impl Cache {
         {
             return self.wait(op, caller, call, want, true);
         }
-        let node = self.place(ino)?;
+        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = self.send(now, None, Purpose::Xattrs { ino }, Call::Xattrs { node });
         self.xattrs.insert(ino, call);
         self.wait(op, caller, call, want, false)
@@ -91,10 +91,11 @@ impl Cache {
         }
     }
 
+    /// All xattrs, if they are known: as long as their own deadline says, and attributes beside them.
     fn xattr_set(&self, now: Time, id: NodeId) -> Option<&XattrSet> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (set, deadline) = inode.xattrs.as_deref()?;
-        (now < *deadline).then_some(set)
+        (now < *deadline && self.attr_of(now, id).is_some()).then_some(set)
     }
 
     fn xattrs_known(&self, now: Time, id: NodeId) -> bool {
@@ -151,8 +152,7 @@ impl Cache {
             && let Some((_, held)) = self.attr_of(now, id)
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
-            let deadline = held.deadline.min(if held.recallable { Time::FAR } else { held.deadline });
-            inode.xattrs = Some(Box::new((set, deadline)));
+            inode.xattrs = Some(Box::new((set, held.deadline)));
         }
     }
 

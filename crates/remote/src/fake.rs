@@ -171,7 +171,7 @@ impl Control {
     /// Whether the server holds itself bound by a grant to this client.
     #[must_use]
     pub fn has_granted(&self, node: NodeId, covers: Covers) -> bool {
-        self.core.borrow().client(self.client).holds(node, covers)
+        self.core.borrow().holds(self.client, node, covers)
     }
 
     /// Calls that the client said nobody waits for.

@@ -251,6 +251,12 @@ impl Tree {
         Ok(node.id.ino)
     }
 
+    /// The directory in which a place's hint leads to its node.
+    fn reached_in(&self, place: &Place) -> Option<u64> {
+        let (dir, name) = place.hint.as_ref()?;
+        (self.child(dir.ino, name) == Some(place.node.ino)).then_some(dir.ino)
+    }
+
     fn reach_dir(&self, place: &Place) -> Result<u64, Errno> {
         let ino = self.reach(place)?;
         if !self.nodes[&ino].attr.is_dir() {
@@ -310,11 +316,6 @@ impl Tree {
             _ => Err(Errno::INVAL),
         }
     }
-}
-
-/// The directory in which a place says that its node stands.
-fn dir_of(place: &Place) -> Option<u64> {
-    place.hint.as_ref().map(|(dir, _)| dir.ino)
 }
 
 /// A moment as the filesystem writes it down: the clock of this tree started in November 2023.

@@ -1,5 +1,6 @@
 //! What a kernel believes of what it was told.
 
+use crate::kept::Kept;
 use nigh_cache::{Answer, Node, Page, Stale};
 use nigh_types::{Attr, Name, NodeId, Span, Time};
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub struct Kernel {
     attrs: BTreeMap<u64, (NodeId, Attr, Time)>,
     /// Something is mounted below, so names are dropped one by one.
     pub mounted_below: bool,
+    pub kept: Kept,
 }
 
 impl Kernel {
@@ -63,16 +65,18 @@ impl Kernel {
         if let Some(Dentry { ino: Some(ino), .. }) = self.names.remove(&(dir, name.clone())) {
             self.attrs.remove(&ino);
         }
-        self.attrs.remove(&dir);
+        self.changed_dir(dir);
     }
 
     /// The kernel's own doing after it made a name: the directory's attributes are asked again.
     pub fn changed_dir(&mut self, dir: u64) {
+        self.kept.changed_dir(dir);
         self.attrs.remove(&dir);
     }
 
     /// A notification.
     pub fn forget(&mut self, stale: &Stale) {
+        self.kept.forget(stale);
         match stale {
             Stale::Attr { ino } | Stale::Data { ino, .. } => {
                 self.attrs.remove(ino);

@@ -2,12 +2,13 @@
 //!
 //! | room | what lives there |
 //! | --- | --- |
-//! | `kernel` | what a kernel believes of what it was told: a model |
+//! | `kernel`, `kept` | what a kernel believes of what it was told, and what it keeps of open files and directories: models |
 //! | `world` | clients of one fake server, stepped by hand, with the truth checked after each step |
 //! | `script` | races as readable texts, in `testdata` |
 //! | `random` | seeded histories |
 //! | `mirror` | one client beside a second tree that executes the same requests directly |
 
+pub mod kept;
 pub mod kernel;
 pub mod mirror;
 pub mod random;

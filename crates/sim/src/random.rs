@@ -2,12 +2,14 @@
 //! every step no kernel may believe what is not so, and every answer must have been true at some moment
 //! between its request and itself (S1 for names and attributes).
 
+mod files;
+
 use crate::world::{World, name_of, short};
-use nigh_cache::{Answer, Level, Op};
+use nigh_cache::{Answer, Config, Level, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_types::{Access, Cookie, Name, OpId, SetAttr, Span, Term};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const DIRS: [&str; 2] = ["p", "q"];
@@ -40,7 +42,23 @@ impl Dice {
     }
 }
 
+/// What happens in a history besides changes of names and modes.
+#[derive(Clone, Copy)]
+struct Kinds {
+    /// Data, xattrs and further names of files.
+    files: bool,
+    /// Grants end by themselves too, soon.
+    limited: bool,
+    /// Nearly nothing can be kept.
+    tiny: bool,
+    /// Sessions are lost.
+    losses: bool,
+}
+
 struct History {
+    kinds: Kinds,
+    /// Clients without a session.
+    lost: BTreeSet<usize>,
     world: World,
     dice: Dice,
     dirs: BTreeMap<&'static str, u64>,
@@ -81,11 +99,14 @@ pub fn run(plan: Plan) -> Result<(), String> {
 impl History {
     fn new(plan: Plan) -> History {
         let mut dice = Dice::new(plan.seed);
+        let bit = |n: u64| plan.seed >> n & 1 == 1;
+        let kinds = Kinds { files: bit(0), limited: bit(1), tiny: bit(2), losses: bit(3) };
         let parts = 1 + u32::try_from(dice.below(4)).unwrap_or(0);
         let config = TreeConfig {
-            term: Term::Session,
+            term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },
             part_entries: parts,
-            reuse_inos: dice.below(2) == 0,
+            // What is known of a file's data goes by its number.
+            reuse_inos: dice.below(2) == 0 && !kinds.files,
             ..TreeConfig::default()
         };
         let mut world = World::new(config);
@@ -98,12 +119,19 @@ impl History {
                 world.past.insert((*dir, name(file)), Vec::new());
             }
         }
+        if kinds.files {
+            let paths = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
+            world.facts.paths = paths.collect();
+        }
         world.observe();
         for _ in 0..plan.clients {
             let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
-            world.connect(level);
+            let budget_bytes = if kinds.tiny { 3_000 } else { 1 << 30 };
+            world.connect_with(Config { level, budget_bytes, ..Config::default() });
         }
         let mut history = History {
+            kinds,
+            lost: BTreeSet::new(),
             world,
             dice,
             dirs,
@@ -128,6 +156,18 @@ impl History {
     }
 
     fn act(&mut self) {
+        if self.kinds.losses && self.dice.below(40) == 0 {
+            return self.lose_or_return();
+        }
+        if self.kinds.limited && self.dice.below(15) == 0 {
+            // A request comes before the timer that was due.
+            self.world.timers_are_late = true;
+            let span = Span::from_millis(1 + self.dice.below(40));
+            self.world.advance(span);
+            self.ask_something();
+            self.world.timers_are_late = false;
+            return self.world.advance(Span::ZERO);
+        }
         match self.dice.below(100) {
             0..=69 => self.ask_something(),
             70..=79 => self.plan_delays(),
@@ -160,6 +200,19 @@ impl History {
         }
     }
 
+    /// A session is lost, or another takes the place of one that was. The kernel has been told what there was
+    /// to tell: a server waits for that.
+    fn lose_or_return(&mut self) {
+        let at = self.client();
+        if self.lost.remove(&at) {
+            return self.world.reconnect(at);
+        }
+        self.world.let_invalidate(at);
+        self.world.clients[at].control.lose("the link broke");
+        self.world.settle();
+        self.lost.insert(at);
+    }
+
     fn plan_delays(&mut self) {
         let at = self.client();
         let control = self.world.clients[at].control.clone();
@@ -182,7 +235,8 @@ impl History {
         let dir = self.dirs[picked];
         let file = name(self.dice.pick(&NAMES));
         let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
-        let (op, locks) = match self.dice.below(12) {
+        let (op, locks) = match self.dice.below(if self.kinds.files { 24 } else { 12 }) {
+            12.. => self.use_file(at, dir, &file),
             0..=4 => (self.lookup_or_believe(at, dir, &file), vec![]),
             5 => {
                 let set = SetAttr { mode: Some(0o600 + self.dice.below(8) as u32), ..SetAttr::default() };
@@ -260,6 +314,13 @@ impl History {
             self.abandoned.remove(&at);
         }
         let begun = self.abandoned.get(&at).copied().unwrap_or(begun).min(begun);
+        let begun = match &op {
+            Op::GetXattr { ino, .. } => {
+                let own = self.world.changing(at, *ino);
+                own.iter().filter_map(|id| self.begun.get(id)).copied().fold(begun, u64::min)
+            }
+            _ => begun,
+        };
         let id = self.world.ask(at, op);
         self.begun.insert(id, begun);
         id
@@ -267,6 +328,7 @@ impl History {
 
     fn judge(&mut self) -> Result<(), String> {
         self.world.check_kernels()?;
+        self.world.check_kept()?;
         for (at, id, op, answer) in std::mem::take(&mut self.world.answers) {
             let begun = self.begun.remove(&id).unwrap_or(self.world.tick);
             if let Some((client, dirs)) = self.changing.remove(&id) {
@@ -279,6 +341,7 @@ impl History {
                 continue;
             }
             self.judge_answer(at, begun, &op, &answer)?;
+            self.judge_fact(at, begun, &op, &answer)?;
             if let (Op::OpenDir { ino }, Answer::Opened(opened)) = (&op, &answer) {
                 let op =
                     Op::ReadDir { ino: *ino, fh: opened.fh, offset: Cookie(0), size: 1 << 16, plus: true };
@@ -326,6 +389,9 @@ impl History {
         for at in 0..self.world.clients.len() {
             self.world.clients[at].control.plan_nothing();
             self.world.let_invalidate(at);
+            if self.lost.remove(&at) {
+                self.world.reconnect(at);
+            }
         }
         for _ in 0..200 {
             self.world.advance(Span::from_millis(50));

@@ -46,17 +46,17 @@ pub fn run(text: &str) -> String {
 }
 
 impl Script {
-    /// From the first step: `tree [term=5s|session] [parts=N] [reuse]` (inode numbers are given again).
+    /// From the first step: `tree [term=5s] [recallable] [parts=N] [reuse]` (inode numbers are given again). Grants
+    /// that end by themselves are not recalled unless it says so.
     fn new(words: &[&str]) -> Script {
-        let mut config = TreeConfig::default();
+        let ends = words.iter().any(|word| word.starts_with("term="));
+        let recallable = !ends || words.contains(&"recallable");
+        let mut config = TreeConfig { recallable, ..TreeConfig::default() };
         for word in words.iter().skip(1) {
             match word.split_once('=') {
                 None if *word == "reuse" => config.reuse_inos = true,
-                Some(("term", "session")) => config.term = Term::Session,
-                Some(("term", term)) => {
-                    config.term = Term::Limited(span(term));
-                    config.recallable = false;
-                }
+                None if *word == "recallable" => {}
+                Some(("term", term)) => config.term = Term::Limited(span(term)),
                 Some(("parts", parts)) => config.part_entries = parts.parse().expect("a number"),
                 _ => panic!("{word}: not known"),
             }
@@ -65,7 +65,7 @@ impl Script {
     }
 
     /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [none|no-epoch]`, `advance TIME`, and for a
-    /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|read PATH [PATH]`,
+    /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link|read PATH [PATH]`,
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
     /// `A hold`, `A forget`, `A mounts-below`, `A interrupt`, `A kernel`.
     fn step(&mut self, words: &[&str]) {
@@ -200,6 +200,10 @@ impl Script {
                 let to = self.find(to).ino;
                 Op::Rename { from, name, to, new_name, no_replace: false, exchange: false }
             }
+            "link" => {
+                let (dir, name) = split(rest[1]);
+                Op::Link { ino: self.find(path).ino, dir: self.find(dir).ino, name }
+            }
             _ => panic!("{verb}: not known"),
         }
     }
@@ -260,7 +264,7 @@ fn span(text: &str) -> Span {
 }
 
 fn type_name(kind: &str) -> &'static str {
-    ["lookup", "getattr", "list", "create", "mkdir", "unlink", "setattr", "rename", "open", "read"]
+    ["lookup", "getattr", "list", "create", "mkdir", "unlink", "setattr", "rename", "link", "open", "read"]
         .into_iter()
         .find(|known| *known == kind)
         .unwrap_or_else(|| panic!("{kind}: not known"))

@@ -1,6 +1,9 @@
 //! Clients of one fake server, stepped by hand.
 
+mod facts;
+
 use crate::kernel::Kernel;
+pub use facts::{Fact, Facts, XATTR};
 use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, Level, Op, Output, Stale};
 use nigh_remote::fake::{Control, Fake, FakeServer};
 use nigh_remote::tree::TreeConfig;
@@ -40,8 +43,12 @@ pub struct World {
     /// whatever may have changed the tree begins a new one.
     pub past: BTreeMap<(u64, Name), Past>,
     pub tick: u64,
+    /// Data and xattrs of inodes, recorded in the same way.
+    pub facts: Facts,
     /// The trace names requests and calls whole.
     pub wordy: bool,
+    /// Time passes without the caches' timers, which fire when it passes again.
+    pub timers_are_late: bool,
     next_op: u64,
 }
 
@@ -56,7 +63,9 @@ impl World {
             answers: Vec::new(),
             past: BTreeMap::new(),
             tick: 0,
+            facts: Facts::default(),
             wordy: false,
+            timers_are_late: false,
             next_op: 0,
         }
     }
@@ -99,8 +108,12 @@ impl World {
         self.next_op += 1;
         let id = OpId(self.next_op);
         let client = &mut self.clients[at];
-        let locked =
-            names_of(&op).iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name)).collect();
+        let heard = |(dir, name): &(u64, Name)| client.kernel.last_heard(*dir, name);
+        let mut locked: Vec<u64> = names_of(&op).iter().filter_map(heard).collect();
+        if let Op::Rename { to, new_name, .. } = &op {
+            // What is replaced the kernel has just looked up.
+            locked.extend(self.server.edit(|tree| tree.child_of(*to, new_name)));
+        }
         client.locked.insert(id, locked);
         let answer = client.cache.handle_op(self.now, id, Caller::default(), op.clone());
         client.ops.insert(id, op);
@@ -136,6 +149,7 @@ impl World {
                 past.push((tick, now));
             }
         }
+        self.facts.observe(&self.server, self.now, tick);
     }
 
     /// Whether a request still waits.
@@ -162,7 +176,9 @@ impl World {
             assert!(at_once < 1_000, "time stands still:\n{}", self.trace.join("\n"));
             self.now = self.now.max(next);
             for at in 0..self.clients.len() {
-                self.clients[at].cache.handle_timeout(self.now);
+                if !self.timers_are_late {
+                    self.clients[at].cache.handle_timeout(self.now);
+                }
                 self.clients[at].remote.handle_timeout(self.now);
                 self.observe();
             }
@@ -216,6 +232,7 @@ impl World {
         let cache_due = loop {
             let output = self.clients[at].cache.poll_output();
             match output {
+                Output::Timeout(_, _) if self.timers_are_late => break Time::FAR,
                 Output::Timeout(due, _) => break due,
                 output => {
                     moved = true;
@@ -311,6 +328,7 @@ impl World {
             self.clients[at].abandoned.push((op.clone(), locked.clone()));
         }
         let kernel = &mut self.clients[at].kernel;
+        kernel.kept.answered(&op, &answer);
         if answer == Answer::Done {
             locked.iter().for_each(|ino| kernel.forget(&Stale::Attr { ino: *ino }));
         }
@@ -393,16 +411,12 @@ impl World {
             for (op, locked) in &client.abandoned {
                 names.extend(names_of(op));
                 inos.extend(locked);
-                if let Op::SetAttr { ino, .. } = op {
-                    inos.push(*ino);
-                }
+                inos.extend(touched(op));
             }
         }
         for (id, op) in &client.ops {
             names.extend(names_of(op));
-            if let Op::SetAttr { ino, .. } = op {
-                inos.push(*ino);
-            }
+            inos.extend(touched(op));
             inos.extend(client.locked.get(id).into_iter().flatten());
         }
         inos.extend(names.iter().map(|(dir, _)| *dir));
@@ -435,6 +449,14 @@ fn names_of(op: &Op) -> Vec<(u64, Name)> {
             vec![(*from, name.clone()), (*to, new_name.clone())]
         }
         _ => Vec::new(),
+    }
+}
+
+/// The inode whose attributes a request changes, if it is named by number.
+fn touched(op: &Op) -> Option<u64> {
+    match op {
+        Op::SetAttr { ino, .. } | Op::Link { ino, .. } => Some(*ino),
+        op => changed_inode(op),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Memory: missing names cost none where the directory is known whole, and directories go when there are
 //! too many.
 
-use nigh_cache::{Answer, Config, Level, Op};
+use nigh_cache::{Answer, Config, Fh, Level, Op};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Access, Cookie, Name, Span};
+use nigh_types::{Access, Cookie, Covers, Name, Span};
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -98,6 +98,143 @@ fn a_walk_larger_than_the_budget_stays_in_it() {
         }
     }
     assert!(world.clients[at].cache.counters().evictions > 60);
+}
+
+/// Each answer numbers the grant anew, and the server knows the latest.
+#[test]
+fn what_was_given_back_is_not_recalled() {
+    let mut world = World::new(TreeConfig::default());
+    let dir = world.server.edit(|tree| {
+        for file in 0..1_000 {
+            tree.plant_file(Default::default(), &format!("large/file-{file}"), b"");
+        }
+        tree.plant_file(Default::default(), "d/a", b"");
+        tree.plant_file(Default::default(), "d/b", b"");
+        tree.find("d").unwrap()
+    });
+    let at = world.connect_with(Config { budget_bytes: 100_000, ..Config::default() });
+    let other = world.connect(Level::All);
+    for (dir, leaf) in [(1, "d"), (dir.ino, "a"), (dir.ino, "b"), (1, "large")] {
+        world.answer(at, Op::Lookup { dir, name: name(leaf) });
+    }
+    let large = world.server.edit(|tree| tree.find("large")).unwrap().ino;
+    list(&mut world, at, large);
+    assert!(world.clients[at].cache.counters().evictions > 0);
+    assert!(!world.clients[at].control.has_granted(dir, Covers::Names));
+    world.answer(other, Op::Lookup { dir: 1, name: name("d") });
+    world.trace.clear();
+    world.answer(other, Op::Mkdir { dir: dir.ino, name: name("c"), mode: 0o755, umask: 0 });
+    assert!(
+        !world.trace.iter().any(|line| line.starts_with("A is asked to give back Names")),
+        "{:?}",
+        world.trace
+    );
+}
+
+/// A page: how many entries, and where it goes on behind them.
+fn page(world: &mut World, at: usize, ino: u64, fh: Fh, offset: Cookie) -> Option<(usize, Cookie)> {
+    match world.answer(at, Op::ReadDir { ino, fh, offset, size: 4_096, plus: false }) {
+        Answer::Page(page) => page.entries.last().map(|last| (page.entries.len(), last.next)),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn opened(world: &mut World, at: usize, ino: u64) -> Fh {
+    let Answer::Opened(opened) = world.answer(at, Op::OpenDir { ino }) else { panic!("not opened") };
+    opened.fh
+}
+
+/// A world with some directories of that many files, looked up by a client with that budget.
+fn directories(count: u64, files: u64, budget_bytes: u64) -> (World, Vec<u64>) {
+    let mut world = World::new(TreeConfig::default());
+    for dir in 0..count {
+        for file in 0..files {
+            let path = format!("dir-{dir}/file-{file}");
+            world.server.edit(|tree| tree.plant_file(Default::default(), &path, b""));
+        }
+    }
+    let at = world.connect_with(Config { budget_bytes, ..Config::default() });
+    let mut inos = Vec::new();
+    for dir in 0..count {
+        match world.answer(at, Op::Lookup { dir: 1, name: name(&format!("dir-{dir}")) }) {
+            Answer::Node(node) => inos.push(node.id.ino),
+            other => panic!("{other:?}"),
+        }
+    }
+    (world, inos)
+}
+
+/// Who reads a directory that does not fit comes to its end with one listing, and then it goes.
+#[test]
+fn a_directory_larger_than_the_budget_is_listed_once() {
+    let (mut world, inos) = directories(1, 1_200, 50_000);
+    let fh = opened(&mut world, 0, inos[0]);
+    let mut offset = Cookie(0);
+    let mut names = 0;
+    while let Some((count, next)) = page(&mut world, 0, inos[0], fh, offset) {
+        (offset, names) = (next, names + count);
+        // Something else is asked meanwhile.
+        world.answer(0, Op::GetFlags { ino: inos[0] });
+    }
+    assert_eq!(names, 1_202);
+    assert_eq!(world.clients[0].control.calls("list"), 1);
+    for n in 0..8 {
+        world.answer(0, Op::StatFs { ino: 1 });
+        world.answer(0, Op::Mkdir { dir: 1, name: name(&format!("new-{n}")), mode: 0o755, umask: 0 });
+    }
+    let bytes = world.clients[0].cache.gauges().bytes;
+    assert!(bytes <= 50_000, "{bytes}");
+}
+
+/// Inodes that the kernel holds cannot be given back: names are kept beside them all the same, and eviction
+/// does not go round for each answer.
+#[test]
+fn what_the_kernel_holds_leaves_room_for_names() {
+    let budget = 400_000;
+    let (mut world, inos) = directories(20, 200, budget);
+    for &ino in &inos {
+        let fh = opened(&mut world, 0, ino);
+        let answer = world.answer(0, Op::ReadDir { ino, fh, offset: Cookie(0), size: 1 << 16, plus: true });
+        assert!(matches!(answer, Answer::Page(_)));
+        world.answer(0, Op::ReleaseDir { fh });
+        world.trace.clear();
+    }
+    let gauges = world.clients[0].cache.gauges();
+    assert!(gauges.bytes > budget, "the inodes alone");
+    assert!(gauges.entries >= 400, "{gauges:?}");
+    let evictions = world.clients[0].cache.counters().evictions;
+    for n in 0..50 {
+        world.answer(0, Op::Lookup { dir: inos[19], name: name(&format!("file-{n}")) });
+    }
+    assert!(world.clients[0].cache.counters().evictions <= evictions + 1);
+    world.check_kernels().unwrap();
+}
+
+/// Listings that are no facts are shared by those who wait for them, counted, and dropped above the budget.
+#[test]
+fn listings_without_a_grant_are_in_the_budget() {
+    let budget = 300_000;
+    let (mut world, inos) = directories(1, 1_000, budget);
+    let dir = inos[0];
+    let fate = nigh_remote::fake::Fate { ungranted: true, ..Default::default() };
+    world.clients[0].control.plan(nigh_remote::fake::Which::Every, fate);
+    let readers: Vec<Fh> = (0..10).map(|_| opened(&mut world, 0, dir)).collect();
+    let mut at: Vec<Option<Cookie>> = vec![Some(Cookie(0)); readers.len()];
+    let mut names = 0;
+    while at.iter().any(Option::is_some) {
+        for (n, &fh) in readers.iter().enumerate() {
+            if let Some(offset) = at[n] {
+                let read = page(&mut world, 0, dir, fh, offset);
+                names += read.map_or(0, |(count, _)| count);
+                at[n] = read.map(|(_, next)| next);
+            }
+            let bytes = world.clients[0].cache.gauges().bytes;
+            assert!(bytes <= budget, "{bytes}");
+        }
+    }
+    assert_eq!(names, readers.len() * 1_002, "each name once for each reader");
+    readers.into_iter().for_each(|fh| drop(world.answer(0, Op::ReleaseDir { fh })));
+    assert!(world.clients[0].cache.gauges().bytes < 10_000);
 }
 
 /// With a directory goes the grant under which its open files were opened: the server is told to keep them first.

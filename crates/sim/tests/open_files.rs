@@ -159,6 +159,94 @@ fn pages_of_an_open_file_outlive_their_grant_while_it_does_not_change() {
     }
 }
 
+/// Another client opens `f` and writes.
+fn written_by_another(world: &mut World, at: usize, file: NodeId, data: &[u8]) {
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    world.answer(at, Op::Lookup { dir: 1, name: name("f") });
+    let Answer::Opened(opened) = world.answer(at, Op::Open { ino: file.ino, access, append: false }) else {
+        panic!("not opened")
+    };
+    assert_eq!(world.answer(at, write(file.ino, opened.fh, 0, data)), Answer::Written(data.len() as u64));
+}
+
+/// The grant that the renewal brought has another number than the one that the directory's names stand under,
+/// or outlives it: whatever is recalled of that directory ends it.
+#[test]
+fn pages_under_a_renewed_grant_go_with_its_recall() {
+    for listed in [false, true] {
+        let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
+        let b = world.connect(Level::All);
+        let fh = open(&mut world, file.ino, false, false).fh;
+        assert_eq!(read(&mut world, file.ino, fh), content("content"));
+        world.advance(Span::from_millis(5_500));
+        if listed {
+            world.answer(0, Op::OpenDir { ino: 1 });
+        }
+        world.advance(Span::from_millis(500));
+        assert_eq!(forgets(&world, file), 0, "its data is granted anew");
+        written_by_another(&mut world, b, file, b"CONTENT");
+        assert_eq!(forgets(&world, file), 1, "listed: {listed}");
+        assert!(!open(&mut world, file.ino, false, false).keep_cache);
+        assert_eq!(read(&mut world, file.ino, fh), content("CONTENT"));
+    }
+}
+
+/// Its closed files' pages are known by size and times, and not by a grant that is on something else.
+#[test]
+fn pages_of_a_closed_file_are_kept_only_while_it_is_the_same() {
+    let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
+    let b = world.connect(Level::All);
+    let fh = open(&mut world, file.ino, false, false).fh;
+    read(&mut world, file.ino, fh);
+    world.advance(Span::from_millis(4_500));
+    world.answer(0, Op::Release { fh, flock: None });
+    let again = open(&mut world, file.ino, false, false);
+    assert!(again.keep_cache, "nothing changed");
+    world.answer(0, Op::Release { fh: again.fh, flock: None });
+    world.advance(Span::from_millis(1_500));
+    written_by_another(&mut world, b, file, b"CONTENT");
+    world.answer(0, Op::Lookup { dir: 1, name: name("f") });
+    assert!(!open(&mut world, file.ino, false, false).keep_cache);
+}
+
+/// What a directory's grant covers of a file it covers no more once the file lies elsewhere.
+#[test]
+fn pages_under_a_directorys_grant_do_not_follow_the_file_out_of_it() {
+    for what in ["move", "link", "unlink", "replace"] {
+        let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
+        let now = world.now;
+        let elsewhere = world.server.edit(|tree| tree.plant_dir(now, "e")).ino;
+        world.server.edit(|tree| tree.plant_file(now, "other", b"another"));
+        for leaf in ["e", "other"] {
+            world.answer(0, Op::Lookup { dir: 1, name: name(leaf) });
+        }
+        let fh = open(&mut world, file.ino, false, false).fh;
+        read(&mut world, file.ino, fh);
+        world.advance(Span::from_millis(5_500));
+        for leaf in ["e", "f", "other"] {
+            world.answer(0, Op::Lookup { dir: 1, name: name(leaf) });
+        }
+        assert_eq!(forgets(&world, file), 0);
+        let op = match what {
+            "move" => Op::Rename {
+                from: 1,
+                name: name("f"),
+                to: elsewhere,
+                new_name: name("f"),
+                no_replace: false,
+                exchange: false,
+            },
+            "link" => Op::Link { ino: file.ino, dir: elsewhere, name: name("g") },
+            "unlink" => Op::Unlink { dir: 1, name: name("f") },
+            _ => rename("other", "f"),
+        };
+        let answer = world.answer(0, op);
+        assert!(!matches!(answer, Answer::Failed(_)), "{what}: {answer:?}");
+        assert_eq!(forgets(&world, file), 1, "{what}");
+        assert_eq!(read(&mut world, file.ino, fh), content("content"), "{what}");
+    }
+}
+
 #[test]
 fn pages_go_with_their_grant_where_the_server_does_not_answer() {
     let (mut world, file) = world(limited());

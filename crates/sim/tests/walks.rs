@@ -72,6 +72,25 @@ fn it_is_not_walked_for_ever() {
     assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
 }
 
+/// A caller is killed while the remote is led to what it changes: the change, which was not begun, is not made.
+#[test]
+fn an_abandoned_change_is_not_sent_after_its_walk() {
+    let (mut world, dir, file) = world();
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Type("unlink"), Fate { refuse: Some(Errno::STALE), ..Fate::default() });
+    control.plan(Which::Type("walk"), Fate { hold_reply: true, ..Fate::default() });
+    let unlink = world.ask(0, Op::Unlink { dir: dir.ino, name: name("f") });
+    assert_eq!((control.calls("unlink"), control.calls("walk")), (1, 1));
+    world.interrupt(0, unlink);
+    control.plan_nothing();
+    control.release(control.held()[0]);
+    world.settle();
+    assert_eq!(control.calls("unlink"), 1);
+    assert_eq!(world.server.edit(|tree| tree.find("p/f")), Some(file));
+    assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
+    world.check_kernels().unwrap();
+}
+
 #[test]
 fn what_the_host_moved_away_is_found_by_its_new_name() {
     let (mut world, dir, file) = world();

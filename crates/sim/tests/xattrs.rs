@@ -173,6 +173,38 @@ fn a_recall_or_a_deadline_ends_what_is_known() {
     assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(6));
 }
 
+/// A file is moved into a directory that is recalled meanwhile: nothing of it is granted afterwards.
+#[test]
+fn what_was_known_where_a_file_lay_is_not_known_where_it_was_moved() {
+    let (mut world, _) = world(TreeConfig::default());
+    let now = world.now;
+    let file = world.server.edit(|tree| tree.plant_file(now, "d/f", b"x"));
+    let (d, e) = world.server.edit(|tree| {
+        let e = tree.plant_dir(now, "e").ino;
+        (tree.find("d").unwrap().ino, e)
+    });
+    beside(&world, file, "user.one", b"first");
+    world.connect(Level::All);
+    for (dir, leaf) in [(1, "d"), (1, "e"), (d, "f"), (e, "none")] {
+        world.answer(0, Op::Lookup { dir, name: name(leaf) });
+    }
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"first".to_vec()));
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Type("rename"), Fate { hold_reply: true, ..Fate::default() });
+    let (from, to, leaf) = (d, e, name("f"));
+    let (new_name, no_replace, exchange) = (leaf.clone(), false, false);
+    let moved = world.ask(0, Op::Rename { from, name: leaf, to, new_name, no_replace, exchange });
+    world.answer(1, Op::Lookup { dir: 1, name: name("e") });
+    world.answer(1, Op::Mkdir { dir: e, name: name("g"), mode: 0o755, umask: 0 });
+    control.plan_nothing();
+    control.release(control.held()[0]);
+    world.settle();
+    assert!(!world.waits(0, moved));
+    world.answer(1, Op::Lookup { dir: e, name: name("f") });
+    world.answer(1, set(file.ino, "user.one", b"second"));
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"second".to_vec()));
+}
+
 #[test]
 fn who_asks_meanwhile_joins_unless_the_answer_may_be_older() {
     let (mut world, file) = world(TreeConfig::default());

@@ -5,7 +5,7 @@ use crate::locks::{Answered, Locks};
 use crate::tree::Change;
 use nigh_types::{
     Call, CallId, Covers, Errno, GrantId, Handle, Name, NodeId, Recall, RecallId, Reply, Request, Response,
-    Span, Time,
+    Span, Term, Time,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,6 +30,12 @@ pub(super) struct Pending {
     owed: BTreeSet<RecallId>,
 }
 
+/// The latest number of a grant, and until when it binds the server.
+struct Granted {
+    id: GrantId,
+    until: Time,
+}
+
 /// One session, as the server sees it.
 #[derive(Default)]
 pub(super) struct Client {
@@ -45,7 +51,8 @@ pub(super) struct Client {
     arriving: BTreeMap<(Time, u64), (CallId, Request, Fate)>,
     held: BTreeMap<CallId, (Request, Fate)>,
     held_replies: BTreeMap<CallId, VecDeque<Response>>,
-    grants: BTreeMap<GrantId, (NodeId, Covers)>,
+    /// As a server keeps them: a later grant takes the place of the one before.
+    grants: BTreeMap<(NodeId, Covers), Granted>,
     recalls: BTreeMap<RecallId, Recall>,
 }
 
@@ -54,8 +61,8 @@ impl Client {
         self.held.keys().chain(self.held_replies.keys()).copied().collect()
     }
 
-    pub(super) fn holds(&self, node: NodeId, covers: Covers) -> bool {
-        self.grants.values().any(|grant| *grant == (node, covers))
+    pub(super) fn holds(&self, now: Time, node: NodeId, covers: Covers) -> bool {
+        self.grants.get(&(node, covers)).is_some_and(|granted| now < granted.until)
     }
 
     fn fate(&self, call: CallId, request: &Request) -> Fate {
@@ -86,6 +93,11 @@ impl Core {
             next_recall: 1,
             sequence: 0,
         }
+    }
+
+    /// Whether a client holds a grant that has not ended.
+    pub(super) fn holds(&self, client: u64, node: NodeId, covers: Covers) -> bool {
+        self.client(client).holds(self.now, node, covers)
     }
 
     pub(super) fn client(&self, client: u64) -> &Client {
@@ -176,13 +188,13 @@ impl Core {
             panic!("recall {} was acknowledged but is not outstanding", recall.0);
         };
         session.acknowledged.insert(recall);
-        session.grants.retain(|_, grant| *grant != (recalled.node, recalled.covers));
+        session.grants.remove(&(recalled.node, recalled.covers));
         self.settle(&[recall]);
     }
 
     pub(super) fn handle_return(&mut self, now: Time, client: u64, grants: &[GrantId]) {
         self.advance(now);
-        self.client_mut(client).grants.retain(|id, _| !grants.contains(id));
+        self.client_mut(client).grants.retain(|_, granted| !grants.contains(&granted.id));
     }
 
     pub(super) fn recall(&mut self, client: u64, node: NodeId, covers: Covers, names: Vec<Name>) -> RecallId {
@@ -280,7 +292,7 @@ impl Core {
         let others: Vec<u64> = self.clients.keys().copied().filter(|other| *other != client).collect();
         for other in others {
             for Change { node, covers, names } in &changes {
-                if self.client(other).holds(*node, *covers) && self.tree.config().recallable {
+                if self.holds(other, *node, *covers) && self.tree.config().recallable {
                     owed.insert(self.recall(other, *node, *covers, names.clone()));
                 }
             }
@@ -369,8 +381,15 @@ impl Core {
                 || recalls.any(|recall| (recall.node, recall.covers) == (node, covers))
         };
         response.grants.retain(|grant| !fate.ungranted && !changing(grant.node, grant.covers));
+        let now = self.now;
         let session = self.client_mut(client);
-        session.grants.extend(response.grants.iter().map(|grant| (grant.id, (grant.node, grant.covers))));
+        for grant in &response.grants {
+            let until = match grant.term {
+                Term::Session => Time::FAR,
+                Term::Limited(span) => now.after(span),
+            };
+            session.grants.insert((grant.node, grant.covers), Granted { id: grant.id, until });
+        }
         session.handles.extend(response.result.as_ref().ok().and_then(handle));
     }
 }

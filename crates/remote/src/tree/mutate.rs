@@ -3,7 +3,7 @@
 use super::make::Plan;
 use super::node::Body;
 use super::rename::Ends;
-use super::{Outcome, Tree, dir_of};
+use super::{Outcome, Tree};
 use nigh_types::{
     Access, Call, Covers, Errno, Handle, Kind, Name, NodeId, Place, Reply, Request, SetAttr, SetTime,
     Timestamp, WriteFlags,
@@ -205,7 +205,7 @@ impl Tree {
 
     /// An outcome with permission to keep the attributes of `ino`.
     fn covered(&self, mut outcome: Outcome, ino: u64, place: &Place) -> Outcome {
-        outcome.granted.push(self.covering(ino, dir_of(place)));
+        outcome.granted.push(self.covering(ino, self.reached_in(place)));
         outcome
     }
 

@@ -1,7 +1,7 @@
 //! Calls that change nothing.
 
 use super::node::Body;
-use super::{Outcome, Tree, dir_of};
+use super::{Outcome, Tree};
 use nigh_types::{
     Access, Call, Cookie, Covers, Errno, Handle, Kind, Listed, Name, NodeId, Place, Reply, Response, Space,
 };
@@ -55,13 +55,13 @@ impl Tree {
 
     pub(super) fn attr_outcome(&self, ino: u64, place: &Place) -> Outcome {
         let node = &self.nodes[&ino];
-        let granted = vec![self.covering(ino, dir_of(place))];
+        let granted = vec![self.covering(ino, self.reached_in(place))];
         Outcome { reply: Reply::Attr(node.id, node.attr), touched: Vec::new(), granted }
     }
 
     /// A fact about a node that stands beside its attributes.
     pub(super) fn fact(&self, ino: u64, place: &Place, reply: Reply) -> Outcome {
-        Outcome { reply, touched: Vec::new(), granted: vec![self.covering(ino, dir_of(place))] }
+        Outcome { reply, touched: Vec::new(), granted: vec![self.covering(ino, self.reached_in(place))] }
     }
 
     fn readlink(&self, place: &Place) -> Result<Outcome, Errno> {

@@ -1,0 +1,88 @@
+//! Facts that later ones take the place of, and what the kernel was told under the earlier ones.
+
+use crate::cache::Cache;
+use crate::flight::Flight;
+use crate::grants::Held;
+use crate::op::Stale;
+use crate::rows::Row;
+use nigh_types::{Cookie, Covers, Entry, Grant, Name, NodeId, Time};
+use rustc_hash::FxHashSet;
+
+impl Cache {
+    /// A listing brings another grant on a directory's names. What is known under a living one that will be
+    /// recalled stays known, since the kernel may have been told of it; so all of it ends at the earlier
+    /// deadline (page 0004, rule 1). Under one that only ends by itself the kernel's time does too, and older
+    /// facts go.
+    pub(crate) fn names_begin_again(&mut self, now: Time, dir: NodeId, fresh: Held) {
+        let old = self.names(now, dir.ino).map(|(_, old)| old);
+        let mut held = fresh;
+        match old.filter(|old| old.recallable && fresh.recallable) {
+            Some(old) => {
+                held.deadline = held.deadline.min(old.deadline);
+                held.id = held.id.max(old.id);
+            }
+            None => self.forget_names(dir.ino),
+        }
+        self.directory(dir).held = Some(held);
+    }
+
+    /// Whoever serves a tree numbers a grant anew with every answer, and ends it by its latest number.
+    pub(crate) fn number_anew(&mut self, flight: &Flight, grants: &[Grant]) {
+        for grant in grants.iter().filter(|g| g.covers == Covers::Names) {
+            let directory = self.dirs.get_mut(&grant.node.ino).filter(|d| d.id == grant.node);
+            let held = directory.and_then(|d| d.held.as_mut());
+            if let Some(held) = held.filter(|_| !flight.recalled(grant.node, Covers::Names)) {
+                held.id = held.id.max(grant.id);
+            }
+        }
+    }
+
+    /// A row has gone, or leads to `id` now: no recall speaks of what the kernel was told under it any more.
+    pub(crate) fn displaced(&mut self, dir: u64, old: Row, id: Option<NodeId>) -> Vec<Stale> {
+        if id == old.child.as_ref().map(|c| c.id) {
+            return Vec::new();
+        }
+        let held = self.dirs.get(&dir).and_then(|d| d.held);
+        let drops = held.is_none_or(|held| self.config.level.drops_names(&held));
+        let entry = drops.then_some(Stale::Entry { dir, name: old.name });
+        let Some(child) = old.child else { return entry.into_iter().collect() };
+        let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
+            return Vec::new();
+        };
+        inode.xattrs = None;
+        inode.told_until = Time(0);
+        if inode.lookups == 0 {
+            return Vec::new();
+        }
+        entry.into_iter().chain([Stale::Attr { ino: child.id.ino }]).collect()
+    }
+
+    /// Names between two cookies that a part of a listing does not name do not exist, unless an own change
+    /// made them meanwhile.
+    pub(crate) fn remove_unlisted(
+        &mut self,
+        dir: u64,
+        flight: &Flight,
+        entries: &[(Name, Entry)],
+        (from, to): (Cookie, Cookie),
+        under_way: &[Name],
+    ) -> Vec<Stale> {
+        let Some(directory) = self.dirs.get(&dir) else { return Vec::new() };
+        let rows = || directory.rows.after(from).take_while(|row| row.cookie <= to);
+        if rows().filter(|row| row.child.is_some()).count() == entries.len() {
+            return Vec::new();
+        }
+        let listed: FxHashSet<&Name> = entries.iter().map(|(name, _)| name).collect();
+        let gone = rows().filter(|row| {
+            let own = || under_way.contains(&row.name) || flight.seen.name(dir, &row.name).is_some();
+            row.child.is_some() && !listed.contains(&row.name) && !own()
+        });
+        let gone: Vec<(Cookie, Name)> = gone.map(|row| (row.cookie, row.name.clone())).collect();
+        let mut stale = Vec::new();
+        for (cookie, name) in gone {
+            let row = self.dirs.get_mut(&dir).and_then(|d| d.rows.remove(cookie, name.as_bytes()));
+            stale.extend(row.into_iter().flat_map(|row| self.displaced(dir, row, None)));
+        }
+        stale
+    }
+}

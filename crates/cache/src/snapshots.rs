@@ -1,0 +1,75 @@
+//! Listings that may not be kept as facts: each serves the open directories that read it.
+
+use crate::cache::Cache;
+use crate::op::Fh;
+use crate::rows::Rows;
+use nigh_types::CallId;
+use std::collections::BTreeMap;
+
+/// Listings by the call that brought them.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots {
+    kept: BTreeMap<CallId, Snapshot>,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    rows: Rows,
+    /// How many open directories read it. Invariant: none of them, no snapshot.
+    readers: u64,
+}
+
+impl Snapshots {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn rows(&self, call: CallId) -> Option<&Rows> {
+        self.kept.get(&call).map(|snapshot| &snapshot.rows)
+    }
+
+    fn leave(&mut self, call: CallId) {
+        let Some(snapshot) = self.kept.get_mut(&call) else { return };
+        snapshot.readers -= 1;
+        if snapshot.readers == 0 {
+            self.bytes -= snapshot.rows.bytes();
+            self.kept.remove(&call);
+        }
+    }
+}
+
+impl Cache {
+    /// A whole listing for those open directories.
+    pub(crate) fn keep_snapshot(&mut self, call: CallId, rows: Rows, readers: &[Fh]) {
+        let bytes = rows.bytes();
+        let mut count = 0;
+        for fh in readers {
+            let Some(open) = self.open_dirs.get_mut(fh) else { continue };
+            count += 1;
+            if let Some(old) = open.snapshot.replace(call) {
+                self.snapshots.leave(old);
+            }
+        }
+        if count > 0 {
+            self.snapshots.kept.insert(call, Snapshot { rows, readers: count });
+            self.snapshots.bytes += bytes;
+        }
+    }
+
+    /// An open directory needs its snapshot no more.
+    pub(crate) fn leave_snapshot(&mut self, fh: Fh) {
+        if let Some(call) = self.open_dirs.get_mut(&fh).and_then(|open| open.snapshot.take()) {
+            self.snapshots.leave(call);
+        }
+    }
+
+    /// Those who read them go on by listing again; the latest stays, so that its reader comes to an end.
+    pub(crate) fn drop_snapshots(&mut self) {
+        let Some(latest) = self.snapshots.kept.keys().next_back().copied() else { return };
+        let older =
+            self.open_dirs.iter().filter(|(_, open)| open.snapshot.is_some_and(|call| call != latest));
+        let older: Vec<Fh> = older.map(|(fh, _)| *fh).collect();
+        older.into_iter().for_each(|fh| self.leave_snapshot(fh));
+    }
+}

@@ -1,0 +1,110 @@
+//! What a kernel keeps of files and directories that it holds open: pages and listings.
+
+use nigh_cache::{Answer, Fh, Op, Page, Stale};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A listing as the kernel keeps it: names and inode numbers.
+pub type Listing = BTreeMap<Vec<u8>, u64>;
+
+/// Pages and listings of one mount. Files here are smaller than a page, and written whole.
+#[derive(Default, Debug)]
+pub struct Kept {
+    /// Open files: the inode, and whether it may be written through this.
+    files: BTreeMap<Fh, (u64, bool)>,
+    /// Open directories whose listing may be kept.
+    dirs: BTreeSet<Fh>,
+    pages: BTreeMap<u64, Vec<u8>>,
+    listings: BTreeMap<u64, Listing>,
+}
+
+impl Kept {
+    /// Takes in what an answer brings.
+    pub fn answered(&mut self, op: &Op, answer: &Answer) {
+        match (op, answer) {
+            (Op::Open { ino, access, .. }, Answer::Opened(opened)) => {
+                self.opened(*ino, opened.fh, access.write, opened.keep_cache);
+            }
+            (Op::Create { access, .. }, Answer::Created(node, opened)) => {
+                self.opened(node.id.ino, opened.fh, access.write, opened.keep_cache);
+            }
+            (Op::Release { fh, .. }, _) => drop(self.files.remove(fh)),
+            // Of an empty file nothing is read from memory.
+            (Op::Read { ino, fh, offset: 0, .. }, Answer::Data(data))
+                if self.files.contains_key(fh) && !data.is_empty() =>
+            {
+                self.pages.insert(*ino, data.clone());
+            }
+            (Op::Write { ino, data, .. }, Answer::Written(_)) => {
+                if let Some(pages) = self.pages.get_mut(ino) {
+                    pages.clone_from(data);
+                }
+            }
+            (Op::Write { ino, .. }, _) => drop(self.pages.remove(ino)),
+            (Op::OpenDir { ino }, Answer::Opened(opened)) => {
+                if !opened.keep_cache {
+                    self.listings.remove(ino);
+                }
+                if opened.cache_dir {
+                    self.dirs.insert(opened.fh);
+                }
+            }
+            (Op::ReadDir { ino, fh, .. }, Answer::Page(page)) if self.dirs.contains(fh) => {
+                self.listings.insert(*ino, listing(page));
+            }
+            _ => {}
+        }
+    }
+
+    fn opened(&mut self, ino: u64, fh: Fh, write: bool, keep_cache: bool) {
+        if !keep_cache {
+            self.pages.remove(&ino);
+        }
+        self.files.insert(fh, (ino, write));
+    }
+
+    /// The kernel's own doing when it changes a directory (`fuse_dir_changed`).
+    pub fn changed_dir(&mut self, dir: u64) {
+        self.listings.remove(&dir);
+    }
+
+    /// A notification.
+    pub fn forget(&mut self, stale: &Stale) {
+        if let Stale::Data { ino, offset: 0, .. } = stale {
+            self.pages.remove(ino);
+            self.listings.remove(ino);
+        }
+    }
+
+    /// Open files: number, inode, and whether it may be written.
+    pub fn files(&self) -> impl Iterator<Item = (Fh, u64, bool)> {
+        self.files.iter().map(|(fh, (ino, write))| (*fh, *ino, *write))
+    }
+
+    /// Whether reading an open file asks nobody.
+    #[must_use]
+    pub fn has_pages(&self, ino: u64) -> bool {
+        self.pages.contains_key(&ino)
+    }
+
+    /// What processes read of open files from memory.
+    pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let open = |ino: &u64| self.files.values().any(|(of, _)| of == ino);
+        self.pages.iter().filter(move |(ino, _)| open(ino)).map(|(ino, data)| (*ino, data.as_slice()))
+    }
+
+    /// What they read of open directories.
+    pub fn listings(&self) -> impl Iterator<Item = (u64, &Listing)> {
+        self.listings.iter().map(|(dir, listing)| (*dir, listing))
+    }
+}
+
+fn listing(page: &Page) -> Listing {
+    let mut names = page.names.as_slice();
+    let mut listing = Listing::new();
+    for entry in &page.entries {
+        let (name, rest) = names.split_at(usize::from(entry.name_len));
+        names = rest;
+        listing.insert(name.to_vec(), entry.ino);
+    }
+    listing
+}

@@ -1,0 +1,72 @@
+//! What histories do with files besides their names: data, xattrs, further names.
+
+use super::{DIRS, History, NAMES, name};
+use crate::world::{Fact, XATTR, name_of, short};
+use nigh_cache::{Answer, Fh, Op};
+use nigh_types::{Access, Errno, Name};
+
+impl History {
+    /// A request, and the directories that its kernel locks for it.
+    pub(super) fn use_file(&mut self, at: usize, dir: u64, file: &Name) -> (Option<Op>, Vec<u64>) {
+        let none = (None, Vec::new());
+        let known = self.known(at, dir, file);
+        match (self.dice.below(12), known) {
+            (0 | 1, Some(ino)) => {
+                let write = self.dice.below(3) == 0;
+                let access = Access { read: true, write, truncate: false, direct: false, sync: false };
+                (Some(Op::Open { ino, access, append: false }), Vec::new())
+            }
+            (2..=4, _) => (self.read_or_write(at, false), Vec::new()),
+            (5, _) => (self.read_or_write(at, true), Vec::new()),
+            (6, Some(ino)) => {
+                let value = vec![b'0' + u8::try_from(self.dice.below(10)).unwrap_or(0)];
+                let name = XATTR.to_vec();
+                (Some(Op::SetXattr { ino, name, value, flags: 0, kill_sgid: false }), Vec::new())
+            }
+            (7 | 8, Some(ino)) => (Some(Op::GetXattr { ino, name: XATTR.to_vec(), size: 100 }), Vec::new()),
+            (9, Some(ino)) => {
+                let picked = self.dice.pick(&DIRS);
+                let to = self.dirs[picked];
+                let name = name(self.dice.pick(&NAMES));
+                (Some(Op::Link { ino, dir: to, name }), vec![to])
+            }
+            (10, _) => match self.open_file(at) {
+                Some((fh, ..)) => (Some(Op::Release { fh, flock: None }), Vec::new()),
+                None => none,
+            },
+            _ => none,
+        }
+    }
+
+    fn open_file(&mut self, at: usize) -> Option<(Fh, u64, bool)> {
+        let files: Vec<_> = self.world.clients[at].kernel.kept.files().collect();
+        let picked = self.dice.below((files.len() as u64).max(1));
+        files.get(usize::try_from(picked).unwrap_or(0)).copied()
+    }
+
+    /// A kernel that has the pages reads them without asking: they are judged after every step.
+    fn read_or_write(&mut self, at: usize, write: bool) -> Option<Op> {
+        let (fh, ino, may_write) = self.open_file(at)?;
+        if self.world.moves_data(at, ino) {
+            return None;
+        }
+        if write && may_write {
+            let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
+            return Some(Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false });
+        }
+        let asks = !self.world.clients[at].kernel.kept.has_pages(ino);
+        asks.then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
+    }
+
+    /// Data and xattrs must have been so at some moment since the request was made.
+    pub(super) fn judge_fact(&self, at: usize, begun: u64, op: &Op, answer: &Answer) -> Result<(), String> {
+        let was = |ino, fact, what: Option<&[u8]>| self.world.facts.was(ino, fact, begun, what);
+        let so = match (op, answer) {
+            (Op::Read { ino, .. }, Answer::Data(data)) => was(*ino, Fact::Data, Some(data)),
+            (Op::GetXattr { ino, .. }, Answer::Value(value)) => was(*ino, Fact::Xattr, Some(value)),
+            (Op::GetXattr { ino, .. }, Answer::Failed(Errno::NODATA)) => was(*ino, Fact::Xattr, None),
+            _ => true,
+        };
+        if so { Ok(()) } else { Err(format!("{} was told {} of {op:?}", name_of(at), short(answer))) }
+    }
+}

@@ -1,0 +1,113 @@
+//! Listings that the kernel keeps of directories which it holds open: no longer than their grant.
+
+use nigh_cache::{Answer, Config, Fh, Level, Op};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_sim::world::World;
+use nigh_types::{Cookie, Name, Span, Term};
+
+const TERM: Span = Span::from_secs(5);
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A client whose kernel keeps the listing of an open directory, all read.
+fn world(config: Config) -> (World, u64, Fh) {
+    let config_of_tree = TreeConfig { term: Term::Limited(TERM), recallable: false, ..TreeConfig::default() };
+    let mut world = World::new(config_of_tree);
+    let now = world.now;
+    let dir = world.server.edit(|tree| {
+        tree.plant_file(now, "d/f", b"");
+        tree.find("d").unwrap().ino
+    });
+    world.connect_with(config);
+    world.answer(0, Op::Lookup { dir: 1, name: name("d") });
+    let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: dir }) else { panic!("not opened") };
+    assert!(opened.cache_dir);
+    read(&mut world, dir, opened.fh);
+    (world, dir, opened.fh)
+}
+
+fn read(world: &mut World, ino: u64, fh: Fh) {
+    let mut offset = Cookie(0);
+    loop {
+        let answer = world.answer(0, Op::ReadDir { ino, fh, offset, size: 1 << 16, plus: false });
+        let Answer::Page(page) = answer else { panic!("{answer:?}") };
+        let Some(last) = page.entries.last() else { return };
+        offset = last.next;
+    }
+}
+
+/// How often the kernel was told to forget a listing.
+fn forgets(world: &World, dir: u64) -> usize {
+    world.trace.iter().filter(|told| **told == format!("A's kernel forgets data of {dir}")).count()
+}
+
+#[test]
+fn they_go_when_their_grant_ends() {
+    let (mut world, dir, _) = world(Config::default());
+    world.advance(Span::from_millis(4_999));
+    assert_eq!(forgets(&world, dir), 0);
+    world.advance(Span::from_millis(1));
+    assert_eq!(forgets(&world, dir), 1);
+}
+
+/// A request comes before the timer does.
+#[test]
+fn they_go_when_a_request_finds_that_their_grant_has_ended() {
+    let (mut world, dir, _) = world(Config::default());
+    world.now = world.now.after(TERM);
+    world.answer(0, Op::Lookup { dir, name: name("none") });
+    assert_eq!(forgets(&world, dir), 1);
+    world.advance(Span::from_millis(1));
+    assert_eq!(forgets(&world, dir), 1, "once");
+}
+
+/// An open directory that is read again is kept again.
+#[test]
+fn what_was_read_again_goes_too() {
+    let (mut world, dir, fh) = world(Config::default());
+    for round in 1..=3 {
+        world.advance(TERM);
+        assert_eq!(forgets(&world, dir), round);
+        read(&mut world, dir, fh);
+    }
+}
+
+/// A listing without a grant is not kept at all.
+#[test]
+fn without_a_grant_they_go_at_once() {
+    let (mut world, dir, fh) = world(Config::default());
+    world.advance(TERM);
+    let fate = Fate { ungranted: true, ..Fate::default() };
+    world.clients[0].control.plan(Which::Every, fate);
+    read(&mut world, dir, fh);
+    assert_eq!(forgets(&world, dir), 3, "with each page");
+}
+
+#[test]
+fn they_go_with_an_evicted_directory() {
+    let (mut world, dir, _) = world(Config { budget_bytes: 50_000, ..Config::default() });
+    let now = world.now;
+    world.server.edit(|tree| {
+        for file in 0..500 {
+            tree.plant_file(now, &format!("large/file-{file}"), b"");
+        }
+    });
+    let large = world.server.edit(|tree| tree.find("large")).unwrap().ino;
+    world.advance(Span::from_secs(1));
+    world.answer(0, Op::Lookup { dir: 1, name: name("large") });
+    let before = world.clients[0].cache.counters().evictions;
+    world.answer(0, Op::OpenDir { ino: large });
+    assert!(world.clients[0].cache.counters().evictions > before);
+    assert_eq!(forgets(&world, dir), 1);
+}
+
+#[test]
+fn a_transport_without_notifications_keeps_none() {
+    let mut world = World::new(TreeConfig::default());
+    world.connect(Level::None);
+    let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
+    assert!(!opened.cache_dir);
+}
