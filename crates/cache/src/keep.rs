@@ -35,16 +35,21 @@ impl Cache {
 
     /// The same for what stands under a name, as far as is known.
     pub(crate) fn keep_open_at(&mut self, dir: u64, name: &Name) {
+        if let Some(ino) = self.open_unknown_at(dir, name) {
+            self.keep_open(ino);
+        }
+    }
+
+    /// What is open under a name without a handle of its own.
+    pub(crate) fn open_unknown_at(&self, dir: u64, name: &Name) -> Option<u64> {
         if self.unpinned == 0 {
-            return;
+            return None;
         }
         let stands_there = |file: &&OpenFile| {
             let home = self.inodes.get(&file.ino).and_then(|inode| inode.home.as_ref());
             file.handle.is_none() && home.is_some_and(|(at, called)| *at == dir && called == name)
         };
-        if let Some(ino) = self.files.values().find(stands_there).map(|file| file.ino) {
-            self.keep_open(ino);
-        }
+        self.files.values().find(stands_there).map(|file| file.ino)
     }
 
     /// The same for all that lie in a directory, as far as is known.

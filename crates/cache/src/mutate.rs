@@ -270,8 +270,8 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr().kind() == Kind::File);
-        let pinned = |id: &NodeId| self.inodes.get(&id.ino).is_some_and(|i| i.pinned.is_some());
-        child.map(|c| c.id).filter(|id| !pinned(id))
+        let open = || self.open_unknown_at(dir, name).and_then(|ino| self.id_of(ino));
+        child.map(|c| c.id).or_else(open)
     }
 
     pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {

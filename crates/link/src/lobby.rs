@@ -1,8 +1,9 @@
 //! Connections whose other end has proved nothing yet: how many there may be at a time.
 
 use parking_lot::Mutex;
+use rustix::net::Shutdown;
 use std::collections::BTreeMap;
-use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Counts them. When it is full the oldest has to go, so that many who never prove anything cannot keep
@@ -19,12 +20,13 @@ struct Inner {
 struct Waiting {
     last: u64,
     /// Those that were not told to go, by age.
-    streams: BTreeMap<u64, TcpStream>,
+    streams: BTreeMap<u64, OwnedFd>,
     /// Tickets that are out, also of those that were told to go.
     tickets: usize,
 }
 
 /// Kept as long as nothing is proved.
+#[must_use]
 pub struct Ticket {
     lobby: Lobby,
     number: u64,
@@ -37,10 +39,9 @@ impl Lobby {
         Lobby(Arc::new(Inner { most: most.max(1), waiting: Mutex::default() }))
     }
 
-    /// `None`: there is no room, or the stream is broken; it should be dropped.
-    #[must_use]
-    pub fn enter(&self, stream: &TcpStream) -> Option<Ticket> {
-        let stream = stream.try_clone().ok()?;
+    /// `stream`: a connected socket. `None`: there is no room, or the stream is broken; it should be dropped.
+    pub fn enter(&self, stream: impl AsFd) -> Option<Ticket> {
+        let stream = stream.as_fd().try_clone_to_owned().ok()?;
         let mut waiting = self.0.waiting.lock();
         if waiting.tickets >= self.0.most * 2 {
             return None;
@@ -48,7 +49,7 @@ impl Lobby {
         if waiting.streams.len() >= self.0.most
             && let Some((_, oldest)) = waiting.streams.pop_first()
         {
-            let _ = oldest.shutdown(Shutdown::Both);
+            let _ = rustix::net::shutdown(&oldest, Shutdown::Both);
         }
         waiting.last += 1;
         waiting.tickets += 1;

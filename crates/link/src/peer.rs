@@ -6,10 +6,9 @@ use std::fmt;
 /// Which ids of callers are believed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Claims {
-    /// Any: root of this machine, whose kernel says on whose behalf it calls, or whoever is trusted like it.
+    /// Any: root of this machine, whose kernel says on whose behalf it calls, or a client that is trusted to say
+    /// who its users are.
     Any,
-    /// Any but those of root: a client that is trusted to say who its users are.
-    NotRoot,
     /// This user's, with its group or one of its groups; everything else is done as this user.
     Only(Credentials),
 }
@@ -72,7 +71,7 @@ impl Peer {
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.claims {
-            Claims::Any | Claims::NotRoot => write!(f, "{}", self.came),
+            Claims::Any => write!(f, "{}", self.came),
             Claims::Only(own) => write!(f, "{} as uid {}", self.came, own.uid),
         }
     }

@@ -10,6 +10,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub const MAX_LOCK_WAITS: u32 = 16_384;
 /// Ranges that one session may hold.
 const MAX_RANGES: u64 = 65_536;
+/// Calls that may wait for locks of one object: each is looked at whenever something of it becomes free.
+const MAX_WAITS_OF_OBJECT: usize = 4_096;
+/// Locks that the search for a deadlock looks at.
+const MAX_SEARCH: u64 = 1 << 20;
 
 /// Who holds a lock. flock(2) and fcntl(2) locks are two spaces that do not see each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -36,7 +40,7 @@ pub struct Claim<K> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tried {
     Granted,
-    /// [`LockTable::poll_granted`] says when it is held.
+    /// [`LockTable::poll_ended`] says when it is held.
     Waits,
     /// `EAGAIN`, `EDEADLK` or `ENOLCK`.
     Refused(Errno),
@@ -44,15 +48,15 @@ pub enum Tried {
 
 /// All locks of one server.
 ///
-/// **Contract.** After each `handle_` call drain `poll_granted`: the waiting calls that were granted, to be
-/// answered in that order.
+/// **Contract.** After each `handle_` call drain `poll_ended`: the waiting calls that were granted or refused,
+/// to be answered in that order.
 ///
 /// A claim is granted as soon as no *held* lock of another owner excludes it. Of those that wait, the one
 /// that came first is looked at first; nobody is held up by another who waits. So whoever waits, waits
 /// for a holder, and the search for deadlocks sees every cycle.
 #[derive(Debug)]
 pub struct LockTable<K> {
-    objects: BTreeMap<(K, bool), BTreeMap<LockOwner, Ranges>>,
+    objects: BTreeMap<(K, bool), Holders>,
     /// By arrival.
     waits: BTreeMap<u64, Wait<K>>,
     waits_of_object: BTreeMap<(K, bool), BTreeSet<u64>>,
@@ -61,7 +65,15 @@ pub struct LockTable<K> {
     /// Ranges held, by session.
     counts: BTreeMap<u64, u64>,
     arrivals: u64,
-    granted: VecDeque<(u64, CallId)>,
+    ended: VecDeque<(u64, CallId, Result<(), Errno>)>,
+}
+
+/// Who holds something of one object.
+#[derive(Debug, Default)]
+struct Holders {
+    all: BTreeMap<LockOwner, Ranges>,
+    /// Those that write: only they are in the way of who reads.
+    writers: BTreeSet<LockOwner>,
 }
 
 #[derive(Debug)]
@@ -80,7 +92,7 @@ impl<K: Ord + Copy> Default for LockTable<K> {
             waits_of_call: BTreeMap::new(),
             counts: BTreeMap::new(),
             arrivals: 0,
-            granted: VecDeque::new(),
+            ended: VecDeque::new(),
         }
     }
 }
@@ -97,11 +109,17 @@ impl<K: Ord + Copy> LockTable<K> {
     /// up the lock that it is to convert, even if it then fails.
     pub fn handle_lock(&mut self, claim: Claim<K>, wait: Option<CallId>) -> Tried {
         let converted = claim.owner.flock && self.give_up_other_kind(&claim);
-        let tried = if self.conflict(&claim).is_none() {
-            self.grant(&claim)
+        let tried = if !self.is_excluded(&claim) {
+            match self.grant(&claim) {
+                Ok(()) => Tried::Granted,
+                Err(errno) => Tried::Refused(errno),
+            }
         } else {
             match wait {
                 None => Tried::Refused(Errno::AGAIN),
+                Some(_) if self.waits_for(claim.space()) >= MAX_WAITS_OF_OBJECT => {
+                    Tried::Refused(Errno::NOLCK)
+                }
                 Some(_) if !claim.owner.flock && self.is_deadlock(&claim) => Tried::Refused(Errno::DEADLK),
                 Some(call) => {
                     self.enqueue(claim, call);
@@ -117,45 +135,49 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     /// Ends what an owner holds of a range. What it waits for goes on waiting.
-    pub fn handle_unlock(&mut self, object: K, owner: LockOwner, start: u64, end: u64) {
-        let held = self.change(object, owner, |ranges| ranges.clear(start, end));
-        if held {
-            self.grant_waiting((object, owner.flock));
-        }
+    ///
+    /// # Errors
+    /// `ENOLCK`: it would leave a range on either side, one more than its session may hold.
+    pub fn handle_unlock(&mut self, object: K, owner: LockOwner, start: u64, end: u64) -> Result<(), Errno> {
+        let ranges = self.objects.get(&(object, owner.flock)).and_then(|holders| holders.all.get(&owner));
+        let Some(ranges) = ranges else { return Ok(()) };
+        self.has_room(owner.session, u64::from(ranges.is_split_by(start, end)))?;
+        self.change(object, owner, |ranges| ranges.clear(start, end));
+        self.grant_waiting((object, owner.flock));
+        Ok(())
     }
 
-    /// Nobody waits for that lock any more. False: it does not wait; it was granted or never wanted.
-    pub fn handle_cancel(&mut self, session: u64, call: CallId) -> bool {
-        match self.waits_of_call.get(&(session, call)) {
-            Some(&arrival) => {
-                self.dequeue(arrival);
-                true
-            }
-            None => false,
-        }
+    /// Nobody waits for that lock any more; what it was to be on. `None`: it does not wait; it was granted or
+    /// never wanted.
+    pub fn handle_cancel(&mut self, session: u64, call: CallId) -> Option<K> {
+        let arrival = *self.waits_of_call.get(&(session, call))?;
+        self.dequeue(arrival).map(|claim| claim.object)
     }
 
     /// A session is over: all that it holds and waits for is dropped.
     pub fn handle_session_end(&mut self, session: u64) {
         let of_session = (session, CallId(0))..=(session, CallId(u64::MAX));
         let waits: Vec<u64> = self.waits_of_call.range(of_session).map(|(_, arrival)| *arrival).collect();
-        waits.into_iter().for_each(|arrival| self.dequeue(arrival));
+        for arrival in waits {
+            self.dequeue(arrival);
+        }
         self.counts.remove(&session);
         let mut freed = Vec::new();
-        for (space, owners) in &mut self.objects {
-            let before = owners.len();
-            owners.retain(|owner, _| owner.session != session);
-            if owners.len() < before {
+        for (space, holders) in &mut self.objects {
+            let before = holders.all.len();
+            holders.all.retain(|owner, _| owner.session != session);
+            holders.writers.retain(|owner| owner.session != session);
+            if holders.all.len() < before {
                 freed.push(*space);
             }
         }
-        self.objects.retain(|_, owners| !owners.is_empty());
+        self.objects.retain(|_, holders| !holders.all.is_empty());
         freed.into_iter().for_each(|space| self.grant_waiting(space));
     }
 
-    /// A waiting call whose lock is held now, with its session.
-    pub fn poll_granted(&mut self) -> Option<(u64, CallId)> {
-        self.granted.pop_front()
+    /// A call that waits no longer, with its session: its lock is held now, or refused (`ENOLCK`).
+    pub fn poll_ended(&mut self) -> Option<(u64, CallId, Result<(), Errno>)> {
+        self.ended.pop_front()
     }
 
     /// The first of the locks that exclude a claim, with its owner.
@@ -171,7 +193,7 @@ impl<K: Ord + Copy> LockTable<K> {
             let first = LockOwner { session, flock, owner: 0 };
             let last = LockOwner { session, flock, owner: u64::MAX };
             let space = (*object, flock);
-            let held = self.objects.get(&space).is_some_and(|o| o.range(first..=last).next().is_some());
+            let held = self.objects.get(&space).is_some_and(|h| h.all.range(first..=last).next().is_some());
             let mut waits = self.waits_of_object.get(&space).into_iter().flatten();
             held || waits.any(|at| self.waits.get(at).is_some_and(|w| w.claim.owner.session == session))
         })
@@ -198,35 +220,60 @@ impl<K: Ord + Copy> LockTable<K> {
         self.objects.is_empty() && self.waits.is_empty()
     }
 
+    /// Whether any lock that is held excludes a claim.
+    fn is_excluded(&self, claim: &Claim<K>) -> bool {
+        self.conflicts(claim).next().is_some()
+    }
+
     /// Of each owner that a claim must wait for, the first lock.
     fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
         let Claim { owner, kind, start, end, .. } = *claim;
-        let holders = self.objects.get(&claim.space()).into_iter().flatten();
-        holders
+        let holders = self.objects.get(&claim.space());
+        let (all, writers) = match kind {
+            LockKind::Write => (holders.map(|holders| &holders.all), None),
+            LockKind::Read => (None, holders),
+        };
+        let writers = writers.into_iter().flat_map(|holders| {
+            holders.writers.iter().filter_map(|writer| Some((writer, holders.all.get(writer)?)))
+        });
+        all.into_iter()
+            .flatten()
+            .chain(writers)
             .filter(move |(other, _)| **other != owner)
             .filter_map(move |(other, ranges)| Some((*other, ranges.first_conflict(start, end, kind)?)))
     }
 
-    fn grant(&mut self, claim: &Claim<K>) -> Tried {
+    fn grant(&mut self, claim: &Claim<K>) -> Result<(), Errno> {
         let Claim { object, owner, kind, start, end, pid } = *claim;
-        if self.counts.get(&owner.session).is_some_and(|count| *count >= MAX_RANGES) {
-            return Tried::Refused(Errno::NOLCK);
-        }
+        let ranges = self.objects.get(&claim.space()).and_then(|holders| holders.all.get(&owner));
+        let split = ranges.is_some_and(|ranges| ranges.is_split_by(start, end));
+        self.has_room(owner.session, 1 + u64::from(split))?;
         self.change(object, owner, |ranges| ranges.set(start, end, kind, pid));
-        Tried::Granted
+        Ok(())
     }
 
-    /// Changes what an owner holds, keeping count; answers whether it held anything before.
-    fn change(&mut self, object: K, owner: LockOwner, change: impl FnOnce(&mut Ranges)) -> bool {
-        let owners = self.objects.entry((object, owner.flock)).or_default();
-        let ranges = owners.entry(owner).or_default();
+    /// `ENOLCK`: with so many more a session would hold too many ranges.
+    fn has_room(&self, session: u64, more: u64) -> Result<(), Errno> {
+        let count = self.counts.get(&session).copied().unwrap_or(0);
+        if more == 0 || count + more <= MAX_RANGES { Ok(()) } else { Err(Errno::NOLCK) }
+    }
+
+    /// Changes what an owner holds, keeping count.
+    fn change(&mut self, object: K, owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
+        let holders = self.objects.entry((object, owner.flock)).or_default();
+        let ranges = holders.all.entry(owner).or_default();
         let before = ranges.count();
         change(ranges);
         let after = ranges.count();
-        if ranges.is_empty() {
-            owners.remove(&owner);
+        if ranges.has_writes() {
+            holders.writers.insert(owner);
+        } else {
+            holders.writers.remove(&owner);
         }
-        if owners.is_empty() {
+        if after == 0 {
+            holders.all.remove(&owner);
+        }
+        if holders.all.is_empty() {
             self.objects.remove(&(object, owner.flock));
         }
         let count = self.counts.entry(owner.session).or_default();
@@ -234,15 +281,12 @@ impl<K: Ord + Copy> LockTable<K> {
         if *count == 0 {
             self.counts.remove(&owner.session);
         }
-        before > 0
     }
 
     /// An owner's flock(2) lock of the kind that is not wanted any more.
     fn give_up_other_kind(&mut self, claim: &Claim<K>) -> bool {
-        let held = self.objects.get(&claim.space()).and_then(|owners| owners.get(&claim.owner));
-        // Only a write lock excludes a read lock.
-        let writes = |ranges: &Ranges| ranges.first_conflict(0, u64::MAX, LockKind::Read).is_some();
-        let other = held.is_some_and(|ranges| writes(ranges) != (claim.kind == LockKind::Write));
+        let held = self.objects.get(&claim.space()).and_then(|holders| holders.all.get(&claim.owner));
+        let other = held.is_some_and(|ranges| ranges.has_writes() != (claim.kind == LockKind::Write));
         if other {
             self.change(claim.object, claim.owner, |ranges| ranges.clear(0, u64::MAX));
         }
@@ -258,15 +302,13 @@ impl<K: Ord + Copy> LockTable<K> {
             for arrival in arrivals {
                 let Some(wait) = self.waits.get(&arrival) else { continue };
                 let (claim, call) = (wait.claim, wait.call);
-                if self.conflict(&claim).is_some() {
+                if self.is_excluded(&claim) {
                     continue;
                 }
                 self.dequeue(arrival);
-                self.change(claim.object, claim.owner, |r| {
-                    r.set(claim.start, claim.end, claim.kind, claim.pid)
-                });
-                self.granted.push_back((claim.owner.session, call));
-                again |= claim.kind == LockKind::Read;
+                let granted = self.grant(&claim);
+                self.ended.push_back((claim.owner.session, call, granted));
+                again |= granted.is_ok() && claim.kind == LockKind::Read;
             }
             if !again {
                 return;
@@ -284,28 +326,42 @@ impl<K: Ord + Copy> LockTable<K> {
         self.waits.insert(arrival, Wait { claim, call });
     }
 
-    fn dequeue(&mut self, arrival: u64) {
-        let Some(Wait { claim, call }) = self.waits.remove(&arrival) else { return };
+    fn waits_for(&self, space: (K, bool)) -> usize {
+        self.waits_of_object.get(&space).map_or(0, BTreeSet::len)
+    }
+
+    fn dequeue(&mut self, arrival: u64) -> Option<Claim<K>> {
+        let Wait { claim, call } = self.waits.remove(&arrival)?;
         remove_from(&mut self.waits_of_object, &claim.space(), arrival);
         remove_from(&mut self.waits_of_owner, &claim.owner, arrival);
         self.waits_of_call.remove(&(claim.owner.session, call));
+        Some(claim)
     }
 
-    /// Whether one of those that a claim would wait for waits, over however many others, for its owner.
+    /// Whether one of those that a claim would wait for waits, over however many others, for its owner. A search
+    /// that does not end soon is taken for one that found it.
     fn is_deadlock(&self, claim: &Claim<K>) -> bool {
         let mut seen = BTreeSet::new();
-        let mut ahead: Vec<LockOwner> = self.conflicts(claim).map(|(owner, _)| owner).collect();
-        while let Some(owner) = ahead.pop() {
-            if owner == claim.owner {
-                return true;
+        let mut ahead = Vec::new();
+        let mut left = MAX_SEARCH;
+        let mut at = Some(*claim);
+        let mut waits = Vec::new();
+        while let Some(claim_at) = at {
+            for (owner, _) in self.conflicts(&claim_at) {
+                left -= 1;
+                if owner == claim.owner || left == 0 {
+                    return true;
+                }
+                if seen.insert(owner) {
+                    ahead.push(owner);
+                }
             }
-            if !seen.insert(owner) {
-                continue;
+            while waits.is_empty()
+                && let Some(owner) = ahead.pop()
+            {
+                waits.extend(self.waits_of_owner.get(&owner).into_iter().flatten());
             }
-            let waits = self.waits_of_owner.get(&owner).into_iter().flatten();
-            for wait in waits.filter_map(|arrival| self.waits.get(arrival)) {
-                ahead.extend(self.conflicts(&wait.claim).map(|(owner, _)| owner));
-            }
+            at = waits.pop().and_then(|arrival| self.waits.get(arrival)).map(|wait| wait.claim);
         }
         false
     }

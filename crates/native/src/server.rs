@@ -259,8 +259,16 @@ impl ServerConnection {
         u32::try_from(self.outstanding.len()).unwrap_or(u32::MAX)
     }
 
-    fn is_outstanding(&self, call: CallId) -> bool {
+    /// Whether a call is to be answered still.
+    #[must_use]
+    pub fn is_outstanding(&self, call: CallId) -> bool {
         self.outstanding.contains(&call) || self.lock_waits.contains(&call)
+    }
+
+    /// Whether it is one that may wait for a lock.
+    #[must_use]
+    pub fn is_lock_wait(&self, call: CallId) -> bool {
+        self.lock_waits.contains(&call)
     }
 
     fn finish(&mut self) {

@@ -3,8 +3,6 @@
 use crate::acting::can_act;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_types::Credentials;
-use std::io;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// User and group of those who are nobody here.
@@ -25,6 +23,10 @@ impl Admission {
         Admission { claims, squash, replaced: AtomicU64::new(0) }
     }
 
+    pub(crate) fn of(peer: &Peer) -> Admission {
+        Admission::new(peer.claims().clone(), peer.squash())
+    }
+
     /// As whom a call is done that is asked for on behalf of `asked`.
     #[must_use]
     pub fn admit(&self, asked: Credentials) -> Credentials {
@@ -33,10 +35,6 @@ impl Admission {
             (_, Squash::All) => (serving_user(), true),
             (Claims::Any, Squash::None) => return asked,
             (Claims::Any, Squash::Root) => (without_root(asked), true),
-            (Claims::NotRoot, _) => {
-                let honest = !claims_root(&asked);
-                (without_root(asked), honest)
-            }
         };
         if !honest && self.replaced.fetch_add(1, Ordering::Relaxed) == 0 {
             let (uid, gid) = (admitted.uid, admitted.gid);
@@ -72,9 +70,7 @@ impl Admission {
     pub(crate) fn acts_as(&self, own: (u32, u32)) -> (u32, u32) {
         match (&self.claims, self.squash) {
             (Claims::Only(user), Squash::None | Squash::Root) => (user.uid, user.gid),
-            (_, Squash::All) | (Claims::NotRoot, _) | (_, Squash::Root) if own.0 == 0 => {
-                (ANONYMOUS, ANONYMOUS)
-            }
+            (_, Squash::All | Squash::Root) if own.0 == 0 => (ANONYMOUS, ANONYMOUS),
             _ => own,
         }
     }
@@ -91,10 +87,6 @@ fn only(own: &Credentials, asked: &Credentials) -> (Credentials, bool) {
         admitted.groups.push(own.gid);
     }
     (admitted, honest)
-}
-
-fn claims_root(asked: &Credentials) -> bool {
-    asked.uid == 0 || asked.gid == 0 || asked.groups.contains(&0)
 }
 
 fn without_root(asked: Credentials) -> Credentials {
@@ -114,21 +106,21 @@ fn serving_user() -> Credentials {
     }
 }
 
-/// Who the kernel says made the other end of a unix socket: root may claim any id, others theirs.
-///
-/// # Errors
-/// `PermissionDenied` for another user where this process cannot act as that one: it would do all with
-/// its own rights. Those of getsockopt(2).
-pub fn peer_of(socket: &UnixStream) -> io::Result<Peer> {
-    let credentials = nigh_link::unix::credentials(socket)?;
-    let uid = credentials.uid;
-    if uid != 0 && uid != rustix::process::geteuid().as_raw() && !can_act() {
-        let message =
-            format!("user {uid} is refused: a server that is not root serves its own user and root");
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+/// Whether this is root or the user whose process this is.
+pub(crate) fn is_own(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// Whom the kernel says to be at the other end of a unix socket: root may claim any id, others theirs.
+/// `None` for another user where this process cannot act as that one: it would do all with its own rights.
+#[must_use]
+pub fn unix_peer(who: Credentials, squash: Squash) -> Option<Peer> {
+    let uid = who.uid;
+    if !is_own(uid) && !can_act() {
+        return None;
     }
-    let claims = if uid == 0 { Claims::Any } else { Claims::Only(credentials) };
-    Ok(Peer::new(format!("unix socket, uid {uid}"), claims, Squash::None).with_any_path())
+    let claims = if uid == 0 { Claims::Any } else { Claims::Only(who) };
+    Some(Peer::new(format!("unix socket, uid {uid}"), claims, squash))
 }
 
 #[cfg(test)]
@@ -159,19 +151,6 @@ mod tests {
     }
 
     #[test]
-    fn a_trusted_client_claims_anybody_but_root() {
-        for squash in [Squash::None, Squash::Root] {
-            let admission = Admission::new(Claims::NotRoot, squash);
-            assert_eq!(admission.admit(who(7, 8, &[9])), who(7, 8, &[9]));
-            assert_eq!(admission.replaced(), 0);
-            assert_eq!(admission.admit(who(0, 0, &[0, 9])), who(ANONYMOUS, ANONYMOUS, &[9]));
-            assert_eq!(admission.admit(who(7, 0, &[])), who(7, ANONYMOUS, &[]));
-            assert_eq!(admission.replaced(), 2);
-            assert!(!admission.vouches());
-        }
-    }
-
-    #[test]
     fn squashing_takes_root_or_everybody() {
         let any = Admission::new(Claims::Any, Squash::None);
         assert_eq!(any.admit(who(0, 0, &[0])), who(0, 0, &[0]));
@@ -182,7 +161,7 @@ mod tests {
         assert_eq!(root.admit(who(5, 6, &[7])), who(5, 6, &[7]));
         assert_eq!(root.acts_as((0, 0)), (ANONYMOUS, ANONYMOUS));
         assert!(!root.vouches());
-        for claims in [Claims::Any, Claims::NotRoot, Claims::Only(who(5, 6, &[]))] {
+        for claims in [Claims::Any, Claims::Only(who(5, 6, &[]))] {
             let all = Admission::new(claims, Squash::All);
             let (one, two) = (all.admit(who(0, 0, &[])), all.admit(who(9, 9, &[9])));
             assert!(one == two && one.uid != 0 && one.gid != 0);
@@ -196,7 +175,7 @@ mod tests {
     #[test]
     fn the_kernel_says_who_a_peer_is() {
         let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
-        let peer = peer_of(&one).unwrap();
+        let peer = unix_peer(nigh_link::unix::credentials(&one).unwrap(), Squash::None).unwrap();
         let own = rustix::process::geteuid();
         match peer.claims() {
             Claims::Any => assert!(own.is_root()),
@@ -209,7 +188,6 @@ mod tests {
                 seen.sort_unstable();
                 assert_eq!(seen, groups);
             }
-            Claims::NotRoot => panic!("a unix socket proves who is there"),
         }
     }
 }

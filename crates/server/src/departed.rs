@@ -20,8 +20,10 @@ pub(crate) struct Departed {
 
 impl Departed {
     pub(crate) fn keep(&self, node: Node) {
+        let now = Instant::now();
+        self.close_old(now);
         let mut files = self.files.lock();
-        files.push_back((Instant::now(), node));
+        files.push_back((now, node));
         let too_many = if files.len() > MOST { files.pop_front() } else { None };
         drop(files);
         drop(too_many); // closing may wait for the disk
@@ -29,7 +31,7 @@ impl Departed {
 
     pub(crate) fn find(&self, id: NodeId) -> Option<Node> {
         let files = self.files.lock();
-        let (_, node) = files.iter().rev().find(|(_, node)| node.id == id)?;
+        let (_, node) = files.iter().rev().find(|(since, node)| node.id == id && since.elapsed() < HELD)?;
         Some(node.clone())
     }
 

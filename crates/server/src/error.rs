@@ -19,6 +19,11 @@ impl Fault {
         }
     }
 
+    /// Whether it is for want of something in the server, and may go differently the next time.
+    pub(crate) fn is_the_servers_own(self) -> bool {
+        matches!(self.0, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::OVERFLOW)
+    }
+
     /// `EIO` where the operating system gave no number.
     pub(crate) fn from_io(error: &std::io::Error) -> Fault {
         Fault(Errno::from_raw(error.raw_os_error().unwrap_or(0)))

@@ -8,6 +8,7 @@ use crate::filesystem::{Filesystem, identify};
 use crate::handle::Opener;
 use crate::ids::Ids;
 use crate::leases::OpenChange;
+use crate::ops::list::Listing;
 use crate::ops::{Context, Outcome, attributes, data, list, look, make, open, remove, rename};
 use crate::orphans::Orphans;
 use crate::reach::{Bounds, Node, Reach, hides, link};
@@ -33,6 +34,8 @@ pub(crate) enum Progress {
     Answered,
     /// It did nothing yet, and waits for others to give back what it changes.
     Waits(OpenChange),
+    /// A part of it is answered, and there is no room for more.
+    Pauses(Box<Listing>),
 }
 
 /// How much an export remembers. Descriptors are bounded by `directories + readers`, besides those
@@ -136,48 +139,40 @@ impl Export {
         state_dir: &Path,
         options: ExportOptions,
     ) -> std::result::Result<Export, ExportError> {
-        Export::open_dir(open_root(path)?, path, state_dir, options)
+        let opened = Opened::new(open_root(path)?, path)?;
+        let ids = opened.open_ids(path, state_dir)?;
+        let export = Export::of(opened, path, ids, options)?;
+        export.find_orphans();
+        Ok(export)
     }
 
-    /// The same with the directory opened already; `path` is how people call it.
-    pub(crate) fn open_dir(
-        root: OwnedFd,
+    /// Takes up what servers before this one kept of open files.
+    pub(crate) fn find_orphans(&self) {
+        self.reach.orphans.find_left(&self.reach);
+    }
+
+    /// Of an opened root, with its ids. `path` is how people call it.
+    pub(crate) fn of(
+        opened: Opened,
         path: &Path,
-        state_dir: &Path,
+        ids: Arc<Ids>,
         options: ExportOptions,
     ) -> std::result::Result<Export, ExportError> {
-        let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
-        let opened = Opened::new(root, path)?;
-        let id = opened.id(path);
-        let state = state_dir.join(&id);
-        let state_error = |error| ExportError::State { path: path.into(), state: state.clone(), error };
-        make_private(&state).map_err(state_error)?;
-        let (mut key, mut secret) = ([0; 16], [0; 16]);
-        for random in [&mut key, &mut secret] {
-            getrandom::fill(random).map_err(|e| state_error(std::io::Error::other(e.to_string())))?;
-        }
-        let first = Record::Key { version: 1, key };
-        let (log, records) = open_log(&state.join("ids"), first).map_err(state_error)?;
-        let Opened { root, readable, stat, filesystem } = opened;
-        let ids = Ids::new(&stat, filesystem, log, &records, secret).map_err(state_error)?;
+        let Opened { root, readable, stat, id, .. } = opened;
         let opener = readable.and_then(Opener::new);
         let bounds =
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
-        let reach = Reach::new(root, stat, ids, opener, bounds)
-            .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
-        reach.orphans.find_left(&reach);
+        let reach = Reach::new(root, stat, ids, opener, bounds).map_err(|fault| {
+            let error = std::io::Error::from_raw_os_error(Errno::from(fault).raw());
+            ExportError::Open { path: path.into(), error }
+        })?;
         let readers = Mutex::new(LruCache::new(options.readers));
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers })
     }
 
     /// What identifies the export, and names its state directory: its filesystem's UUID, subvolume, and root.
     pub fn identify(path: &Path) -> std::result::Result<String, ExportError> {
-        Export::identify_dir(open_root(path)?, path)
-    }
-
-    /// The same with the directory opened already.
-    pub(crate) fn identify_dir(root: OwnedFd, path: &Path) -> std::result::Result<String, ExportError> {
-        Ok(Opened::new(root, path)?.id(path))
+        Ok(Opened::new(open_root(path)?, path)?.id)
     }
 
     /// See [`Export::identify`].
@@ -225,28 +220,34 @@ impl Export {
         request: Request,
         sink: &mut dyn FnMut(Response),
     ) {
-        match self.attempt(files, call, &request, None, sink) {
+        let mut sink = |response| {
+            sink(response);
+            true
+        };
+        match self.attempt(files, call, &request, (None, None), &mut sink) {
             Progress::Answered => {}
             Progress::Waits(_) => panic!("nobody else holds anything"),
+            Progress::Pauses(_) => unreachable!("there is always room"),
         }
     }
 
     /// The same, if nobody else holds what it changes; otherwise that was asked back, and the call is to be
-    /// attempted again when its change is ready.
+    /// attempted again when its change is ready. `sink` says whether there is room for more; where there is
+    /// none a listing pauses, and is to be attempted again when there is.
     pub(crate) fn attempt(
         &self,
         files: &SessionFiles,
         call: CallId,
         request: &Request,
-        change: Option<OpenChange>,
-        sink: &mut dyn FnMut(Response),
+        (change, listing): (Option<OpenChange>, Option<Box<Listing>>),
+        sink: &mut dyn FnMut(Response) -> bool,
     ) -> Progress {
         let what = &request.call;
         let stake = Stake::new(files, change);
         let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
         let mut sink = |response: Response| {
             stake.carry(&response.grants);
-            sink(response);
+            sink(response)
         };
         let refuse = |fault: Fault| {
             let errno = Errno::from(fault);
@@ -258,11 +259,13 @@ impl Export {
             Call::Keep { node, names, handle } => {
                 self.keep(files, &request.credentials, (node, names), *handle);
             }
-            Call::List { dir } => {
-                if let Err(fault) = list::list(cx, dir, &mut sink) {
+            Call::List { dir } => match list::list(cx, dir, listing, &mut sink) {
+                Ok(Some(listing)) => return Progress::Pauses(listing),
+                Ok(None) => {}
+                Err(fault) => {
                     sink(refuse(fault));
                 }
-            }
+            },
             what => {
                 let mut places = files.holding().leases.places.none_held();
                 let done = match affected::prepare(cx, what, &mut places) {
@@ -417,12 +420,13 @@ fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
 }
 
 /// A root before its state is opened.
-struct Opened {
+pub(crate) struct Opened {
     root: OwnedFd,
     /// Open for reading, where that is allowed.
     readable: Option<OwnedFd>,
     stat: Stat,
     filesystem: Filesystem,
+    id: String,
 }
 
 /// The directory at `path`, whose symlinks are followed.
@@ -435,7 +439,8 @@ pub(crate) fn open_root(path: &Path) -> std::result::Result<OwnedFd, ExportError
 }
 
 impl Opened {
-    fn new(root: OwnedFd, path: &Path) -> std::result::Result<Opened, ExportError> {
+    /// Of the directory that `root` stands for; `path` is how people call it.
+    pub(crate) fn new(root: OwnedFd, path: &Path) -> std::result::Result<Opened, ExportError> {
         let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
         if !Path::new("/proc/self/fd").exists() {
             return Err(ExportError::NoProc { path: path.into() });
@@ -449,24 +454,48 @@ impl Opened {
         let stat = stat::of_fd(&root)
             .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
         let filesystem = identify(&root, &stat).map_err(at)?;
-        Ok(Opened { root, readable, stat, filesystem })
+        let id = id_of(&filesystem, &stat, path);
+        Ok(Opened { root, readable, stat, filesystem, id })
     }
 
-    fn id(&self, path: &Path) -> String {
-        use std::fmt::Write;
-        let mut id = String::new();
-        if let Some(identity) = self.filesystem.identity {
-            for byte in identity.uuid {
-                let _ = write!(id, "{byte:02x}");
-            }
-            let _ = write!(id, "-{:x}", identity.subvolume);
-        } else {
-            let path = path.as_os_str().as_encoded_bytes();
-            let _ = write!(id, "path-{:016x}", nigh_types::CookieKey::default().cookie(path).0);
-        }
-        let _ = write!(id, "-{:x}-{:x}", self.stat.ino, self.stat.birth_ns);
-        id
+    /// What it is, and the mount by which it is reached: another one may allow more.
+    pub(crate) fn key(&self) -> (String, u64) {
+        (self.id.clone(), self.stat.mount)
     }
+
+    /// Its ids, from its own directory (0700) below `state_dir`, which is made where it is not there.
+    pub(crate) fn open_ids(
+        &self,
+        path: &Path,
+        state_dir: &Path,
+    ) -> std::result::Result<Arc<Ids>, ExportError> {
+        let state = state_dir.join(&self.id);
+        let state_error = |error| ExportError::State { path: path.into(), state: state.clone(), error };
+        make_private(&state).map_err(state_error)?;
+        let (mut key, mut secret) = ([0; 16], [0; 16]);
+        for random in [&mut key, &mut secret] {
+            getrandom::fill(random).map_err(|e| state_error(std::io::Error::other(e.to_string())))?;
+        }
+        let first = Record::Key { version: 1, key };
+        let (log, records) = open_log(&state.join("ids"), first).map_err(state_error)?;
+        Ids::new(&self.stat, self.filesystem, log, &records, secret).map(Arc::new).map_err(state_error)
+    }
+}
+
+fn id_of(filesystem: &Filesystem, root: &Stat, path: &Path) -> String {
+    use std::fmt::Write;
+    let mut id = String::new();
+    if let Some(identity) = filesystem.identity {
+        for byte in identity.uuid {
+            let _ = write!(id, "{byte:02x}");
+        }
+        let _ = write!(id, "-{:x}", identity.subvolume);
+    } else {
+        let path = path.as_os_str().as_encoded_bytes();
+        let _ = write!(id, "path-{:016x}", nigh_types::CookieKey::default().cookie(path).0);
+    }
+    let _ = write!(id, "-{:x}-{:x}", root.ino, root.birth_ns);
+    id
 }
 
 /// Waits a little for another thread that is closing the same export, and for a child of this process

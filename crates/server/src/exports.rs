@@ -1,9 +1,10 @@
 //! What clients may attach to by name.
 
 use crate::acting::{Acting, can_act};
+use crate::claims::Admission;
 use crate::error::Fault;
 use crate::export::open_root;
-use nigh_link::{Claims, Peer};
+use nigh_link::Peer;
 use nigh_types::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::collections::BTreeMap;
@@ -123,10 +124,8 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let opened = {
-        let _acting = match peer.claims() {
-            Claims::Only(who) => Some(Acting::begin(can_act(), who, false)?),
-            Claims::Any | Claims::NotRoot => None,
-        };
+        let admission = Admission::of(peer);
+        let _acting = Acting::begin(can_act() && !admission.vouches(), &admission.peer(), false)?;
         rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?
     };
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
@@ -137,7 +136,7 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_link::Squash;
+    use nigh_link::{Claims, Squash};
     use nigh_types::Credentials;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -190,7 +189,11 @@ mod tests {
         let one = exports(&[format!("x={}", dir.path().display())]);
         let user = Claims::Only(Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![] });
         let user = Peer::new("test", user, Squash::None);
-        assert_eq!(one.open(b"x/closed/open", &user).unwrap_err().0, Errno::ACCES);
+        let squashed = |claims, squash| Peer::new("test", claims, squash);
+        let root = Claims::Only(Credentials::default());
+        for peer in [user, squashed(Claims::Any, Squash::Root), squashed(root, Squash::All)] {
+            assert_eq!(one.open(b"x/closed/open", &peer).unwrap_err().0, Errno::ACCES);
+        }
         assert!(one.open(b"x/closed/open", &stranger()).is_ok());
     }
 

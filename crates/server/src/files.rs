@@ -9,12 +9,15 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the server keeps for one session: its open files, bounded, and its part in the table of leases.
 /// Dropping it closes all.
 #[derive(Debug)]
 pub struct SessionFiles {
     table: Mutex<Table>,
+    /// Files that were taken out and are not closed yet.
+    closing: Arc<AtomicU64>,
     limit: u64,
     /// How long its grants live at the most.
     term: Term,
@@ -52,7 +55,7 @@ impl SessionFiles {
     }
 
     pub(crate) fn of_session(limit: u64, term: Term, holding: Holding) -> SessionFiles {
-        SessionFiles { table: Mutex::default(), limit, term, holding, vouched: true }
+        SessionFiles { table: Mutex::default(), closing: Arc::default(), limit, term, holding, vouched: true }
     }
 
     /// Whether the client's kernel is believed to have checked what its callers may do
@@ -82,9 +85,18 @@ impl SessionFiles {
         self.table.lock().open.len() as u64
     }
 
+    #[cfg(test)]
+    pub(crate) fn closing(&self) -> u64 {
+        self.closing.load(Ordering::SeqCst)
+    }
+
     /// Refuses with `ENFILE` what could not be kept; ask before changing the export.
     pub(crate) fn has_room(&self) -> Result<()> {
-        if self.count() < self.limit { Ok(()) } else { Err(Fault(Errno::NFILE)) }
+        if self.count() + self.closing.load(Ordering::SeqCst) < self.limit {
+            Ok(())
+        } else {
+            Err(Fault(Errno::NFILE))
+        }
     }
 
     pub(crate) fn insert(&self, file: OpenFile) -> Result<Handle> {
@@ -94,7 +106,7 @@ impl SessionFiles {
     /// The same, under a number that the client chose; `EEXIST` where it did before.
     pub(crate) fn insert_as(&self, chosen: Option<Handle>, file: OpenFile) -> Result<Handle> {
         let mut table = self.table.lock();
-        if table.open.len() as u64 >= self.limit {
+        if table.open.len() as u64 + self.closing.load(Ordering::SeqCst) >= self.limit {
             return Err(Fault(Errno::NFILE));
         }
         table.last += u64::from(chosen.is_none());
@@ -131,7 +143,20 @@ impl SessionFiles {
         table.open.get(handle).cloned()
     }
 
+    /// Whether a file of that node is open, and one of them is `such`.
+    pub(crate) fn has_open(&self, node: NodeId, such: impl Fn(&OpenFile) -> bool) -> bool {
+        let table = self.table.lock();
+        let mut handles = table.by_node.get(&node).into_iter().flatten();
+        handles.any(|handle| table.open.get(handle).is_some_and(|file| such(file)))
+    }
+
     pub(crate) fn release(&self, handles: &[Handle]) {
+        drop(self.take(handles));
+    }
+
+    /// Takes files out, to be closed by dropping them, which may wait for the disk; `None`: there are none.
+    /// Until then they count among those that a session may have.
+    pub(crate) fn take(&self, handles: &[Handle]) -> Option<Closing> {
         let mut closing = Vec::new();
         let mut table = self.table.lock();
         for handle in handles {
@@ -144,7 +169,24 @@ impl SessionFiles {
             }
             closing.push(file);
         }
-        drop(table); // closing may wait for the disk
+        self.closing.fetch_add(closing.len() as u64, Ordering::SeqCst);
+        let pending = Arc::clone(&self.closing);
+        (!closing.is_empty()).then_some(Closing { files: closing, pending })
+    }
+}
+
+/// Files that are open no longer, until this is dropped.
+pub(crate) struct Closing {
+    files: Vec<Arc<OpenFile>>,
+    pending: Arc<AtomicU64>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        for file in self.files.drain(..) {
+            drop(file);
+            self.pending.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 

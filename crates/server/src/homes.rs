@@ -86,6 +86,12 @@ impl Homes {
         Attr { nlink: attr.nlink.saturating_sub(u32::from(is_orphan)), ..attr }
     }
 
+    /// Keeps whoever opens or closes a file waiting.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Drop + '_ {
+        self.files.lock()
+    }
+
     /// It has a name in `dir` that it had not. The caller holds it exclusively.
     pub(crate) fn named(&self, object: Object, dir: Object) {
         if let Some(file) = self.files.lock().get_mut(&object) {

@@ -26,7 +26,8 @@ pub(crate) struct Ids {
     main: Main,
     cookie_key: CookieKey,
     seal: Seal,
-    /// By what statx says; the mount's id keeps a reused `st_dev` apart.
+    /// By what statx says. `st_dev` is used again after unmounting, the mount's number is not; where it is
+    /// (Linux before 6.8) the filesystem is looked at anew whenever a mount's root is met.
     seen: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
     map: Mutex<Map>,
     dirty: AtomicBool,
@@ -43,8 +44,8 @@ struct Main {
 #[derive(Clone, Copy, Debug)]
 struct Device {
     index: u64,
+    identity: Option<Identity>,
     overlay: bool,
-    durable: bool,
 }
 
 /// Lock order: `Ids::map` before `Ids::seen`.
@@ -122,8 +123,8 @@ impl Ids {
         let key = (stat.dev, stat.mount, stat.subvolume);
         let known = self.seen.read().get(&key).copied();
         let device = match known {
-            Some(device) => device,
-            None => self.meet(key, &identify(open()?, stat)?)?,
+            Some(device) if !stat.known_anew => device,
+            _ => self.meet(key, &identify(open()?, stat)?)?,
         };
         if device.index == MAIN {
             return self.main_node(stat);
@@ -131,7 +132,7 @@ impl Ids {
         let ino = if stat.ino < SHORT {
             FOREIGN | (device.index << 48) | stat.ino
         } else {
-            self.number(device.index, stat.ino, device.durable)?
+            self.number(device.index, stat.ino, device.identity.is_some())?
         };
         Ok(self.seal.id(ino, if device.overlay { 0 } else { stat.birth_ns }))
     }
@@ -168,16 +169,16 @@ impl Ids {
     fn meet(&self, key: (Dev, u64, u64), filesystem: &Filesystem) -> Result<Device> {
         let mut map = self.map.lock();
         let known = self.seen.read().get(&key).copied();
-        if let Some(device) = known {
+        if let Some(device) = known.filter(|device| device.identity == filesystem.identity) {
             return Ok(device);
         }
         let main = self.main.filesystem.identity;
-        let (index, durable) = match filesystem.identity {
-            None => (map.passing_device()?, false),
-            identity if identity == main => (MAIN, true),
-            Some(identity) => (self.durable_device(&mut map, identity)?, true),
+        let index = match filesystem.identity {
+            None => map.passing_device()?,
+            identity if identity == main => MAIN,
+            Some(identity) => self.durable_device(&mut map, identity)?,
         };
-        let device = Device { index, overlay: filesystem.overlay, durable };
+        let device = Device { index, identity: filesystem.identity, overlay: filesystem.overlay };
         self.seen.write().insert(key, device);
         Ok(device)
     }
@@ -236,7 +237,8 @@ mod tests {
     use std::path::Path;
 
     fn stat(dev: u32, ino: u64) -> Stat {
-        Stat { attr: nigh_types::Attr::default(), ino, dev: Dev(0, dev), birth_ns: 5, mount: 1, subvolume: 0 }
+        let attr = nigh_types::Attr::default();
+        Stat { attr, ino, dev: Dev(0, dev), birth_ns: 5, mount: 1, known_anew: false, subvolume: 0 }
     }
 
     fn on(uuid: u8) -> Filesystem {
@@ -317,5 +319,18 @@ mod tests {
         assert_eq!(before, after);
         assert!(before[0] != before[1] && before[2] != before[3]);
         assert_eq!(node(&ids, 30, 1, 9).ino, 9, "the main filesystem mounted once more inside itself");
+    }
+
+    #[test]
+    fn a_mount_that_has_the_number_of_another_is_known_by_its_filesystem() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids = ids(&dir.path().join("ids"));
+        let of = |uuid| ids.meet((Dev(0, 7), 1, 0), &on(uuid)).unwrap().index;
+        let (one, two) = (of(70), of(80));
+        assert_ne!(one, two);
+        assert_eq!([of(70), of(80)], [one, two]);
+        let root = Stat { known_anew: true, ..stat(7, 3) };
+        assert_eq!(ids.node(&root, refuse), Err(Fault(Errno::IO)), "its root is looked at");
+        assert_eq!(ids.node(&stat(7, 3), refuse).unwrap().ino, FOREIGN | (two << 48) | 3);
     }
 }

@@ -1,15 +1,10 @@
 //! What is checked of a request before anything of it is done.
 
-use crate::acting::{Acting, can_act};
 use crate::claims::Admission;
-use crate::error::{Fault, Result};
 use crate::export::Export;
 use crate::users;
 use nigh_native::{ID_NAMES, Session};
-use nigh_types::{Call, Errno, NodeId, Place, Request};
-use rustix::fs::{Mode, OFlags};
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use nigh_types::{Call, NodeId, Place, Request};
 
 /// The rule that a client broke; its session ends with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -18,23 +13,6 @@ pub(crate) enum Broken {
     /// export.
     #[error("a node id that this export never made (inode {}): ids cannot be made up", .0.ino)]
     ForgedId(NodeId),
-}
-
-/// The directory that a client names, as the peer itself finds it; `None` where it is vouched for. A path that
-/// root can walk is no way for others.
-pub(crate) fn open_as_peer(path: &Path, admission: &Admission) -> Result<Option<OwnedFd>> {
-    if admission.vouches() || !can_act() {
-        return Ok(None);
-    }
-    let _acting = Acting::begin(true, &admission.peer(), false)?;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(Some(rustix::fs::open(path, flags, Mode::empty())?))
-}
-
-/// Refuses an export that is not what the peer found: somebody changed the path meanwhile.
-pub(crate) fn check_root(export: &Export, found: Option<OwnedFd>) -> Result<()> {
-    let Some(fd) = found else { return Ok(()) };
-    if export.reach().opened(fd)?.id == export.reach().root() { Ok(()) } else { Err(Fault(Errno::ACCES)) }
 }
 
 /// Tells a client as whom its calls are done, and what this machine calls its users where it wants to know.
@@ -48,7 +26,7 @@ pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admi
 }
 
 /// Every node that a request names was made by this export.
-pub(crate) fn check(export: &Export, request: &Request) -> std::result::Result<(), Broken> {
+pub(crate) fn check(export: &Export, request: &Request) -> Result<(), Broken> {
     let (places, bare) = named(&request.call);
     for place in places.into_iter().flatten() {
         check_id(export, place.node)?;
@@ -59,7 +37,7 @@ pub(crate) fn check(export: &Export, request: &Request) -> std::result::Result<(
     bare.map_or(Ok(()), |node| check_id(export, node))
 }
 
-fn check_id(export: &Export, node: NodeId) -> std::result::Result<(), Broken> {
+fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
     if export.reach().ids.genuine(node) { Ok(()) } else { Err(Broken::ForgedId(node)) }
 }
 

@@ -107,6 +107,11 @@ impl Leases {
         })
     }
 
+    /// Whereto calls return that had to wait.
+    pub(crate) fn pool(&self) -> Weak<Pool> {
+        self.pool.clone().unwrap_or_default()
+    }
+
     /// Starts the thread that tells the table the time, until [`Leases::stop`].
     pub(crate) fn start_clock(self: &Arc<Leases>) -> std::io::Result<()> {
         let leases = Arc::clone(self);
@@ -239,6 +244,15 @@ impl Leases {
         state.say_due(&mut pending);
         drop(state);
         self.carry_out(pending);
+    }
+
+    /// Asks everybody for what they hold of a key. Nobody waits until they have given it back.
+    pub(crate) fn recall(&self, key: LeaseKey) {
+        self.with(|state, now| {
+            let change =
+                state.table.handle_change(now, None, &[Change { key, names: Vec::new(), writes: false }]);
+            state.table.handle_done(now, change);
+        });
     }
 
     /// Begins a change, or names more of what it makes false. True: nobody else holds any of it.

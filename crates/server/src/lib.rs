@@ -42,7 +42,7 @@ mod unsent;
 mod users;
 mod work;
 
-pub use claims::{Admission, peer_of};
+pub use claims::{Admission, unix_peer};
 pub use control::ask;
 pub use export::{Export, ExportError, ExportOptions};
 pub use exports::Exports;

@@ -1,6 +1,6 @@
 //! All that a server listens on, and whom it lets in there.
 
-use crate::acting::can_act;
+use crate::claims::{is_own, unix_peer};
 use crate::control::{self, Purpose};
 use crate::events::Lines;
 use crate::listen::{Listen, Serving, bind_tcp, bind_unix};
@@ -8,8 +8,6 @@ use crate::places::Places;
 use crate::server::Server;
 use nigh_link::tcp::Door;
 use nigh_link::{Claims, Lobby, Peer, Squash};
-use nigh_types::Credentials;
-use rustix::process::geteuid;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections over TCP that have proved nothing yet.
+/// Connections that have proved nothing yet, over TCP; and that are not attached yet, of users of this machine.
 const LOBBY: usize = 64;
 
 /// How long a connection on a unix socket may say nothing.
@@ -28,6 +26,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 pub(crate) struct Listeners {
     all: Vec<Listener>,
     lobby: Lobby,
+    users: Lobby,
     complaints: Arc<Lines>,
     /// One for each connection on a unix socket, from being accepted to its end, and ours.
     present: Arc<()>,
@@ -63,7 +62,8 @@ impl Listeners {
         let mut listeners = Listeners {
             all: Vec::new(),
             lobby: Lobby::new(LOBBY),
-            // Of strangers on TCP: so that they cannot fill a disk.
+            users: Lobby::new(LOBBY),
+            // Of strangers: so that they cannot fill a disk.
             complaints: Arc::new(Lines::new(1, Duration::from_secs(1))),
             present: Arc::new(()),
             names: Vec::new(),
@@ -150,6 +150,9 @@ impl Listeners {
     }
 
     /// Lets in all who are there now, each with a thread. Whether there was anybody.
+    ///
+    /// # Errors
+    /// Nothing that one of them does is one: it would be the end of all others.
     pub fn accept_all(&self, server: &Arc<Server>) -> io::Result<bool> {
         let mut any = false;
         for listener in &self.all {
@@ -174,7 +177,11 @@ impl Listeners {
                             tracing::debug!(%error, "a client went away");
                         }
                         Some(libc::ECONNABORTED | libc::EINTR) => {}
-                        _ => return Err(error),
+                        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK) => return Err(error),
+                        _ => {
+                            complain(&self.complaints, &format!("no connection: {error}"));
+                            break;
+                        }
                     },
                 }
             }
@@ -190,40 +197,6 @@ impl Listeners {
         };
         let removed: Vec<_> = self.sockets.iter().map(remove).collect();
         removed.into_iter().collect()
-    }
-
-    /// False for somebody who is not wanted.
-    fn admit_unix(&self, stream: UnixStream, admits: &Admits, server: &Arc<Server>) -> bool {
-        let known = stream.set_nonblocking(false).and_then(|()| nigh_link::unix::credentials(&stream));
-        let credentials = match known {
-            Ok(credentials) => credentials,
-            Err(error) => {
-                complain(&self.complaints, &format!("a connection of somebody unknown: {error}"));
-                return false;
-            }
-        };
-        let uid = credentials.uid;
-        let peer = peer_on_unix(&stream, credentials, admits);
-        let (server, present) = (Arc::clone(server), Arc::clone(&self.present));
-        let complaints = Arc::clone(&self.complaints);
-        let wanted = peer.is_some();
-        let serve = move || {
-            let _present = present;
-            match control::purpose(&stream, SILENCE) {
-                Purpose::Status => control::answer(stream, uid, &server),
-                Purpose::Nothing => {}
-                Purpose::Session => match peer {
-                    // What ended it stands in the log.
-                    Some(peer) => drop(server.serve_link(stream.into(), peer)),
-                    None => complain(&complaints, &format!("uid {uid} on a socket that is not for others")),
-                },
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("nigh-session".into()).spawn(serve) {
-            complain(&self.complaints, &format!("no thread for a connection: {error}"));
-            return false;
-        }
-        wanted
     }
 
     fn admit_tcp(&self, stream: TcpStream, admits: &Admits, server: &Arc<Server>) {
@@ -249,9 +222,57 @@ impl Listeners {
                 Err(error) => complain(&complaints, &error.to_string()),
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("nigh-session".into()).spawn(serve) {
-            tracing::warn!(%error, "no thread for a connection: it is dropped");
+        self.begin(serve);
+    }
+
+    /// False for somebody who is not wanted, or who cannot be served now.
+    fn admit_unix(&self, stream: UnixStream, admits: &Admits, server: &Arc<Server>) -> bool {
+        let known = stream.set_nonblocking(false).and_then(|()| nigh_link::unix::credentials(&stream));
+        let who = match known {
+            Ok(who) => who,
+            Err(error) => {
+                complain(&self.complaints, &format!("a connection of somebody unknown: {error}"));
+                return false;
+            }
+        };
+        let uid = who.uid;
+        let peer = match admits {
+            Admits::Own if is_own(uid) => unix_peer(who, Squash::None).map(Peer::with_any_path),
+            Admits::Users(squash) => unix_peer(who, squash.unwrap_or(Squash::None)),
+            _ => None,
+        };
+        // Only root and this user can reach the other sockets.
+        let stranger = matches!(admits, Admits::Users(_));
+        let ticket = if stranger { self.users.enter(&stream) } else { None };
+        if stranger && ticket.is_none() {
+            complain(&self.complaints, "too many connections that attach to nothing: one is dropped");
+            return false;
         }
+        let (server, present) = (Arc::clone(server), Arc::clone(&self.present));
+        let complaints = Arc::clone(&self.complaints);
+        let wanted = peer.is_some();
+        let begun = self.begin(move || {
+            let _present = present;
+            match control::purpose(&stream, SILENCE) {
+                Purpose::Status => control::answer(stream, uid, &server),
+                Purpose::Nothing => {}
+                Purpose::Session => match peer {
+                    // What ended it stands in the log.
+                    Some(peer) => drop(server.serve_stranger(stream.into(), peer, ticket)),
+                    None => complain(&complaints, &format!("uid {uid} on a socket that is not for others")),
+                },
+            }
+        });
+        begun && wanted
+    }
+
+    /// Serves a connection with a thread of its own. False: there is none, and the connection is dropped.
+    fn begin(&self, serve: impl FnOnce() + Send + 'static) -> bool {
+        let begun = std::thread::Builder::new().name("nigh-session".into()).spawn(serve);
+        if let Err(error) = &begun {
+            complain(&self.complaints, &format!("no thread for a connection, which is dropped: {error}"));
+        }
+        begun.is_ok()
     }
 }
 
@@ -264,21 +285,4 @@ fn complain(lines: &Lines, problem: &str) {
 enum Accepted {
     Unix(UnixStream),
     Tcp(TcpStream),
-}
-
-/// Who is there, and what it may claim; `None` where it is not wanted.
-fn peer_on_unix(stream: &UnixStream, credentials: Credentials, admits: &Admits) -> Option<Peer> {
-    let uid = credentials.uid;
-    let own = uid == 0 || uid == geteuid().as_raw();
-    let pid =
-        rustix::net::sockopt::socket_peercred(stream).map_or(0, |found| found.pid.as_raw_nonzero().get());
-    let claims = if uid == 0 { Claims::Any } else { Claims::Only(credentials) };
-    let came = format!("unix socket, uid {uid}, pid {pid}");
-    match admits {
-        Admits::Own if own => Some(Peer::new(came, claims, Squash::None).with_any_path()),
-        Admits::Users(squash) if own || can_act() => {
-            Some(Peer::new(came, claims, squash.unwrap_or(Squash::None)))
-        }
-        _ => None,
-    }
 }

@@ -1,6 +1,7 @@
 //! The threads that execute calls.
 
 use crate::leases::OpenChange;
+use crate::ops::list::Listing;
 use crate::session::Session;
 use crate::work::Taken;
 use nigh_types::{Call, CallId, Errno, Request, Response};
@@ -16,20 +17,33 @@ pub(crate) struct Job {
     /// The change that it began when it was executed before.
     pub(crate) change: Option<OpenChange>,
     pub(crate) taken: Taken,
+    /// How far a listing came when it was executed before.
+    pub(crate) listing: Option<Box<Listing>>,
 }
 
 impl Job {
-    /// Nobody waits for it, and it did nothing.
+    /// Nobody waits for it, and it changed nothing.
     pub(crate) fn give_up(self) {
         drop(self.change);
+        if self.listing.is_some() {
+            self.session.outbox.done(&self.request.call);
+        }
         self.session.answer(self.call, Response::plain(Err(Errno::INTR)));
         drop(self.taken);
     }
 }
 
-/// A bounded number of threads and two queues. Calls that may take long (listings, copies, syncs) never
-/// have more than half of the threads, so that others are not kept waiting by them. The queues are
-/// bounded by the calls that each session may have outstanding.
+impl Job {
+    fn execute(self) {
+        let session = Arc::clone(&self.session);
+        session.execute(self);
+    }
+}
+
+/// A bounded number of threads and two queues. What may take long (listings, copies, syncs, closing files)
+/// never has more than half of the threads, so that others are not kept waiting by it; and it has one
+/// whatever else there is to do. The queues are bounded by the calls that each session may have outstanding,
+/// and the files that it may have open.
 pub(crate) struct Pool {
     queues: Mutex<Queues>,
     wake: Condvar,
@@ -38,10 +52,16 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 struct Queues {
-    short: VecDeque<Job>,
-    long: VecDeque<Job>,
+    short: VecDeque<Box<Job>>,
+    long: VecDeque<Work>,
     long_running: u32,
     stopping: bool,
+}
+
+/// What may take long.
+enum Work {
+    Call(Box<Job>),
+    Drop(Box<dyn Send>),
 }
 
 /// The fewest threads a pool has.
@@ -59,9 +79,10 @@ impl Pool {
     }
 
     pub(crate) fn submit(&self, job: Job) {
+        let job = Box::new(job);
         let mut queues = self.queues.lock();
         if is_long(&job.request.call) {
-            queues.long.push_back(job)
+            queues.long.push_back(Work::Call(job))
         } else {
             queues.short.push_back(job)
         }
@@ -72,34 +93,42 @@ impl Pool {
     /// How many calls of a session wait for a thread.
     pub(crate) fn queued(&self, session: &Arc<Session>) -> u64 {
         let queues = self.queues.lock();
-        let jobs = queues.short.iter().chain(&queues.long);
+        let long = queues.long.iter().filter_map(|work| match work {
+            Work::Call(job) => Some(job),
+            Work::Drop(_) => None,
+        });
+        let jobs = queues.short.iter().chain(long);
         jobs.filter(|job| Arc::ptr_eq(&job.session, session)).count() as u64
+    }
+
+    /// Drops something on a thread of the pool.
+    pub(crate) fn drop_later(&self, what: Box<dyn Send>) {
+        self.queues.lock().long.push_back(Work::Drop(what));
+        self.wake.notify_one();
     }
 
     /// Takes back a call that no thread has begun.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
         let mut queues = self.queues.lock();
-        let Queues { short, long, .. } = &mut *queues;
-        for queue in [short, long] {
-            if let Some(at) = queue.iter().position(is_it) {
-                return queue.remove(at);
-            }
+        if let Some(at) = queues.short.iter().position(|job| is_it(job)) {
+            return queues.short.remove(at).map(|job| *job);
         }
-        None
+        let at = queues.long.iter().position(|work| matches!(work, Work::Call(job) if is_it(job)))?;
+        match queues.long.remove(at) {
+            Some(Work::Call(job)) => Some(*job),
+            _ => None,
+        }
     }
 
     /// Drops all calls of a session that no thread has begun.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
         let mut queues = self.queues.lock();
-        let Queues { short, long, .. } = &mut *queues;
-        let mut dropped = Vec::new();
-        for queue in [short, long] {
-            let (theirs, others): (VecDeque<Job>, VecDeque<Job>) =
-                queue.drain(..).partition(|job: &Job| Arc::ptr_eq(&job.session, session));
-            *queue = others;
-            dropped.push(theirs);
-        }
+        let is_theirs = |job: &Job| Arc::ptr_eq(&job.session, session);
+        let dropped = (
+            take_all(&mut queues.short, |job| is_theirs(job)),
+            take_all(&mut queues.long, |work| matches!(work, Work::Call(job) if is_theirs(job))),
+        );
         drop(queues);
         drop(dropped); // ends their changes, which takes other locks
     }
@@ -116,21 +145,15 @@ impl Pool {
             if queues.stopping {
                 return;
             }
-            let long_allowed = queues.long_running < self.long_limit;
-            let (job, long) = match queues.short.pop_front() {
-                Some(job) => (Some(job), false),
-                None if long_allowed => (queues.long.pop_front(), true),
-                None => (None, false),
-            };
-            let Some(job) = job else {
+            let Some((work, long)) = queues.next(self.long_limit) else {
                 self.wake.wait(&mut queues);
                 continue;
             };
-            queues.long_running += u32::from(long);
             drop(queues);
-            let session = Arc::clone(&job.session);
-            session.execute(job);
-            drop(session);
+            match work {
+                Work::Call(job) => job.execute(),
+                Work::Drop(what) => drop(what),
+            }
             queues = self.queues.lock();
             if long {
                 queues.long_running -= 1;
@@ -140,6 +163,70 @@ impl Pool {
     }
 }
 
+impl Queues {
+    /// What the next thread does, and whether that may take long.
+    fn next(&mut self, long_limit: u32) -> Option<(Work, bool)> {
+        let long_first = self.long_running == 0 && !self.long.is_empty();
+        if !long_first && let Some(job) = self.short.pop_front() {
+            return Some((Work::Call(job), false));
+        }
+        if self.long_running >= long_limit {
+            return None;
+        }
+        let work = self.long.pop_front()?;
+        self.long_running += 1;
+        Some((work, true))
+    }
+}
+
+/// Takes out those of which that is so.
+fn take_all<T>(queue: &mut VecDeque<T>, is_so: impl Fn(&T) -> bool) -> VecDeque<T> {
+    let (taken, left) = queue.drain(..).partition(is_so);
+    *queue = left;
+    taken
+}
+
 fn is_long(call: &Call) -> bool {
     matches!(call, Call::List { .. } | Call::CopyRange { .. } | Call::Fsync { .. } | Call::Fallocate { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leases::Leases;
+    use nigh_link::Peer;
+    use nigh_native::ServerConfig;
+    use nigh_native::lease::LeaseConfig;
+    use nigh_types::{Credentials, NodeId, Place};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn short_calls_leave_a_thread_to_long_ones_and_long_ones_leave_half_to_them() {
+        let (link, _theirs) = UnixStream::pair().unwrap();
+        let leases = Leases::new(LeaseConfig::default(), None);
+        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+        let session = Session::new(ServerConfig::default(), link.into(), Peer::in_process(), story, &leases);
+        let under_way = Arc::new(crate::work::Work::default());
+        let session = Arc::new(session);
+        let mut queues = Queues::default();
+        for call in 0..100 {
+            let node = Place::bare(NodeId { ino: 1, generation: 1 });
+            let call_id = CallId(call);
+            let request =
+                Request { credentials: Credentials::default(), name: None, call: Call::GetAttr { node } };
+            let session = Arc::clone(&session);
+            let taken = under_way.take().unwrap();
+            let job = Job { session, call: call_id, request, change: None, taken, listing: None };
+            queues.short.push_back(Box::new(job));
+            queues.long.push_back(Work::Drop(Box::new(())));
+        }
+        let mut next = || match queues.next(2) {
+            Some((_, true)) => 'l',
+            Some((_, false)) => 's',
+            None => '-',
+        };
+        assert_eq!(next(), 'l', "though there are short ones");
+        assert!((0..100).all(|_| next() == 's'));
+        assert_eq!([next(), next()], ['l', '-']);
+    }
 }

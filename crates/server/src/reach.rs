@@ -56,7 +56,8 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Reach {
     root: Node,
-    pub(crate) ids: Ids,
+    /// Shared by exports of one directory that are reached over different mounts.
+    pub(crate) ids: Arc<Ids>,
     pub(crate) orphans: Orphans,
     opener: Option<Opener>,
     places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
@@ -94,7 +95,7 @@ impl Reach {
     pub(crate) fn new(
         root: OwnedFd,
         root_stat: Stat,
-        ids: Ids,
+        ids: Arc<Ids>,
         opener: Option<Opener>,
         bounds: Bounds,
     ) -> Result<Reach> {
@@ -134,6 +135,8 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.by_places(place.node))? {
             return Ok(found);
         }
+        // What is held too long is found by its handle too.
+        self.departed.close_old(Instant::now());
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
         }
@@ -375,7 +378,7 @@ impl Reach {
 
     /// Whether the path of an open inode lies below the root's. The kernel composes each path at one
     /// moment; a path too long to be told counts as outside, and is walked again.
-    fn contains(&self, fd: &OwnedFd) -> bool {
+    pub(crate) fn contains(&self, fd: &OwnedFd) -> bool {
         let (Some(root), Some(path)) = (link(&self.root.fd), link(fd)) else { return false };
         root == b"/"
             || path == root

@@ -2,10 +2,9 @@
 
 mod status;
 
-use crate::error::Fault;
 use crate::events;
 use crate::events::Story;
-use crate::export::{Export, ExportError, ExportOptions};
+use crate::export::{Export, ExportError, ExportOptions, Opened};
 use crate::exports::Exports;
 use crate::files::SessionFiles;
 use crate::intake;
@@ -15,17 +14,15 @@ use crate::outbox::Outbox;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
 use crate::work::Work;
-use nigh_link::{Link, Peer};
+use nigh_link::{Link, Peer, Ticket};
 use nigh_native::lease::{LeaseConfig, LeaseReport};
 use nigh_native::{Limits, NAMES_ALONE, ProtocolError, SESSION_TERM, ServerConfig, ServerEvent};
 use nigh_types::{Call, CallId, Errno, Request, Response, Span, Term};
 use parking_lot::Mutex;
 use status::Meter;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +71,8 @@ pub struct Server {
     options: ServerOptions,
     pool: Arc<Pool>,
     leases: Arc<Leases>,
-    exports: Mutex<HashMap<String, Weak<Export>>>,
+    /// By what they are and the mount by which they are reached.
+    exports: Mutex<HashMap<(String, u64), Weak<Export>>>,
     /// Before the leases' table and `Session::wire` in lock order.
     sessions: Mutex<Vec<Arc<Session>>>,
     locks: Arc<Locks>,
@@ -121,15 +119,14 @@ impl Server {
         }))
     }
 
-    /// Serves one client until its session ends. What the client may claim follows from who the kernel
-    /// says made the connection.
-    pub fn serve_stream(&self, stream: UnixStream) -> io::Result<()> {
-        let peer = crate::claims::peer_of(&stream)?;
-        self.serve_link(stream.into(), peer)
+    /// Serves one client until its session ends; `peer` says what it may claim.
+    pub fn serve_link(&self, link: Link, peer: Peer) -> io::Result<()> {
+        self.serve_stranger(link, peer, None)
     }
 
-    /// The same for a client of which something else says what it may claim.
-    pub fn serve_link(&self, link: Link, peer: Peer) -> io::Result<()> {
+    /// The same for one that may be told to go as long as it has attached to nothing: until then its ticket
+    /// is kept.
+    pub(crate) fn serve_stranger(&self, link: Link, peer: Peer, ticket: Option<Ticket>) -> io::Result<()> {
         link.set_write_timeout(Some(Outbox::PATIENCE))?;
         link.set_read_timeout(Some(TICK))?;
         let session_id = self.last_session.fetch_add(1, Ordering::Relaxed) + 1;
@@ -147,7 +144,7 @@ impl Server {
             events::ended(&session);
         })?;
         self.sessions.lock().push(Arc::clone(&session));
-        let read = self.read(&session, &link);
+        let read = self.read(&session, &link, ticket);
         let goodbye = matches!(read, Ok(Ended::Goodbye));
         if let Err(error) = &read {
             session.story.ends(|| error.to_string());
@@ -204,7 +201,7 @@ impl Server {
         sessions.iter().for_each(|session| session.end(why));
     }
 
-    fn read(&self, session: &Arc<Session>, link: &Link) -> io::Result<Ended> {
+    fn read(&self, session: &Arc<Session>, link: &Link, mut ticket: Option<Ticket>) -> io::Result<Ended> {
         let mut buffer = vec![0; READ_BYTES];
         let mut tick = Instant::now();
         loop {
@@ -221,6 +218,7 @@ impl Server {
             {
                 return Ok(ended);
             }
+            ticket = ticket.filter(|_| session.attached().is_none());
             if tick.elapsed() >= TICK {
                 tick = Instant::now();
                 match session.attached() {
@@ -297,7 +295,10 @@ impl Server {
         }
         match &request.call {
             Call::Release { handles } => {
-                attached.files.release(handles);
+                // Closing the last descriptor of a large file may take long, and this thread has to listen.
+                if let Some(closing) = attached.files.take(handles) {
+                    self.pool.drop_later(Box::new(closing));
+                }
                 return None;
             }
             Call::Keep { node, names, handle } => {
@@ -314,21 +315,24 @@ impl Server {
         }
         // While the server stops it stays unanswered: the client hears of the end instead.
         let taken = self.work.take()?;
-        if matches!(request.call, Call::Lock { .. }) {
+        if matches!(request.call, Call::Lock { wait: true, .. }) {
             self.locks.expect(session.id, call);
         }
-        self.pool.submit(Job { session: Arc::clone(session), call, request, change: None, taken });
+        let session = Arc::clone(session);
+        self.pool.submit(Job { session, call, request, change: None, taken, listing: None });
         None
     }
 
     /// Noted before looking, so that a call on its way from one to the other is not missed.
     fn cancel(&self, session: &Arc<Session>, call: CallId) {
-        session.note_cancelled(call);
+        let Some(locks) = session.note_cancelled(call) else { return };
         let job = self.pool.take_back(session, call).or_else(|| self.leases.take_back(session, call));
-        if let Some(job) = job {
-            self.locks.forget(session.id, call);
+        if let Some(job) = job.or_else(|| session.outbox.take_back(call)) {
+            if locks {
+                self.locks.forget(session.id, call);
+            }
             job.give_up();
-        } else if self.locks.cancel(session.id, call) {
+        } else if locks && self.locks.cancel(session.id, call) {
             session.answer(call, Response::plain(Err(Errno::INTR)));
         }
     }
@@ -344,23 +348,9 @@ impl Server {
         if self.work.is_stopping() {
             return Err((Errno::AGAIN, "the server stops: try again in a moment".into()));
         }
-        let refused = |fault: Fault| {
-            let errno = Errno::from(fault);
-            let shown = String::from_utf8_lossy(asked);
-            (errno, format!("cannot attach to {shown}: {errno}; mount what you may enter yourself"))
-        };
-        // What is named is the administrator's choice; any other path is walked as the peer, first of all.
-        let found = match asked.first() {
-            Some(b'/') if session.peer.may_name_any_path() => {
-                let path = Path::new(OsStr::from_bytes(asked));
-                intake::open_as_peer(path, &session.admission).map_err(refused)?
-            }
-            _ => None,
-        };
         let (root, path) = self.options.exports.open(asked, &session.peer)?;
         let path = path.as_path();
         let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
-        intake::check_root(&export, found).map_err(refused)?;
         let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
         let files = SessionFiles::of_session(self.options.files_per_session, term, holding)
             .vouched(session.admission.vouches());
@@ -389,16 +379,26 @@ impl Server {
     }
 
     fn export(&self, root: OwnedFd, path: &Path) -> Result<Arc<Export>, ExportError> {
-        let again = root.try_clone().map_err(|error| ExportError::Open { path: path.into(), error })?;
-        let id = Export::identify_dir(again, path)?;
+        let opened = Opened::new(root, path)?;
+        let key = opened.key();
         let mut exports = self.exports.lock();
         exports.retain(|_, export| export.strong_count() > 0);
-        if let Some(export) = exports.get(&id).and_then(Weak::upgrade) {
+        if let Some(export) = exports.get(&key).and_then(Weak::upgrade) {
             return Ok(export);
         }
-        let export = Arc::new(Export::open_dir(root, path, &self.options.state_dir, self.options.export)?);
+        // Over another mount it may be read-only, or hide something; its ids are the same.
+        let mut twins = exports.iter().filter(|((id, _), _)| *id == key.0);
+        let twin = twins.find_map(|(_, twin)| twin.upgrade());
+        let ids = match &twin {
+            Some(twin) => Arc::clone(&twin.reach().ids),
+            None => opened.open_ids(path, &self.options.state_dir)?,
+        };
+        let export = Arc::new(Export::of(opened, path, ids, self.options.export)?);
         export.set_grace(LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse());
-        exports.insert(id, Arc::downgrade(&export));
+        if twin.is_none() {
+            export.find_orphans();
+        }
+        exports.insert(key, Arc::downgrade(&export));
         Ok(export)
     }
 }
@@ -421,3 +421,6 @@ fn raise_descriptor_limit() -> u64 {
         Err(_) => before.unwrap_or(u64::MAX),
     }
 }
+
+#[cfg(test)]
+mod tests;

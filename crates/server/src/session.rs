@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use std::sync::{Arc, OnceLock};
 
-/// Lock order: the server's table of sessions, the table of leases, `Session::wire`, the outbox;
-/// `cancelled` alone.
+/// Lock order: the server's table of sessions, the table of leases, `Session::wire`, then `cancelled` or the
+/// outbox.
 pub(crate) struct Session {
     pub(crate) id: u64,
     /// Who is at the other end, and may claim what.
@@ -29,7 +29,7 @@ pub(crate) struct Session {
     leases: Arc<Leases>,
     attached: OnceLock<Attached>,
     wire: Mutex<ServerConnection>,
-    /// Calls that are not answered yet and for which nobody waits.
+    /// Calls that are not answered yet and for which nobody waits. Changed under `wire`, which knows the former.
     cancelled: Mutex<FxHashSet<CallId>>,
     /// Calls that threads of the pool execute.
     running: Running,
@@ -55,7 +55,7 @@ impl Session {
     ) -> Session {
         Session {
             id: config.session_id,
-            admission: Admission::new(peer.claims().clone(), peer.squash()),
+            admission: Admission::of(&peer),
             peer,
             story,
             leases: Arc::clone(leases),
@@ -63,7 +63,7 @@ impl Session {
             wire: Mutex::new(ServerConnection::new(now(), config)),
             cancelled: Mutex::default(),
             running: Running::default(),
-            outbox: Outbox::new(link),
+            outbox: Outbox::new(link, leases.pool()),
         }
     }
 
@@ -112,9 +112,15 @@ impl Session {
         (self.wire.lock().outstanding(), self.running.count())
     }
 
-    /// Nobody waits for this call any more: if it has to wait for others it is given up.
-    pub(crate) fn note_cancelled(&self, call: CallId) {
+    /// Nobody waits for this call any more: if it has to wait for others it is given up. Answers whether it
+    /// may wait for a lock; `None`: it is answered already.
+    pub(crate) fn note_cancelled(&self, call: CallId) -> Option<bool> {
+        let wire = self.wire.lock();
+        if !wire.is_outstanding(call) {
+            return None;
+        }
         self.cancelled.lock().insert(call);
+        Some(wire.is_lock_wait(call))
     }
 
     pub(crate) fn is_cancelled(&self, call: CallId) -> bool {
@@ -125,7 +131,9 @@ impl Session {
     /// back what it changes.
     pub(crate) fn execute(self: &Arc<Session>, job: Job) {
         if self.running.enter() {
-            self.run(job);
+            if let Some(job) = self.hold(job) {
+                self.run(job);
+            }
         } else {
             drop(job);
         }
@@ -150,7 +158,7 @@ impl Session {
     /// Answers a call for a lock, or leaves it waiting.
     fn lock(&self, call: CallId, request: &Request, node: &Place) {
         let Some(Attached { export, files, locks, .. }) = self.attached() else { return };
-        let result = match ops::locks::find(export, files, node) {
+        let result = match ops::locks::find(export, files, &request.credentials, (&request.call, node)) {
             Ok(found) => locks.lock(self.id, call, found, &request.call),
             Err(fault) => {
                 locks.forget(self.id, call);
@@ -166,30 +174,48 @@ impl Session {
         job.request.credentials = self.admission.admit(job.request.credentials);
         let mut next = Some(job);
         while let Some(job) = next {
-            next = self.attempt(job).and_then(|waits| self.leases.park(waits));
+            next = self.attempt(job).and_then(|waits| match waits.listing {
+                Some(_) => self.hold(waits),
+                None => self.leases.park(waits),
+            });
         }
+    }
+
+    /// Leaves a call with the outbox that answers much, until the client has taken what is queued; `None` then.
+    fn hold(&self, job: Job) -> Option<Job> {
+        let call = job.call;
+        let job = self.outbox.admit(job);
+        if job.is_none() && self.is_cancelled(call) {
+            self.outbox.take_back(call).into_iter().for_each(Job::give_up);
+        }
+        job
     }
 
     /// The call, if it waits.
     fn attempt(&self, job: Job) -> Option<Job> {
         let Attached { export, files, .. } = self.attached()?;
-        let Job { session, call, request, change, taken } = job;
+        let Job { session, call, request, change, taken, listing } = job;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if let Call::Lock { node, .. } | Call::GetLock { node, .. } = &request.call {
                 self.lock(call, &request, node);
                 return Progress::Answered;
             }
-            export.attempt(files, call, &request, change, &mut |response| {
-                let last = response.last;
+            export.attempt(files, call, &request, (change, listing), &mut |response| {
                 self.answer(call, response);
-                if !last {
-                    self.outbox.wait_for_room();
-                }
+                self.outbox.has_room()
             })
         }));
         match done {
-            Ok(Progress::Answered) => None,
-            Ok(Progress::Waits(change)) => Some(Job { session, call, request, change: Some(change), taken }),
+            Ok(Progress::Answered) => {
+                self.outbox.done(&request.call);
+                None
+            }
+            Ok(Progress::Waits(change)) => {
+                Some(Job { session, call, request, change: Some(change), taken, listing: None })
+            }
+            Ok(Progress::Pauses(listing)) => {
+                Some(Job { session, call, request, change: None, taken, listing: Some(listing) })
+            }
             Err(_) => {
                 self.end("the server has a bug; its log says where");
                 None
@@ -200,9 +226,6 @@ impl Session {
     /// Sends a response. It is encoded before anything is locked; grants that were recalled or ended since
     /// they were registered are left out.
     pub(crate) fn answer(&self, call: CallId, mut response: Response) {
-        if response.last {
-            self.cancelled.lock().remove(&call);
-        }
         let bytes = encode_response(call, &response);
         if response.grants.is_empty() {
             self.transmit(call, response.last, bytes);
@@ -232,6 +255,9 @@ impl Session {
     fn transmit(&self, call: CallId, last: bool, bytes: Vec<u8>) {
         let mut wire = self.wire.lock();
         wire.transmit_encoded(call, last, bytes);
+        if last {
+            self.cancelled.lock().remove(&call);
+        }
         self.flush(&mut wire);
     }
 

@@ -91,6 +91,16 @@ impl<'a> Stake<'a> {
         }
     }
 
+    /// What is read under the grant on this key is not all that it covers: it is taken out of `grants`, and
+    /// recalled where an answer carried it already.
+    pub(crate) fn forsake(&self, grants: &mut Vec<Grant>, object: Object, covers: Covers) {
+        let before = grants.len();
+        grants.retain(|grant| grant.covers != covers);
+        if grants.len() == before {
+            self.holding.leases.recall(LeaseKey { object, covers });
+        }
+    }
+
     /// Says what the call makes false. True: nobody else holds any of it, nor will until it is done.
     /// `flush`: it writes stores into a map back.
     pub(crate) fn begin(&self, changes: &[Change], flush: bool) -> bool {

@@ -14,7 +14,10 @@ pub(crate) struct Stat {
     pub(crate) dev: Dev,
     /// Birth time in nanoseconds, 0 where there is none.
     pub(crate) birth_ns: u64,
+    /// Of the mount. Never another's, unless `known_anew`.
     pub(crate) mount: u64,
+    /// It is the root of a mount whose number may have been another's before (Linux before 6.8).
+    pub(crate) known_anew: bool,
     /// Subvolume (btrfs, bcachefs; Linux 6.10), 0 elsewhere.
     pub(crate) subvolume: u64,
 }
@@ -24,12 +27,14 @@ pub(crate) struct Stat {
 pub(crate) struct Dev(pub(crate) u32, pub(crate) u32);
 
 const STATX_SUBVOL: u32 = 0x8000;
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+const STATX_ATTR_MOUNT_ROOT: u64 = 0x2000;
 
 fn wanted() -> StatxFlags {
     StatxFlags::BASIC_STATS
         | StatxFlags::BTIME
         | StatxFlags::MNT_ID
-        | StatxFlags::from_bits_retain(STATX_SUBVOL)
+        | StatxFlags::from_bits_retain(STATX_SUBVOL | STATX_MNT_ID_UNIQUE)
 }
 
 /// Of what a descriptor stands for; `O_PATH` will do.
@@ -80,6 +85,8 @@ impl Stat {
             dev: Dev(x.stx_dev_major, x.stx_dev_minor),
             birth_ns,
             mount: x.stx_mnt_id,
+            known_anew: x.stx_mask & STATX_MNT_ID_UNIQUE == 0
+                && x.stx_attributes.bits() & STATX_ATTR_MOUNT_ROOT != 0,
             subvolume: if x.stx_mask & STATX_SUBVOL == 0 { 0 } else { x.stx_subvol },
         }
     }

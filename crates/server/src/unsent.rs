@@ -139,13 +139,18 @@ impl Unsent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_native::lease::{Change, LeaseConfig, Object};
+    use nigh_native::lease::{Change, LeaseConfig, LeaseOutput, Object};
     use nigh_types::{Covers, Mode, Term};
 
     const ONE: Holder = Holder(1);
     const NODE: NodeId = NodeId { ino: 7, generation: 1 };
     const KEY: LeaseKey =
         LeaseKey { object: Object { filesystem: 1, ino: 7, birth: 1 }, covers: Covers::Names };
+
+    fn world_grant() -> Grant {
+        let (id, covers, mode, term) = (GrantId(0), Covers::Names, Mode::Read, Term::Session);
+        Grant { id, node: NODE, covers, mode, term, recallable: true, shared: false }
+    }
 
     struct World {
         table: LeaseTable,
@@ -161,16 +166,7 @@ mod tests {
 
         fn register(&mut self) -> Grant {
             let granted = self.unsent.register(&mut self.table, Time(1), (ONE, KEY), NODE).unwrap();
-            let (mode, term) = (Mode::Read, Term::Session);
-            Grant {
-                id: granted.id,
-                node: NODE,
-                covers: Covers::Names,
-                mode,
-                term,
-                recallable: true,
-                shared: granted.shared,
-            }
+            Grant { id: granted.id, shared: granted.shared, ..world_grant() }
         }
 
         fn carry(&mut self, grant: &mut Grant) -> bool {
@@ -209,6 +205,28 @@ mod tests {
             world.table.handle_change(Time(1), None, &[Change { key: KEY, names: vec![], writes: false }]);
         assert!(!world.carry(&mut fourth));
         world.table.handle_done(Time(1), change);
+        assert!(world.is_empty());
+    }
+
+    #[test]
+    fn a_recall_of_data_is_said_behind_the_answers_under_way() {
+        let mut world = World::new();
+        let key = LeaseKey { covers: Covers::Data, ..KEY };
+        let (mut table, mut unsent) = (world.table, world.unsent);
+        let mut grants = [(); 2].map(|()| {
+            let granted = unsent.register(&mut table, Time(1), (ONE, key), NODE).unwrap();
+            Grant { id: granted.id, covers: Covers::Data, ..world_grant() }
+        });
+        let change = table.handle_change(Time(1), None, &[Change { key, names: vec![], writes: true }]);
+        let LeaseOutput::Recall { recall, .. } = table.poll_output() else { panic!() };
+        assert_eq!(unsent.recall(ONE, key, recall.clone()), None, "not yet");
+        assert_eq!(unsent.carry(&mut table, Time(1), &mut grants[0]), Carried::Recalled);
+        assert_eq!(unsent.take_due(), []);
+        unsent.drop(grants[1].id);
+        assert_eq!(unsent.take_due(), [(ONE, recall.clone())]);
+        assert_eq!(unsent.recall(ONE, key, recall.clone()), Some(recall), "nothing is in its way");
+        table.handle_done(Time(1), change);
+        (world.table, world.unsent) = (table, unsent);
         assert!(world.is_empty());
     }
 

@@ -6,7 +6,7 @@ mod common;
 use common::client::Client;
 use common::*;
 use nigh_link::{Claims, Peer, Squash};
-use nigh_server::{Server, ServerOptions};
+use nigh_server::{Exports, Server, ServerOptions, unix_peer};
 use nigh_types::*;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -52,7 +52,10 @@ fn as_user<T: Send>(who: &Credentials, act: impl FnOnce() -> T + Send) -> T {
 impl World {
     fn new() -> World {
         let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+        let mut exports = Exports::default();
+        exports.add(format!("world={}", dir.path().display()).as_ref()).unwrap();
+        let options = ServerOptions { exports, ..ServerOptions::new(state.path().to_owned()) };
+        let server = Server::new(options).unwrap();
         let world = World { server, dir, _state: state };
         fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         for (name, owner) in [("roots", 0), ("others", OTHER), ("own", USER)] {
@@ -71,13 +74,14 @@ impl World {
     }
 
     fn client(&self, stream: UnixStream) -> Client {
-        Client::wanting(stream, self.dir.path(), SOON, 0)
+        Client::wanting(stream, Path::new("world"), SOON, 0)
     }
 
     /// A client of which the listener or socket pair proves what it is.
     fn serve(&self, ours: UnixStream) {
+        let peer = unix_peer(nigh_link::unix::credentials(&ours).unwrap(), Squash::None).unwrap();
         let server = Arc::clone(&self.server);
-        std::thread::spawn(move || server.serve_stream(ours));
+        std::thread::spawn(move || server.serve_link(ours.into(), peer));
     }
 
     /// A client of which something else says what it may claim.
@@ -143,7 +147,23 @@ fn attempts(client: &mut Client, claimed: &Credentials, text: &str) -> Vec<Resul
         length: 6,
     };
     let set = |set| Call::SetAttr { node: node.clone(), handle: None, set };
+    let lock = |flock, kind| {
+        let (start, end, wait, pid) = (0, u64::MAX, false, 1);
+        Call::Lock { node: node.clone(), owner: 1, flock, kind, start, end, wait, pid }
+    };
     let calls = [
+        lock(false, LockKind::Write),
+        lock(false, LockKind::Read),
+        lock(true, LockKind::Write),
+        lock(true, LockKind::Read),
+        Call::GetLock {
+            node: node.clone(),
+            owner: 1,
+            flock: false,
+            kind: LockKind::Write,
+            start: 0,
+            end: u64::MAX,
+        },
         Call::Open { node: node.clone(), access: READ },
         Call::Open { node: node.clone(), access: BOTH },
         Call::Read { node: node.clone(), handle: None, offset: 0, length: 6 },
@@ -232,6 +252,39 @@ fn what_root_read_before_is_not_read_by_others_after() {
 }
 
 #[test]
+fn a_lock_needs_the_access_that_it_guards() {
+    if !needs_root("a_lock_needs_the_access_that_it_guards") {
+        return;
+    }
+    let world = World::new();
+    fs::set_permissions(world.path("roots"), fs::Permissions::from_mode(0o644)).unwrap();
+    let mut user = world.connect_through_pair(&ids(USER, USER, &[]));
+    let lock = |client: &mut Client, text: &str, flock, kind| {
+        let node = find(client, text);
+        let (start, end, wait, pid) = (0, u64::MAX, false, 1);
+        client.call(Call::Lock { node, owner: 1, flock, kind, start, end, wait, pid }).result
+    };
+    // As on a local disk: whoever may read it may not keep its readers out, but flock it in either way.
+    assert_eq!(lock(&mut user, "roots", false, LockKind::Write), Err(Errno::ACCES));
+    assert_eq!(lock(&mut user, "roots", false, LockKind::Read), Ok(Reply::Done));
+    assert_eq!(lock(&mut user, "roots", true, LockKind::Write), Ok(Reply::Done));
+    assert_eq!(lock(&mut user, "own", false, LockKind::Write), Ok(Reply::Done));
+    // What is open in the session stays lockable, whatever becomes of the file's mode.
+    let own = find(&mut user, "own");
+    user.open(&own, READ);
+    fs::set_permissions(world.path("own"), fs::Permissions::from_mode(0o000)).unwrap();
+    assert_eq!(lock(&mut user, "own", false, LockKind::Read), Ok(Reply::Done));
+    assert_eq!(lock(&mut user, "own", false, LockKind::Write), Err(Errno::ACCES));
+    // Root's kernel checked what it asks for.
+    let mut root = world.client(world.server.serve_in_process().unwrap());
+    let other = find(&mut root, "others");
+    let (start, end, wait, pid) = (0, u64::MAX, false, 1);
+    let call =
+        Call::Lock { node: other, owner: 1, flock: false, kind: LockKind::Write, start, end, wait, pid };
+    assert_eq!(root.call_as(&ids(USER, USER, &[]), call).result, Ok(Reply::Done));
+}
+
+#[test]
 fn root_on_a_unix_socket_speaks_for_its_users() {
     if !needs_root("root_on_a_unix_socket_speaks_for_its_users") {
         return;
@@ -255,12 +308,13 @@ fn a_server_that_cannot_act_as_others_takes_none_of_them() {
         return;
     }
     let other = as_user(&ids(OTHER, OTHER, &[]), || UnixStream::pair().unwrap()).0;
-    let of_other = || nigh_server::peer_of(&other).map_err(|error| error.kind());
-    assert!(of_other().is_ok());
-    let refused = as_user(&ids(USER, USER, &[]), || {
-        (of_other().err(), nigh_server::peer_of(&UnixStream::pair().unwrap().0).is_ok())
-    });
-    assert_eq!(refused, (Some(std::io::ErrorKind::PermissionDenied), true));
+    let is_taken = |socket: &UnixStream| {
+        unix_peer(nigh_link::unix::credentials(socket).unwrap(), Squash::None).is_some()
+    };
+    assert!(is_taken(&other));
+    let taken =
+        as_user(&ids(USER, USER, &[]), || (is_taken(&other), is_taken(&UnixStream::pair().unwrap().0)));
+    assert_eq!(taken, (false, true));
 }
 
 #[test]
@@ -271,8 +325,7 @@ fn the_user_of_a_token_is_all_that_its_holder_can_be() {
     let world = World::new();
     let named = ids(USER, USER, &[GROUP]);
     for (at, squash) in [Squash::Root, Squash::None].into_iter().enumerate() {
-        let mut client =
-            world.connect_as(Peer::new("test", Claims::Only(named.clone()), squash).with_any_path());
+        let mut client = world.connect_as(Peer::new("test", Claims::Only(named.clone()), squash));
         for (number, claimed) in [ids(0, 0, &[0]), ids(OTHER, OTHER, &[FOREIGN])].iter().enumerate() {
             assert_eq!(made_by(&world, &mut client, claimed, &format!("d{at}-{number}")), (USER, USER));
             for text in ["roots", "others", "foreign"] {
@@ -288,7 +341,7 @@ fn a_trusted_client_may_be_anybody_but_root() {
         return;
     }
     let world = World::new();
-    let mut client = world.connect_as(Peer::new("test", Claims::NotRoot, Squash::Root).with_any_path());
+    let mut client = world.connect_as(Peer::new("test", Claims::Any, Squash::Root));
     assert_eq!(made_by(&world, &mut client, &ids(USER, GROUP, &[]), "users"), (USER, GROUP));
     assert_eq!(made_by(&world, &mut client, &ids(0, 0, &[0]), "roots-own"), (65_534, 65_534));
     for claimed in [ids(0, 0, &[0]), ids(USER, 0, &[0])] {
@@ -304,7 +357,7 @@ fn squashing_everybody_leaves_one_who_is_not_root() {
         return;
     }
     let world = World::new();
-    let mut client = world.connect_as(Peer::new("test", Claims::Any, Squash::All).with_any_path());
+    let mut client = world.connect_as(Peer::new("test", Claims::Any, Squash::All));
     for (at, claimed) in [ids(0, 0, &[]), ids(USER, USER, &[])].iter().enumerate() {
         assert_eq!(made_by(&world, &mut client, claimed, &format!("d{at}")), (65_534, 65_534));
         refused(&world, &mut client, claimed, "roots");
@@ -319,16 +372,16 @@ fn a_directory_that_the_peer_cannot_reach_is_not_attached_to() {
     let world = World::new();
     fs::create_dir_all(world.path("private/public")).unwrap();
     fs::set_permissions(world.path("private"), fs::Permissions::from_mode(0o700)).unwrap();
-    std::os::unix::fs::symlink(world.path("private/public"), world.path("link")).unwrap();
+    std::os::unix::fs::symlink("private/public", world.path("link")).unwrap();
     let attach = |who: &Credentials, text: &str| {
         let (theirs, ours) = as_user(who, || UnixStream::pair().unwrap());
         world.serve(ours);
-        Client::wanting(theirs, &world.path(text), SOON, 0)
+        Client::wanting(theirs, &Path::new("world").join(text), SOON, 0)
     };
     let user = ids(USER, USER, &[]);
     for text in ["private/public", "private/none", "link"] {
         let why = attach(&user, text).lost();
-        assert!(why.contains("EACCES") && why.contains("you may enter") && !why.contains('\n'), "{why}");
+        assert!(why.contains("EACCES") && why.contains("name a directory") && !why.contains('\n'), "{why}");
     }
     attach(&ids(0, 0, &[]), "private/public").session();
     fs::set_permissions(world.path("private"), fs::Permissions::from_mode(0o711)).unwrap();

@@ -1,12 +1,18 @@
 //! One server per user: started once, found by all, gone when idle.
 
-use nigh_server::Places;
-use nigh_server::daemon::{ensure_running_at, run_server_at};
+mod common;
+
+use common::client::Client;
+use common::needs_root;
+use nigh_server::daemon::{ensure_running_at, run_server_at, serve};
+use nigh_server::{Listen, Places, Serving};
+use nigh_types::{Call, Place, Term};
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -115,4 +121,81 @@ fn a_program_that_does_not_serve_is_told_at_once() {
     let error = ensure_running_at(&house.places, std::path::Path::new("/bin/false")).unwrap_err();
     assert!(error.to_string().contains("serve.log"), "{error}");
     assert!(ensure_running_at(&house.places, std::path::Path::new("/nonexistent")).is_err());
+}
+
+/// A user of this test's own, who may have few threads.
+const POOR: u32 = 4_077_123;
+
+/// What the next test starts: not a test by itself.
+#[test]
+fn the_poor_server_itself() {
+    let Ok(dir) = std::env::var("NIGH_TEST_POOR") else { return };
+    let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };
+    // SAFETY: the limit is a live struct; the others take integers.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit), 0);
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setgid(POOR), 0);
+        assert_eq!(libc::setuid(POOR), 0);
+    }
+    let dir = Path::new(&dir);
+    let places = Places { runtime: dir.join("run"), state: dir.join("state") };
+    let serving = Serving {
+        exports: vec![format!("x={}", dir.join("x").display()).into()],
+        listens: vec![Listen::Unix(dir.join("open/s.sock"))],
+        ..Serving::default()
+    };
+    serve(&places, &serving).unwrap();
+}
+
+#[test]
+fn strangers_who_take_all_threads_do_not_end_the_server() {
+    if !needs_root("strangers_who_take_all_threads_do_not_end_the_server") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for text in ["run", "state", "x", "open"] {
+        fs::create_dir(dir.path().join(text)).unwrap();
+        chown(dir.path().join(text), Some(POOR), Some(POOR)).unwrap();
+    }
+    fs::set_permissions(dir.path().join("run"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(dir.path().join("open"), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut server = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_poor_server_itself"])
+        .env("NIGH_TEST_POOR", dir.path())
+        .spawn()
+        .unwrap();
+    let path = dir.path().join("open/s.sock");
+    let give_up = Instant::now() + Duration::from_secs(20);
+    let stream = loop {
+        match UnixStream::connect(&path) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < give_up, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut old = Client::over(stream, Path::new("x"), Term::Session, 1);
+    let root = Place::bare(old.session().root);
+    let strangers: Vec<_> = (0..300).map(|_| UnixStream::connect(&path)).collect();
+    // The latest were accepted or dropped by now.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(server.try_wait().unwrap().is_none(), "it goes on");
+    assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());
+    drop(strangers);
+    let give_up = Instant::now() + Duration::from_secs(20);
+    loop {
+        assert!(Instant::now() < give_up, "nobody is let in any more");
+        let stream = UnixStream::connect(&path).unwrap();
+        let mut new = Client::over(stream, Path::new("x"), Term::Session, 2);
+        for _ in 0..10 {
+            new.pump();
+        }
+        if new.events.iter().any(|event| matches!(event, nigh_remote::Event::Attached(_))) {
+            break;
+        }
+    }
+    assert!(old.call(Call::GetAttr { node: root }).result.is_ok());
+    server.kill().unwrap();
+    server.wait().unwrap();
 }

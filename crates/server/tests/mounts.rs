@@ -2,9 +2,14 @@
 
 mod common;
 
+use common::client::Client;
 use common::*;
+use nigh_remote::Event;
+use nigh_server::{Server, ServerOptions};
 use nigh_types::*;
+use std::ffi::CString;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -156,4 +161,127 @@ fn an_overlay_can_be_exported() {
     assert_eq!(x.read(&f, None).unwrap(), b"up!");
     let given_up = x.export.session(&x.files).unwrap().not_given;
     assert!(given_up.iter().any(|(name, why)| name == "S4" && why.contains("overlayfs")));
+}
+
+#[test]
+fn what_is_mounted_where_another_was_has_other_ids() {
+    if !needs_root("what_is_mounted_where_another_was_has_other_ids") {
+        return;
+    }
+    let x = Exported::new();
+    let mut nodes = Vec::new();
+    for _ in 0..3 {
+        let Some(_mounted) = mount(&["-t", "tmpfs", "none"], &x.path("m")) else {
+            return println!("SKIPPED: cannot mount a tmpfs");
+        };
+        fs::write(x.path("m/f"), "").unwrap();
+        nodes.push([x.place("m").node.ino, x.place("m/f").node.ino]);
+        // Not lazily, so that its numbers are free again.
+        assert!(Command::new("umount").arg(x.path("m")).status().unwrap().success());
+    }
+    let distinct: std::collections::BTreeSet<_> = nodes.iter().flatten().collect();
+    assert_eq!(distinct.len(), 6, "{nodes:?}");
+}
+
+#[test]
+fn exports_of_one_directory_go_through_their_own_mounts_and_share_the_rest() {
+    if !needs_root("exports_of_one_directory_go_through_their_own_mounts") {
+        return;
+    }
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = |text: &str| dir.path().join(text);
+    let Some(_disk) = mount(&["-t", "tmpfs", "none"], &path("disk")) else {
+        return println!("SKIPPED: cannot mount a tmpfs");
+    };
+    fs::create_dir(path("disk/d")).unwrap();
+    let source = path("disk/d");
+    let source = source.to_str().unwrap();
+    let _rw = mount(&["--bind", source], &path("rw")).unwrap();
+    let _ro = mount(&["--bind", source], &path("ro")).unwrap();
+    let remount = Command::new("mount").args(["-o", "remount,bind,ro"]).arg(path("ro")).status();
+    assert!(remount.unwrap().success());
+    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    let mut rw = Client::connect(&server, &path("rw"), Term::Session);
+    let root = rw.root();
+    let mut ro = Client::connect(&server, &path("ro"), Term::Session);
+    assert_eq!(ro.root(), root);
+    let mkdir = |text: &str| Call::Mkdir { dir: root.clone(), name: name(text), mode: 0o755, umask: 0 };
+    assert_eq!(ro.call(mkdir("a")).result, Err(Errno::ROFS));
+    assert!(rw.call(mkdir("b")).result.is_ok());
+    assert_eq!(ro.entry(&root, "b").id, rw.entry(&root, "b").id);
+    assert!(ro.list(&root).1.iter().any(|grant| grant.covers == Covers::Names));
+    let call = rw.send(mkdir("c"));
+    assert!(!rw.is_answered(call), "what the other holds is asked back");
+    ro.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
+    ro.give_back();
+    assert!(rw.answer(call).result.is_ok());
+    // Whoever comes first makes no difference.
+    drop((rw, ro));
+    let mut ro = Client::connect(&server, &path("ro"), Term::Session);
+    assert_eq!(ro.root(), root);
+    let mut rw = Client::connect(&server, &path("rw"), Term::Session);
+    assert_eq!(rw.root(), root);
+    assert_eq!(ro.call(mkdir("d")).result, Err(Errno::ROFS));
+    ro.obliging = true;
+    assert!(rw.call(mkdir("d")).result.is_ok());
+}
+
+/// A FUSE mount whose daemon is gone.
+fn dead_mount(at: &Path) -> Option<Mounted> {
+    fs::create_dir_all(at).unwrap();
+    let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let path = CString::new(at.to_str().unwrap()).unwrap();
+    let options = CString::new(options).unwrap();
+    // SAFETY: all four are strings that live until the call returns.
+    let done =
+        unsafe { libc::mount(c"dead".as_ptr(), path.as_ptr(), c"fuse".as_ptr(), 0, options.as_ptr().cast()) };
+    (done == 0).then(|| Mounted(at.to_owned()))
+}
+
+#[test]
+fn a_dead_mount_hides_no_name_beside_it() {
+    if !needs_root("a_dead_mount_hides_no_name_beside_it") {
+        return;
+    }
+    let x = Exported::new();
+    for text in ["a", "b"] {
+        fs::write(x.path(text), "").unwrap();
+    }
+    let Some(_dead) = dead_mount(&x.path("mnt")) else {
+        return println!("SKIPPED: cannot mount a FUSE filesystem");
+    };
+    assert_eq!(fs::metadata(x.path("mnt")).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    let parts = x.responses(&me(), Call::List { dir: x.top() });
+    assert!(parts.iter().all(|part| part.grants.iter().all(|grant| grant.covers != Covers::Names)));
+    let mut names: Vec<_> = x.list(&x.top()).into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(names, [name("a"), name("b")]);
+    assert_eq!(x.call(Call::Lookup { dir: x.top(), name: name("mnt") }), Err(Errno::NOTCONN));
+}
+
+#[test]
+fn a_dead_mount_that_is_found_late_takes_the_grant_back() {
+    if !needs_root("a_dead_mount_that_is_found_late_takes_the_grant_back") {
+        return;
+    }
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
+    let mut client = Client::connect(&server, dir.path(), Term::Session);
+    let key = client.session().cookie_key;
+    let mut names: Vec<String> = (0..8_000).map(|n| format!("name-{n}")).collect();
+    names.sort_by_key(|name| key.cookie(name.as_bytes()));
+    let last = names.pop().unwrap();
+    for name in &names {
+        fs::write(dir.path().join(name), "").unwrap();
+    }
+    let Some(_dead) = dead_mount(&dir.path().join(last)) else {
+        return println!("SKIPPED: cannot mount a FUSE filesystem");
+    };
+    let root = client.root();
+    let (entries, grants) = client.list(&root);
+    assert_eq!(entries.len(), names.len());
+    assert!(grants.iter().any(|grant| grant.covers == Covers::Names), "it was given before that was known");
+    client.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
+    client.give_back();
 }

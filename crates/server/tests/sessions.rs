@@ -111,3 +111,47 @@ fn ending_says_why() {
     server.end_sessions("maintenance at noon");
     assert!(client.lost().contains("maintenance at noon"));
 }
+
+#[test]
+fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
+    let (server, _state, dir) = server();
+    fs::create_dir(dir.path().join("large")).unwrap();
+    let count = 30_000;
+    for n in 0..count {
+        fs::File::create(dir.path().join(format!("large/a-name-of-some-length-{n:06}"))).unwrap();
+    }
+    let mut lazy = Client::connect(&server, dir.path(), SOON);
+    let large = lazy.place("large");
+    // More than are listed at a time, and than the pool has threads for.
+    let lists: Vec<_> = (0..12).map(|_| lazy.send(Call::List { dir: large.clone() })).collect();
+    std::thread::sleep(Duration::from_secs(1));
+    let mut other = Client::connect(&server, dir.path(), SOON);
+    let root = other.root();
+    let begun = Instant::now();
+    let fsync = Call::Fsync { node: root.clone(), handle: None, data_only: false };
+    assert_eq!(other.call(fsync).result, Ok(Reply::Done));
+    assert_eq!(other.list(&root).0.len(), 1);
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    // One that waits can be called off.
+    lazy.cancel(lists[11]);
+    for id in &lists {
+        let mut names = std::collections::BTreeSet::new();
+        loop {
+            let response = lazy.answer(*id);
+            match response.result {
+                Ok(Reply::Listed(part)) => {
+                    assert!(
+                        part.entries.into_iter().all(|(name, _)| names.insert(name)),
+                        "a name comes once"
+                    );
+                }
+                Err(Errno::INTR) if *id == lists[11] => break,
+                other => panic!("{other:?}"),
+            }
+            if response.last {
+                assert_eq!(names.len(), count);
+                break;
+            }
+        }
+    }
+}

@@ -467,3 +467,27 @@ fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
         assert_eq!(control.open_handles(), 0, "{what}");
     }
 }
+
+/// It is closed and opened again between the request and its answer: what was kept for the first open has ended.
+#[test]
+fn a_file_opened_again_while_it_is_replaced_stays_readable() {
+    let (mut world, file) = world(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+    let now = world.now;
+    world.server.edit(|tree| tree.plant_file(now, "other", b"another"));
+    world.answer(0, Op::Lookup { dir: 1, name: name("other") });
+    let first = open(&mut world, file.ino, false, false);
+    let control = world.clients[0].control.clone();
+    control.plan(Which::Type("rename"), Fate { hold_reply: true, ..Fate::default() });
+    let renaming = world.ask(0, rename("other", "f"));
+    assert!(world.waits(0, renaming));
+    world.answer(0, Op::Release { fh: first.fh, flock: None });
+    let second = open(&mut world, file.ino, false, false);
+    control.release(control.held()[0]);
+    world.settle();
+    assert!(!world.waits(0, renaming));
+    assert_eq!(read(&mut world, file.ino, second.fh), content("content"));
+    world.answer(0, Op::Release { fh: second.fh, flock: None });
+    world.clients[0].cache.handle_forget(file.ino, 1);
+    world.settle();
+    assert_eq!(control.open_handles(), 0);
+}

@@ -15,16 +15,25 @@ struct Held {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ranges {
     by_start: BTreeMap<u64, Held>,
+    /// How many of them are write locks.
+    writes: u64,
 }
 
 impl Ranges {
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_start.is_empty()
-    }
-
     /// How many ranges they are.
     pub(super) fn count(&self) -> u64 {
         self.by_start.len() as u64
+    }
+
+    /// Whether any of them is a write lock.
+    pub(super) fn has_writes(&self) -> bool {
+        self.writes > 0
+    }
+
+    /// Whether a change in between leaves something of one range on both sides.
+    pub(super) fn is_split_by(&self, start: u64, end: u64) -> bool {
+        let before = self.by_start.range(..start).next_back();
+        before.is_some_and(|(_, held)| held.end > end)
     }
 
     /// Locks a range, whatever was held of it; `end` is inclusive.
@@ -35,31 +44,41 @@ impl Ranges {
             && held.kind == kind
             && held.end.checked_add(1) == Some(start)
         {
-            self.by_start.remove(&before);
+            self.remove(before);
             from = before;
         }
         if let Some(next) = end.checked_add(1)
             && let Some(held) = self.by_start.get(&next).copied()
             && held.kind == kind
         {
-            self.by_start.remove(&next);
+            self.remove(next);
             to = held.end;
         }
-        self.by_start.insert(from, Held { end: to, kind, pid });
+        self.insert(from, Held { end: to, kind, pid });
     }
 
     /// Unlocks a range; what is held on both sides of it stays.
     pub(super) fn clear(&mut self, start: u64, end: u64) {
         let touched: Vec<(u64, Held)> = self.overlapping(start, end).collect();
         for (at, held) in touched {
-            self.by_start.remove(&at);
+            self.remove(at);
             if at < start {
-                self.by_start.insert(at, Held { end: start - 1, ..held });
+                self.insert(at, Held { end: start - 1, ..held });
             }
             if held.end > end {
-                self.by_start.insert(end + 1, held);
+                self.insert(end + 1, held);
             }
         }
+    }
+
+    fn insert(&mut self, start: u64, held: Held) {
+        self.writes += u64::from(held.kind == LockKind::Write);
+        self.by_start.insert(start, held);
+    }
+
+    fn remove(&mut self, start: u64) {
+        let held = self.by_start.remove(&start);
+        self.writes -= u64::from(held.is_some_and(|held| held.kind == LockKind::Write));
     }
 
     /// The first range that excludes another owner's lock of this kind.

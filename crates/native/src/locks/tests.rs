@@ -26,7 +26,8 @@ fn whole(object: u64, owner: LockOwner, kind: LockKind) -> Claim<u64> {
 }
 
 fn granted(table: &mut LockTable<u64>) -> Vec<(u64, CallId)> {
-    std::iter::from_fn(|| table.poll_granted()).collect()
+    let ended = std::iter::from_fn(|| table.poll_ended());
+    ended.map(|(session, call, result)| result.map(|()| (session, call)).unwrap()).collect()
 }
 
 /// What each owner holds of each byte, and who waits.
@@ -153,7 +154,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind> {
     let mut bytes = BTreeMap::new();
     for ((object, space), owners) in &table.objects {
-        for (owner, ranges) in owners {
+        for (owner, ranges) in &owners.all {
             assert_eq!(owner.flock, *space);
             for byte in 0..BYTES {
                 // Only a write lock excludes a read lock, any lock excludes a write lock.
@@ -171,12 +172,15 @@ fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind>
 /// Indices and counts agree with what they are about.
 fn check_books(table: &LockTable<u64>) {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-    for owners in table.objects.values() {
-        assert!(!owners.is_empty());
-        for (owner, ranges) in owners {
-            assert!(!ranges.is_empty());
+    for holders in table.objects.values() {
+        assert!(!holders.all.is_empty());
+        for (owner, ranges) in &holders.all {
+            assert!(ranges.count() > 0);
+            let writes = ranges.first_conflict(0, u64::MAX, READ).is_some();
+            assert_eq!((ranges.has_writes(), holders.writers.contains(owner)), (writes, writes));
             *counts.entry(owner.session).or_default() += ranges.count();
         }
+        assert!(holders.writers.iter().all(|writer| holders.all.contains_key(writer)));
     }
     assert_eq!(table.counts, counts);
     let arrivals: Vec<u64> = table.waits.keys().copied().collect();
@@ -203,15 +207,15 @@ proptest! {
                     touched.push((object, owner.flock));
                 }
                 Step::Unlock { object, owner, start, end } => {
-                    table.handle_unlock(object, owner, start, end);
+                    prop_assert_eq!(table.handle_unlock(object, owner, start, end), Ok(()));
                     model.unlock(object, owner, start, end);
                     touched.push((object, owner.flock));
                 }
                 Step::Cancel { nth } => {
                     if let Some((claim, call)) = model.waits.get(nth).copied() {
                         model.waits.remove(nth);
-                        prop_assert!(table.handle_cancel(claim.owner.session, call));
-                        prop_assert!(!table.handle_cancel(claim.owner.session, call));
+                        prop_assert_eq!(table.handle_cancel(claim.owner.session, call), Some(claim.object));
+                        prop_assert_eq!(table.handle_cancel(claim.owner.session, call), None);
                     }
                 }
                 Step::End { session } => {
@@ -248,7 +252,7 @@ fn ranges_are_split_and_joined() {
     let found = ranges.first_conflict(0, u64::MAX, WRITE).unwrap();
     assert_eq!((found.start, found.end), (0, u64::MAX - 1));
     ranges.clear(0, u64::MAX);
-    assert!(ranges.is_empty());
+    assert_eq!(ranges, Ranges::default());
 }
 
 #[test]
@@ -259,11 +263,11 @@ fn who_came_first_is_granted_first() {
         let tried = table.handle_lock(whole(1, owner(session, 1), kind), Some(CallId(7)));
         assert_eq!(tried, Tried::Waits);
     }
-    table.handle_unlock(1, owner(1, 1), 0, u64::MAX);
+    table.handle_unlock(1, owner(1, 1), 0, u64::MAX).unwrap();
     assert_eq!(granted(&mut table), [(2, CallId(7))]);
     table.handle_session_end(2);
     assert_eq!(granted(&mut table), [(3, CallId(7)), (4, CallId(7))], "readers together");
-    assert!(table.handle_cancel(5, CallId(7)));
+    assert_eq!(table.handle_cancel(5, CallId(7)), Some(1));
     table.handle_session_end(3);
     table.handle_session_end(4);
     assert_eq!(granted(&mut table), []);
@@ -295,7 +299,7 @@ fn a_cycle_of_owners_is_refused_over_sessions_and_objects() {
     assert_eq!(table.handle_lock(back, Some(CallId(1))), Tried::Refused(Errno::DEADLK));
     assert_eq!(table.handle_lock(back, None), Tried::Refused(Errno::AGAIN));
     assert_eq!(table.handle_lock(whole(1, owner(3, 2), READ), Some(CallId(2))), Tried::Waits);
-    table.handle_unlock(3, owner(3, 1), 0, u64::MAX);
+    table.handle_unlock(3, owner(3, 1), 0, u64::MAX).unwrap();
     assert_eq!(granted(&mut table), [(2, CallId(1))]);
 }
 
@@ -311,7 +315,7 @@ fn a_flock_that_is_converted_lets_others_in() {
     assert_eq!(granted(&mut table), []);
     assert_eq!(table.handle_lock(whole(1, flock(2, 1), READ), None), Tried::Granted);
     assert_eq!(granted(&mut table), []);
-    table.handle_unlock(1, flock(2, 1), 0, u64::MAX);
+    table.handle_unlock(1, flock(2, 1), 0, u64::MAX).unwrap();
     assert_eq!(granted(&mut table), [(1, CallId(1))]);
 }
 
@@ -324,6 +328,66 @@ fn a_session_holds_a_bounded_number_of_ranges() {
     let more = claim(2, owner(1, 2), READ, 0, 0);
     assert_eq!(table.handle_lock(more, None), Tried::Refused(Errno::NOLCK));
     assert_eq!(table.handle_lock(claim(2, owner(2, 2), READ, 0, 0), None), Tried::Granted);
-    table.handle_unlock(1, owner(1, 1), 0, 0);
+    table.handle_unlock(1, owner(1, 1), 0, 0).unwrap();
     assert_eq!(table.handle_lock(more, None), Tried::Granted);
+}
+
+/// A session that holds every second byte of an object, as many as it may less so many.
+fn nearly_full(table: &mut LockTable<u64>, less: u64) {
+    for n in 0..MAX_RANGES - less {
+        assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), Tried::Granted);
+    }
+}
+
+#[test]
+fn a_range_is_not_split_into_more_than_a_session_may_hold() {
+    let mut table = LockTable::default();
+    assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), Tried::Granted);
+    let mut unlocked = 0;
+    while table.handle_unlock(1, owner(1, 1), 2 * unlocked + 1, 2 * unlocked + 1).is_ok() {
+        unlocked += 1;
+    }
+    assert_eq!((unlocked, table.counts[&1]), (MAX_RANGES - 1, MAX_RANGES));
+    let beyond = 2 * unlocked + 9;
+    assert_eq!(table.handle_unlock(1, owner(1, 1), beyond, beyond), Err(Errno::NOLCK));
+    let other = claim(1, owner(2, 1), READ, beyond, beyond);
+    assert_eq!(table.handle_lock(other, None), Tried::Refused(Errno::AGAIN), "it is held as before");
+    let convert = claim(1, owner(1, 1), READ, beyond, beyond);
+    assert_eq!(table.handle_lock(convert, None), Tried::Refused(Errno::NOLCK));
+    // What makes it less is always possible.
+    table.handle_unlock(1, owner(1, 1), 0, 0).unwrap();
+    table.handle_unlock(1, owner(1, 1), beyond, beyond).unwrap();
+    table.handle_unlock(1, owner(1, 1), 0, u64::MAX).unwrap();
+    assert!(table.is_empty() && table.counts.is_empty());
+}
+
+#[test]
+fn who_waited_and_has_too_many_by_then_is_refused() {
+    let mut table = LockTable::default();
+    nearly_full(&mut table, 1);
+    table.handle_lock(whole(2, owner(2, 1), WRITE), None);
+    for call in [1, 2] {
+        let wanted = claim(2, owner(1, call), READ, 0, 9);
+        assert_eq!(table.handle_lock(wanted, Some(CallId(call))), Tried::Waits);
+    }
+    table.handle_unlock(2, owner(2, 1), 0, u64::MAX).unwrap();
+    let ended: Vec<_> = std::iter::from_fn(|| table.poll_ended()).collect();
+    assert_eq!(ended, [(1, CallId(1), Ok(())), (1, CallId(2), Err(Errno::NOLCK))]);
+    check_books(&table);
+}
+
+#[test]
+fn a_bounded_number_of_calls_waits_for_one_object() {
+    let mut table = LockTable::default();
+    table.handle_lock(whole(1, flock(1, 1), WRITE), None);
+    let wait = |table: &mut LockTable<u64>, object, n: usize| {
+        let n = n as u64 + 2;
+        table.handle_lock(whole(object, flock(n, 1), WRITE), Some(CallId(n)))
+    };
+    for n in 0..MAX_WAITS_OF_OBJECT {
+        assert_eq!(wait(&mut table, 1, n), Tried::Waits);
+    }
+    assert_eq!(wait(&mut table, 1, MAX_WAITS_OF_OBJECT), Tried::Refused(Errno::NOLCK));
+    table.handle_lock(whole(2, flock(1, 1), WRITE), None);
+    assert_eq!(wait(&mut table, 2, MAX_WAITS_OF_OBJECT), Tried::Waits, "of another one");
 }

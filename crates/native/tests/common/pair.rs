@@ -64,15 +64,15 @@ impl Server {
                     }
                 }
                 ServerEvent::Cancel(call) => {
-                    if self.locks.handle_cancel(1, call) {
+                    if self.locks.handle_cancel(1, call).is_some() {
                         self.connection.respond(call, &Response::plain(Err(Errno::INTR)));
                     }
                 }
                 ServerEvent::Return(_) | ServerEvent::Bye { .. } => {}
                 ServerEvent::Acknowledge(recall) => panic!("{recall:?} was never sent"),
             }
-            while let Some((_, call)) = self.locks.poll_granted() {
-                self.connection.respond(call, &Response::plain(Ok(Reply::Done)));
+            while let Some((_, call, result)) = self.locks.poll_ended() {
+                self.connection.respond(call, &Response::plain(result.map(|()| Reply::Done)));
             }
         }
     }
@@ -104,8 +104,10 @@ impl Server {
             }
             Call::Unlock { owner: number, flock, start, end, .. } => {
                 let (start, end) = ends(flock, start, end);
-                self.locks.handle_unlock(object, owner(number, flock), start, end);
-                Reply::Done
+                match self.locks.handle_unlock(object, owner(number, flock), start, end) {
+                    Ok(()) => Reply::Done,
+                    Err(errno) => return Some(Err(errno)),
+                }
             }
             Call::GetLock { owner: number, flock, kind, start, end, .. } => {
                 let claim = claim(owner(number, flock), kind, ends(flock, start, end), 0);

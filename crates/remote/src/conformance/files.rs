@@ -112,7 +112,8 @@ fn bad_handle(c: &mut Caller<'_>) {
     assert_eq!(c.errno(read(other, handle)), Errno::BADF);
     c.release(handle);
     assert_eq!(c.errno_after_release(&read(place.clone(), handle)), Errno::BADF);
-    assert_eq!(c.errno(read(place, nigh_types::Handle(u64::MAX))), Errno::BADF);
+    // One of the server's numbers: of a client's own the file may be reached otherwise.
+    assert_eq!(c.errno(read(place, nigh_types::Handle(u64::MAX >> 1))), Errno::BADF);
 }
 
 fn unlinked(c: &mut Caller<'_>) {

@@ -17,13 +17,59 @@ const PART_BYTES: usize = 128 << 10;
 /// What a grant takes on the wire, about.
 const GRANT_BYTES: usize = 64;
 
-/// Puts out parts in cookie order; the last one has `last` set and the directory's own attributes.
-pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response)) -> Result<()> {
+/// How far a listing came.
+pub(crate) struct Listing {
+    dir: Node,
+    names: Names,
+    /// The next of them.
+    at: usize,
+    /// Its names were granted, and all of them could be looked at so far.
+    granted: bool,
+}
+
+/// Puts out parts in cookie order; the last one has `last` set and the directory's own attributes. `sink` says
+/// whether there is room for more; where there is none, it is answered how far the listing came, which `begun`
+/// is when there is room.
+///
+/// A name that cannot be looked at (a mount whose server is gone) is left out. Then the listing is not all that
+/// there is, and goes without a grant on names.
+pub(crate) fn list(
+    cx: Context<'_>,
+    place: &Place,
+    begun: Option<Box<Listing>>,
+    sink: &mut dyn FnMut(Response) -> bool,
+) -> Result<Option<Box<Listing>>> {
+    let mut grants = Vec::new();
+    let mut listing = match begun {
+        // It may have been moved out of the export meanwhile.
+        Some(listing) if !cx.reach().contains(&listing.dir.fd) => return Err(Fault::STALE),
+        Some(listing) => listing,
+        None => Box::new(begin(cx, place, &mut grants)?),
+    };
+    loop {
+        let part = listing.part(cx, &mut grants)?;
+        let last = listing.is_done();
+        let mut after = Vec::new();
+        if last {
+            grants.extend(cx.stake.ask(listing.dir.id, listing.dir.object, Covers::Inode));
+            after.push(cx.attr_now(&listing.dir)?);
+        }
+        cx.reach().ids.settle()?;
+        let (result, grants) = (Ok(Reply::Listed(part)), std::mem::take(&mut grants));
+        let room = sink(Response { result, after, grants, last });
+        if last {
+            return Ok(None);
+        }
+        if !room {
+            return Ok(Some(listing));
+        }
+    }
+}
+
+fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
     let dir = cx.reach().directory(place, cx.files)?;
     // Before reading: what changes from here on is recalled.
-    let mut grants = Vec::new();
-    cx.grant(&mut grants, &dir, Covers::Names);
-    let own = cx.stake.ask(dir.id, dir.object, Covers::Inode);
+    let granted = cx.grant(grants, &dir, Covers::Names);
     let open = {
         let _acting = cx.act()?;
         // Attributes come with the names.
@@ -32,36 +78,46 @@ pub(crate) fn list(cx: Context<'_>, place: &Place, sink: &mut dyn FnMut(Response
     };
     let open = without_atime(open);
     let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
-    drop(open);
-    // A directory that may be read but not searched can still be seen to be empty.
-    let mut inside = if names.rows.is_empty() { None } else { Some(Inside::enter(&dir.fd)?) };
-    let mut part = Listed::default();
-    let mut bytes = 0;
-    for (at, row) in names.rows.iter().enumerate() {
-        let Some((name, entry)) = look(cx, &dir, names.name(row), &mut grants)? else { continue };
-        bytes += nigh_native::listed_bytes(&name, &entry);
-        part.entries.push((name, entry));
-        let group_ends = names.rows.get(at + 1).is_none_or(|next| next.cookie != row.cookie);
-        if group_ends && bytes + grants.len() * GRANT_BYTES >= PART_BYTES && at + 1 < names.rows.len() {
-            cx.reach().ids.settle()?;
-            // Whoever takes it may take long.
-            drop(inside.take());
-            sink(Response {
-                result: Ok(Reply::Listed(std::mem::take(&mut part))),
-                after: Vec::new(),
-                grants: std::mem::take(&mut grants),
-                last: false,
-            });
-            bytes = 0;
-            inside = Some(Inside::enter(&dir.fd)?);
-        }
+    Ok(Listing { dir, names, at: 0, granted })
+}
+
+impl Listing {
+    fn is_done(&self) -> bool {
+        self.at == self.names.rows.len()
     }
-    drop(inside);
-    grants.extend(own);
-    cx.reach().ids.settle()?;
-    let after = vec![cx.attr_now(&dir)?];
-    sink(Response { result: Ok(Reply::Listed(part)), after, grants, last: true });
-    Ok(())
+
+    /// The next names, with what they lead to. Equal cookies are in one part.
+    fn part(&mut self, cx: Context<'_>, grants: &mut Vec<Grant>) -> Result<Listed> {
+        let mut part = Listed::default();
+        // A directory that may be read but not searched can still be seen to be empty.
+        if self.is_done() {
+            return Ok(part);
+        }
+        let _inside = Inside::enter(&self.dir.fd)?;
+        let mut bytes = 0;
+        while let Some(row) = self.names.rows.get(self.at) {
+            self.at += 1;
+            match look(cx, &self.dir, self.names.name(row), grants) {
+                Ok(Some((name, entry))) => {
+                    bytes += nigh_native::listed_bytes(&name, &entry);
+                    part.entries.push((name, entry));
+                }
+                Ok(None) => {}
+                Err(fault) if fault.is_the_servers_own() => return Err(fault),
+                Err(Fault(errno)) => {
+                    tracing::debug!(%errno, "a name of a listing cannot be looked at");
+                    if std::mem::take(&mut self.granted) {
+                        cx.stake.forsake(grants, self.dir.object, Covers::Names);
+                    }
+                }
+            }
+            let group_ends = self.names.rows.get(self.at).is_none_or(|next| next.cookie != row.cookie);
+            if group_ends && bytes + grants.len() * GRANT_BYTES >= PART_BYTES {
+                break;
+            }
+        }
+        Ok(part)
+    }
 }
 
 /// What one name of the directory that this thread is in leads to; `None` where it is gone by now.

@@ -1,15 +1,66 @@
 //! Calls for locks: the file is looked for as for any call, the rest is in memory.
 
 use super::open::only_files;
+use crate::acting::Acting;
 use crate::error::Result;
 use crate::export::Export;
 use crate::files::SessionFiles;
+use crate::reach::{Node, reopen};
 use nigh_native::lease::Object;
-use nigh_types::{NodeId, Place};
+use nigh_types::{Call, Credentials, LockKind, NodeId, Place};
+use rustix::fs::OFlags;
 
-/// The regular file to be locked, by the export's number and as what it really is.
-pub(crate) fn find(export: &Export, files: &SessionFiles, place: &Place) -> Result<(NodeId, Object)> {
+/// The regular file to be locked, by the export's number and as what it really is. Where nobody vouches for
+/// the caller, it must have it open as that lock wants it, or be able to open it so.
+pub(crate) fn find(
+    export: &Export,
+    files: &SessionFiles,
+    who: &Credentials,
+    (call, place): (&Call, &Place),
+) -> Result<(NodeId, Object)> {
     let node = export.reach().node(place, files)?;
     only_files(&node)?;
+    if export.acts() && !files.is_vouched() {
+        let wants = Wants::of(call);
+        if !files.has_open(node.id, |file| wants.are_met(file.readable, file.writable)) {
+            try_open(&node, who, wants)?;
+        }
+    }
     Ok((node.id, node.object))
+}
+
+/// How a file must be open: fcntl(2) asks for the access that the lock guards, flock(2) and questions for any.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    Reading,
+    Writing,
+    Either,
+}
+
+impl Wants {
+    fn of(call: &Call) -> Wants {
+        match call {
+            Call::Lock { flock: false, kind: LockKind::Read, .. } => Wants::Reading,
+            Call::Lock { flock: false, kind: LockKind::Write, .. } => Wants::Writing,
+            _ => Wants::Either,
+        }
+    }
+
+    fn are_met(self, readable: bool, writable: bool) -> bool {
+        match self {
+            Wants::Reading => readable,
+            Wants::Writing => writable,
+            Wants::Either => readable || writable,
+        }
+    }
+}
+
+fn try_open(node: &Node, who: &Credentials, wants: Wants) -> Result<()> {
+    let _acting = Acting::begin(true, who, false)?;
+    let opened = match wants {
+        Wants::Reading => reopen(node, OFlags::RDONLY),
+        Wants::Writing => reopen(node, OFlags::WRONLY),
+        Wants::Either => reopen(node, OFlags::RDONLY).or_else(|_| reopen(node, OFlags::WRONLY)),
+    };
+    opened.map(drop)
 }

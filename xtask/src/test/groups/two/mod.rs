@@ -56,12 +56,10 @@ pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
 
 /// What is not there yet, and why; docs/semantics.md says the same. It is run all the same, and a failure is
 /// told as skipped. This list only shrinks.
-const NOT_YET: &[(&str, &str)] = &[
-    (
-        "race mapped-page",
-        "a page that two mounts write at once shows the other's bytes a moment late after an own write",
-    ),
-];
+const NOT_YET: &[(&str, &str)] = &[(
+    "race mapped-page",
+    "a page that two mounts write at once shows the other's bytes a moment late after an own write",
+)];
 
 /// Counts a result; a failure that is known to be one is skipped with its reason.
 fn record(tally: &mut Tally, name: &str, took: Duration, result: Result<()>) {
