@@ -35,10 +35,14 @@ impl Cache {
     /// Whether an own change is under way that takes an inode's name: the remote was not asked to keep it. If
     /// it is gone when the remote is asked to open it, the kernel looks the name up again.
     fn loses_its_name(&self, ino: u64) -> bool {
-        let Some((dir, name)) = self.inodes.get(&ino).and_then(|i| i.home.as_ref()) else { return false };
+        let Some(inode) = self.inodes.get(&ino) else { return false };
+        let Some((dir, name)) = &inode.home else { return false };
         self.flights.values().any(|flight| match &flight.purpose {
             Purpose::Remove { dir: d, name: n } => d == dir && n == name,
-            // What a rename replaces is kept.
+            // What a rename replaces is kept, as far as it was known.
+            Purpose::Rename { to, new_name, exchange: false, .. } if to == dir && new_name == name => {
+                !matches!(flight.again, Some(Call::Rename { keep, .. }) if keep == Some(inode.id))
+            }
             _ => false,
         })
     }
@@ -84,7 +88,14 @@ impl Cache {
         self.unpinned += u64::from(handle.is_none());
         self.files.insert(
             fh,
-            OpenFile { ino: id.ino, handle, append: file.append, sync: file.sync, caller: file.caller },
+            OpenFile {
+                ino: id.ino,
+                generation: id.generation,
+                handle,
+                append: file.append,
+                sync: file.sync,
+                caller: file.caller,
+            },
         );
         if let Some(deadline) = deadline {
             self.watch(deadline, id.ino);
@@ -157,10 +168,14 @@ impl Cache {
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
     }
 
-    /// How the remote finds an open file.
+    /// How the remote finds an open file; `None` where another inode has its number now.
     pub(crate) fn reach(&self, ino: u64, fh: Option<Fh>) -> Option<(nigh_types::Place, Option<Handle>)> {
         let node = self.place(ino)?;
-        let handle = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
+        let file = fh.and_then(|fh| self.files.get(&fh));
+        if file.is_some_and(|file| file.generation != node.node.generation) {
+            return None;
+        }
+        let handle = file.and_then(|f| f.handle);
         let pinned = self.inodes.get(&ino).and_then(|i| i.pinned);
         Some((node, handle.or(pinned)))
     }

@@ -154,6 +154,8 @@ impl Directory {
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub ino: u64,
+    /// Of the inode that was opened: its number may be another's by now.
+    pub generation: u64,
     /// `None`: opened under a grant, the remote was not asked.
     pub handle: Option<Handle>,
     pub append: bool,

@@ -54,12 +54,14 @@ fn connect(world: &World) -> Client {
 
 const CHOSEN: Handle = Handle(Handle::CHOSEN | 7);
 
+/// A name of a file in one of two directories taken away.
+type Way<'a> = &'a dyn Fn(&Place, &Place) -> Call;
+
 #[test]
 fn a_file_that_another_session_has_open_outlives_its_last_name() {
     let replace = |d: &Place, d2: &Place| rename(d2, "old", d, "f");
     let remove = |d: &Place, _: &Place| unlink(d, "f");
-    let ways: [&dyn Fn(&Place, &Place) -> Call; 2] = [&remove, &replace];
-    for change in ways {
+    for change in [&remove as Way<'_>, &replace] {
         let world = World::new();
         let (mut holder, mut mutator) = (connect(&world), connect(&world));
         let f = holder.place("d/f");

@@ -222,20 +222,6 @@ fn device_in(table: &str, point: &Path) -> Option<u32> {
     found
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_topmost_mount_counts() {
-        let table = "30 1 8:1 / / rw - ext4 /dev/a rw\n\
-                     41 30 0:55 / /tmp/a rw - fuse.nigh x rw\n\
-                     42 30 0:56 / /tmp/a rw - fuse.nigh x rw\n";
-        assert_eq!(device_in(table, Path::new("/tmp/a")), Some(56));
-        assert_eq!(device_in(table, Path::new("/tmp")), None);
-    }
-}
-
 /// Nothing is left of what was removed while it was open: sessions end a moment after their mounts.
 pub fn no_orphans(source: &Path) -> Result<()> {
     let folder = source.join(".nigh-orphans");
@@ -248,5 +234,19 @@ pub fn no_orphans(source: &Path) -> Result<()> {
         }
         ensure!(Instant::now() < give_up, "{left} files are left in {}", folder.display());
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topmost_mount_counts() {
+        let table = "30 1 8:1 / / rw - ext4 /dev/a rw\n\
+                     41 30 0:55 / /tmp/a rw - fuse.nigh x rw\n\
+                     42 30 0:56 / /tmp/a rw - fuse.nigh x rw\n";
+        assert_eq!(device_in(table, Path::new("/tmp/a")), Some(56));
+        assert_eq!(device_in(table, Path::new("/tmp")), None);
     }
 }

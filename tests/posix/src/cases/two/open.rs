@@ -301,7 +301,7 @@ fn closed_to_its_reader(room: &Room) -> Result<()> {
     room.file("d/f", b"opened in time")?;
     fs::metadata(room.over("d/f"))?;
     let file = File::open(room.over("d/f"))?;
-    fs::set_permissions(room.at("d/f"), std::os::unix::fs::PermissionsExt::from_mode(0))?;
+    fs::set_permissions(room.at("d/f"), std::os::unix::fs::PermissionsExt::from_mode(0o000))?;
     fs::rename(room.at("d/f"), room.at("e/g"))?;
     fs::hard_link(room.at("e/g"), room.at("d/h"))?;
     fs::remove_file(room.at("e/g"))?;
