@@ -268,7 +268,9 @@ impl Tree {
     /// The inode of an open handle, or else of a place.
     fn reach_open(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
         let Some(handle) = handle else { return self.reach(place) };
-        let ino = *self.handles.get(&handle).ok_or(Errno::BADF)?;
+        let Some(&ino) = self.handles.get(&handle) else {
+            return if handle.is_chosen() { self.reach(place) } else { Err(Errno::BADF) };
+        };
         if self.nodes[&ino].id != place.node {
             return Err(Errno::BADF);
         }

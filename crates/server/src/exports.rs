@@ -209,7 +209,7 @@ mod tests {
         assert!(two.open(b"src", &stranger()).is_ok() && two.open(b"other", &stranger()).is_ok());
         assert!(two.open(b"", &stranger()).unwrap_err().1.contains("other, src"));
         let mut more = two.clone();
-        for bad in [path("src"), "/".into(), "/nonexistent".into(), "=/tmp".into(), "..=/tmp".into()] {
+        for bad in [path("src"), "/".into(), path("y") + "/missing", "=/tmp".into(), "..=/tmp".into()] {
             let error = more.add(OsStr::new(&bad)).unwrap_err();
             assert!(error.contains("--export") && error.lines().count() == 1, "{error}");
         }

@@ -101,8 +101,8 @@ impl Orphans {
     /// Why files that are removed while open do not outlive the server, if that is known beforehand.
     pub(crate) fn refusal(reach: &Reach) -> Option<&'static str> {
         let root = &reach.root_node().fd;
-        let access = rustix::fs::accessat(root, c".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
-        if matches!(access, Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM)) {
+        let asked = rustix::fs::accessat(root, c".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+        if matches!(asked, Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM)) {
             return Some(
                 "files removed while open are lost when the server stops: it may not write in the export's root",
             );

@@ -5,7 +5,7 @@ mod common;
 use common::client::Client;
 use common::world::World;
 use common::*;
-use nigh_remote::Remote;
+use nigh_remote::{Event, Remote};
 use nigh_server::{Server, ServerOptions};
 use nigh_types::*;
 use std::fs;
@@ -30,7 +30,7 @@ fn aside(dir: &Path) -> Option<Vec<String>> {
     Some(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
 }
 
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(10);
     while !is_so() {
         assert!(Instant::now() < give_up, "{what}");
@@ -46,33 +46,43 @@ fn read(client: &mut Client, node: &Place, handle: Handle) -> Result<Vec<u8>, Er
     })
 }
 
+/// The answer to a call for which another client gives back what it holds.
+fn answered(client: &mut Client, call: Call, other: &mut Client) -> Response {
+    let call = client.send(call);
+    given_back(client, call, other)
+}
+
+fn given_back(client: &mut Client, call: CallId, other: &mut Client) -> Response {
+    while !client.is_answered(call) {
+        other.pump();
+        other.give_back();
+    }
+    client.answer(call)
+}
+
 fn connect(world: &World) -> Client {
     let mut client = world.client();
     client.obliging = true;
     client
 }
 
-const CHOSEN: Handle = Handle(Handle::CHOSEN | 7);
+/// A change, given the directories `d` and `d2`.
+type Way = fn(&Place, &Place) -> Call;
 
-/// A name of a file in one of two directories taken away.
-type Way<'a> = &'a dyn Fn(&Place, &Place) -> Call;
+const CHOSEN: Handle = Handle(Handle::CHOSEN | 7);
 
 #[test]
 fn a_file_that_another_session_has_open_outlives_its_last_name() {
     let replace = |d: &Place, d2: &Place| rename(d2, "old", d, "f");
     let remove = |d: &Place, _: &Place| unlink(d, "f");
-    for change in [&remove as Way<'_>, &replace] {
+    let ways: [Way; 2] = [remove, replace];
+    for change in ways {
         let world = World::new();
         let (mut holder, mut mutator) = (connect(&world), connect(&world));
         let f = holder.place("d/f");
         let handle = holder.open(&f, BOTH);
         let (d, d2) = (mutator.place("d"), mutator.place("d2"));
-        let call = mutator.send(change(&d, &d2));
-        eventually("the removal is answered", || {
-            holder.pump();
-            mutator.is_answered(call)
-        });
-        let response = mutator.answer(call);
+        let response = answered(&mut mutator, change(&d, &d2), &mut holder);
         assert!(response.result.is_ok());
         let gone = response.after.iter().find(|(id, _)| *id == f.node).unwrap().1;
         assert_eq!(gone.nlink, 0);
@@ -93,12 +103,7 @@ fn a_file_that_another_session_has_open_outlives_its_last_name() {
         assert_eq!(read(&mut holder, &f, handle), Ok(b"12345678mo".to_vec()));
         // As link(2) says of one that lost its last name.
         let link = Call::Link { node: f.clone(), dir: d2.clone(), name: name("again") };
-        let call = mutator.send(link);
-        eventually("the link is answered", || {
-            holder.pump();
-            mutator.is_answered(call)
-        });
-        assert_eq!(mutator.answer(call).result.map(drop), Err(Errno::NOENT));
+        assert_eq!(answered(&mut mutator, link, &mut holder).result.map(drop), Err(Errno::NOENT));
         holder.send(Call::Release { handles: vec![handle] });
         eventually("it goes with the last close", || aside(world.dir.path()) == Some(vec![]));
         drop((holder, mutator));
@@ -120,8 +125,7 @@ fn a_client_says_what_it_has_open_before_it_gives_back() {
     holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
     // Twice the same number: the first stands.
     holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
-    holder.give_back();
-    assert!(mutator.answer(call).result.is_ok());
+    assert!(given_back(&mut mutator, call, &mut holder).result.is_ok());
     assert_eq!(aside(world.dir.path()).unwrap().len(), 1);
     assert_eq!(read(&mut holder, &f, CHOSEN), Ok(b"12345678".to_vec()));
     assert_eq!(holder.attr(&f).0.nlink, 0);
@@ -146,8 +150,7 @@ fn a_client_that_gives_back_late_keeps_what_it_has_open() {
     eventually("it is suspect", suspect);
     holder.pump();
     holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
-    holder.give_back();
-    assert!(mutator.answer(call).result.is_ok());
+    assert!(given_back(&mut mutator, call, &mut holder).result.is_ok());
     assert_eq!(read(&mut holder, &f, CHOSEN), Ok(b"12345678".to_vec()));
 }
 
@@ -189,7 +192,7 @@ fn the_folders_directory_is_recalled_where_it_changes() {
     let d = mutator.place("d");
     let call = mutator.send(unlink(&d, "f"));
     assert!(!mutator.is_answered(call));
-    holder.pump();
+    holder.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     let recalled: Vec<_> = holder.recalls().iter().map(|recall| (recall.node, recall.covers)).collect();
     assert_eq!(recalled, [(root.node, Covers::Inode)]);
     holder.give_back();
@@ -251,8 +254,8 @@ fn nothing_leads_into_the_folder() {
     let mut inside = world.client_of(&world.dir.path().join(".nigh-orphans"));
     let why = inside.wait(|events| {
         events.iter().find_map(|event| match event {
-            nigh_remote::Event::Lost { why } => Some(why.clone()),
-            nigh_remote::Event::Attached(_) => panic!("it is exported"),
+            Event::Lost { why } => Some(why.clone()),
+            Event::Attached(_) => panic!("it is exported"),
             _ => None,
         })
     });
