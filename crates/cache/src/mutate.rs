@@ -91,6 +91,11 @@ impl Cache {
             self.forget_names(id.ino);
         }
         if let Some(inode) = self.inodes.get_mut(&id.ino) {
+            if inode.opens > 0 {
+                // What was opened under this number is not this one, whatever its id says.
+                let before = self.files.values_mut().filter(|file| file.ino == id.ino);
+                before.for_each(|file| file.generation = 0);
+            }
             inode.renew(id);
         }
     }

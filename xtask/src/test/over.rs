@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -163,6 +163,7 @@ pub fn serve(world: &World, who: As) -> Result<u16> {
         }
         servers.remove(&name);
     }
+    end_own_server(world, who);
     let port = free_port()?;
     let mut command = world.command(world.nigh(), who);
     command.arg("serve").arg("--export").arg(format!("all={}", world.root.display()));
@@ -171,6 +172,30 @@ pub fn serve(world: &World, who: As) -> Result<u16> {
     command.arg("--token").arg(token(world, who));
     servers.insert(name, Serving::start(world, command, port)?);
     Ok(port)
+}
+
+/// A user has one server. That of earlier mounts stays for a minute after the last of them.
+fn end_own_server(world: &World, who: As) {
+    let uid = match who {
+        As::Us => unsafe { libc::geteuid() },
+        As::Tester { uid, .. } => uid,
+    };
+    let is_it = |pid: &u32| {
+        let dir = PathBuf::from(format!("/proc/{pid}"));
+        let said = fs::read(dir.join("cmdline")).unwrap_or_default();
+        fs::metadata(&dir).is_ok_and(|meta| meta.uid() == uid)
+            && fs::read_link(dir.join("exe")).is_ok_and(|exe| exe == world.nigh())
+            && said.split(|byte| *byte == 0).skip(1).take(3).eq([b"serve".as_slice(), b"--listen", b"user"])
+    };
+    let Ok(entries) = fs::read_dir("/proc") else { return };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+    for pid in pids.filter(is_it) {
+        process::signal(pid, libc::SIGTERM);
+        let end = Instant::now() + Duration::from_secs(5);
+        while Path::new(&format!("/proc/{pid}")).exists() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 fn ssh_dir(world: &World) -> PathBuf {
