@@ -192,7 +192,7 @@ impl Outbox {
         None
     }
 
-    /// A call that was let on has been answered, or given up.
+    /// A call that was let on has been answered, or given up, or waits where it counts no more.
     pub(crate) fn done(&self, call: &Call) {
         if !matches!(call, Call::List { .. } | Call::Read { .. }) {
             return;

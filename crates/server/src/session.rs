@@ -174,10 +174,10 @@ impl Session {
         job.request.credentials = self.admission.admit(job.request.credentials);
         let mut next = Some(job);
         while let Some(job) = next {
-            next = self.attempt(job).and_then(|waits| match waits.listing {
-                Some(_) => self.hold(waits),
-                None => self.leases.park(waits),
-            });
+            let waits = self.attempt(job);
+            let goes_on =
+                waits.and_then(|job| if job.listing.is_some() { Some(job) } else { self.leases.park(job) });
+            next = goes_on.and_then(|job| self.hold(job));
         }
     }
 
@@ -205,11 +205,12 @@ impl Session {
                 self.outbox.has_room()
             })
         }));
+        // One that waits is admitted again when it returns; a listing that pauses goes on from there.
+        if !matches!(done, Ok(Progress::Pauses(_))) {
+            self.outbox.done(&request.call);
+        }
         match done {
-            Ok(Progress::Answered) => {
-                self.outbox.done(&request.call);
-                None
-            }
+            Ok(Progress::Answered) => None,
             Ok(Progress::Waits(change)) => {
                 Some(Job { session, call, request, change: Some(change), taken, listing: None })
             }

@@ -6,6 +6,7 @@ use common::client::Client;
 use common::world::World;
 use common::*;
 use nigh_types::*;
+use std::time::{Duration, Instant};
 
 fn write_call(node: &Place, text: &str, flush: bool) -> Call {
     let flags = WriteFlags { flush, ..WriteFlags::default() };
@@ -55,6 +56,33 @@ fn a_reader_waits_for_a_write_under_way_and_is_granted_what_it_wrote() {
     assert!(is_granted(&response));
     assert!(matches!(&response.result, Ok(Reply::Data(data)) if data.starts_with(b"new")), "{response:?}");
     assert!(is_granted(&writer.answer(write)));
+}
+
+/// What such reads are to bring counts as queued only while they are executed: else a session that often waits
+/// would come to read nothing any more.
+#[test]
+fn reads_that_had_to_wait_leave_room_for_others() {
+    let world = World::new();
+    let (mut holder, mut writer, mut reader) = (world.client(), world.client(), world.client());
+    let f = holder.place("d/f");
+    let large = || Call::Read { node: f.clone(), handle: None, offset: 0, length: 1 << 20 };
+    for round in 0..8 {
+        holder.call(large());
+        let write = writer.send(write_call(&f, &round.to_string(), false));
+        assert!(!writer.is_answered(write));
+        let read = reader.send(large());
+        let begun = Instant::now();
+        while !reader.is_answered(read) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "round {round}");
+            for client in [&mut holder, &mut reader] {
+                client.pump();
+                client.give_back();
+            }
+        }
+        assert!(reader.answer(read).result.is_ok() && writer.answer(write).result.is_ok());
+        writer.pump();
+        writer.give_back();
+    }
 }
 
 #[test]
