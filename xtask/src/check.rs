@@ -8,9 +8,6 @@ use anyhow::Result;
 use crate::tally::Tally;
 use crate::{licences, process, root, tidy};
 
-/// Crates without clock, socket or randomness.
-pub const PURE: &[&str] = &["nigh-types", "nigh-cache", "nigh-remote", "nigh-native"];
-
 #[derive(clap::Args)]
 pub struct Options {
     /// Leave the unit tests out.
@@ -47,10 +44,9 @@ fn cargo(tally: &mut Tally, name: &str, arguments: &[&str], variables: &[(&str, 
 
 fn pure_lints(tally: &mut Tally) {
     let rules = root::checkout().join("xtask/pure");
+    let packages: Vec<String> = root::PURE.iter().map(|name| format!("--package=nigh-{name}")).collect();
     let mut arguments = vec!["clippy", "--locked", "--lib"];
-    for name in PURE {
-        arguments.extend(["--package", name]);
-    }
+    arguments.extend(packages.iter().map(String::as_str));
     arguments.extend(["--", "-D", "warnings", "-D", "clippy::iter_over_hash_type"]);
     cargo(tally, "lints of pure crates", &arguments, &[("CLIPPY_CONF_DIR", &rules.to_string_lossy())]);
 }

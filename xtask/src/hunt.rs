@@ -7,9 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The crates that must be covered, since everything else leans on them.
-const PURE: [&str; 5] = ["nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-sim"];
-
 #[derive(Args)]
 pub struct Sim {
     /// How many histories.
@@ -118,12 +115,10 @@ pub fn coverage() -> Result<bool> {
     command
         .args(["--fail-under", "85", "--out", "Stdout", "--target-dir"])
         .arg(root::target().join("coverage"));
-    for package in PURE {
-        command.args(["--packages", package]);
+    for name in root::PURE {
+        command.args(["--packages", &format!("nigh-{name}"), "--include-files", &format!("crates/{name}/*")]);
     }
-    for pattern in ["crates/types/*", "crates/cache/*", "crates/remote/*", "crates/native/*"] {
-        command.args(["--include-files", pattern]);
-    }
+    command.args(["--packages", "nigh-sim"]);
     Ok(command.status()?.success())
 }
 

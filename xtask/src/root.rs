@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// The directories in `crates` of those that touch no clock, socket, thread or randomness.
+pub const PURE: &[&str] = &["types", "cache", "remote", "native"];
+
 /// The top of the checkout.
 #[must_use]
 pub fn checkout() -> PathBuf {

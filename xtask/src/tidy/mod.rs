@@ -76,7 +76,7 @@ pub fn problems() -> Result<Vec<String>> {
             found.extend(words::check_pure(source, &code));
         }
     }
-    found.extend(imports::check(&sources));
+    found.extend(imports::check()?);
     found.extend(semantics::check(&sources));
     let found = exceptions::apply(found);
     Ok(found.iter().map(|p| format!("{}:{}: {}: {}", p.path, p.line, p.rule, p.what)).collect())

@@ -2,6 +2,7 @@
 
 use super::code::Code;
 use super::{Problem, Source, line_of};
+use crate::root::PURE;
 
 /// Paths of one machine. Written in two halves, or this file would break its own rule.
 const PLACES: &[&str] = &[concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!(".lib", "rary")];
@@ -38,9 +39,8 @@ pub fn check_code(source: &Source, code: &Code) -> Vec<Problem> {
 
 /// In the shipped code of pure crates: no clock, socket, thread or randomness.
 pub fn check_pure(source: &Source, code: &Code) -> Vec<Problem> {
-    let pure = ["types", "cache", "remote", "native"];
     let in_source = source.path.split('/').nth(2) == Some("src") && !source.is_test();
-    if !in_source || !source.layer().is_some_and(|layer| pure.contains(&layer)) {
+    if !in_source || !source.layer().is_some_and(|layer| PURE.contains(&layer)) {
         return Vec::new();
     }
     let impure = [
