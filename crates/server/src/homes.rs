@@ -25,7 +25,7 @@ pub(crate) struct Homes {
 #[derive(Default)]
 struct File {
     open: u64,
-    /// It lost a name and kept another one.
+    /// It lost a name and kept another one, or is about to.
     stray: bool,
     homes: Vec<Object>,
     orphan: Option<Orphan>,
@@ -99,7 +99,7 @@ impl Homes {
         }
     }
 
-    /// It lost a name, and one is left.
+    /// It is about to lose a name, or lost it, and one is left.
     pub(crate) fn lost_a_name(&self, object: Object) {
         if let Some(file) = self.files.lock().get_mut(&object)
             && !std::mem::replace(&mut file.stray, true)

@@ -94,6 +94,18 @@ fn many_starters_start_one_which_ends_when_idle_and_starts_again() {
 }
 
 #[test]
+fn a_server_that_nobody_can_find_ends() {
+    let house = House::new();
+    let stream = ensure_running_at(&house.places, &house.exe(200)).unwrap();
+    let server = rustix::process::pidfd_open(pid_of(&stream), rustix::process::PidfdFlags::empty()).unwrap();
+    fs::remove_dir_all(&house.places.runtime).unwrap();
+    drop(stream);
+    let mut watched = [rustix::event::PollFd::new(&server, rustix::event::PollFlags::IN)];
+    let limit = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut watched, Some(&limit)), Ok(1), "it goes on");
+}
+
+#[test]
 fn a_killed_server_leaves_nothing_in_the_way() {
     let house = House::new();
     let exe = house.exe(60_000);

@@ -122,14 +122,19 @@ fn accept_until_done(
         supervisor.turn(|| status_line(server));
         if server.session_count() > 0 {
             busy = Instant::now();
-        } else if idle.is_some_and(|idle| busy.elapsed() >= idle)
-            && !listeners.is_anybody_there()
-            // Whoever holds it is about to connect.
-            && let Ok(lock) = lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive)
-            && !listeners.accept_all(server)?
-        {
-            tracing::info!("nobody needs this server any more");
-            return Ok(Some(lock));
+        } else if idle.is_some_and(|idle| busy.elapsed() >= idle) && !listeners.is_anybody_there() {
+            match lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive) {
+                Ok(lock) if !listeners.accept_all(server)? => {
+                    tracing::info!("nobody needs this server any more");
+                    return Ok(Some(lock));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    tracing::info!("the runtime directory is gone: nobody finds this server any more");
+                    return Ok(None);
+                }
+                // Whoever holds it is about to connect.
+                _ => {}
+            }
         }
     }
 }

@@ -45,8 +45,8 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
 pub(super) fn pin_if_kept(cx: Context<'_>, victim: &Node, keep: Option<NodeId>) -> Result<Option<Handle>> {
     match keep {
         Some(kept) if kept == victim.id => match pin(cx, victim) {
-            // Who may not open it does not have it open.
-            Err(Fault(Errno::ACCES)) if !cx.is_vouched() => Ok(None),
+            // Who may not open it does not have it open; and what the server may not open it cannot keep.
+            Err(Fault(Errno::ACCES | Errno::PERM)) => Ok(None),
             pinned => pinned.map(Some),
         },
         _ => Ok(None),
@@ -76,6 +76,10 @@ impl<'a> Aside<'a> {
         let homes = &cx.files.holding().leases.homes;
         let mut aside = Aside { leaving: homes.leaves(victim.object), is_aside: false, made: None };
         let attr = victim.stat.attr;
+        if attr.nlink == 2 && !attr.is_dir() {
+            // Before it has one name: whoever is shown that under its directory's grant notes the directory.
+            homes.lost_a_name(victim.object);
+        }
         if !aside.leaving.is_open || attr.kind() != Kind::File || attr.nlink != 1 {
             return aside;
         }
