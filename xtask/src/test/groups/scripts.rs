@@ -43,6 +43,8 @@ git branch side HEAD~5
 "#;
 
 const GIT: &str = r#"
+# What it says of its progress where something takes long is no result.
+export GIT_PROGRESS_DELAY=100000
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@example.org GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@example.org
 export GIT_AUTHOR_DATE='2020-01-01T00:00:00Z' GIT_COMMITTER_DATE='2020-01-01T00:00:00Z' GIT_CONFIG_GLOBAL="$PWD/gitconfig"
 printf '[safe]\ndirectory = *\n' > gitconfig
