@@ -88,7 +88,8 @@ fn a_directory_grant_costs_at_most_256_bytes_and_leaves_nothing() {
         assert!(used() < with_two, "what was recalled is forgotten");
         table.handle_gone(late, one);
         table.handle_gone(late, other);
+        // The harness allocates too, now and then.
         let left = used();
-        assert!(left < 10_000, "{left} bytes are left of nothing");
+        assert!(left < GRANTS / 4, "{left} bytes are left of nothing");
     }
 }
