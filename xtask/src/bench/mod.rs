@@ -40,8 +40,8 @@ pub struct Options {
     #[arg(long, default_value = "forever")]
     host_timeout: String,
     /// Only these workloads, divided by commas.
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
+    #[arg(long, value_delimiter = ',', value_enum)]
+    only: Vec<Workload>,
     /// Daemons, server and workloads all on the first CPU; otherwise wherever the kernel puts them.
     #[arg(long)]
     pinned: bool,
@@ -82,8 +82,9 @@ pub fn run(options: &Options) -> Result<bool> {
         rows.extend(measure::local(&world, *work, &source, &plan.sizes)?);
     }
     let null = Null::start(&world, &plan.sizes)?;
+    let mut missing = Vec::new();
     for work in &plan.workloads {
-        rows.extend(measure::null(&world, *work, &null, &plan.sizes)?);
+        take(&mut rows, &mut missing, *work, measure::null(&world, *work, &null, &plan.sizes));
     }
     let mut latency = vec![latency::of("null daemon", &null.point, null.daemon(), plan.latency_calls)?];
     drop(null);
@@ -91,7 +92,7 @@ pub fn run(options: &Options) -> Result<bool> {
         let distant =
             Distant::start(&world, &source, options.over, (rtt, &options.bandwidth), &options.host_timeout)?;
         for work in &plan.workloads {
-            rows.extend(measure::distant(&world, *work, &distant, &plan.sizes)?);
+            take(&mut rows, &mut missing, *work, measure::distant(&world, *work, &distant, &plan.sizes));
         }
     }
     let near =
@@ -109,11 +110,20 @@ pub fn run(options: &Options) -> Result<bool> {
     let figures = figures(options, &plan, &rows, &latency, memory);
     std::fs::write(&options.out, serde_json::to_string_pretty(&figures)?)?;
     println!("figures in {}; {:.0} s", options.out.display(), start.elapsed().as_secs_f64());
-    Ok(true)
+    missing.iter().for_each(|line| println!("NOT MEASURED: {line}"));
+    Ok(missing.is_empty())
+}
+
+/// The figures of a workload; or why there are none, and the others go on.
+fn take(rows: &mut Vec<Row>, missing: &mut Vec<String>, work: Workload, measured: Result<Vec<Row>>) {
+    match measured {
+        Ok(measured) => rows.extend(measured),
+        Err(error) => missing.push(format!("{}: {error:#}", work.name())),
+    }
 }
 
 fn plan(options: &Options) -> Plan {
-    let wanted = |w: &Workload| options.only.is_empty() || options.only.iter().any(|name| name == w.name());
+    let wanted = |w: &Workload| options.only.is_empty() || options.only.contains(w);
     let workloads = Workload::ALL.iter().copied().filter(wanted).collect();
     if options.short {
         let sizes = trees::Sizes::scaled(options.scale.min(0.01));
