@@ -116,7 +116,12 @@ pub fn coverage() -> Result<bool> {
         .args(["--fail-under", "85", "--out", "Stdout", "--target-dir"])
         .arg(root::target().join("coverage"));
     for name in root::PURE {
-        command.args(["--packages", &format!("nigh-{name}"), "--include-files", &format!("crates/{name}/*")]);
+        command.args([
+            "--packages",
+            &format!("nigh-{name}"),
+            "--include-files",
+            &format!("crates/{name}/src/*"),
+        ]);
     }
     command.args(["--packages", "nigh-sim"]);
     Ok(command.status()?.success())
