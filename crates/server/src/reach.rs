@@ -86,6 +86,9 @@ pub(crate) struct Bounds {
     pub(crate) handles: NonZeroUsize,
 }
 
+/// How often a walk is begun that is overtaken by renames.
+const ATTEMPTS: u32 = 32;
+
 /// Names are joined to paths of this many bytes for one openat2 (`PATH_MAX` is 4096).
 const PATH_CHUNK: usize = 3500;
 /// More levels than this are taken for a cycle of outdated entries.
@@ -448,13 +451,15 @@ fn is_deleted(fd: &OwnedFd) -> bool {
     link(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
 }
 
+/// An `O_PATH` descriptor of what `path`, names joined by `/`, leads to below a directory.
 pub(crate) fn open_beneath(dir: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    for _ in 0..8 {
+    for _ in 0..ATTEMPTS {
         match rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
-            // A mount or rename happened meanwhile.
-            Err(rustix::io::Errno::AGAIN) => {}
+            // A mount or rename happened meanwhile. No path here has `..`, so what lies elsewhere was moved there
+            // while it was opened (`complete_walk` in fs/namei.c).
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::XDEV) => {}
             other => return Ok(other?),
         }
     }
@@ -466,5 +471,44 @@ fn absent_if_stale(found: Result<Node>) -> Result<Option<Node>> {
         Ok(node) => Ok(Some(node)),
         Err(Fault::STALE) => Ok(None),
         Err(fault) => Err(fault),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn what_moves_while_it_is_looked_at_is_there_or_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        std::fs::write(paths[0].join("f"), "").unwrap();
+        let folder = std::fs::File::open(&paths[0]).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::fs::rename(paths[0].join("f"), paths[1].join("f")).unwrap();
+                    std::fs::rename(paths[1].join("f"), paths[0].join("f")).unwrap();
+                }
+            });
+            let mut seen = (0, 0);
+            let other = (0..100_000).find_map(|_| match open_beneath(&folder, b"f") {
+                Ok(_) => {
+                    seen.0 += 1;
+                    None
+                }
+                Err(Fault(Errno::NOENT)) => {
+                    seen.1 += 1;
+                    None
+                }
+                Err(other) => Some(other),
+            });
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(other, None, "{seen:?}");
+            assert!(seen.0 > 0 && seen.1 > 0, "{seen:?}");
+        });
     }
 }
