@@ -103,7 +103,9 @@ impl Look<'_, '_, '_> {
                 if let Some(victim) = self.cx.reach().look(&dir, name)? {
                     self.take(victim.object, Grip::Exclusive)?;
                     self.name(&dir, name);
-                    self.departs(&dir, name, &victim);
+                    if self.cx.files.holding().leases.are_several() {
+                        self.departs(&dir, name, &victim);
+                    }
                     self.removed(&dir, victim);
                 }
                 Ok(())
@@ -277,7 +279,7 @@ impl Look<'_, '_, '_> {
     /// It is reached a little longer. Where it cannot be held it is looked up anew, as anything that is gone.
     fn departs(&mut self, dir: &Node, name: &Name, victim: &Found) {
         let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
-        if last && self.cx.files.holding().leases.are_several() {
+        if last {
             let held = self.cx.reach().open_child(dir, name).and_then(|fd| self.cx.reach().opened(fd));
             self.departing.extend(held.ok().filter(|node| node.object == victim.object));
         }

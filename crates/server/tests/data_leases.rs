@@ -146,3 +146,17 @@ fn a_file_is_opened_although_it_was_replaced_since_it_was_looked_up() {
     let read = Call::Read { node: f.clone(), handle: Some(handle), offset: 0, length: 4096 };
     assert!(matches!(one.call(read).result, Ok(Reply::Data(data)) if data == b"12345678"));
 }
+
+/// Its kernel may have been led there, and not be known to have it open.
+#[test]
+fn a_file_that_its_own_session_replaced_is_opened_too() {
+    let world = World::new();
+    let mut client = world.client();
+    let f = client.place("d/f");
+    let (to, from) = (client.place("d"), client.place("d2"));
+    let (no_replace, exchange, keep) = (false, false, None);
+    let (old, new_name) = (name("old"), name("f"));
+    let call = Call::Rename { from, name: old, to, new_name, no_replace, exchange, keep };
+    assert!(client.call(call).result.is_ok());
+    assert!(client.call(Call::Open { node: f, access: READ }).result.is_ok());
+}
