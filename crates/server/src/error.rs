@@ -14,7 +14,7 @@ impl Fault {
     /// For looking along a path: a name that does not lead on means that the place is stale.
     pub(crate) fn or_stale(self) -> Fault {
         match self.0 {
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => Fault::STALE,
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Fault::STALE,
             _ => self,
         }
     }
