@@ -1,9 +1,12 @@
-//! How `nigh status --server` asks: in the place of a session, on any of the server's unix sockets.
+//! What is asked on the server's unix sockets before a session, or in the place of one.
 //!
 //! Whoever connects there and says [`REQUEST`] first, in one write, is answered with one JSON object, and
 //! the connection is closed. The kernel says who asks: only root and the user whose server it is are told
 //! anything. As the head of a frame these bytes would be longer than what is taken from strangers, so no
 //! session begins with them.
+//!
+//! Whoever says [`THERE`] first is answered [`HERE`], and goes on as if nothing had been said. A connection
+//! is made as soon as it is queued; only this tells that a server took it that lives.
 
 use crate::server::Server;
 use rustix::net::{RecvFlags, recv};
@@ -15,6 +18,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const REQUEST: &[u8; 14] = b"nigh status 1\n";
+const THERE: &[u8; 14] = b"nigh there? 1\n";
+const HERE: &[u8; 12] = b"nigh here 1\n";
 /// How long either end takes part.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// More than the status of thousands of sessions.
@@ -29,19 +34,45 @@ pub(crate) enum Purpose {
     Nothing,
 }
 
-/// Waits until something was said, and takes nothing of it.
-pub(crate) fn purpose(stream: &UnixStream, patience: Duration) -> Purpose {
-    let mut head = [0; REQUEST.len()];
+/// Waits until something was said, and takes nothing of it but [`THERE`], which is answered once.
+pub(crate) fn purpose(mut stream: &UnixStream, patience: Duration) -> Purpose {
+    let mut greeted = false;
     if stream.set_read_timeout(Some(patience)).is_err() {
         return Purpose::Nothing;
     }
     loop {
+        let mut head = [0; REQUEST.len()];
         match recv(stream, &mut head[..], RecvFlags::PEEK) {
             Err(rustix::io::Errno::INTR) => {}
             Err(_) | Ok((0, _)) => return Purpose::Nothing,
             Ok(_) if &head == REQUEST => return Purpose::Status,
+            Ok(_) if &head == THERE && !greeted => {
+                greeted = true;
+                if stream.read_exact(&mut head).is_err() || stream.write_all(HERE).is_err() {
+                    return Purpose::Nothing;
+                }
+            }
             Ok(_) => return Purpose::Session,
         }
+    }
+}
+
+/// Whether a server took this new connection; the session can begin on it then. False: it was queued by
+/// one that ended since, or is served by a version that does not know the question; it is of no more use.
+///
+/// # Errors
+/// `TimedOut` where nobody says anything for that long.
+pub(crate) fn is_served(mut stream: &UnixStream, patience: Duration) -> io::Result<bool> {
+    stream.set_read_timeout(Some(patience))?;
+    let mut answer = [0; HERE.len()];
+    let answered = stream.write_all(THERE).and_then(|()| stream.read_exact(&mut answer));
+    stream.set_read_timeout(None)?;
+    match answered {
+        Ok(()) => Ok(&answer == HERE),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Err(
+            io::Error::new(io::ErrorKind::TimedOut, "the server does not answer; if it is stopped, end it"),
+        ),
+        Err(_) => Ok(false),
     }
 }
 
@@ -116,7 +147,7 @@ mod tests {
         };
         assert_eq!(after(REQUEST), Purpose::Status);
         assert_eq!(after(b"nigh status 1\nmore"), Purpose::Status);
-        for other in [&b"nigh status 2\n"[..], b"nigh statu", b"n", &[0; 100]] {
+        for other in [&b"nigh status 2\n"[..], b"nigh statu", b"nigh there? 2\n", b"n", &[0; 100]] {
             assert_eq!(after(other), Purpose::Session, "{other:?}");
         }
         let begin = Instant::now();
@@ -125,6 +156,30 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         assert_eq!(purpose(&ours, Duration::from_secs(60)), Purpose::Nothing);
+    }
+
+    #[test]
+    fn whoever_asks_whether_it_is_served_goes_on_after_the_answer() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || (purpose(&ours, Duration::from_secs(10)), ours));
+        assert!(is_served(&theirs, Duration::from_secs(10)).unwrap());
+        theirs.write_all(b"hello").unwrap();
+        let (purpose, mut ours) = server.join().unwrap();
+        assert_eq!(purpose, Purpose::Session);
+        let mut said = [0; 5];
+        ours.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"hello");
+
+        // Asked again and again, it is no question any more.
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&[&THERE[..], THERE].concat()).unwrap();
+        assert_eq!(super::purpose(&ours, Duration::from_secs(10)), Purpose::Session);
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let silent = is_served(&theirs, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        drop(ours);
+        assert!(!is_served(&theirs, Duration::from_secs(10)).unwrap());
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod supervisor;
 
 pub use run::{run_server_at, run_user_server, serve};
 
+use crate::control;
 use crate::places::Places;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
@@ -23,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// How long a started server may take until it answers: it first waits for one that is about to end.
 const START_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a server may go on taking connections and ending them: it dies, or does not know the question
+/// whether it lives.
+const DYING_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a server stays without a session.
 pub const IDLE: Duration = Duration::from_secs(60);
 /// What a relay passes on at a time.
@@ -39,8 +43,8 @@ pub fn ensure_running(exe: &Path) -> io::Result<UnixStream> {
 pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> {
     places.make_runtime()?;
     let _starting = lock(&places.runtime.join("start.lock"), FlockOperation::LockExclusive)?;
-    if let Ok(stream) = UnixStream::connect(places.socket()) {
-        return own_server(stream);
+    if let Some(stream) = running(places)? {
+        return Ok(stream);
     }
     let log =
         OpenOptions::new().append(true).create(true).mode(0o600).open(places.runtime.join("serve.log"))?;
@@ -64,9 +68,9 @@ pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> 
     let mut child = command.spawn()?;
     let give_up = Instant::now() + START_PATIENCE;
     loop {
-        if let Ok(stream) = UnixStream::connect(places.socket()) {
+        if let Some(stream) = running(places)? {
             reap_later(child);
-            return own_server(stream);
+            return Ok(stream);
         }
         if let Some(status) = child.try_wait()? {
             let log = places.runtime.join("serve.log");
@@ -80,6 +84,20 @@ pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> 
                 io::ErrorKind::TimedOut,
                 "the server that was started does not answer",
             ));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A connection that the server which runs now has taken. `None`: none runs. One that was killed or told to
+/// stop may still queue connections for a moment, and ends them.
+fn running(places: &Places) -> io::Result<Option<UnixStream>> {
+    let give_up = Instant::now() + DYING_PATIENCE;
+    loop {
+        let Ok(stream) = UnixStream::connect(places.socket()) else { return Ok(None) };
+        let stream = own_server(stream)?;
+        if Instant::now() > give_up || control::is_served(&stream, START_PATIENCE)? {
+            return Ok(Some(stream));
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -128,6 +128,49 @@ fn a_killed_server_leaves_nothing_in_the_way() {
 }
 
 #[test]
+fn a_server_that_only_queues_what_comes_and_dies_is_not_taken() {
+    let house = House::new();
+    let exe = house.exe(400);
+    house.places.make_runtime().unwrap();
+    let dying = std::os::unix::net::UnixListener::bind(house.places.socket()).unwrap();
+    let death = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(dying);
+    });
+    let stream = ensure_running_at(&house.places, &exe).unwrap();
+    death.join().unwrap();
+    assert_eq!(house.starts(), 1);
+    // A session can begin on it.
+    let dir = tempfile::tempdir().unwrap();
+    let mut client = Client::over(stream, dir.path(), Term::Session, 1);
+    let root = Place::bare(client.session().root);
+    assert!(client.call(Call::GetAttr { node: root }).result.is_ok());
+}
+
+#[test]
+fn a_server_that_ends_every_connection_is_left_to_the_greeting() {
+    let house = House::new();
+    house.places.make_runtime().unwrap();
+    let other = std::os::unix::net::UnixListener::bind(house.places.socket()).unwrap();
+    let accepting = std::thread::spawn(move || {
+        // Of a version that knows no such question: it reads it, and ends the connection.
+        for stream in other.incoming() {
+            let mut said = [0; 14];
+            if (&stream.unwrap()).read_exact(&mut said).is_err() || &said[..4] != b"nigh" {
+                return said;
+            }
+        }
+        unreachable!("it accepts for ever")
+    });
+    let asked = Instant::now();
+    let mut stream = ensure_running_at(&house.places, &house.exe(400)).unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(10));
+    assert_eq!(house.starts(), 0);
+    std::io::Write::write_all(&mut stream, b"the greeting..").unwrap();
+    assert_eq!(&accepting.join().unwrap(), b"the greeting..");
+}
+
+#[test]
 fn a_program_that_does_not_serve_is_told_at_once() {
     let house = House::new();
     let error = ensure_running_at(&house.places, std::path::Path::new("/bin/false")).unwrap_err();
