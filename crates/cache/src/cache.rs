@@ -387,6 +387,9 @@ impl Cache {
         if let Some(flight) = self.flights.get_mut(&waiting.call) {
             flight.waiters.retain(|&waiter| waiter != op);
             if flight.waiters.is_empty() && !matches!(flight.purpose, Purpose::List { .. }) {
+                // Whoever asks the same from now on must not be told that it was interrupted.
+                let purpose = flight.purpose.clone();
+                self.leave_joins(waiting.call, &purpose);
                 self.out.push_back(Output::Cancel(waiting.call));
             }
         }

@@ -242,3 +242,60 @@ impl Cache {
         self.answer_all(&flight.waiters, &answer);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Output};
+    use nigh_types::{Attr, CallId, CookieKey, Event, Session, Term};
+
+    const T0: Time = Time(1_000_000_000);
+
+    fn cache() -> Cache {
+        let mut cache = Cache::new(Config::default());
+        let session = Session {
+            root: NodeId { ino: 1, generation: 1 },
+            root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
+            cookie_key: CookieKey::default(),
+            term: Term::Session,
+            has_acls: false,
+            host_bound: String::new(),
+            not_given: Vec::new(),
+            acts_as: (0, 0),
+            names: Vec::new(),
+        };
+        cache.handle_event(T0, Event::Attached(session));
+        cache
+    }
+
+    fn calls(cache: &mut Cache) -> Vec<CallId> {
+        let outputs = std::iter::from_fn(|| match cache.poll_output() {
+            Output::Timeout(..) => None,
+            other => Some(other),
+        });
+        outputs.filter_map(|o| if let Output::Call { id, .. } = o { Some(id) } else { None }).collect()
+    }
+
+    #[test]
+    fn who_asks_what_a_killed_caller_asked_is_not_told_that_it_was_interrupted() {
+        let name = || Name::new(b"x").unwrap();
+        let asked: [fn(Name) -> Op; 3] = [
+            |name| Op::Lookup { dir: 1, name },
+            |_| Op::GetAttr { ino: 1 },
+            |_| Op::ListXattr { ino: 1, size: 0 },
+        ];
+        for op in asked {
+            let mut cache = cache();
+            let mut ask = |id| cache.handle_op(T0, OpId(id), Caller::default(), op(name()));
+            assert_eq!((ask(1), ask(2)), (None, None));
+            let [call] = calls(&mut cache)[..] else { panic!("one joins the other") };
+            cache.handle_interrupt(OpId(1), true);
+            cache.handle_interrupt(OpId(2), true);
+            assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), op(name())), None);
+            assert_eq!(calls(&mut cache).len(), 1, "it is asked anew");
+            let response = Response::plain(Err(Errno::INTR));
+            cache.handle_event(T0, Event::Response { call, response });
+            assert!(cache.is_waiting(OpId(3)));
+        }
+    }
+}
