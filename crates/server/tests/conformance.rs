@@ -35,6 +35,13 @@ impl Served {
 
 impl Harness for Served {
     fn attach(&mut self) -> Box<dyn Remote> {
+        // What is removed is held for a moment while there are other sessions: the one before is to be gone.
+        self.current = None;
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while self.server.session_count() > 0 {
+            assert!(Instant::now() < give_up, "the session before does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let dir = tempfile::tempdir().unwrap();
         if is_root() {
             std::os::unix::fs::chown(dir.path(), Some(self.who.uid), Some(self.who.gid)).unwrap();
