@@ -1,15 +1,17 @@
 //! The cache and its contract.
 
-use crate::config::Config;
+use crate::away::Standing;
+use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
 use crate::flight::{Flight, NewFile, Purpose, Waiting};
+use crate::limits::Limits;
 use crate::locks::Locks;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
 use crate::recall::After;
 use crate::snapshots::Snapshots;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
-use nigh_types::{Call, CallId, CookieKey, Errno, Event, Name, OpId, Reply, Response, Session, Term, Time};
+use nigh_types::{Call, CallId, CookieKey, Errno, Event, Handle, Name, OpId, Reply, Response, Term, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// every input call [`Cache::poll_output`] until it says [`Output::Timeout`], do what it says in that
 /// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is
 /// answered by `handle_invalidated` once the kernel has been told, one after the other in the order in
-/// which they came; nothing else waits for it.
+/// which they came, but for those that go first; nothing else waits for it.
 ///
 /// `handle_op` answers at once what memory can answer; otherwise it returns `None` and the answer
 /// comes as [`Output::Answer`], exactly once, unless `handle_interrupt` answered first.
@@ -31,7 +33,9 @@ pub struct Cache {
     pub(crate) config: Config,
     pub(crate) key: CookieKey,
     pub(crate) has_acls: bool,
-    pub(crate) attached: bool,
+    pub(crate) standing: Standing,
+    /// The latest moment that an input told.
+    pub(crate) clock: Time,
     /// How long facts may be believed at the most.
     pub(crate) term: Term,
     /// The number of the export's root; 0 before the session stands.
@@ -52,8 +56,24 @@ pub struct Cache {
     pub(crate) unpinned: u64,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
-    /// Requests that came while there was no session.
+    /// Requests that came while there was no session to ask.
     pub(crate) parked: BTreeMap<OpId, (Caller, Op)>,
+    pub(crate) limits: Limits,
+    /// Claims that have no answer, whether those of locks come behind them, and whether claiming has begun and its end was not
+    /// said.
+    pub(crate) claims: u64,
+    pub(crate) claims_locks: bool,
+    pub(crate) reclaims: bool,
+    /// Closed while the remote was away.
+    pub(crate) unreleased: Vec<Handle>,
+    /// By this the kernel is told to forget what it held when all grants ended. Until then it may believe what is
+    /// not so, and nothing is answered from a session that is back (`Standing::Claiming`), but for so long at the most; then
+    /// the kernel is slow.
+    pub(crate) forgetting: Option<Invalidation>,
+    pub(crate) forget_by: Option<Time>,
+    pub(crate) kernel_is_slow: bool,
+    /// Answers of a session that is back, which wait for that.
+    pub(crate) deferred: Vec<(CallId, Response)>,
     /// Calls in flight that others may join.
     pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
     pub(crate) attrs: FxHashMap<u64, CallId>,
@@ -63,6 +83,8 @@ pub struct Cache {
     pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
     /// What the kernel is being told; it is told in this order.
     pub(crate) untold: BTreeSet<Invalidation>,
+    /// Files of which it drops pages by that, and whether all.
+    pub(crate) dropping: BTreeMap<Invalidation, Vec<(u64, bool)>>,
     /// When grants end on inodes that the kernel holds open.
     pub(crate) watched: BTreeSet<(Time, u64)>,
     /// Missing names that the kernel may believe in, by directory; at most `kernel_missing_most`.
@@ -83,7 +105,8 @@ impl Cache {
             config,
             key: CookieKey::default(),
             has_acls: false,
-            attached: false,
+            standing: Standing::Awaited,
+            clock: Time(0),
             term: Term::Session,
             root: 0,
             inodes: FxHashMap::default(),
@@ -99,6 +122,15 @@ impl Cache {
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
+            limits: Limits::default(),
+            claims: 0,
+            claims_locks: false,
+            reclaims: false,
+            unreleased: Vec::new(),
+            forgetting: None,
+            forget_by: None,
+            kernel_is_slow: false,
+            deferred: Vec::new(),
             lookups: FxHashMap::default(),
             attrs: FxHashMap::default(),
             xattrs: FxHashMap::default(),
@@ -106,6 +138,7 @@ impl Cache {
             locks: Locks::default(),
             after_invalidation: BTreeMap::new(),
             untold: BTreeSet::new(),
+            dropping: BTreeMap::new(),
             watched: BTreeSet::new(),
             missing_given: BTreeSet::new(),
             space: None,
@@ -119,29 +152,43 @@ impl Cache {
 
     /// One request of the kernel. `None`: the answer will come as an output.
     pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        self.clock = now;
+        let limit = match self.config.on_disconnect {
+            OnDisconnect::Fail(span) => Some(now.after(span)),
+            _ => None,
+        };
         let answer = match op {
             Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(fh),
             Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
-            op if !self.attached => {
-                self.parked.insert(id, (caller, op));
-                None
-            }
-            op => self.start(now, id, caller, op),
+            op if self.standing == Standing::Stands => self.start(now, id, caller, op),
+            op => self.start_away(now, id, caller, op),
         };
         if answer.is_some() {
             self.counters.hits += 1;
             tracing::trace!(target: "nigh::hit", op = id.0);
         } else {
+            if let Some(due) = limit {
+                self.limits.begin(id, due);
+            }
             tracing::trace!(target: "nigh::miss", op = id.0);
         }
         answer
     }
 
-    fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
-        if self.locks.are_lost(&op) {
+    pub(crate) fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        if self.is_lost(&op) {
             return Some(Answer::Failed(Errno::IO));
         }
+        let through = op.through();
+        let answer = self.begin_op(now, id, caller, op);
+        if let Some(waiting) = self.waiting.get_mut(&id).filter(|_| answer.is_none()) {
+            waiting.through = through;
+        }
+        answer
+    }
+
+    fn begin_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         match op {
             Op::Lookup { dir, name } => self.lookup(now, id, caller, dir, name),
             Op::LookupSelf { ino } => self.lookup_self(now, id, caller, ino),
@@ -203,7 +250,7 @@ impl Cache {
                 self.make(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
             }
             Op::Create { dir, name, mode, umask, exclusive, access, append } => {
-                let file = NewFile { append, sync: access.sync, direct: access.direct, caller };
+                let file = NewFile { append, access, caller };
                 self.make(now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
                     dir,
                     name,
@@ -215,7 +262,7 @@ impl Cache {
             }
             Op::Tmpfile { dir, mode, umask, access } => {
                 let Some(dir) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
-                let file = NewFile { append: false, sync: access.sync, direct: access.direct, caller };
+                let file = NewFile { append: false, access, caller };
                 let call = Call::Tmpfile { dir, mode, umask, access };
                 self.ask(now, id, caller, Purpose::Tmpfile { file }, call)
             }
@@ -281,40 +328,19 @@ impl Cache {
 
     /// What the remote says.
     pub fn handle_event(&mut self, now: Time, event: Event) {
+        self.clock = now;
         match event {
-            Event::Attached(session) => self.attach(now, session),
-            Event::Response { call, response } => {
-                if let Some(Purpose::List { dir }) = self.flights.get(&call).map(|f| f.purpose.clone()) {
-                    // A deadline that passed in mid-listing puts what came so far aside, before more comes.
-                    self.names(now, dir);
+            Event::Attached(session) => self.handle_session(now, session, false),
+            Event::Restored { session, kept } => self.handle_session(now, session, kept),
+            Event::Lapsed { why } => self.handle_lapsed(now, &why),
+            Event::Response { call, .. } if self.is_early(call) => {
+                if let Event::Response { call, response } = event {
+                    self.deferred.push((call, response));
                 }
-                self.handle_response(now, call, response);
             }
+            Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
-            Event::Lost { why } => self.handle_lost(&why),
-        }
-    }
-
-    fn attach(&mut self, now: Time, session: Session) {
-        if self.key != session.cookie_key {
-            // The server lost what it makes ids of, or is another: it would take ours for forged.
-            self.disown_ids();
-        }
-        self.key = session.cookie_key;
-        self.has_acls = session.has_acls;
-        self.root = session.root.ino;
-        self.term = session.term;
-        self.attached = true;
-        let root = self.inode(session.root);
-        root.lookups = root.lookups.max(1);
-        // No handle and no grant of an earlier session stands for what is open.
-        let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
-        open.into_iter().for_each(|ino| self.keep_open(ino));
-        for (op, (caller, what)) in std::mem::take(&mut self.parked) {
-            if let Some(answer) = self.start(now, op, caller, what) {
-                self.counters.waits += 1;
-                self.out.push_back(Output::Answer { op, answer });
-            }
+            Event::Lost { why } => self.handle_lost(now, &why),
         }
     }
 
@@ -330,6 +356,9 @@ impl Cache {
             Purpose::Xattr => return self.value_arrived(&flight, &response),
             Purpose::Read { ino, offset, size } => {
                 return self.read_arrived(now, &flight, *ino, (*offset, *size), response);
+            }
+            Purpose::Reopen { .. } | Purpose::Reclaim { .. } => {
+                return self.claim_answered(now, &flight, &response);
             }
             Purpose::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
             Purpose::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
@@ -351,11 +380,11 @@ impl Cache {
             self.tell_abandoned(&flight, &response);
         }
         // Without a grant nobody tells when what was written here is overwritten elsewhere.
-        if let Purpose::Write { ino, offset, size, .. } = flight.purpose
-            && self.config.level.may_keep_pages()
-            && (flight.drop_data || !self.holds_data(now, ino))
+        // What could not be written back would stand there as if it had been.
+        if let Purpose::Write { ino, flush, .. } = flight.purpose
+            && (flight.drop_data || flush && response.result.is_err() || !self.holds_data(now, ino))
         {
-            self.invalidate(vec![crate::Stale::Data { ino, offset, length: size }], None);
+            self.drop_behind(&flight.waiters, flight.purpose.pages());
         }
     }
 
@@ -378,21 +407,13 @@ impl Cache {
         if !fatal {
             return self.interrupt_lock(op);
         }
-        if self.parked.remove(&op).is_some() {
-            self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
-            return;
-        }
-        let Some(waiting) = self.waiting.remove(&op) else { return };
-        self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
-        if let Some(flight) = self.flights.get_mut(&waiting.call) {
-            flight.waiters.retain(|&waiter| waiter != op);
-            if flight.waiters.is_empty() && !matches!(flight.purpose, Purpose::List { .. }) {
-                // Whoever asks the same from now on must not be told that it was interrupted.
-                let purpose = flight.purpose.clone();
-                self.leave_joins(waiting.call, &purpose);
-                self.out.push_back(Output::Cancel(waiting.call));
-            }
-        }
+        self.give_up(op, Errno::INTR);
+    }
+
+    /// The one way in which a request that waited is answered.
+    pub(crate) fn say(&mut self, op: OpId, answer: Answer) {
+        self.limits.end(op);
+        self.out.push_back(Output::Answer { op, answer });
     }
 
     /// Whether that request still waits.
@@ -404,7 +425,7 @@ impl Cache {
     /// Whether a session stands.
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.attached
+        matches!(self.standing, Standing::Stands | Standing::Claiming)
     }
 
     /// The number of the export's root.
@@ -418,10 +439,15 @@ impl Cache {
         if let Some(output) = self.out.pop_front() {
             return output;
         }
-        match self.watched.first() {
-            Some(&(due, _)) => Output::Timeout(due, Reason::GrantEnd),
-            None => Output::Timeout(Time::FAR, Reason::Idle),
-        }
+        let dues = [
+            (self.watched.first().map(|(due, _)| *due), Reason::GrantEnd),
+            (self.limits.next(), Reason::RequestLimit),
+            (self.forget_by, Reason::SlowKernel),
+        ];
+        let first =
+            dues.into_iter().filter_map(|(due, reason)| Some((due?, reason))).min_by_key(|(due, _)| *due);
+        let (due, reason) = first.unwrap_or((Time::FAR, Reason::Idle));
+        Output::Timeout(due, reason)
     }
 
     #[must_use]

@@ -1,6 +1,18 @@
 //! What a mount was asked to be.
 
 use crate::kernel::Level;
+use nigh_types::Span;
+
+/// What becomes of requests while the remote is away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnDisconnect {
+    /// They wait until it is back.
+    Wait,
+    /// One that has waited for so long, for whatever reason, is answered `EIO`; but for locks that others hold.
+    Fail(Span),
+    /// They are answered from what was held, true or not; changes get `EROFS`, what is not known `EIO`.
+    Stale,
+}
 
 /// Settings of one cache; fixed over its life, but for `level` ([`crate::Cache::handle_mounted_below`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +30,7 @@ pub struct Config {
     /// Bytes that an entry costs the kernel's buffer beside its name (padded to 8): without and with
     /// attributes (`struct fuse_dirent`, `struct fuse_direntplus`).
     pub entry_size: (u32, u32),
+    pub on_disconnect: OnDisconnect,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
     /// Random, of this start.
@@ -33,6 +46,7 @@ impl Default for Config {
             kernel_listing_below: 1_000,
             kernel_missing_most: 100_000,
             entry_size: (24, 152),
+            on_disconnect: OnDisconnect::Wait,
             client: 0,
             incarnation: 0,
         }

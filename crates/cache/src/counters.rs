@@ -15,6 +15,8 @@ pub struct Counters {
     pub recalled: u64,
     pub updated_in_place: u64,
     pub epoch_planned: u64,
+    /// How often all grants ended because the remote was away for longer than its term.
+    pub lapses: u64,
 }
 
 /// How things stand.

@@ -72,7 +72,7 @@ impl Cache {
         let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.lives(now));
         // Under a deadline the kernel's timeouts end by themselves; else it must be told first.
         self.keep_open_below(node.ino);
-        if let Some(held) = held.filter(|h| h.recallable) {
+        if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
             let stale = self.stale_names(node);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, Some(After::Return(vec![held.id])));

@@ -1,9 +1,10 @@
 //! Where facts live, how they are found, learned and forgotten.
 
 use crate::cache::Cache;
+use crate::config::OnDisconnect;
 use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
-use crate::op::{Answer, Node, Output, Stale};
+use crate::op::{Answer, Invalidation, Node, Output, Stale};
 use crate::rows::{Child, Row};
 use crate::state::{Directory, Inode};
 use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
@@ -11,9 +12,14 @@ use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response
 impl Cache {
     /// A directory's names, if their grant lives; ends them if it does not.
     pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, Held)> {
-        let lapsed = self.dirs.get(&dir)?.held.is_some_and(|h| !h.lives(now));
-        if lapsed {
-            self.forget_names(dir);
+        if self.dirs.get(&dir)?.held.is_some_and(|h| !h.lives(now)) {
+            if self.config.on_disconnect == OnDisconnect::Stale {
+                // They may yet be served (see `drop_expired_names`), and until then to nobody.
+                self.leave_listings(dir);
+            } else {
+                self.forget_names(dir);
+            }
+            return None;
         }
         let directory = self.dirs.get_mut(&dir)?;
         directory.used = true;
@@ -243,6 +249,9 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         if self.names(now, dir.ino).is_none() {
             let held = fresh.filter(|h| h.lives(now))?;
+            if self.directory(dir).held.is_some() {
+                self.forget_names(dir.ino);
+            }
             self.directory(dir).held = Some(held);
         } else if fresh.is_none() && flight.sequence.is_none() {
             // An ungranted answer beside a living grant: not kept.
@@ -300,20 +309,47 @@ impl Cache {
         }
     }
 
-    /// A directory's grant has ended, and with it the listing that the kernel keeps. What a listing in flight has brought goes on serving those who wait
-    /// for it, and nobody else.
+    /// A directory's grant has ended.
     pub(crate) fn forget_names(&mut self, dir: u64) {
+        self.leave_listings(dir);
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.forget();
+        }
+        self.recount(dir);
+    }
+
+    /// With a directory's grant ends the listing that the kernel keeps. What a listing in flight has brought goes on
+    /// serving those who wait for it, and nobody else.
+    fn leave_listings(&mut self, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
         if let Some(flight) = flight.filter(|f| f.begun && f.aside.is_none()) {
             let listed = directory.progress.unwrap_or_default();
             flight.aside = Some(Box::new(directory.rows.up_to(listed)));
         }
+        directory.progress = None;
         let listed = directory.kernel_version.take() == Some(directory.version);
-        directory.forget();
-        self.recount(dir);
         if listed && self.inodes.get(&dir).is_some_and(|i| i.opens > 0) {
             self.invalidate(vec![Stale::Data { ino: dir, offset: 0, length: 0 }], None);
+        }
+    }
+
+    /// Facts whose grant has ended are kept for as long as nobody needs their place, if they may yet be served
+    /// ([`OnDisconnect::Stale`]): but not when an own change has made them older than what we did.
+    pub(crate) fn drop_expired_names(&mut self, dir: u64) {
+        if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.lives(self.clock))) {
+            self.forget_names(dir);
+        }
+    }
+
+    /// The same for what is known of an inode.
+    pub(crate) fn drop_expired(&mut self, ino: u64) {
+        let clock = self.clock;
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.own = inode.own.filter(|(_, held)| held.lives(clock));
+        inode.xattrs = inode.xattrs.take().filter(|xattrs| clock < xattrs.1);
+        if let Some((dir, _)) = inode.home.clone() {
+            self.drop_expired_names(dir);
         }
     }
 
@@ -340,17 +376,29 @@ impl Cache {
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
         let node = Node { id, attr, entry_valid, attr_valid: valid(attr_held) };
+        if let Some(home) = home {
+            self.set_home(id, home);
+        }
         let inode = self.inode(id);
         inode.gone = None;
         inode.lookups += 1;
-        if let Some((dir, name)) = home {
-            let same = inode.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
-            if !same {
-                inode.home = Some((dir, name.clone()));
-            }
+        if home.is_some() {
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
         }
         node
+    }
+
+    /// What is learned of an inode from now on belongs into the row of that name: where another one said that it has no other
+    /// name, nobody would tell that row of its changes.
+    pub(crate) fn set_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+        let same = |home: &(u64, Name)| home.0 == dir && home.1 == *name;
+        if self.inode(id).home.as_ref().is_some_and(same) {
+            return;
+        }
+        if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().covered_by_parent()) {
+            child.attr_known = false;
+        }
+        self.inode(id).home = Some((dir, name.clone()));
     }
 
     /// Whether the kernel knows an inode under that name, and goes on believing it. Telling it again
@@ -409,15 +457,17 @@ impl Cache {
 
     /// Drops the record of an inode that neither the kernel nor a fact needs.
     pub(crate) fn drop_if_idle(&mut self, ino: u64) {
-        let Some(inode) = self.inodes.get(&ino) else { return };
-        let needed = inode.lookups > 0 || inode.opens > 0 || inode.own.is_some() || ino == self.root;
-        if needed {
+        let root = self.root;
+        let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.lookups == 0 && i.opens == 0) else {
             return;
-        }
-        if let Some(handle) = inode.pinned {
+        };
+        let (pinned, needed) = (inode.pinned.take(), inode.own.is_some() || ino == root);
+        if let Some(handle) = pinned {
             self.release_handle(handle);
         }
-        self.inodes.remove(&ino);
+        if !needed {
+            self.inodes.remove(&ino);
+        }
     }
 
     /// The kernel will not believe that any more.
@@ -439,7 +489,11 @@ impl Cache {
     }
 
     /// Has the kernel told; then the recall, if there is one, is acknowledged.
-    pub(crate) fn invalidate(&mut self, stale: Vec<Stale>, then: Option<crate::recall::After>) {
+    pub(crate) fn invalidate(
+        &mut self,
+        stale: Vec<Stale>,
+        then: Option<crate::recall::After>,
+    ) -> Invalidation {
         for one in &stale {
             self.untell(one);
         }
@@ -447,12 +501,32 @@ impl Cache {
         if let Some(then) = then {
             self.after_invalidation.insert(id, then);
         }
-        self.out.push_back(Output::Invalidate { id, stale });
+        let tracked = |ino: &u64| self.inodes.get(ino).is_some_and(|i| i.base.is_some() || i.old.is_some());
+        let dropping = stale.iter().filter_map(|one| match one {
+            Stale::Data { ino, offset, length } if tracked(ino) => Some((*ino, (*offset, *length) == (0, 0))),
+            _ => None,
+        });
+        let dropping: Vec<(u64, bool)> = dropping.collect();
+        if !dropping.is_empty() {
+            self.dropping.insert(id, dropping);
+        }
+        self.out.push_back(Output::Invalidate { id, stale, first: false });
+        id
     }
 
-    pub(crate) fn new_invalidation(&mut self) -> crate::op::Invalidation {
+    /// The same before all that the kernel is yet to be told.
+    pub(crate) fn invalidate_first(&mut self, stale: Vec<Stale>) -> Invalidation {
+        for one in &stale {
+            self.untell(one);
+        }
+        let id = self.new_invalidation();
+        self.out.push_back(Output::Invalidate { id, stale, first: true });
+        id
+    }
+
+    pub(crate) fn new_invalidation(&mut self) -> Invalidation {
         self.next_invalidation += 1;
-        let id = crate::op::Invalidation(self.next_invalidation);
+        let id = Invalidation(self.next_invalidation);
         self.untold.insert(id);
         id
     }

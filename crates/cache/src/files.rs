@@ -1,12 +1,14 @@
 //! Regular files: open, data, close.
 
+use crate::away::Standing;
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::grants::Held;
-use crate::op::{Answer, Caller, Fh, Opened, Output, Stale};
+use crate::op::{Answer, Caller, Fh, Op, Opened, Output, Stale};
 use crate::state::{OpenFile, Pages, Stamp};
 use nigh_types::{
-    Access, Attr, Call, CallId, Covers, Errno, Handle, NodeId, OpId, Reply, Response, Time, WriteFlags,
+    Access, Attr, Call, CallId, Covers, DataStamp, Errno, Handle, NodeId, OpId, Reply, Response, Time,
+    WriteFlags,
 };
 
 impl Cache {
@@ -20,10 +22,10 @@ impl Cache {
         append: bool,
     ) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        let file = NewFile { append, sync: access.sync, direct: access.direct, caller };
+        let file = NewFile { append, access, caller };
         let local = !access.write && !access.truncate && !self.loses_its_name(ino);
         if local && let Some((attr, held)) = self.attr_of(now, id) {
-            let keep = self.pages_hold(now, id, &attr, Some(held));
+            let keep = self.pages_hold(now, None, id, &attr, Some(held));
             // Whoever takes its last name away must ask us first.
             self.watch(held.deadline, ino);
             return Some(Answer::Opened(self.opened_file(id, file, None, keep)));
@@ -54,7 +56,14 @@ impl Cache {
 
     /// Whether what the kernel holds of a file is still true, given its present attributes, and a grant says
     /// when it is not any more.
-    fn pages_hold(&mut self, now: Time, id: NodeId, attr: &Attr, under: Option<Held>) -> bool {
+    fn pages_hold(
+        &mut self,
+        now: Time,
+        flight: Option<&Flight>,
+        id: NodeId,
+        attr: &Attr,
+        under: Option<Held>,
+    ) -> bool {
         let keeps = self.config.level.may_keep_pages();
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.lives(now));
@@ -63,7 +72,11 @@ impl Cache {
             inode.data.held = under;
         }
         let told = lives.is_some_and(|h| h.on.1 == Covers::Data);
-        keeps && (told || same && inode.data.held.is_some())
+        let hold = told || same && inode.data.held.is_some();
+        if hold {
+            self.note_base(now, flight, id.ino, DataStamp::of(attr));
+        }
+        keeps && hold
     }
 
     pub(crate) fn opened_file(
@@ -78,13 +91,13 @@ impl Cache {
         // Who locks a file must be heard when it closes any descriptor of it.
         let may_lock = inode.locked || inode.opens > 0;
         inode.opens += 1;
+        inode.writers += u32::from(file.access.write);
         if handle.is_none() {
             inode.opens_unpinned += 1;
         }
         if !keep_cache {
             inode.data.pages = Pages::None;
         }
-        let deadline = inode.data.held.map(|h| h.deadline);
         self.unpinned += u64::from(handle.is_none());
         self.files.insert(
             fh,
@@ -93,13 +106,12 @@ impl Cache {
                 generation: id.generation,
                 handle,
                 append: file.append,
-                sync: file.sync,
+                access: Access { truncate: false, ..file.access },
+                lost: false,
                 caller: file.caller,
             },
         );
-        if let Some(deadline) = deadline {
-            self.watch(deadline, id.ino);
-        }
+        self.watch_data(id.ino);
         Opened { fh, keep_cache, cache_dir: false, no_flush: handle.is_none() && !may_lock, direct: false }
     }
 
@@ -130,24 +142,30 @@ impl Cache {
             return Answer::Done;
         }
         let data = flight.granted(&response.grants, id, Covers::Data).map(|g| Held::begin(g, flight.sent));
-        let keep = self.pages_hold(now, id, &attr, data.filter(|h| h.lives(now)).or(under));
+        let keep = self.pages_hold(now, Some(flight), id, &attr, data.filter(|h| h.lives(now)).or(under));
         self.learn_data_grant(now, flight, id, response);
         Answer::Opened(self.opened_file(id, file, Some(handle), keep))
     }
 
-    /// A grant on data begins, unless one lives: its pages are older.
+    /// A grant on data begins. While another one lives, whose pages are older, it goes on with it: between them there is no gap, or
+    /// a recall would have been heard.
     pub(crate) fn learn_data_grant(&mut self, now: Time, flight: &Flight, id: NodeId, response: &Response) {
         let granted = flight.granted(&response.grants, id, Covers::Data);
         let fresh = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         let inode = self.inode(id);
-        let lives = inode.data.held.is_some_and(|h| h.lives(now));
-        if lives && inode.data.pages != Pages::None {
+        let lives = inode.data.held.filter(|h| h.lives(now));
+        if let Some(held) = lives.filter(|_| inode.data.pages != Pages::None) {
+            // Under one that is not recalled pages have to be looked at again.
+            let later = fresh.filter(|h| h.recallable && held.recallable && h.deadline > held.deadline);
+            inode.data.held = Some(later.unwrap_or(held));
+            if let (Some(later), Some(base)) = (later, &mut inode.base) {
+                base.under = (later.id, later.on.1);
+            }
             return;
         }
         inode.data.held = fresh;
-        let opens = inode.opens;
-        if let Some(held) = fresh.filter(|_| opens > 0) {
-            self.watch(held.deadline, id.ino);
+        if inode.opens > 0 {
+            self.watch_data(id.ino);
         }
     }
 
@@ -188,10 +206,15 @@ impl Cache {
         range: (u64, u32),
         response: Response,
     ) {
+        let range = (range.0, u64::from(range.1));
         let data = match response.result {
             Ok(Reply::Data(data)) => data,
-            Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
-            Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
+            failed => {
+                let errno = failed.err().unwrap_or(Errno::PROTO);
+                self.answer_all(&flight.waiters, &Answer::Failed(errno));
+                let pages = flight.purpose.pages().filter(|_| flight.drop_data);
+                return self.drop_behind(&flight.waiters, pages);
+            }
         };
         if let Some(&op) = flight.waiters.first() {
             self.answer(op, Answer::Data(data));
@@ -200,6 +223,7 @@ impl Cache {
         let response = Response { result: Ok(Reply::Done), ..response };
         self.learn_after(now, flight, &response);
         self.learn_data_grant(now, flight, id, &response);
+        self.note_base_after(now, flight, ino, &response);
         let stamp = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| Stamp::of(attr));
         let changed = flight.seen.inodes.contains(&ino);
         let inode = self.inode(id);
@@ -216,10 +240,10 @@ impl Cache {
             return;
         }
         if foreign {
-            self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+            let id = self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+            self.goes_behind(&flight.waiters, ino, id);
         } else if flight.drop_data || !lives {
-            let stale = Stale::Data { ino, offset: range.0, length: u64::from(range.1) };
-            self.invalidate(vec![stale], None);
+            self.drop_behind(&flight.waiters, Some((ino, range)));
         }
     }
 
@@ -239,13 +263,27 @@ impl Cache {
         let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
             return Some(Answer::Failed(Errno::BADF));
         };
+        let since = match if from_page_cache { self.since(ino) } else { Ok(None) } {
+            Ok(since) => since,
+            Err(errno) => {
+                self.drop_behind(&[op], Some((ino, (offset, data.len() as u64))));
+                return Some(Answer::Failed(errno));
+            }
+        };
         let append = file.append && !from_page_cache;
-        let flags = WriteFlags { append, kill_suidgid, sync: file.sync, flush: from_page_cache };
+        let flags =
+            WriteFlags { append, kill_suidgid, sync: file.access.sync, flush: from_page_cache, since };
         let opener = file.caller;
+        let flush = from_page_cache.then(|| {
+            Box::new(Op::Write { ino, fh, offset, data: data.clone(), kill_suidgid, from_page_cache })
+        });
         let size = data.len() as u64;
         let purpose = Purpose::Write { ino, offset, size, flush: from_page_cache };
         let call = Call::Write { node, handle: Some(handle), offset, data, flags };
         let id = self.send(now, Some(opener), purpose, call);
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.flush = flush;
+        }
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
     }
 
@@ -263,8 +301,13 @@ impl Cache {
         if let Some(id) = self.id_of(ino).filter(|_| !response.grants.is_empty()) {
             self.learn_data_grant(now, flight, id, response);
         }
+        self.note_base_after(now, flight, ino, response);
+        let is_flush = matches!(flight.purpose, Purpose::Write { flush: true, .. });
         match response.result {
             Ok(Reply::Written { offset, count }) => {
+                if is_flush {
+                    self.flushed(ino, response);
+                }
                 if offset != at {
                     let stale = vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }];
                     self.invalidate(stale, None);
@@ -272,6 +315,10 @@ impl Cache {
                 Answer::Written(count)
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
+            Err(Errno::CANCELED) if is_flush => {
+                self.lose_stores(ino);
+                Answer::Failed(Errno::IO)
+            }
             Err(errno) => {
                 self.forget_attr(ino);
                 Answer::Failed(errno)
@@ -307,6 +354,13 @@ impl Cache {
         let mut idle_pin = None;
         if let Some(inode) = self.inodes.get_mut(&file.ino) {
             inode.opens -= 1;
+            inode.writers -= u32::from(file.access.write);
+            if inode.writers == 0 {
+                inode.old = None;
+            }
+            if inode.opens == 0 {
+                inode.base = None;
+            }
             if file.handle.is_none() {
                 inode.opens_unpinned -= 1;
             }
@@ -325,8 +379,16 @@ impl Cache {
         Some(Answer::Done)
     }
 
-    /// Tells the remote that a handle is needed no more; nothing waits for that.
+    /// Tells the remote that a handle is needed no more; nothing waits for that. A remote that is away is told when
+    /// it is back, if it has not forgotten.
     pub(crate) fn release_handle(&mut self, handle: Handle) {
+        match self.standing {
+            Standing::Lapsed => return self.unreleased.push(handle),
+            Standing::Lost => return,
+            // Its answer finds that nobody has it.
+            _ if self.is_claiming(handle) => return,
+            _ => {}
+        }
         self.next_call += 1;
         let call = Call::Release { handles: vec![handle] };
         self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });

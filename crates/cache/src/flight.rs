@@ -1,10 +1,10 @@
 //! Calls in flight: what they are for, who waits, and what happened meanwhile.
 
 use crate::cache::Cache;
-use crate::locks::Holder;
+use crate::locks::{Holder, Range};
 use crate::op::{Answer, Caller, Fh, Op, Output};
 use crate::rows::Child;
-use nigh_types::{Call, CallId, Covers, Errno, Grant, Name, NodeId, OpId, Response, Time};
+use nigh_types::{Access, Call, CallId, Covers, Errno, Grant, Handle, Name, NodeId, OpId, Response, Time};
 
 /// What a call's reply is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,8 +75,7 @@ pub(crate) enum Purpose {
     Fsync,
     Lock {
         holder: Holder,
-        start: u64,
-        end: u64,
+        range: Range,
         wait: bool,
         /// The remote was asked to let the wait end.
         cancelled: bool,
@@ -88,6 +87,17 @@ pub(crate) enum Purpose {
         closing: bool,
     },
     TestLock,
+    /// A file is opened again: the open file, or where there is none what pins the inode.
+    Reopen {
+        ino: u64,
+        fh: Option<Fh>,
+        handle: Handle,
+    },
+    /// A lock is taken again.
+    Reclaim {
+        holder: Holder,
+        range: Range,
+    },
     /// Is what the kernel holds of an open file still true?
     Renew {
         ino: u64,
@@ -99,6 +109,16 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// Whether it is for a lock that a closing file or a dead caller leaves.
+    pub(crate) fn ends_locks(&self) -> bool {
+        matches!(self, Purpose::Unlock { closing: true, .. })
+    }
+
+    /// Whether it claims something from a session that has forgotten it.
+    pub(crate) fn is_claim(&self) -> bool {
+        matches!(self, Purpose::Reopen { .. } | Purpose::Reclaim { .. })
+    }
+
     /// The names that a change binds or unbinds.
     pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {
@@ -113,8 +133,7 @@ impl Purpose {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NewFile {
     pub append: bool,
-    pub sync: bool,
-    pub direct: bool,
+    pub access: Access,
     pub caller: Caller,
 }
 
@@ -153,11 +172,15 @@ pub(crate) struct Waiting {
     /// It came after the call was sent: an answer that was composed before it came is no answer to it,
     /// unless a grant says that nothing has changed since.
     pub late: bool,
+    /// Open files that the request goes through.
+    pub through: [Option<Fh>; 2],
 }
 
 /// What happened to facts after a call was sent: its reply may be older (invariant 4).
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
+    /// All grants ended: whatever the reply says is not kept.
+    pub lapsed: bool,
     pub recalled: Vec<(NodeId, Covers)>,
     /// Inodes that own mutations changed.
     pub inodes: Vec<u64>,
@@ -167,7 +190,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     pub fn is_empty(&self) -> bool {
-        self.recalled.is_empty() && self.inodes.is_empty() && self.names.is_empty()
+        !self.lapsed && self.recalled.is_empty() && self.inodes.is_empty() && self.names.is_empty()
     }
 
     pub fn name(&self, dir: u64, name: &Name) -> Option<&Option<Child>> {
@@ -178,6 +201,10 @@ impl Seen {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub purpose: Purpose,
+    /// [`Call::type_name`].
+    pub kind: &'static str,
+    /// Open files that it needs.
+    pub handles: [Option<Handle>; 2],
     pub sent: Time,
     pub caller: Option<Caller>,
     /// Kept to be sent again after a walk; `None` where it never is.
@@ -196,13 +223,15 @@ pub(crate) struct Flight {
     pub aside: Option<Box<crate::rows::Rows>>,
     /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
     pub drop_data: bool,
+    /// The request, where stores into a map are written back: it may be begun again.
+    pub flush: Option<Box<Op>>,
 }
 
 impl Flight {
     /// Whether those facts were recalled after this call was sent: what it says of them may be older than
     /// what is known now.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
-        self.seen.recalled.contains(&(node, covers))
+        self.seen.lapsed || self.seen.recalled.contains(&(node, covers))
     }
 
     /// Whether it is for a lock that nobody waits for any more.
@@ -231,6 +260,10 @@ impl Cache {
     pub(crate) fn send(&mut self, now: Time, caller: Option<Caller>, purpose: Purpose, call: Call) -> CallId {
         self.next_call += 1;
         let id = CallId(self.next_call);
+        if self.answers_stale() && !purpose.ends_locks() {
+            // It is not put out, and nobody waits for it: see `wait`.
+            return id;
+        }
         let name = call.is_mutation().then(|| self.overlay.begin(id));
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
@@ -242,6 +275,8 @@ impl Cache {
             id,
             Flight {
                 purpose,
+                kind: call.type_name(),
+                handles: handles_of(&call),
                 sent: now,
                 caller,
                 again: (!handled).then(|| call.clone()),
@@ -253,6 +288,7 @@ impl Cache {
                 grants: Vec::new(),
                 aside: None,
                 drop_data: false,
+                flush: None,
             },
         );
         self.out.push_back(Output::Call { id, caller, name, call });
@@ -269,10 +305,13 @@ impl Cache {
         joined: bool,
     ) -> Option<Answer> {
         self.counters.misses += 1;
+        if self.answers_stale() {
+            return Some(Answer::Failed(Errno::IO));
+        }
         if let Some(flight) = self.flights.get_mut(&call) {
             flight.waiters.push(op);
         }
-        self.waiting.insert(op, Waiting { call, caller, want, joined, late: joined });
+        self.waiting.insert(op, Waiting { call, caller, want, joined, late: joined, through: [None; 2] });
         None
     }
 
@@ -323,7 +362,7 @@ impl Cache {
         if let Some(waiting) = self.waiting.remove(&op) {
             self.counters.waits += 1;
             self.counters.joins += u64::from(waiting.joined);
-            self.out.push_back(Output::Answer { op, answer });
+            self.say(op, answer);
         }
     }
 
@@ -335,6 +374,10 @@ impl Cache {
 
     /// A call's response, or a part of it.
     pub(crate) fn handle_response(&mut self, now: Time, id: CallId, response: Response) {
+        if let Some(&Purpose::List { dir }) = self.flights.get(&id).map(|flight| &flight.purpose) {
+            // A deadline that passed in mid-listing puts what came so far aside, before more comes.
+            self.names(now, dir);
+        }
         let Some(mut flight) = self.flights.remove(&id) else { return };
         let lost_its_way = response.result == Err(Errno::STALE) && !flight.is_given_up();
         if lost_its_way && self.walk_again(now, id, &mut flight) {
@@ -360,8 +403,17 @@ impl Cache {
     /// for each inode that the call names.
     fn walk_again(&mut self, now: Time, id: CallId, flight: &mut Flight) -> bool {
         let Some(call) = &flight.again else { return false };
-        let Some(Some(node)) = crate::places::anchors(call).get(flight.walks).copied() else { return false };
-        let Some(names) = self.path_to(node) else { return false };
+        let anchors = crate::places::anchors(call);
+        let (node, names) = match (anchors.get(flight.walks), anchors[0]) {
+            (Some(Some(node)), _) => (*node, self.path_to(*node)),
+            // What is claimed may have moved by a change that was done and is not answered yet.
+            (_, Some(node)) if flight.purpose.is_claim() && flight.walks == 1 => {
+                let moved = self.path_by(node, |cache, at| cache.moved_home(at));
+                (node, moved.filter(|moved| self.path_to(node).as_ref() != Some(moved)))
+            }
+            _ => return false,
+        };
+        let Some(names) = names else { return false };
         flight.walks += 1;
         self.send(now, None, Purpose::Walk { then: id }, Call::Walk { node, names });
         true
@@ -383,7 +435,9 @@ impl Cache {
                 self.out.push_back(Output::Call { id: then, caller, name, call });
             }
             _ => {
-                flight.again = None;
+                if !flight.purpose.is_claim() {
+                    flight.again = None;
+                }
                 self.handle_response(now, then, Response::plain(Err(Errno::STALE)));
             }
         }
@@ -413,6 +467,7 @@ impl Cache {
 
     /// Marks what an own mutation changed in every other call in flight.
     pub(crate) fn mark_inode(&mut self, ino: u64) {
+        self.drop_expired(ino);
         self.space = None;
         for flight in self.flights.values_mut() {
             flight.seen.inodes.push(ino);
@@ -421,11 +476,26 @@ impl Cache {
 
     /// Not if the directory was recalled since: then calls sent later know better.
     pub(crate) fn mark_name(&mut self, by: &Flight, dir: u64, name: &Name, child: Option<&Child>) {
+        self.drop_expired_names(dir);
         if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
             return;
         }
         for flight in self.flights.values_mut() {
             flight.seen.names.push((dir, name.clone(), child.cloned()));
         }
+    }
+}
+
+/// The open files that a call names.
+fn handles_of(call: &Call) -> [Option<Handle>; 2] {
+    match call {
+        Call::Read { handle, .. }
+        | Call::Write { handle, .. }
+        | Call::Seek { handle, .. }
+        | Call::SetAttr { handle, .. }
+        | Call::Fallocate { handle, .. }
+        | Call::Fsync { handle, .. } => [*handle, None],
+        Call::CopyRange { from_handle, to_handle, .. } => [*from_handle, *to_handle],
+        _ => [None, None],
     }
 }

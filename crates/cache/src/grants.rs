@@ -12,6 +12,9 @@ pub(crate) struct Held {
     pub recallable: bool,
     /// Others may hold it too: see [`nigh_types::Grant::shared`].
     pub shared: bool,
+    /// It has ended, and facts under it are served all the same: the remote is away, and the user wants that
+    /// ([`crate::OnDisconnect::Stale`]).
+    pub stale: bool,
 }
 
 impl Held {
@@ -23,7 +26,12 @@ impl Held {
         };
         tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, term = ?grant.term);
         let on = (grant.node, grant.covers);
-        Held { id: grant.id, on, deadline, recallable: grant.recallable, shared: grant.shared }
+        Held { id: grant.id, on, deadline, recallable: grant.recallable, shared: grant.shared, stale: false }
+    }
+
+    /// It goes on until the remote is back.
+    pub fn into_stale(self) -> Held {
+        Held { deadline: Time::FAR, stale: true, ..self }
     }
 
     pub fn lives(&self, now: Time) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! A file that is only read is opened under a grant, and the remote is not told. That grant is what its data
 //! stands on: whoever removes its last name recalls it first. So before it ends, in whatever way (recall, end of its
-//! time, given back for memory, a name of another directory or a further one by an own change; and when a new session begins), the remote is told
+//! time, given back for memory, a name of another directory or a further one by an own change; and when a session stands again), the remote is told
 //! to keep the file. Nothing waits for that: what is sent later is done later.
 //!
 //! Invariant: each open file has a handle, or its inode is pinned, or a grant lives that is recalled before its
@@ -12,25 +12,50 @@ use crate::cache::Cache;
 use crate::op::Output;
 use crate::state::OpenFile;
 use nigh_types::{Call, CallId, Handle, Name};
+use std::collections::BTreeSet;
 
 impl Cache {
     /// Tells the remote to keep a file, if it is open without its knowing.
     pub(crate) fn keep_open(&mut self, ino: u64) {
         let unpinned = |i: &crate::state::Inode| i.opens_unpinned > 0 && i.pinned.is_none();
-        if self.unpinned == 0 || !self.attached || !self.inodes.get(&ino).is_some_and(unpinned) {
+        if self.unpinned == 0 || !self.is_attached() || !self.inodes.get(&ino).is_some_and(unpinned) {
             return;
         }
-        let mut files = self.files.values();
-        let caller = files.find(|file| file.ino == ino && file.handle.is_none()).map(|file| file.caller);
         let Some(node) = self.place(ino) else { return };
+        let mut files = self.files.values();
+        let Some(file) = files.find(|file| file.ino == ino && file.is_unknown_of(node.node)) else { return };
+        let caller = Some(file.caller);
         let names = self.path_to(node.node).unwrap_or_default();
+        let handle = self.pin(ino);
+        let call = Call::Keep { node, names, handle };
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
+    }
+
+    /// The remote is about to open an inode under a number of ours.
+    fn pin(&mut self, ino: u64) -> Handle {
         self.next_call += 1;
         let handle = self.chosen_handle();
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.pinned = Some(handle);
         }
-        let call = Call::Keep { node, names, handle };
-        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
+        handle
+    }
+
+    /// No grant of before stands for what is open.
+    pub(crate) fn keep_all_open(&mut self) {
+        let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
+        open.into_iter().for_each(|ino| self.keep_open(ino));
+    }
+
+    /// The same where it will be asked for otherwise: every file that is open has a handle, or its inode is pinned.
+    pub(crate) fn pin_all_open(&mut self) {
+        let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.is_unknown_of(id));
+        let open: BTreeSet<u64> = self.files.values().filter(known).map(|file| file.ino).collect();
+        for ino in open {
+            if self.inodes.get(&ino).is_some_and(|inode| inode.pinned.is_none()) {
+                self.pin(ino);
+            }
+        }
     }
 
     /// The same for what stands under a name, as far as is known.

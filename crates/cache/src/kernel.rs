@@ -22,6 +22,7 @@ impl Level {
     /// How long the kernel may hold attributes under `held`.
     pub(crate) fn validity(self, held: &Held, now: Time) -> Span {
         match self {
+            _ if held.stale => Span::ZERO,
             Level::None => Span::ZERO,
             Level::All | Level::NoEpoch => held.deadline.since(now).min(LONG),
         }
@@ -37,7 +38,11 @@ impl Level {
 
     /// Whether the kernel holds names under such a grant, and must be told when it ends.
     pub(crate) fn drops_names(self, held: &Held) -> bool {
-        self != Level::NoEpoch || !(held.recallable || held.shared)
+        match self {
+            Level::All => true,
+            Level::NoEpoch => !(held.recallable || held.shared),
+            Level::None => false,
+        }
     }
 
     /// How long it may believe that a name does not exist. Such names are not remembered one by one,

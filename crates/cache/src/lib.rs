@@ -12,9 +12,12 @@
 //! | `facts`, `replace`, `places` | finding, learning, replacing, forgetting |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
 //! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
-//! | `recall`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
+//! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
+//! | `recall`, `stores`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
 
+mod away;
 mod cache;
+mod claim;
 mod compact;
 mod config;
 mod counters;
@@ -25,7 +28,9 @@ mod flight;
 mod grants;
 mod keep;
 mod kernel;
+mod limits;
 mod listing;
+mod locked;
 mod locks;
 mod lookup;
 mod mutate;
@@ -39,10 +44,11 @@ mod rows;
 mod snapshots;
 mod space;
 mod state;
+mod stores;
 mod xattr;
 
 pub use cache::Cache;
-pub use config::Config;
+pub use config::{Config, OnDisconnect};
 pub use counters::{Counters, Gauges};
 pub use kernel::Level;
 pub use op::{

@@ -14,9 +14,16 @@ use std::collections::BTreeSet;
 impl Cache {
     /// Has a directory listed, unless a listing that will be kept is on its way.
     pub(crate) fn list(&mut self, now: Time, dir: u64) -> Result<(CallId, bool), Errno> {
+        if self.answers_stale() {
+            // Nothing is sent: see `wait`.
+            return Ok((CallId(0), false));
+        }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
         if let Some(call) = listing
-            && self.flights.get(&call).is_some_and(|f| f.aside.is_none() && f.seen.recalled.is_empty())
+            && self
+                .flights
+                .get(&call)
+                .is_some_and(|f| f.aside.is_none() && !f.seen.lapsed && f.seen.recalled.is_empty())
         {
             return Ok((call, true));
         }
@@ -223,6 +230,7 @@ impl Cache {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
                 inode.own = None;
             }
+            self.found_at(entry.id, home);
             return;
         }
         let held = grant.filter(|_| !recalled).map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));

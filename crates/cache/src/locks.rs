@@ -1,6 +1,13 @@
-//! Locks. The remote keeps them; here stands only who may hold some, so that closing a file costs nothing
-//! where nobody does. See docs/decisions/0011-locks.md.
+//! Locks. The remote keeps them; here stands who may hold some, so that closing a file costs nothing where nobody
+//! does, and what they hold, to claim it again from a remote that has forgotten it. See
+//! docs/decisions/0011-locks.md.
 
+mod amends;
+mod ranges;
+
+pub(crate) use ranges::{Range, Ranges};
+
+use crate::away::Standing;
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Caller, Fh, LockSpan, Op, Output};
@@ -29,7 +36,11 @@ struct Held {
     grants: u64,
     /// Some may still be held.
     holds: bool,
-    /// They went with a session.
+    /// Those that were granted and not yet asked to be ended.
+    ranges: Ranges,
+    /// Granted when nobody waited for it any more: see [`Cache::set_right`].
+    unwanted: Ranges,
+    /// They could not be had again.
     lost: bool,
 }
 
@@ -43,32 +54,54 @@ pub(crate) struct Locks {
 }
 
 impl Locks {
-    /// Whether a request goes through an open file whose locks were lost.
-    pub(crate) fn are_lost(&self, op: &Op) -> bool {
-        if self.lost_files.is_empty() {
-            return false;
-        }
-        let lost = |fh: &Fh| self.lost_files.contains(fh);
-        match op {
-            Op::Read { fh, .. }
-            | Op::Write { fh, .. }
-            | Op::Fallocate { fh, .. }
-            | Op::Seek { fh, .. }
-            | Op::SetLock { fh, .. }
-            | Op::SetAttr { fh: Some(fh), .. }
-            | Op::Fsync { fh: Some(fh), .. } => lost(fh),
-            Op::CopyRange { fh, to_fh, .. } => lost(fh) || lost(to_fh),
-            _ => false,
+    /// Whether locks were lost that had been set through an open file.
+    pub(crate) fn are_lost(&self, fh: Fh) -> bool {
+        self.lost_files.contains(&fh)
+    }
+
+    /// Nothing that was held can be had again.
+    pub(crate) fn lose_all(&mut self) {
+        let holders: Vec<Holder> = self.holders.keys().copied().collect();
+        for holder in holders {
+            self.lose(holder);
         }
     }
 
-    /// The session is over: who held something has lost it.
-    pub(crate) fn lose_all(&mut self) {
+    /// The session is over: no call for a lock is under way any more.
+    pub(crate) fn forget_calls(&mut self) {
         self.holders.retain(|_, held| held.holds || held.lost);
-        for held in self.holders.values_mut() {
-            (held.calls, held.holds, held.lost) = (0, false, true);
-            self.lost_files.extend(&held.files);
+        self.holders.values_mut().for_each(|held| held.calls = 0);
+    }
+
+    /// The remote holds nothing for anybody any more.
+    pub(crate) fn forget_unwanted(&mut self) {
+        self.holders.values_mut().for_each(|held| held.unwanted = Ranges::default());
+    }
+
+    /// All that is held, in a fixed order. Of what was `asked` for the answer is not known: where that is less than what is held,
+    /// the remote may have had no more than that.
+    pub(crate) fn claims(&self, asked: &[(Holder, Range)]) -> Vec<(Holder, Range)> {
+        let mut claims = Vec::new();
+        for (holder, held) in self.holders.iter().filter(|(_, held)| held.holds && !held.lost) {
+            let mut ranges = held.ranges.clone();
+            asked.iter().filter(|(of, _)| of == holder).for_each(|(_, range)| ranges.weaken(range));
+            claims.extend(ranges.iter().map(|range| (*holder, range)));
         }
+        claims
+    }
+
+    /// A holder's locks are gone: it is told until it closes. The open files through which it set them; `None`: it
+    /// had none.
+    fn lose(&mut self, holder: Holder) -> Option<BTreeSet<Fh>> {
+        let held = self.holders.get_mut(&holder).filter(|held| held.holds)?;
+        (held.holds, held.lost, held.ranges) = (false, true, Ranges::default());
+        self.lost_files.extend(&held.files);
+        Some(held.files.clone())
+    }
+
+    /// Through which a holder set locks.
+    fn files_of(&self, holder: Holder) -> impl Iterator<Item = &Fh> {
+        self.holders.get(&holder).into_iter().flat_map(|held| &held.files)
     }
 
     fn is_lost(&self, holder: Holder) -> bool {
@@ -78,15 +111,16 @@ impl Locks {
     /// A holder closes the file. True: the remote must be told.
     fn close(&mut self, holder: Holder) -> bool {
         let Some(held) = self.holders.get_mut(&holder) else { return false };
-        let tell = !held.lost && (held.holds || held.calls > 0);
-        held.holds = false;
+        let tell = held.holds || held.calls > 0;
+        let was_lost = std::mem::take(&mut held.lost);
+        (held.holds, held.ranges) = (false, Ranges::default());
+        let files = if was_lost { std::mem::take(&mut held.files) } else { BTreeSet::new() };
         if held.calls == 0 {
-            let files = std::mem::take(&mut held.files);
             self.holders.remove(&holder);
-            for fh in files {
-                if !self.is_lost_by_another(fh) {
-                    self.lost_files.remove(&fh);
-                }
+        }
+        for fh in files {
+            if !self.is_lost_by_another(fh) {
+                self.lost_files.remove(&fh);
             }
         }
         tell
@@ -136,11 +170,17 @@ impl Cache {
         let held = self.locks.holders.entry(holder).or_default();
         held.files.insert(fh);
         held.calls += 1;
+        if flock && held.ranges.iter().any(|range| range.kind != kind) {
+            // The remote gives it up first, whether the other one can be had or not.
+            held.ranges = Ranges::default();
+        }
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| !flock) {
             inode.locked = true;
         }
-        let purpose = Purpose::Lock { holder, start, end, wait, cancelled: false };
-        let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid };
+        let range = if flock { (0, u64::MAX) } else { (start, end) };
+        let range = Range { start: range.0, end: range.1, kind, pid };
+        let purpose = Purpose::Lock { holder, range, wait, cancelled: false };
+        let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim: false };
         self.ask(now, op, caller, purpose, call)
     }
 
@@ -161,6 +201,11 @@ impl Cache {
         let whole = flock || start == 0 && end >= LAST_BYTE;
         let purpose = Purpose::Unlock { holder, whole_after: whole.then_some(held.grants), closing: false };
         let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let all = if flock { (0, u64::MAX) } else { (start, end) };
+        if let Some(held) = self.locks.holders.get_mut(&holder) {
+            held.ranges.clear(all.0, all.1);
+            held.unwanted.clear(all.0, all.1);
+        }
         self.ask(now, op, caller, purpose, Call::Unlock { node, owner, flock, start, end })
     }
 
@@ -194,8 +239,11 @@ impl Cache {
     ) -> Option<Answer> {
         let holder = Holder { ino, flock: false, owner };
         match self.locks.close(holder).then(|| self.end_locks(now, holder)).flatten() {
-            Some(call) => self.wait(op, caller, call, crate::flight::Want::Reply, false),
-            None => Some(Answer::Done),
+            // While nobody waits for the remote, it is told all the same.
+            Some(call) if !self.answers_stale() => {
+                self.wait(op, caller, call, crate::flight::Want::Reply, false)
+            }
+            _ => Some(Answer::Done),
         }
     }
 
@@ -211,40 +259,41 @@ impl Cache {
     }
 
     fn end_locks(&mut self, now: Time, holder: Holder) -> Option<nigh_types::CallId> {
+        // A session that is over has none.
+        (self.standing != Standing::Lost).then_some(())?;
+        self.end_range(now, holder, 0, u64::MAX)
+    }
+
+    fn end_range(&mut self, now: Time, holder: Holder, start: u64, end: u64) -> Option<nigh_types::CallId> {
         let Holder { ino, flock, owner } = holder;
         let node = self.place(ino)?;
         let purpose = Purpose::Unlock { holder, whole_after: None, closing: true };
-        let call = Call::Unlock { node, owner, flock, start: 0, end: u64::MAX };
-        Some(self.send(now, None, purpose, call))
+        Some(self.send(now, None, purpose, Call::Unlock { node, owner, flock, start, end }))
     }
 
-    /// Of a lock that nobody waits for any more, its caller being dead, the locked range is freed again: the
-    /// cancellation came too late.
     pub(crate) fn lock_arrived(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
-        let Purpose::Lock { holder, start, end, cancelled, .. } = flight.purpose else {
+        let Purpose::Lock { holder, range, cancelled, .. } = flight.purpose else {
             return Answer::Failed(Errno::PROTO);
         };
-        let wanted = !flight.waiters.is_empty();
+        let granted = response.result == Ok(Reply::Done);
+        let mut lost = false;
         if let Some(held) = self.locks.holders.get_mut(&holder) {
             held.calls = held.calls.saturating_sub(1);
-            if response.result.is_ok() && wanted {
+            lost = held.lost;
+            if granted && !lost && !flight.waiters.is_empty() {
                 held.grants += 1;
                 held.holds = true;
+                held.ranges.set(range);
+                held.unwanted.clear(range.start, range.end);
+            } else if granted {
+                // Its caller is dead or was told something else.
+                held.unwanted.set(range);
             }
-            if held.calls == 0 && !held.holds && !held.lost {
-                self.locks.holders.remove(&holder);
-            }
+            self.set_right(now, holder);
         }
         match &response.result {
-            Ok(Reply::Done) if wanted => Answer::Done,
-            Ok(Reply::Done) => {
-                if let Some(node) = self.place(holder.ino) {
-                    let Holder { owner, flock, .. } = holder;
-                    let purpose = Purpose::Unlock { holder, whole_after: None, closing: true };
-                    self.send(now, None, purpose, Call::Unlock { node, owner, flock, start, end });
-                }
-                Answer::Done
-            }
+            _ if lost => Answer::Failed(Errno::IO),
+            Ok(Reply::Done) => Answer::Done,
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(_) if cancelled => Answer::Failed(Errno::INTR),
             Err(errno) => Answer::Failed(*errno),
@@ -275,8 +324,7 @@ impl Cache {
     pub(crate) fn interrupt_lock(&mut self, op: OpId) {
         if let Some((_, Op::SetLock { wait: true, .. })) = self.parked.get(&op) {
             self.parked.remove(&op);
-            self.out.push_back(Output::Answer { op, answer: Answer::Failed(Errno::INTR) });
-            return;
+            return self.say(op, Answer::Failed(Errno::INTR));
         }
         let Some(call) = self.waiting.get(&op).map(|waiting| waiting.call) else { return };
         let Some(flight) = self.flights.get_mut(&call) else { return };
@@ -284,7 +332,26 @@ impl Cache {
             && !std::mem::replace(cancelled, true)
         {
             self.out.push_back(Output::Cancel(call));
+            if self.standing != Standing::Stands {
+                // Its answer may be long in coming. A lock that is granted all the same is given back.
+                self.give_up(op, Errno::INTR);
+            }
         }
+    }
+
+    /// Whether a request waits for a lock, at a remote that answers.
+    pub(crate) fn waits_for_others(&self, op: OpId) -> bool {
+        let flight = self.waiting.get(&op).and_then(|waiting| self.flights.get(&waiting.call));
+        let waits = |flight: &Flight| matches!(flight.purpose, Purpose::Lock { wait: true, .. });
+        self.standing == Standing::Stands && flight.is_some_and(waits)
+    }
+
+    /// The remote is away: waits for locks that a signal was to end are ended here.
+    pub(crate) fn end_signalled_waits(&mut self) {
+        let signalled = |flight: &&Flight| matches!(flight.purpose, Purpose::Lock { cancelled: true, .. });
+        let ops: Vec<OpId> =
+            self.flights.values().filter(signalled).flat_map(|f| f.waiters.clone()).collect();
+        ops.into_iter().for_each(|op| self.give_up(op, Errno::INTR));
     }
 }
 

@@ -51,7 +51,9 @@ impl Cache {
         let name = key.1;
         let call = Call::Lookup { dir: place, name: name.clone() };
         let id = self.send(now, None, Purpose::Lookup { dir, name: name.clone() }, call);
-        self.lookups.insert((dir, name), id);
+        if self.flights.contains_key(&id) {
+            self.lookups.insert((dir, name), id);
+        }
         let answer = self.wait(op, caller, id, Want::Reply, false);
         self.list_after_misses(now, dir);
         answer

@@ -6,8 +6,8 @@ use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::{Child, Row};
 use nigh_types::{
-    Attr, Call, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response, SetAttr,
-    Span, Time,
+    Attr, Call, Covers, DataStamp, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response,
+    SetAttr, Span, Time,
 };
 
 impl Cache {
@@ -354,9 +354,20 @@ impl Cache {
         self.recount(dir);
     }
 
+    /// The one name of an inode was listed: what is learned of it from now on belongs into that row.
+    pub(crate) fn found_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+        let here = |home: &(u64, Name)| home.0 == dir && home.1 == *name;
+        let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
+        if let Some(inode) = inode.filter(|i| !i.home.as_ref().is_some_and(here)) {
+            // The kernel was not told of it under this name.
+            inode.told_until = Time(0);
+            self.move_home(id, (dir, name));
+        }
+    }
+
     fn move_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
-            inode.home = Some((dir, name.clone()));
+        if self.inodes.get(&id.ino).is_some_and(|i| i.id == id) {
+            self.set_home(id, (dir, name));
             self.uncover(id.ino, Some(dir));
         }
     }
@@ -399,6 +410,7 @@ impl Cache {
         let answer = match response.result {
             Ok(Reply::Attr(id, attr)) => {
                 self.wrote(now, ino, response);
+                self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
                 let under = self.learn_attr(now, flight, id, attr, &response.grants);
                 Answer::Attr(id, attr, under.map_or(Span::ZERO, |h| self.config.level.validity(&h, now)))
             }

@@ -231,6 +231,23 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// The open files through which something is read, written or locked.
+    pub(crate) fn through(&self) -> [Option<Fh>; 2] {
+        match self {
+            Op::Read { fh, .. }
+            | Op::Write { fh, .. }
+            | Op::Fallocate { fh, .. }
+            | Op::Seek { fh, .. }
+            | Op::SetLock { fh, .. }
+            | Op::SetAttr { fh: Some(fh), .. }
+            | Op::Fsync { fh: Some(fh), .. } => [Some(*fh), None],
+            Op::CopyRange { fh, to_fh, .. } => [Some(*fh), Some(*to_fh)],
+            _ => [None, None],
+        }
+    }
+}
+
 /// An inode as the kernel is told of it. A validity of zero: ask again each time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
@@ -345,9 +362,14 @@ pub enum Output {
     Invalidate {
         id: Invalidation,
         stale: Vec<Stale>,
+        /// All grants have ended: before whatever else the kernel is yet to be told, and what is being told is left for it. It
+        /// waits for nothing that the remote has to answer.
+        first: bool,
     },
     Acknowledge(RecallId),
     Return(Vec<GrantId>),
+    /// Open files and locks have been claimed from a session that had forgotten them: for the remote.
+    Reclaimed,
     /// Nothing until then, or until the next input.
     Timeout(Time, Reason),
 }
@@ -359,4 +381,8 @@ pub enum Reason {
     Idle,
     /// A grant on what the kernel holds open ends.
     GrantEnd,
+    /// A request has waited for as long as it may.
+    RequestLimit,
+    /// The kernel has been forgetting for as long as others may wait for that.
+    SlowKernel,
 }

@@ -1,10 +1,8 @@
 //! Hints: where the remote finds an inode.
 
 use crate::cache::Cache;
+use crate::flight::Purpose;
 use nigh_types::{Call, Name, NodeId, Place};
-
-/// Longer paths than this are not walked (Linux's PATH_MAX allows 2,048 components).
-const DEEPEST: u32 = 4_096;
 
 impl Cache {
     /// The id of a number that the kernel uses.
@@ -44,16 +42,41 @@ impl Cache {
 
     /// Names from the root to an inode, as far as the cache knows them.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
+        self.path_by(node, |cache, at| cache.inodes.get(&at)?.home.clone())
+    }
+
+    /// Where an inode stands if the renames that are under way have been done.
+    pub(crate) fn moved_home(&self, ino: u64) -> Option<(u64, Name)> {
+        let home = self.inodes.get(&ino)?.home.clone()?;
+        let moved = self.flights.values().find_map(|flight| match &flight.purpose {
+            Purpose::Rename { from, name, to, new_name, .. } if (*from, name) == (home.0, &home.1) => {
+                Some((*to, new_name.clone()))
+            }
+            Purpose::Rename { from, name, to, new_name, exchange: true }
+                if (*to, new_name) == (home.0, &home.1) =>
+            {
+                Some((*from, name.clone()))
+            }
+            _ => None,
+        });
+        moved.or(Some(home))
+    }
+
+    pub(crate) fn path_by(
+        &self,
+        node: NodeId,
+        home: impl Fn(&Cache, u64) -> Option<(u64, Name)>,
+    ) -> Option<Vec<Name>> {
         let mut names = Vec::new();
         let mut at = node.ino;
-        for _ in 0..DEEPEST {
+        for _ in 0..=Call::MOST_NAMES {
             if at == self.root {
                 names.reverse();
                 return Some(names);
             }
-            let (dir, name) = self.inodes.get(&at)?.home.as_ref()?;
-            names.push(name.clone());
-            at = *dir;
+            let (dir, name) = home(self, at)?;
+            names.push(name);
+            at = dir;
         }
         None
     }
@@ -83,6 +106,7 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         | Call::GetFlags { node }
         | Call::Lock { node, .. }
         | Call::GetLock { node, .. }
+        | Call::Reopen { node, .. }
         | Call::SetAttr { node, .. }
         | Call::Fallocate { node, .. }
         | Call::SetXattr { node, .. }
@@ -131,6 +155,7 @@ mod tests {
             match cache.poll_output() {
                 Output::Call { id, call, .. } => return Some((id, call)),
                 Output::Timeout(..) => return None,
+                Output::Invalidate { id, .. } => cache.handle_invalidated(Time(5), id),
                 _ => {}
             }
         }
@@ -165,14 +190,11 @@ mod tests {
         // One that makes them of other secrets.
         cache.handle_event(Time(5), Event::Lost { why: String::new() });
         attach(&mut cache, 2, 8 << 32);
+        assert_eq!(call(&mut cache), None, "the kernel forgets");
         assert_eq!(ask(&mut cache, 4, getattr), Some(Answer::Failed(Errno::STALE)));
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let change = Op::SetAttr { ino: 7, fh: Some(Fh(1)), set };
-        assert_eq!(
-            ask(&mut cache, 7, change),
-            Some(Answer::Failed(Errno::STALE)),
-            "what is open is no other"
-        );
+        assert_eq!(ask(&mut cache, 7, change), Some(Answer::Failed(Errno::IO)), "what is open is no other");
         assert_eq!(ask(&mut cache, 5, lookup()), None);
         let Some((_, Call::Lookup { dir, .. })) = call(&mut cache) else { panic!("not asked") };
         assert_eq!(dir.node, NodeId { ino: 1, generation: 8 << 32 });

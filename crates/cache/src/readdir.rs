@@ -152,7 +152,9 @@ impl Cache {
                 directory.kernel_version = Some(directory.version);
                 self.watch(held.deadline, ino);
             }
-            None => self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None),
+            None => {
+                self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+            }
         }
     }
 

@@ -1,17 +1,17 @@
-//! The end of grants: recalls, deadlines of what is open, loss of the session.
+//! The end of grants: recalls, deadlines of what is open, all at once.
 
 use crate::cache::Cache;
+use crate::config::OnDisconnect;
 use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
 use crate::kernel::Level;
-use crate::op::{Answer, Invalidation, Output, Stale};
-use crate::state::{Pages, Stamp};
+use crate::op::{Invalidation, Output, Stale};
+use crate::state::{Data, Inode, Pages, Stamp};
 use nigh_types::{
-    Attr, Call, CallId, Covers, Errno, Grant, GrantId, Name, NodeId, Recall, RecallId, Reply, Response, Span,
-    Time,
+    Attr, Call, Covers, DataStamp, Errno, Grant, GrantId, Name, NodeId, OpId, Recall, RecallId, Reply,
+    Response, Span, Time,
 };
 use std::collections::BTreeSet;
-use std::ops::Bound;
 
 /// Above this many names all are dropped at once.
 const NAMES_ONE_BY_ONE: u64 = 200;
@@ -54,13 +54,18 @@ impl Cache {
     }
 
     /// The kernel has forgotten what it was told to.
-    pub fn handle_invalidated(&mut self, id: Invalidation) {
+    pub fn handle_invalidated(&mut self, now: Time, id: Invalidation) {
+        self.clock = now;
         self.untold.remove(&id);
         match self.after_invalidation.remove(&id) {
             Some(After::Acknowledge(recall)) => self.out.push_back(Output::Acknowledge(recall)),
             Some(After::Return(grants)) => self.out.push_back(Output::Return(grants)),
             None => {}
         }
+        for (ino, all) in self.dropping.remove(&id).unwrap_or_default() {
+            self.dropped(id, ino, all);
+        }
+        self.end_claiming(now);
     }
 
     fn recall_names(&mut self, node: NodeId) -> Vec<Stale> {
@@ -85,8 +90,9 @@ impl Cache {
         let ino = node.ino;
         let mut stale = vec![Stale::Data { ino, offset: 0, length: 0 }];
         directory.kernel_version = None;
-        let mut entries = Vec::new();
-        let held = directory.held;
+        let missing = std::mem::take(&mut directory.missing_given);
+        let drops = directory.held.is_some_and(|held| self.config.level.drops_names(&held));
+        let mut names: Vec<(u64, Name)> = Vec::new();
         for row in directory.rows.iter() {
             let Some(child) = &row.child else { continue };
             let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
@@ -101,30 +107,19 @@ impl Cache {
             if child.attr().covered_by_parent() {
                 stale.push(Stale::Attr { ino: child.id.ino });
             }
-            entries.push(Stale::Entry { dir: ino, name: row.name.clone() });
+            if drops {
+                names.push((ino, row.name.clone()));
+            }
         }
-        let missing = directory.missing_given;
-        let epoch = self.config.level == Level::All;
-        if epoch && (missing || entries.len() as u64 > NAMES_ONE_BY_ONE) {
+        if self.config.level == Level::All && (missing || names.len() as u64 > NAMES_ONE_BY_ONE) {
+            // No missing name is believed in any more.
+            names.extend(std::mem::take(&mut self.missing_given));
             self.counters.epoch_planned += 1;
-            stale.push(self.epoch(&entries));
-        } else if held.is_none_or(|held| self.config.level.drops_names(&held)) {
-            stale.extend(entries);
-        }
-        if let Some(directory) = self.dirs.get_mut(&ino) {
-            directory.missing_given = false;
+            stale.push(Stale::Epoch(names));
+        } else {
+            stale.extend(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }));
         }
         stale
-    }
-
-    /// All names are dropped, so no missing one is believed in any more.
-    fn epoch(&mut self, entries: &[Stale]) -> Stale {
-        let mut names: Vec<(u64, Name)> = std::mem::take(&mut self.missing_given).into_iter().collect();
-        names.extend(entries.iter().filter_map(|stale| match stale {
-            Stale::Entry { dir, name } => Some((*dir, name.clone())),
-            _ => None,
-        }));
-        Stale::Epoch(names)
     }
 
     /// Something is mounted below. Dropping all names at once would detach it, so from now on the kernel holds
@@ -172,6 +167,7 @@ impl Cache {
         let id = inode.id;
         let names = inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == Covers::Names);
         if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
+            self.grow_old(ino, false);
             let stale = self.recall_data(id);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, None);
@@ -209,7 +205,7 @@ impl Cache {
     }
 
     /// Of a range of a file (length 0: to the end) that the kernel is about to be told to drop: what it can drop
-    /// now (offset, length), and the latest call that was looked at. Pages of our own reads and writes in flight are left out, since dropping these would
+    /// now (offset, length). Pages of our own reads and writes in flight are left out, since dropping these would
     /// wait for ourselves; they go right after their replies. Stores into a map are waited for where a recall is
     /// to be acknowledged: they must be with the remote before anybody else's change is.
     pub fn droppable(
@@ -217,24 +213,36 @@ impl Cache {
         why: Invalidation,
         ino: u64,
         (offset, length): (u64, u64),
-    ) -> (Vec<(u64, u64)>, CallId) {
-        let recalled = matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)));
-        let mut busy = Vec::new();
-        for flight in self.flights.values_mut() {
-            if let Some(range) = flight.purpose.locks_pages(ino, recalled) {
-                flight.drop_data = true;
-                busy.push(range);
-            }
-        }
-        (within(gaps(busy), offset, length), CallId(self.next_call))
+    ) -> Vec<(u64, u64)> {
+        let busy = self.busy(why, ino);
+        let recalled = self.is_recalled(why);
+        let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
+        theirs.for_each(|flight| flight.drop_data = true);
+        within(gaps(busy), offset, length)
     }
 
-    /// Whether reads and writes have come since [`Cache::droppable`] looked: dropping may wait for them.
+    /// Whether of what [`Cache::droppable`] said reads and writes that came since have locked pages: dropping them waits for these.
     #[must_use]
-    pub fn is_in_the_way(&self, why: Invalidation, ino: u64, looked: CallId) -> bool {
-        let recalled = matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)));
-        let mut later = self.flights.range((Bound::Excluded(looked), Bound::Unbounded));
-        later.any(|(_, flight)| flight.purpose.locks_pages(ino, recalled).is_some())
+    pub fn is_in_the_way(&self, why: Invalidation, ino: u64, dropping: &[(u64, u64)]) -> bool {
+        let meets = |&range: &(u64, u64)| {
+            dropping.iter().any(|part| !within(vec![*part], range.0, range.1).is_empty())
+        };
+        self.busy(why, ino).iter().map(|range| pages(*range)).any(|range| meets(&range))
+    }
+
+    /// The ranges of a file (offset, length) that its kernel has locked for reads and writes: those in flight, and those that came
+    /// while the remote was away.
+    fn busy(&self, why: Invalidation, ino: u64) -> Vec<(u64, u64)> {
+        let recalled = self.is_recalled(why);
+        // What nobody waits for any more has nothing locked.
+        let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
+        let parked = self.parked.values().filter_map(|(_, op)| op.locks_pages(ino, recalled));
+        out.chain(parked).filter(|range| range.1 > 0).collect()
+    }
+
+    fn is_recalled(&self, why: Invalidation) -> bool {
+        matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)))
     }
 
     /// Whether the kernel may be reading or writing that file.
@@ -251,7 +259,31 @@ impl Cache {
         }
     }
 
+    /// The same of the grant on a file's data. Answers move its end: that is looked at again when it would have ended.
+    pub(crate) fn watch_data(&mut self, ino: u64) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(held) = inode.data.held else { return };
+        inode.data.watched = held.deadline;
+        self.watch(held.deadline, ino);
+    }
+
     pub fn handle_timeout(&mut self, now: Time) {
+        self.clock = now;
+        let over: Vec<OpId> = std::iter::from_fn(|| self.limits.take_over(now)).collect();
+        for op in over {
+            match self.config.on_disconnect {
+                // The remote is there; who waits for others waits on.
+                OnDisconnect::Fail(span) if self.waits_for_others(op) => {
+                    self.limits.begin(op, now.after(span))
+                }
+                _ => self.give_up(op, Errno::IO),
+            }
+        }
+        if self.forget_by.is_some_and(|due| due <= now) {
+            tracing::warn!(target: "nigh::kernel", "the kernel is slow to forget what it held when the server went away");
+            (self.forget_by, self.kernel_is_slow) = (None, true);
+            self.end_claiming(now);
+        }
         while let Some(&(due, ino)) = self.watched.first() {
             if due > now {
                 break;
@@ -267,6 +299,9 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.opens > 0) else { return };
         if let Some(held) = inode.data.held {
             if held.lives(now) {
+                if inode.data.watched <= now {
+                    return self.watch_data(ino);
+                }
                 // Not where an earlier renewal has moved the end: each would be followed by two others.
                 let soon = held.deadline.since(now) <= RENEW_BEFORE;
                 if soon
@@ -279,6 +314,7 @@ impl Cache {
             }
             inode.data.held = None;
             inode.data.pages = Pages::None;
+            self.grow_old(ino, false);
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
         }
         self.names(now, ino);
@@ -296,7 +332,8 @@ impl Cache {
         let fresh = fresh.filter(|h| h.deadline > until && same && flight.seen.is_empty());
         if let Some(held) = fresh {
             inode.data.held = Some(held);
-            self.watch(held.deadline, ino);
+            self.watch_data(ino);
+            self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
         } else if !same {
             inode.data.held = None;
             inode.data.pages = Pages::None;
@@ -314,92 +351,72 @@ impl Cache {
         granted.map(|grant| Held::begin(grant, flight.sent))
     }
 
-    /// All grants have ended, and nothing in flight will be answered.
-    pub(crate) fn handle_lost(&mut self, why: &str) {
-        tracing::warn!(target: "nigh::session", why);
-        self.attached = false;
-        // The next session knows neither these recalls nor these grants.
-        self.after_invalidation.clear();
-        let flights = std::mem::take(&mut self.flights);
-        for flight in flights.into_values() {
-            if let Some(sequence) = flight.sequence {
-                self.overlay.finish(sequence);
-            }
-            let answer = match flight.purpose {
-                Purpose::Unlock { closing: true, .. } => Answer::Done,
-                _ => Answer::Failed(Errno::IO),
-            };
-            self.answer_all(&flight.waiters, &answer);
-        }
-        (self.lookups, self.attrs, self.xattrs) = Default::default();
-        self.locks.lose_all();
-        self.forget_everything();
-    }
-
-    fn forget_everything(&mut self) {
-        let all = self.config.level == Level::All;
-        let mut stale = Vec::new();
-        let mut gone = Vec::new();
+    /// All facts go, here and in the kernel: names first, where they can go all at once; then what can be read without looking
+    /// up a name, attributes and data of what is open; then those of the rest. Names that can only go one by one wait for
+    /// requests in their directory, which nobody answers now: these come last.
+    /// `unbroken`: with a session that is forgotten, before their time.
+    pub(crate) fn forget_everything(&mut self, unbroken: bool) -> Option<Invalidation> {
+        let mut names = Vec::new();
         let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
         directories.sort_unstable();
         for node in directories {
-            let names = self.stale_rows(node);
-            for one in names {
+            for one in self.stale_rows(node) {
                 match one {
-                    Stale::Epoch(names) => gone.extend(names),
-                    Stale::Entry { dir, name } if all => gone.push((dir, name)),
-                    one => stale.push(one),
+                    Stale::Epoch(more) => names.extend(more),
+                    Stale::Entry { dir, name } => names.push((dir, name)),
+                    // As of every inode.
+                    Stale::Attr { .. } | Stale::Data { .. } => {}
                 }
             }
             self.forget_names(node.ino);
             if let Some(directory) = self.dirs.get_mut(&node.ino) {
-                directory.listing = None;
+                directory.missing_given = false;
             }
         }
-        let mut inodes: Vec<u64> = self.inodes.keys().copied().collect();
+        self.flights.values_mut().for_each(|flight| flight.drop_data = true);
+        let in_use = |inode: &Inode| inode.opens > 0 || inode.pinned.is_some();
+        let mut inodes: Vec<(bool, u64)> = self.inodes.values().map(|i| (!in_use(i), i.id.ino)).collect();
         inodes.sort_unstable();
-        for ino in inodes {
+        let mut told: Vec<(bool, bool, u64)> = Vec::new();
+        for (idle, ino) in inodes {
+            let lived = |held: Held| held.lives(self.clock) && !held.stale;
+            let lived = self.inodes.get(&ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
+            self.grow_old(ino, unbroken && lived);
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
             inode.own = None;
             inode.xattrs = None;
-            inode.pinned = None;
-            inode.data = Default::default();
+            inode.data = Data::default();
             if inode.lookups > 0 {
-                stale.push(Stale::Attr { ino });
-                stale.push(Stale::Data { ino, offset: 0, length: 0 });
+                told.extend([(idle, false, ino), (idle, true, ino)]);
             }
             self.drop_if_idle(ino);
         }
-        for file in self.files.values_mut() {
-            file.handle = None;
+        // Of what is open, and of the rest: attributes before data.
+        told.sort_unstable();
+        let mut stale = Vec::new();
+        if self.config.level == Level::All {
+            names.extend(std::mem::take(&mut self.missing_given));
+            stale.push(Stale::Epoch(std::mem::take(&mut names)));
         }
-        self.unpinned = self.files.len() as u64;
-        self.inodes.values_mut().for_each(|inode| inode.opens_unpinned = 0);
-        let open: Vec<u64> = self.files.values().map(|f| f.ino).collect();
-        for ino in open {
-            if let Some(inode) = self.inodes.get_mut(&ino) {
-                inode.opens_unpinned += 1;
-            }
-        }
-        if all {
-            gone.extend(std::mem::take(&mut self.missing_given));
-            stale.insert(0, Stale::Epoch(gone));
-        }
-        if self.config.level.may_keep_pages() && !stale.is_empty() {
-            self.invalidate(stale, None);
-        }
+        stale.extend(told.into_iter().map(|(_, data, ino)| match data {
+            true => Stale::Data { ino, offset: 0, length: 0 },
+            false => Stale::Attr { ino },
+        }));
+        stale.extend(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }));
+        (self.config.level.may_keep_pages() && !stale.is_empty()).then(|| self.invalidate_first(stale))
     }
-}
 
-impl Purpose {
-    /// The range of that file whose pages the kernel keeps locked until this is answered.
-    fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
-        match *self {
-            Purpose::Read { ino, offset, size } if ino == file => Some((offset, u64::from(size))),
-            Purpose::Write { ino, offset, size, flush } if ino == file && !(flush && but_flushes) => {
-                Some((offset, size))
+    /// Facts go on being served though their grants have ended. The kernel is given no more time for them.
+    pub(crate) fn keep_as_stale(&mut self) {
+        for directory in self.dirs.values_mut() {
+            directory.held = directory.held.map(Held::into_stale);
+        }
+        for inode in self.inodes.values_mut() {
+            inode.own = inode.own.map(|(attr, held)| (attr, held.into_stale()));
+            inode.data.held = inode.data.held.map(Held::into_stale);
+            if let Some(xattrs) = &mut inode.xattrs {
+                xattrs.1 = Time::FAR;
             }
-            _ => None,
         }
     }
 }
@@ -418,18 +435,23 @@ fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> 
 /// The kernel locks whole pages.
 const PAGE: u64 = 4096;
 
+/// The whole pages of a range.
+fn pages((offset, length): (u64, u64)) -> (u64, u64) {
+    let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+    let offset = offset / PAGE * PAGE;
+    (offset, end - offset)
+}
+
 /// The ranges (offset, length; 0 = to the end) of a file that leave out the pages of `busy`.
 fn gaps(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     busy.sort_unstable();
     let mut gaps = Vec::new();
     let mut at = 0u64;
-    for (offset, length) in busy {
-        let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
-        let offset = offset / PAGE * PAGE;
+    for (offset, length) in busy.into_iter().map(pages) {
         if offset > at {
             gaps.push((at, offset - at));
         }
-        at = at.max(end);
+        at = at.max(offset.saturating_add(length));
     }
     if at < i64::MAX.cast_unsigned() {
         gaps.push((at, 0));

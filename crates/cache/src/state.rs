@@ -3,7 +3,8 @@
 use crate::grants::Held;
 use crate::op::Caller;
 use crate::rows::Rows;
-use nigh_types::{Attr, CallId, Cookie, Handle, Name, NodeId, Time, Timestamp, XattrSet};
+use crate::stores::{Base, Old};
+use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Time, Timestamp, XattrSet};
 
 /// An inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Inode {
     /// Of those, files without a handle at the remote: before its last name goes, or who may read it
     /// changes, the remote must be asked to keep it.
     pub opens_unpinned: u32,
+    /// Of `opens`, those for writing.
+    pub writers: u32,
     /// Somebody of this mount wanted an fcntl(2) lock on it.
     pub locked: bool,
     /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
@@ -31,6 +34,10 @@ pub(crate) struct Inode {
     /// All xattrs, until that deadline.
     pub xattrs: Option<Box<(XattrSet, Time)>>,
     pub data: Data,
+    /// Of which state of the file the kernel's pages are, for what is stored into maps of them.
+    pub base: Option<Base>,
+    /// The kernel may have older pages too.
+    pub old: Option<Old>,
     /// A handle that keeps a file readable which was opened without one.
     pub pinned: Option<Handle>,
 }
@@ -39,6 +46,8 @@ pub(crate) struct Inode {
 #[derive(Debug, Default)]
 pub(crate) struct Data {
     pub held: Option<Held>,
+    /// The end of `held` that is watched, where the file is open: this one or an earlier.
+    pub watched: Time,
     pub pages: Pages,
 }
 
@@ -75,6 +84,7 @@ impl Inode {
             told_until: Time(0),
             opens: 0,
             opens_unpinned: 0,
+            writers: 0,
             locked: false,
             home: None,
             gone: None,
@@ -82,6 +92,8 @@ impl Inode {
             target: None,
             xattrs: None,
             data: Data::default(),
+            base: None,
+            old: None,
             pinned: None,
         }
     }
@@ -92,6 +104,7 @@ impl Inode {
         self.lookups = old.lookups;
         self.opens = old.opens;
         self.opens_unpinned = old.opens_unpinned;
+        self.writers = old.writers;
     }
 }
 
@@ -159,9 +172,19 @@ pub(crate) struct OpenFile {
     /// `None`: opened under a grant, the remote was not asked.
     pub handle: Option<Handle>,
     pub append: bool,
-    pub sync: bool,
+    /// How it was opened.
+    pub access: Access,
+    /// It could not be opened again after the remote had forgotten it: every use fails with `EIO`.
+    pub lost: bool,
     /// Who opened it; writes are made on their behalf.
     pub caller: Caller,
+}
+
+impl OpenFile {
+    /// Whether it is that inode, and the remote was not asked for a handle.
+    pub fn is_unknown_of(&self, id: NodeId) -> bool {
+        self.handle.is_none() && !self.lost && self.generation == id.generation
+    }
 }
 
 /// A directory that the kernel holds open.

@@ -48,13 +48,23 @@ pub struct MountArgs {
     pub source: PathBuf,
     /// Where to mount it: a directory
     pub mountpoint: PathBuf,
-    /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS, idmap=user|name|none|FILE
+    /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS, hard, soft,
+    /// timeo=TENTHS, idmap=user|name|none|FILE, compress (what goes over the link, by LZ4)
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
     /// How long facts are believed before the server is asked again, as long as it does not watch its own
     /// disk: a time with its unit, `off` or `forever`
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub host_timeout: String,
+    /// What becomes of requests while the server is away: they `wait` until it is back; `fail` with an I/O error
+    /// when they have waited for --request-timeout; or are answered from what was held (`stale`): changes are
+    /// refused then
+    #[arg(long, value_name = "wait|fail|stale", default_value = "wait", value_parser = ["wait", "fail", "stale"])]
+    pub on_disconnect: String,
+    /// With --on-disconnect=fail: how long a request may wait, for whatever reason, but for a lock that others
+    /// hold: a time with its unit
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub request_timeout: String,
     /// Who is who: `user` (you are whom the server takes you for), `name` (whoever has the same name on both
     /// sides), `none` (the same ids), or a file of lines `u LOCAL REMOTE` and `g LOCAL REMOTE` [default: none]
     #[arg(long, value_name = "user|name|none|FILE")]

@@ -80,6 +80,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
         attach: tree.as_os_str().as_bytes().to_vec(),
         term: Term::Session,
         idmap: IdMapChoice::None,
+        compress: false,
         threads: 1,
         reconnect: None,
         runtime: room.join("run"),

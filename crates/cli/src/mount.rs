@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
-use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig};
+use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig, OnDisconnect};
 use nigh_server::Places;
 use std::path::Path;
 
@@ -47,6 +47,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         Some(text) => units::size("--cache-size", text)?,
         None => units::default_cache_size(),
     };
+    let on_disconnect = on_disconnect(args, &options)?;
     let idmap = match options.idmap.as_ref().or(args.idmap.as_ref()) {
         Some(word) => IdMapChoice::load(word)?,
         None if source.is_local() => IdMapChoice::None,
@@ -64,6 +65,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         options: mount,
         cache: CacheConfig {
             budget_bytes,
+            on_disconnect,
             client: identity::client(&places.state)?,
             incarnation: identity::random()?,
             ..CacheConfig::default()
@@ -73,9 +75,23 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         attach: source.attach().to_vec(),
         term,
         idmap,
+        compress: options.compress,
         threads: args.threads,
         reconnect: Some(source.reconnect()),
         runtime: places.runtime.clone(),
+    })
+}
+
+/// What `-o` says takes the place of what the command line says.
+fn on_disconnect(args: &MountArgs, options: &Options) -> Result<OnDisconnect> {
+    let limit = match options.request_timeout {
+        Some(limit) => limit,
+        None => units::positive("--request-timeout", &args.request_timeout)?,
+    };
+    Ok(match (options.soft, args.on_disconnect.as_str()) {
+        (Some(true), _) | (None, "fail") => OnDisconnect::Fail(limit),
+        (None, "stale") => OnDisconnect::Stale,
+        _ => OnDisconnect::Wait,
     })
 }
 

@@ -25,12 +25,18 @@ pub struct Options {
     pub dev: bool,
     /// `noac`, `actimeo=`: takes the place of `--host-timeout`.
     pub term: Option<Term>,
+    /// `soft` or `hard`: takes the place of `--on-disconnect`.
+    pub soft: Option<bool>,
+    /// `timeo=`, in tenths of a second as nfs(5) has it: takes the place of `--request-timeout`.
+    pub request_timeout: Option<Span>,
+    /// What goes over the link is packed.
+    pub compress: bool,
     /// `idmap=`: takes the place of `--idmap`.
     pub idmap: Option<String>,
 }
 
-const KNOWN: &str =
-    "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, idmap=WORD";
+const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, \
+     hard, soft, timeo=TENTHS, compress, idmap=WORD";
 
 impl Options {
     pub fn parse(texts: &[String]) -> Result<Options, Usage> {
@@ -38,6 +44,7 @@ impl Options {
         for option in texts.iter().flat_map(|text| text.split(',')).filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("actimeo", seconds)) => options.term = Some(seconds_term(option, seconds)?),
+                Some(("timeo", tenths)) => options.request_timeout = Some(tenths_span(option, tenths)?),
                 Some(("idmap", word)) if !word.is_empty() => options.idmap = Some(word.to_owned()),
                 _ => options.set(option)?,
             }
@@ -56,6 +63,9 @@ impl Options {
             "nosuid" => self.suid = false,
             "dev" => self.dev = true,
             "nodev" => self.dev = false,
+            "hard" => self.soft = Some(false),
+            "soft" => self.soft = Some(true),
+            "compress" => self.compress = true,
             "noac" => self.term = Some(Term::Limited(Span::ZERO)),
             // What mount(8) adds for every filesystem.
             "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "relatime"
@@ -72,6 +82,13 @@ fn seconds_term(option: &str, seconds: &str) -> Result<Term, Usage> {
     Ok(Term::Limited(Span::from_secs(seconds)))
 }
 
+fn tenths_span(option: &str, tenths: &str) -> Result<Span, Usage> {
+    match tenths.parse::<u64>() {
+        Ok(tenths @ 1..) => Ok(Span::from_millis(tenths.saturating_mul(100))),
+        _ => Err(Usage(format!("-o {option}: want tenths of a second, such as timeo=300"))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,12 +102,19 @@ mod tests {
         assert_eq!(parse("actimeo=3").unwrap().term, Some(Term::Limited(Span::from_secs(3))));
         assert_eq!(parse("noac").unwrap().term, Some(Term::Limited(Span::ZERO)));
         assert!(parse("actimeo=3s").is_err());
+        let soft = parse("soft,timeo=15").unwrap();
+        assert_eq!((soft.soft, soft.request_timeout), (Some(true), Some(Span::from_millis(1_500))));
+        assert_eq!(parse("soft,hard").unwrap().soft, Some(false));
+        for bad in ["timeo=0", "timeo=", "timeo=3s", "timeo"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]
     fn the_last_word_counts_and_unknown_ones_are_refused() {
         assert!(!parse("ro,rw").unwrap().read_only);
         assert!(parse("ro,noexec,defaults").unwrap().noexec);
+        assert!(parse("compress").unwrap().compress && !parse("").unwrap().compress);
         assert!(parse("fscache").is_err());
         assert_eq!(parse("idmap=user,idmap=name").unwrap().idmap.as_deref(), Some("name"));
         assert!(parse("idmap=").is_err());

@@ -11,6 +11,18 @@ pub fn term(option: &str, text: &str) -> Result<Term, Usage> {
         "forever" => return Ok(Term::Session),
         _ => {}
     }
+    span(option, text).map(Term::Limited)
+}
+
+/// `500ms`, `10s`, `5m`, `1h`; more than nothing.
+pub fn positive(option: &str, text: &str) -> Result<Span, Usage> {
+    match span(option, text)? {
+        Span::ZERO => Err(Usage(format!("{option} {text}: want more than nothing, such as 30s"))),
+        span => Ok(span),
+    }
+}
+
+fn span(option: &str, text: &str) -> Result<Span, Usage> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let per_unit = match unit {
@@ -21,11 +33,11 @@ pub fn term(option: &str, text: &str) -> Result<Term, Usage> {
         "" if !number.is_empty() => {
             return Err(Usage(format!("{option} {text}: say the unit, for example {text}s or {text}ms")));
         }
-        _ => return Err(Usage(format!("{option} {text}: want a time such as 500ms, 10s, off or forever"))),
+        _ => return Err(Usage(format!("{option} {text}: want a time such as 500ms, 10s or 5m"))),
     };
     let number: u64 =
         number.parse().map_err(|_| Usage(format!("{option} {text}: want a time such as 10s")))?;
-    Ok(Term::Limited(Span::from_millis(number.saturating_mul(per_unit))))
+    Ok(Span::from_millis(number.saturating_mul(per_unit)))
 }
 
 /// `64M`, `1G`, `65536`: bytes, or with K, M, G. Too little to hold anything is refused.
@@ -69,6 +81,10 @@ mod tests {
         assert_eq!(term("t", "forever").unwrap(), Term::Session);
         for bad in ["5", "", "s", "5 s", "-1s", "5d", "1.5s"] {
             assert!(term("t", bad).is_err(), "{bad}");
+        }
+        assert_eq!(positive("t", "1500ms").unwrap(), Span::from_millis(1_500));
+        for bad in ["0s", "off", "forever", "5"] {
+            assert!(positive("t", bad).is_err(), "{bad}");
         }
     }
 

@@ -7,12 +7,14 @@ use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Reason, Remote, Session};
 use nigh_types::*;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -119,7 +121,9 @@ impl Client {
     /// The refusal, where there is one.
     fn attach(link: Link, what: &str) -> Result<(Client, Session), String> {
         let attach = what.as_bytes().to_vec();
-        let config = ClientConfig { features: 0, client: 1, incarnation: 2, attach, term: Term::Session };
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let incarnation = LAST.fetch_add(1, Ordering::Relaxed);
+        let config = ClientConfig { features: 0, client: 1, incarnation, attach, term: Term::Session };
         let mut client = Client { link, session: ClientSession::new(Time(1), config), calls: 0 };
         match client.next() {
             Event::Attached(session) => Ok((client, session)),
@@ -238,6 +242,24 @@ fn calls_are_done_as_the_tokens_user_whoever_they_claim_to_be() {
 }
 
 #[test]
+fn holders_of_the_token_that_say_no_hello_cost_little_and_keep_nobody_out() {
+    let house = House::new();
+    let token = house.path("token").display().to_string();
+    let house = house.serve(&["--token", &token]);
+    let silent: Vec<Link> = (0..150).map(|_| house.target().connect().unwrap()).collect();
+    let (mut client, session) = Client::attach(house.target().connect().unwrap(), "x").unwrap();
+    let stands = |link: &&Link| {
+        link.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        link.read(&mut [0; 16]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while silent.iter().filter(stands).count() > 64 {
+        assert!(Instant::now() < give_up, "{} are kept", silent.iter().filter(stands).count());
+    }
+    client.make(session.root, "made", 0, &[0]).unwrap();
+}
+
+#[test]
 fn trusted_machines_say_who_calls_but_not_root() {
     if !needs_root("trusted_machines_say_who_calls_but_not_root") {
         return;
@@ -294,6 +316,96 @@ fn other_users_of_the_machine_are_themselves() {
     assert_eq!(house.owner("by-root"), (77, 77));
 }
 
+/// Claims to be root several times; all is made as `uid`, and one line of the log says so.
+fn forges(house: &House, log: &str, (mut client, session): (Client, Session), uid: u32) {
+    for nth in 0..3 {
+        let name = format!("{}-{nth}", log.replace('/', "-"));
+        client.make(session.root, &name, 0, &[0]).unwrap();
+        assert_eq!(house.owner(&name).0, uid);
+    }
+    client.leave();
+    let give_up = Instant::now() + Duration::from_secs(20);
+    let read = || fs::read_to_string(house.path(log)).unwrap();
+    while !read().lines().any(|line| line.contains("replaced_claims=3")) {
+        assert!(Instant::now() < give_up, "{}", read());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let told = read();
+    let told: Vec<_> = told.lines().filter(|line| line.contains("event=\"claimed\"")).collect();
+    let says = |part: &str| told.iter().all(|line| line.contains(part));
+    assert!(told.len() == 1 && says("uid=") && says("rule="), "{told:#?}");
+}
+
+#[test]
+fn a_forged_uid_0_is_one_line_of_the_log_over_each_transport() {
+    if !needs_root("a_forged_uid_0_is_one_line_of_the_log_over_each_transport") {
+        return;
+    }
+    for plaintext in [false, true] {
+        let house = House::new();
+        let path = house.path("token");
+        fs::write(&path, format!("{}\nuser {SOMEBODY}\n", "5a".repeat(32))).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let path = path.display().to_string();
+        let words = ["--token", &path, "--plaintext"];
+        let house = house.serve(if plaintext { &words } else { &words[..2] });
+        let trust = if plaintext { Trust::Plaintext } else { house.target().trust };
+        let link = Target { trust, ..house.target() }.connect().unwrap();
+        assert_eq!(link.kind(), if plaintext { Kind::Tcp } else { Kind::Tls });
+        forges(&house, "log", Client::attach(link, "x").unwrap(), SOMEBODY);
+    }
+    let house = House::new();
+    let socket = house.path("s.sock");
+    let listen = format!("unix://{}", socket.display());
+    let house = house.serve(&["--listen", &listen, "--trust-client-ids", "--plaintext"]);
+    forges(&house, "log", Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap(), SOMEBODY);
+}
+
+/// What `ssh` starts at the other end, by an ordinary user; and its stream.
+fn relay_as(house: &House, uid: u32, run: &str, state: &str) -> (Child, UnixStream) {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    let mut command = house.nigh(&["serve", "--listen", "stdio"]);
+    command.env("NIGH_RUNTIME_DIR", house.path(run)).env("NIGH_STATE_DIR", house.path(state));
+    command.stdin(OwnedFd::from(ours.try_clone().unwrap())).stdout(OwnedFd::from(ours));
+    let said = fs::File::create(house.path("relay.log")).unwrap();
+    (command.stderr(said).uid(uid).gid(uid).current_dir("/").spawn().unwrap(), theirs)
+}
+
+#[test]
+fn a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users() {
+    if !needs_root("a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users") {
+        return;
+    }
+    let house = House::new();
+    for dir in ["far-run", "far-state"] {
+        fs::create_dir(house.path(dir)).unwrap();
+        std::os::unix::fs::chown(house.path(dir), Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+        fs::set_permissions(house.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let house = house.serve(&["--trust-client-ids", "--plaintext"]);
+    // It leads to that user's own server.
+    let (mut relay, mut stream) = relay_as(&house, SOMEBODY, "far-run", "far-state");
+    let mut banner = vec![0; ssh::READY.len()];
+    stream.read_exact(&mut banner).unwrap();
+    assert_eq!(banner, ssh::READY);
+    let dir = house.path("x").display().to_string();
+    forges(&house, "far-run/serve.log", Client::attach(stream.into(), &dir).unwrap(), SOMEBODY);
+    relay.wait().unwrap();
+    // Nor to root's, be its socket open to all.
+    for (name, mode) in [("run", 0o755), ("run/serve.sock", 0o666)] {
+        fs::set_permissions(house.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let (mut relay, mut stream) = relay_as(&house, SOMEBODY, "run", "state");
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    assert!(!relay.wait().unwrap().success() && said.is_empty(), "{said:?}");
+    let why = fs::read_to_string(house.path("relay.log")).unwrap();
+    assert_eq!(why.lines().count(), 1, "{why}");
+    let link = connect_as(SOMEBODY, &house.path("run/serve.sock"));
+    link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert!(!link.read(&mut [0; 64]).is_ok_and(|count| count > 0));
+}
+
 /// Runs the command here, with nigh in the path or without.
 fn fake_ssh(house: &House, path: &str) -> PathBuf {
     let script = house.path("ssh");
@@ -327,7 +439,8 @@ fn by_ssh_a_relay_leads_to_the_server_of_whoever_logged_in() {
     let own = rustix::process::geteuid().as_raw();
     client.make(session.root, "made", own, &[]).unwrap();
     assert_eq!(house.owner("made").0, own);
-    drop(clients);
+    // Of who says nothing the session would stand until its lease has run out.
+    clients.into_iter().for_each(|(client, _)| client.leave());
     let give_up = Instant::now() + Duration::from_secs(20);
     while house.path("far-run/serve.sock").exists() {
         assert!(Instant::now() < give_up, "the relays do not end, or not their sessions");

@@ -4,6 +4,7 @@ use crate::status::Source;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::Shutdown;
 use serde_json::Value;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -45,10 +46,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Process ids come again, and not only in containers that share a directory: `random` is not found in
-    /// the name of any other mount's socket.
-    pub fn start(runtime: &Path, random: u64, source: Arc<Source>) -> io::Result<Control> {
+    /// Process ids come again, and not only in containers that share a directory; so there is something random
+    /// in the name, which everybody may see.
+    pub fn start(runtime: &Path, source: Arc<Source>) -> io::Result<Control> {
         let dir = sockets_dir(runtime)?;
+        let random = RandomState::new().hash_one(std::process::id());
         let name = format!("{}-{random:x}-{:x}", std::process::id(), number());
         let path = dir.join(format!("{name}{SUFFIX}"));
         // Whoever finds a socket under its name is answered: one that is not yet listened at looks dead.

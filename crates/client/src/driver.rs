@@ -17,10 +17,12 @@ use crate::clock::Clock;
 use crate::credentials;
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
+use crate::openers::Openers;
 use nigh_cache::{Answer, Cache, Caller, Invalidation, Op, Output, Stale};
 use nigh_fuse::Transport;
-use nigh_native::{ClientSession, Counters};
-use nigh_remote::{Output as RemoteOutput, Remote};
+use nigh_link::Link;
+use nigh_native::{ClientSession, Counters, FrameBytes};
+use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Credentials, Name, OpId, Request, Time};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
@@ -33,28 +35,54 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const OPCODES: usize = 64;
 
 /// What stands under the one lock.
+/// Frames for a link.
+pub(crate) struct Outgoing {
+    pub link: Link,
+    pub frames: Vec<FrameBytes>,
+    /// Their bodies may be packed.
+    pub packs: bool,
+    /// Nothing comes behind them.
+    pub last: bool,
+}
+
 pub(crate) struct Core {
     pub cache: Cache,
     pub remote: ClientSession,
     /// Requests that wait: how to answer them, and whose they are.
     pending: BTreeMap<OpId, Pending>,
-    /// Counts sessions: what was meant for one is never sent on another.
-    session: u64,
+    /// What carries the session's bytes, if it wants that.
+    link: Option<Link>,
+    openers: Openers,
     /// For the link, in this order.
-    outbox: VecDeque<Vec<u8>>,
+    outbox: VecDeque<FrameBytes>,
+    /// What is left in the outbox is the last of the link, and whether it was taken out.
+    closing: bool,
+    closed: bool,
     next_timeout: Time,
+    /// Why the latest attempt to have a connection failed, or the latest connection ended; for people.
+    pub problem: String,
     earlier: Counters,
 }
 
 impl Core {
-    /// A new session takes the place of a lost one; what was sent on the old goes on counting. Its number.
-    pub fn adopt(&mut self, remote: ClientSession) -> u64 {
+    /// A new session takes the place of a lost one; what was sent on the old goes on counting.
+    pub fn adopt(&mut self, remote: ClientSession, link: Link) {
         let old = self.remote_counters();
         self.earlier = old;
         self.remote = remote;
+        self.put_on(link);
+    }
+
+    /// The session goes on over another link.
+    pub fn connect(&mut self, now: Time, link: Link) {
+        self.put_on(link);
+        self.remote.handle_connect(now);
+    }
+
+    fn put_on(&mut self, link: Link) {
         self.outbox.clear();
-        self.session += 1;
-        self.session
+        (self.closing, self.closed) = (false, false);
+        self.link = Some(link);
     }
 
     /// What went to the remote over all sessions.
@@ -82,8 +110,10 @@ struct Pending {
 #[derive(Default)]
 struct Batch {
     answers: Vec<(u64, Shape, Answer)>,
-    stale: Vec<(Invalidation, Vec<Stale>)>,
+    stale: Vec<(Invalidation, Vec<Stale>, bool)>,
     transmits: bool,
+    /// A link that is of no use any more.
+    useless: Option<Link>,
 }
 
 /// One mount's engine.
@@ -108,7 +138,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub fn new(
         cache: Cache,
-        remote: ClientSession,
+        (remote, link): (ClientSession, Link),
         transport: Box<dyn Transport>,
         ids: IdMap,
         clock: Clock,
@@ -118,8 +148,12 @@ impl Driver {
                 cache,
                 remote,
                 pending: BTreeMap::new(),
-                session: 0,
+                link: Some(link),
+                openers: Openers::default(),
                 outbox: VecDeque::new(),
+                closing: false,
+                closed: false,
+                problem: String::new(),
                 next_timeout: Time::FAR,
                 earlier: Counters::default(),
             }),
@@ -209,6 +243,13 @@ impl Driver {
             if moved {
                 continue;
             }
+            if core.remote.wants_connection().is_some() {
+                core.outbox.clear();
+                batch.useless = core.link.take().or(batch.useless.take());
+            } else if core.remote.is_lost() && core.link.is_some() && !core.closing {
+                core.closing = true;
+                batch.transmits = true;
+            }
             let next = cache_timeout.min(remote_timeout);
             if next < core.next_timeout {
                 // With the lock held: a later moment must not take the place of an earlier one.
@@ -231,12 +272,17 @@ impl Driver {
                 Output::Call { id, caller, name, call } => {
                     let credentials = caller.map_or_else(|| self.own.clone(), credentials::of_caller);
                     let credentials = self.ids.caller(credentials);
+                    let credentials = core.openers.credentials(id, &call, credentials);
                     core.remote.handle_call(now, id, Request { credentials, name, call });
                 }
                 Output::Cancel(id) => core.remote.handle_cancel(now, id),
                 Output::Acknowledge(id) => core.remote.handle_acknowledge(now, id),
                 Output::Return(grants) => core.remote.handle_return(now, grants),
-                Output::Invalidate { id, stale } => batch.stale.push((id, stale)),
+                Output::Reclaimed => {
+                    core.openers.claimed();
+                    core.remote.handle_reclaimed(now);
+                }
+                Output::Invalidate { id, stale, first } => batch.stale.push((id, stale, first)),
                 Output::Timeout(at, _) => return at,
             }
         }
@@ -248,11 +294,14 @@ impl Driver {
             answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
         }
         drop(gate);
+        if let Some(link) = batch.useless {
+            link.shutdown();
+        }
         if batch.transmits {
             self.outgoing.notify_one();
         }
-        for (id, stale) in batch.stale {
-            self.notifier.queue(id, stale);
+        for (id, stale, first) in batch.stale {
+            self.notifier.queue(id, stale, first);
         }
     }
 
@@ -261,13 +310,15 @@ impl Driver {
         drop(self.gate.write());
     }
 
-    /// Bytes for the link of a session; waits for some. `None`: the mount has ended.
-    pub fn next_outgoing(&self) -> Option<(u64, Vec<u8>)> {
+    /// What a link is to carry; waits for some. `None`: the mount has ended.
+    pub fn next_outgoing(&self) -> Option<Outgoing> {
         let mut core = self.core.lock();
         loop {
-            if !core.outbox.is_empty() {
-                let bytes = core.outbox.drain(..).collect::<Vec<_>>().concat();
-                return Some((core.session, bytes));
+            let closing = core.closing && !core.closed;
+            if let Some(link) = core.link.clone().filter(|_| closing || !core.outbox.is_empty()) {
+                core.closed = core.closing;
+                let (frames, packs) = (core.outbox.drain(..).collect(), core.remote.packs());
+                return Some(Outgoing { link, frames, packs, last: closing });
             }
             if self.stopped.load(Ordering::Relaxed) {
                 return None;
@@ -311,6 +362,14 @@ impl Driver {
         self.core.lock().cache.home_of(ino)
     }
 
+    /// Ends the link, whatever is still to be written to it.
+    pub fn hang_up(&self) {
+        let link = self.core.lock().link.take();
+        if let Some(link) = link {
+            link.shutdown();
+        }
+    }
+
     pub fn stop(&self) {
         let _core = self.core.lock();
         self.stopped.store(true, Ordering::Relaxed);
@@ -326,6 +385,12 @@ fn drive_remote(core: &mut Core, now: Time, batch: &mut Batch) -> (bool, Time) {
         match core.remote.poll_output() {
             RemoteOutput::Event(event) => {
                 moved = true;
+                match &event {
+                    Event::Response { call, response } => core.openers.answered(*call, response),
+                    Event::Lost { .. } => core.openers.lost(),
+                    Event::Restored { kept: false, .. } => core.openers.forgotten(),
+                    _ => {}
+                }
                 core.cache.handle_event(now, event);
             }
             RemoteOutput::Transmit(bytes) => {

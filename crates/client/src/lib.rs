@@ -28,6 +28,7 @@ mod interrupts;
 mod link;
 mod mount;
 mod notifier;
+mod openers;
 #[cfg(test)]
 mod stage;
 pub mod status;
@@ -36,7 +37,7 @@ pub use clock::boot_time;
 pub use idmap::{IdMapChoice, IdMapError};
 pub use link::Reconnect;
 pub use mount::{Mount, MountConfig, StartError};
-pub use nigh_cache::Config as CacheConfig;
+pub use nigh_cache::{Config as CacheConfig, OnDisconnect};
 /// What a command needs of the kernel's side: mounting, and transports of its own.
 pub use nigh_fuse as fuse;
 pub use nigh_link::Link;

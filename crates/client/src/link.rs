@@ -1,27 +1,24 @@
 //! The link of a mount: saying hello on it, carrying bytes, and making another when it is lost.
 
 use crate::clock::boot_time;
-use crate::driver::Driver;
+use crate::driver::{Driver, Outgoing};
 use crate::mount::StartError;
 use nigh_link::Link;
-use nigh_native::{ClientConfig, ClientSession};
+use nigh_native::{ClientConfig, ClientSession, FrameBytes, pack};
 use nigh_remote::{Event, Output, Remote, Session};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const READ_BYTES: usize = 256 << 10;
-/// How long the remote may take to greet.
-const GREETING: Duration = Duration::from_secs(30);
 /// Pauses between attempts to reach a remote that was lost.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How often a link that may fall silent is asked whether its session still stands.
-const GLANCE: Duration = Duration::from_secs(2);
-
-/// The link of a session, by the session's number.
-pub(crate) type Numbered = (u64, Link);
+/// Frames up to this length are written together.
+const SHORT_BYTES: usize = 16 << 10;
+/// So many bytes of them.
+const TOGETHER_BYTES: usize = 64 << 10;
 
 /// Makes a new link when the old one was lost. It must not wait for people.
 pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
@@ -30,15 +27,13 @@ pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
 pub(crate) type Greeted = (ClientSession, Session, Vec<Event>);
 
 /// Says hello and waits for the welcome.
-pub(crate) fn greet(link: &Link, config: ClientConfig) -> Result<Greeted, StartError> {
+pub(crate) fn greet(link: &Link, mut session: ClientSession) -> Result<Greeted, StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
-    let mut session = ClientSession::new(boot_time(), config);
     let mut welcome = None;
     let mut early = Vec::new();
     let mut buffer = vec![0; READ_BYTES];
-    link.set_read_timeout(Some(GREETING)).map_err(lost)?;
     loop {
-        loop {
+        let until = loop {
             match session.poll_output() {
                 Output::Transmit(bytes) => link.write_all(&bytes).map_err(lost)?,
                 Output::Event(Event::Attached(session)) => welcome = Some(session),
@@ -49,118 +44,169 @@ pub(crate) fn greet(link: &Link, config: ClientConfig) -> Result<Greeted, StartE
                     });
                 }
                 Output::Event(event) => early.push(event),
-                Output::Timeout(..) => break,
+                Output::Timeout(until, _) => break until,
             }
-        }
+        };
         if let Some(welcome) = welcome {
-            // On one machine the kernel says when the other end is gone.
-            let glance = (!link.kind().is_local()).then_some(GLANCE);
-            link.set_read_timeout(glance).map_err(lost)?;
+            // The session knows when nothing is to be hoped for; then the link is shut down.
+            link.set_read_timeout(None).map_err(lost)?;
             return Ok((session, welcome, early));
         }
-        let length = link.read(&mut buffer).map_err(lost)?;
-        if length == 0 {
-            session.handle_disconnect(boot_time(), "it closed the connection");
-        } else {
-            session.handle_input(boot_time(), &buffer[..length]);
+        // The kernel takes a timeout of nothing for none.
+        let left = Duration::from_nanos(until.since(boot_time()).0).max(Duration::from_millis(1));
+        link.set_read_timeout(Some(left)).map_err(lost)?;
+        match link.read(&mut buffer) {
+            Ok(0) => session.handle_disconnect(boot_time(), "it closed the connection"),
+            Ok(length) => session.handle_input(boot_time(), &buffer[..length]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => session.handle_timeout(boot_time()),
+            Err(error) => return Err(lost(error)),
         }
     }
 }
 
 /// The thread that writes: until the mount ends.
-pub(crate) fn write_link(driver: &Driver, shared: &parking_lot::Mutex<Numbered>) {
-    while let Some((session, bytes)) = driver.next_outgoing() {
-        let link = {
-            let shared = shared.lock();
-            if shared.0 != session {
-                continue;
-            }
-            shared.1.clone()
-        };
-        if let Err(error) = link.write_all(&bytes) {
+pub(crate) fn write_link(driver: &Driver) {
+    while let Some(Outgoing { link, mut frames, packs, last }) = driver.next_outgoing() {
+        if packs {
+            frames
+                .iter_mut()
+                .for_each(|frame| *frame = pack(frame).map_or(FrameBytes::clone(frame), Into::into));
+        }
+        if let Err(error) = write_frames(&link, &frames) {
             tracing::debug!(target: "nigh::link", %error, "cannot write");
             // The reader sees it, and mends it.
             link.shutdown();
+        } else if last {
+            link.shutdown();
         }
     }
+}
+
+/// Short frames go together, long ones as they are.
+fn write_frames(link: &Link, frames: &[FrameBytes]) -> io::Result<()> {
+    let mut together = Vec::new();
+    for frame in frames {
+        let long = frame.len() > SHORT_BYTES;
+        if long || together.len() + frame.len() > TOGETHER_BYTES {
+            link.write_all(&together)?;
+            together.clear();
+        }
+        if long {
+            link.write_all(frame)?;
+        } else {
+            together.extend_from_slice(frame);
+        }
+    }
+    link.write_all(&together)
 }
 
 /// The thread that reads: until the mount ends, or the link is lost and is not to be made again.
 pub(crate) fn read_link(
     driver: &Driver,
     mut link: Link,
-    shared: &parking_lot::Mutex<Numbered>,
     stopping: &AtomicBool,
     client: &ClientConfig,
     reconnect: Option<Reconnect>,
 ) {
-    let mut buffer = vec![0; READ_BYTES];
+    let mut attempts = Attempts::default();
     loop {
-        let why = match link.read(&mut buffer) {
-            Ok(0) => "the server closed the connection".to_owned(),
-            Ok(length) => {
-                driver.with(|core, now| core.remote.handle_input(now, &buffer[..length]));
-                continue;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if driver.with(|core, _| core.cache.is_attached()) {
-                    continue;
-                }
-                "the server was silent for too long".to_owned()
-            }
-            Err(error) => error.to_string(),
-        };
-        driver.with(|core, now| core.remote.handle_disconnect(now, &why));
+        let begun = Instant::now();
+        let why = read_to_the_end(driver, &link);
         // Whoever still writes to it must not wait for a peer that is gone.
         link.shutdown();
-        let Some(fresh) =
-            reconnect.as_ref().and_then(|r| reattach(driver, stopping, shared, client, r, &why))
-        else {
-            return;
+        let Some(reconnect) = &reconnect else {
+            return driver.with(|core, _| core.remote.handle_close(&why));
         };
-        link = fresh;
+        driver.with(|core, now| {
+            // A server that lets go at once is not asked all the time.
+            if core.remote.is_linked() && begun.elapsed() > LONGEST_PAUSE {
+                attempts = Attempts::default();
+            }
+            core.remote.handle_disconnect(now, &why);
+        });
+        if !stopping.load(Ordering::Relaxed) {
+            attempts.say(driver, &why);
+        }
+        match connect_again(driver, stopping, client, reconnect, &mut attempts) {
+            Some(fresh) => link = fresh,
+            None => return,
+        }
     }
 }
 
-/// Makes a new session until one stands or the mount ends.
-fn reattach(
+/// Takes in all that comes; why nothing comes any more.
+fn read_to_the_end(driver: &Driver, link: &Link) -> String {
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        match link.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => driver.with(|core, now| core.remote.handle_input(now, &buffer[..length])),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return error.to_string(),
+        }
+    }
+    let known = driver.with(|core, _| core.remote.wants_connection().map(str::to_owned));
+    known.unwrap_or_else(|| "the server closed the connection".to_owned())
+}
+
+/// Attempts to reach a server that was lost.
+#[derive(Default)]
+struct Attempts {
+    /// Before the next one: at first none.
+    pause: Duration,
+    said: String,
+}
+
+impl Attempts {
+    /// The same thing is said once; `nigh status` says it until there is a connection.
+    fn say(&mut self, driver: &Driver, problem: &str) {
+        driver.with(|core, _| problem.clone_into(&mut core.problem));
+        if problem != self.said {
+            tracing::warn!(target: "nigh::link", problem, "no connection to the server; trying again");
+            problem.clone_into(&mut self.said);
+        }
+    }
+
+    fn wait(&mut self) {
+        thread::sleep(self.pause);
+        self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+    }
+}
+
+/// Makes links until the session goes on over one, or a new one stands in the place of a lost one; `None`:
+/// the mount ends.
+fn connect_again(
     driver: &Driver,
     stopping: &AtomicBool,
-    shared: &parking_lot::Mutex<Numbered>,
     client: &ClientConfig,
     reconnect: &Reconnect,
-    why: &str,
+    attempts: &mut Attempts,
 ) -> Option<Link> {
-    let mut pause = FIRST_PAUSE;
-    if !stopping.load(Ordering::Relaxed) {
-        tracing::warn!(target: "nigh::link", why, "lost the server; trying again");
-    }
-    let mut said = String::new();
-    // The same thing is said once.
-    let mut say = |error: String| {
-        if error != said {
-            tracing::warn!(target: "nigh::link", error, "no connection yet");
-            said = error;
-        }
-    };
     while !stopping.load(Ordering::Relaxed) {
-        thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        attempts.wait();
         let fresh = match reconnect() {
             Ok(fresh) => fresh,
             Err(error) => {
-                say(error.to_string());
+                attempts.say(driver, &error.to_string());
                 continue;
             }
         };
         if let Some(note) = fresh.note() {
             tracing::warn!(target: "nigh::link", note);
         }
-        match greet(&fresh, client.clone()) {
+        let lost = driver.with(|core, now| {
+            if !core.remote.is_lost() {
+                core.connect(now, fresh.clone());
+            }
+            core.remote.is_lost()
+        });
+        if !lost {
+            return Some(fresh);
+        }
+        match greet(&fresh, ClientSession::after_lost(boot_time(), client.clone())) {
             Ok((remote, session, early)) => {
                 driver.with(|core, now| {
-                    *shared.lock() = (core.adopt(remote), fresh.clone());
+                    core.adopt(remote, fresh.clone());
                     core.cache.handle_event(now, Event::Attached(session));
                     for event in early {
                         core.cache.handle_event(now, event);
@@ -168,7 +214,7 @@ fn reattach(
                 });
                 return Some(fresh);
             }
-            Err(error) => say(error.to_string()),
+            Err(error) => attempts.say(driver, &error.to_string()),
         }
     }
     None

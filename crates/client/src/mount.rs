@@ -9,13 +9,13 @@ use crate::control::Control;
 use crate::driver::Driver;
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
-use crate::link::{Greeted, Numbered, Reconnect, greet, read_link, write_link};
+use crate::link::{Greeted, Reconnect, greet, read_link, write_link};
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
 use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
 use nigh_link::Link;
-use nigh_native::{ClientConfig, NAMES_ALONE};
+use nigh_native::{COMPRESSED, ClientConfig, ClientSession, NAMES_ALONE};
 use nigh_remote::Event;
 use nigh_types::Term;
 use std::io;
@@ -40,6 +40,8 @@ pub struct MountConfig {
     /// How long facts may be believed at the most.
     pub term: Term,
     pub idmap: IdMapChoice,
+    /// Whether what goes over the link is to be packed, if the server can.
+    pub compress: bool,
     /// Threads that take in requests of the kernel.
     pub threads: u32,
     pub reconnect: Option<Reconnect>,
@@ -58,13 +60,19 @@ impl MountConfig {
         }
     }
 
+    fn features(&self) -> u64 {
+        let chosen = [(self.names_alone(), NAMES_ALONE), (self.compress, COMPRESSED)];
+        let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
+        wanted.fold(self.idmap.features(), |features, (_, feature)| features | feature)
+    }
+
     fn client(&self) -> ClientConfig {
         ClientConfig {
             client: self.cache.client,
             incarnation: self.cache.incarnation,
             attach: self.attach.clone(),
             term: self.term,
-            features: self.idmap.features() | if self.names_alone() { NAMES_ALONE } else { 0 },
+            features: self.features(),
         }
     }
 }
@@ -93,14 +101,13 @@ pub struct Mount {
     link_reader: Option<JoinHandle<()>>,
     link_writer: Option<JoinHandle<()>>,
     control: Option<Control>,
-    link: Arc<parking_lot::Mutex<Numbered>>,
     source: Arc<Source>,
 }
 
 impl Mount {
     /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
-        let greeted = greet(&link, config.client())?;
+        let greeted = greet(&link, ClientSession::new(boot_time(), config.client()))?;
         let mounted = nigh_fuse::mount::mount(&config.options)?;
         let mountpoint = mounted.mountpoint.clone();
         let undo = |error: io::Error| {
@@ -122,7 +129,7 @@ impl Mount {
         transport: Box<dyn Transport>,
         agreed: Negotiated,
     ) -> Result<Mount, StartError> {
-        let greeted = greet(&link, config.client())?;
+        let greeted = greet(&link, ClientSession::new(boot_time(), config.client()))?;
         Mount::assemble(config, link, greeted, transport, agreed, None).map_err(StartError::Kernel)
     }
 
@@ -144,7 +151,7 @@ impl Mount {
             budget_bytes: config.cache.budget_bytes,
         };
         let ids = config.idmap.map(&session);
-        let driver = Driver::new(cache, remote, transport, ids, Box::new(boot_time))?;
+        let driver = Driver::new(cache, (remote, link.clone()), transport, ids, Box::new(boot_time))?;
         if let Some(mountpoint) = mountpoint {
             let _ = driver.mountpoint.set(mountpoint);
         }
@@ -166,10 +173,9 @@ impl Mount {
             link_reader: None,
             link_writer: None,
             control: None,
-            link: Arc::new(parking_lot::Mutex::new((0, link.clone()))),
         };
         mount.start_threads(link, client, config.reconnect, agreed, config.threads);
-        mount.control = Control::start(&config.runtime, config.cache.incarnation, Arc::clone(&mount.source))
+        mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
             .ok();
         Ok(mount)
@@ -190,12 +196,11 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.notifier.run(&driver, expires)));
         let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
         self.others.push(thread::spawn(move || interrupts.run(&driver)));
-        let (driver, shared) = (Arc::clone(&self.driver), Arc::clone(&self.link));
-        self.link_writer = Some(thread::spawn(move || write_link(&driver, &shared)));
-        let (driver, shared, stopping) =
-            (Arc::clone(&self.driver), Arc::clone(&self.link), Arc::clone(&self.stopping));
+        let driver = Arc::clone(&self.driver);
+        self.link_writer = Some(thread::spawn(move || write_link(&driver)));
+        let (driver, stopping) = (Arc::clone(&self.driver), Arc::clone(&self.stopping));
         self.link_reader = Some(thread::spawn(move || {
-            read_link(&driver, link, &shared, &stopping, &client, reconnect);
+            read_link(&driver, link, &stopping, &client, reconnect);
         }));
         for _ in 0..threads.max(1) {
             let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
@@ -231,7 +236,7 @@ impl Mount {
         while writer.as_ref().is_some_and(|w| !w.is_finished()) && Instant::now() < give_up {
             thread::sleep(Duration::from_millis(1));
         }
-        self.link.lock().1.shutdown();
+        self.driver.hang_up();
         for other in self.others.drain(..) {
             let _ = other.join();
         }

@@ -47,7 +47,7 @@ impl Server {
                         names: Vec::new(),
                     });
                 }
-                ServerEvent::Request { call, request } => {
+                ServerEvent::Request { call, request, .. } => {
                     let refused = self.refuse.as_ref().and_then(|refuse| refuse(&request.call));
                     let responses = match refused {
                         Some(errno) => vec![Response::plain(Err(errno))],
@@ -59,9 +59,13 @@ impl Server {
                     self.asked.push(request);
                 }
                 ServerEvent::Bye { .. } => self.left = true,
-                ServerEvent::Cancel(_) | ServerEvent::Acknowledge(_) | ServerEvent::Return(_) => {}
+                ServerEvent::Cancel(_)
+                | ServerEvent::Acknowledge(_)
+                | ServerEvent::Return(_)
+                | ServerEvent::Reclaimed => {}
             }
         }
-        std::iter::from_fn(|| self.connection.poll_transmit()).flatten().collect()
+        let frames = std::iter::from_fn(|| self.connection.poll_transmit());
+        frames.flat_map(|frame| frame.to_vec()).collect()
     }
 }

@@ -35,9 +35,11 @@ impl Source {
     /// One object, as `nigh status --json` prints it.
     #[must_use]
     pub fn status(&self) -> Value {
-        let (counters, gauges, remote, connected, level) = self.driver.with(|core, _| {
-            let cache = &core.cache;
-            (cache.counters(), cache.gauges(), core.remote_counters(), cache.is_attached(), cache.level())
+        let (counters, gauges, remote, connected, problem, stale, level) = self.driver.with(|core, _| {
+            let (cache, remote) = (&core.cache, core.remote_counters());
+            let (connected, stale) = (cache.is_attached(), cache.is_stale());
+            let problem = (!core.remote.is_linked()).then(|| core.problem.clone());
+            (cache.counters(), cache.gauges(), remote, connected, problem, stale, cache.level())
         });
         let kernel: Map<String, Value> = self
             .driver
@@ -54,6 +56,8 @@ impl Source {
                 "kind": "native",
                 "link": self.about.link.to_string(),
                 "connected": connected,
+                "problem": problem,
+                "lapses": counters.lapses,
                 "requests": remote.requests,
                 "renewals": remote.renewals,
                 "by_type": remote.by_type,
@@ -89,19 +93,19 @@ impl Source {
                 "epoch_fallbacks": fallbacks,
                 "epoch_planned": counters.epoch_planned,
             },
-            "guarantees": self.guarantees(),
+            "guarantees": self.guarantees(stale),
         })
     }
 
-    fn guarantees(&self) -> Value {
+    fn guarantees(&self, stale: bool) -> Value {
         let mut guarantees = Map::new();
         let bound = &self.session.host_bound;
         let but =
             "but for files that two mounts write at the same time, and open files that another mount removes";
-        guarantees.insert("S1".into(), json!(but));
+        guarantees.insert("S1".into(), if stale { json!(false) } else { json!(but) });
         guarantees.insert("S2".into(), json!(true));
         guarantees.insert("S3".into(), json!(true));
-        guarantees.insert("S4".into(), json!("open files do not survive a restart of the server yet"));
+        guarantees.insert("S4".into(), json!("calls under way do not survive a restart of the server yet"));
         guarantees
             .insert("S5".into(), json!("nothing is shipped behind yet: without the server changes wait"));
         guarantees.insert("S6".into(), json!(true));
@@ -115,6 +119,9 @@ impl Source {
         Value::Object(guarantees)
     }
 }
+
+/// S1 while the remote is away and answers come from what was held.
+const NOT_GIVEN: &str = "not now: the server is away, and answers may be old";
 
 fn level_name(level: Level) -> &'static str {
     match level {
@@ -136,11 +143,17 @@ pub fn page(status: &Value) -> String {
     let (hits, misses) = (number("/cache/hits"), number("/cache/misses"));
     let share = 100.0 * hits as f64 / (hits + misses).max(1) as f64;
     let connected = status.pointer("/remote/connected").and_then(Value::as_bool).unwrap_or(false);
+    let problem =
+        status.pointer("/remote/problem").and_then(Value::as_str).filter(|problem| !problem.is_empty());
+    let server = match problem {
+        Some(problem) => format!("no connection, trying again ({problem})"),
+        None if connected => "connected".to_owned(),
+        None => "not connected: changes wait until it is back".to_owned(),
+    };
     let mut page = format!(
-        "{} on {}\n  server      {}, {} requests, {} waits, {} sent, {} received\n",
+        "{} on {}\n  server      {server}, {} requests, {} waits, {} sent, {} received\n",
         text("/source"),
         text("/mountpoint"),
-        if connected { "connected" } else { "not connected: changes wait until it is back" },
         number("/remote/requests"),
         number("/remote/waits"),
         bytes(number("/remote/bytes_sent")),
@@ -160,8 +173,8 @@ pub fn page(status: &Value) -> String {
         text("/kernel/notifications")
     );
     let limits = status.pointer("/guarantees").and_then(Value::as_object);
-    for (name, value) in limits.into_iter().flatten().filter(|(_, value)| !value.is_boolean()) {
-        page += &format!("  {name:<11} {}\n", value.as_str().unwrap_or("?"));
+    for (name, value) in limits.into_iter().flatten().filter(|(_, value)| **value != true) {
+        page += &format!("  {name:<11} {}\n", value.as_str().unwrap_or(NOT_GIVEN));
     }
     page
 }
@@ -177,4 +190,21 @@ fn bytes(count: u64) -> String {
         unit = larger;
     }
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_why_there_is_no_connection() {
+        let server = |connected: bool, problem: Value| {
+            let page = page(&json!({ "remote": { "connected": connected, "problem": problem } }));
+            page.lines().nth(1).unwrap_or_default().trim().to_owned()
+        };
+        assert!(server(true, Value::Null).starts_with("server      connected, "));
+        assert!(server(false, Value::Null).starts_with("server      not connected: "));
+        let refused = server(true, json!("update nigh on the client's machine"));
+        assert!(refused.contains("trying again (update nigh on the client's machine)"), "{refused}");
+    }
 }

@@ -13,6 +13,8 @@
 //! | `unix` | connections on this machine |
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod identity;
 mod known;
 mod link;
@@ -31,6 +33,6 @@ mod user;
 pub use error::LinkError;
 pub use link::{Kind, Link};
 pub use lobby::{Lobby, Ticket};
-pub use peer::{Claims, Peer, Squash};
+pub use peer::{Claims, Origin, Peer, Squash};
 pub use token::Token;
 pub use user::{credentials_of, own_credentials};

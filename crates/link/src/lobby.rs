@@ -32,6 +32,15 @@ pub struct Ticket {
     number: u64,
 }
 
+impl Ticket {
+    /// It has proved what was waited for here, and waits in another lobby. `None`: it was told to go, or there is
+    /// no room; its stream should be dropped.
+    pub fn pass(self, to: &Lobby) -> Option<Ticket> {
+        let stream = self.lobby.0.waiting.lock().streams.remove(&self.number)?;
+        to.enter(stream)
+    }
+}
+
 impl Lobby {
     /// Room for so many; twice as many while those that were told to go are going.
     #[must_use]
@@ -75,5 +84,26 @@ impl Drop for Ticket {
         let mut waiting = self.lobby.0.waiting.lock();
         waiting.tickets -= 1;
         waiting.streams.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn who_proves_something_makes_room_and_counts_where_it_waits_then() {
+        let (first, second) = (Lobby::new(1), Lobby::new(1));
+        let (one, _one) = UnixStream::pair().unwrap();
+        let (two, _two) = UnixStream::pair().unwrap();
+        let passed = first.enter(&one).unwrap().pass(&second).unwrap();
+        assert_eq!((first.len(), second.len()), (0, 1));
+        let early = first.enter(&one).unwrap();
+        let late = first.enter(&two).unwrap();
+        assert!(early.pass(&second).is_none(), "it was told to go");
+        let late = late.pass(&second).unwrap();
+        drop((passed, late));
+        assert!(first.is_empty() && second.is_empty());
     }
 }

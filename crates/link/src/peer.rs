@@ -2,6 +2,7 @@
 
 use nigh_types::Credentials;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Which ids of callers are believed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,10 +25,30 @@ pub enum Squash {
     All,
 }
 
+/// What a peer cannot choose: whom it proved to be, and over a network its machine. Whatever a server has little
+/// of is shared out among these, since a client makes up its own number.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Origin {
+    /// `None`: one that may be several.
+    uid: Option<u32>,
+    host: Option<IpAddr>,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.uid {
+            Some(uid) => write!(f, "uid {uid}")?,
+            None => f.write_str("this machine's root or a trusted client")?,
+        }
+        self.host.map_or(Ok(()), |host| write!(f, " from {host}"))
+    }
+}
+
 /// The other end of a connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Peer {
     came: String,
+    host: Option<IpAddr>,
     claims: Claims,
     squash: Squash,
     any_path: bool,
@@ -37,7 +58,7 @@ impl Peer {
     /// `came`: how, for people. It may attach to exports by name only.
     #[must_use]
     pub fn new(came: impl Into<String>, claims: Claims, squash: Squash) -> Peer {
-        Peer { came: came.into(), claims, squash, any_path: false }
+        Peer { came: came.into(), host: None, claims, squash, any_path: false }
     }
 
     /// Code of this process: nothing needs to be proved.
@@ -46,10 +67,36 @@ impl Peer {
         Peer::new("in process", Claims::Any, Squash::None).with_any_path()
     }
 
+    /// It came over a network from there.
+    #[must_use]
+    pub fn from_host(self, host: IpAddr) -> Peer {
+        Peer { host: Some(host), ..self }
+    }
+
     /// It may attach to whatever the server can reach, by its path.
     #[must_use]
     pub fn with_any_path(self) -> Peer {
         Peer { any_path: true, ..self }
+    }
+
+    /// Whether both proved the same and so may claim the same, however they came.
+    #[must_use]
+    pub fn is_same(&self, other: &Peer) -> bool {
+        self.claims == other.claims && self.squash == other.squash && self.any_path == other.any_path
+    }
+
+    /// Whom its share is counted for. Of an IPv6 address the first 64 bits: whoever has one has all of those.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        let uid = match &self.claims {
+            Claims::Any => None,
+            Claims::Only(own) => Some(own.uid),
+        };
+        let host = self.host.map(|host| match host.to_canonical() {
+            IpAddr::V6(host) => IpAddr::V6(Ipv6Addr::from_bits(host.to_bits() >> 64 << 64)),
+            host @ IpAddr::V4(_) => host,
+        });
+        Origin { uid, host }
     }
 
     #[must_use]
@@ -74,5 +121,24 @@ impl fmt::Display for Peer {
             Claims::Any => write!(f, "{}", self.came),
             Claims::Only(own) => write!(f, "{} as uid {}", self.came, own.uid),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_one_address_of_a_network_has_no_more_shares_by_its_others() {
+        let of = |host: &str| {
+            let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![] });
+            Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap()).origin()
+        };
+        assert_eq!(of("2001:db8:0:1::7"), of("2001:db8:0:1:ffff::8"));
+        assert_ne!(of("2001:db8:0:1::7"), of("2001:db8:0:2::7"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+        assert_eq!(of("10.0.0.1").to_string(), "uid 5 from 10.0.0.1");
+        assert_ne!(of("10.0.0.1"), Peer::in_process().origin());
     }
 }

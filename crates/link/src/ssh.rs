@@ -178,7 +178,7 @@ fn ended(status: ExitStatus) -> String {
 }
 
 /// Reads past what login scripts print.
-fn await_ready(socket: &Socket) -> std::io::Result<()> {
+pub(crate) fn await_ready(socket: &Socket) -> std::io::Result<()> {
     let mut printed = Vec::new();
     let mut byte = [0];
     while !printed.ends_with(READY) {

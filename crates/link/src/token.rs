@@ -94,7 +94,7 @@ impl Token {
         hmac::verify(&self.key, &statement(role, exporter, said), proof).is_ok()
     }
 
-    fn parse(text: &str) -> Result<Token, &'static str> {
+    pub(crate) fn parse(text: &str) -> Result<Token, &'static str> {
         let (mut key, mut user) = (None, None);
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             if let Some(name) = line.strip_prefix("user ") {

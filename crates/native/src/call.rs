@@ -2,7 +2,7 @@
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{Call, Credentials, OpName, Request};
+use nigh_types::{Access, Call, Credentials, OpName, Request};
 
 /// The longest target of a symlink, in bytes (Linux `PATH_MAX` without its NUL).
 pub(crate) const MAX_TARGET: usize = 4095;
@@ -52,10 +52,11 @@ calls! {
     11 Seek { node, handle, offset, data }
     12 GetFlags { node }
     13 Release { handles }
-    14 Lock { node, owner, flock, kind, start, end, wait, pid }
+    14 Lock { node, owner, flock, kind, start, end, wait, pid, reclaim }
     15 Unlock { node, owner, flock, start, end }
     16 GetLock { node, owner, flock, kind, start, end }
     17 Keep { node, names, handle }
+    18 Reopen { node, handle, access }
     32 Create { dir, name, mode, umask, exclusive, access }
     33 Tmpfile { dir, mode, umask, access }
     34 Mknod { dir, name, kind, mode, umask, rdev }
@@ -115,13 +116,26 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
         Call::Symlink { target, .. } => check_target(target),
         Call::Xattr { name, .. } | Call::RemoveXattr { name, .. } => check_xattr(name, &[]),
         Call::SetXattr { name, value, .. } => check_xattr(name, value),
+        Call::Reopen { access: Access { truncate: true, .. }, .. } => {
+            Err(ProtocolError::Malformed("a file is not truncated by opening it again"))
+        }
         Call::Lock { start, end, .. }
         | Call::Unlock { start, end, .. }
         | Call::GetLock { start, end, .. } => check_range(*start, *end),
         Call::Keep { handle, .. } if !handle.is_chosen() => {
             Err(ProtocolError::Malformed("a chosen handle lacks its mark"))
         }
+        Call::Walk { names, .. } | Call::Keep { names, .. } => check_count(names.len(), Call::MOST_NAMES),
+        Call::Release { handles } => check_count(handles.len(), Call::MOST_HANDLES),
         _ => Ok(()),
+    }
+}
+
+/// For who makes such a call; whoever hears of one looks at its count first ([`Reader::bounded`]).
+fn check_count(count: usize, most: u32) -> Result<(), ProtocolError> {
+    match u32::try_from(count) {
+        Ok(count) if count <= most => Ok(()),
+        _ => Err(ProtocolError::Malformed("more names or handles than a call may carry")),
     }
 }
 

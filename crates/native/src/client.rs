@@ -1,27 +1,27 @@
 //! The client's end of a session.
 
+mod calls;
+mod connection;
+
 use crate::ProtocolError;
-use crate::call::{check, payload_bytes};
-use crate::expect::Expected;
-use crate::frame::{FrameReader, MAX_BODY};
-use crate::handshake::{Hello, Limits, MAX_VERSION, MIN_VERSION, Refused, Welcome};
-use crate::locks::MAX_LOCK_WAITS;
-use crate::message::{Message, encode_request};
+use crate::frame::{FrameBytes, FrameReader, HEADER_BYTES, MAX_BODY};
+use crate::handshake::{Limits, Refused};
+use crate::load::Load;
+use crate::message::{MOST_RETURNED, Message};
+use crate::stream::{Incoming, Outgoing};
+use calls::Outstanding;
 use nigh_remote::{Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
 use std::collections::{BTreeMap, VecDeque};
-
-/// How long a client waits for the server's first message.
-const GREETING: Span = Span::from_secs(30);
-/// Grants given back in one message.
-const RETURNED_AT_ONCE: usize = 65_536;
+use std::sync::Arc;
 
 /// Who asks, and for what.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientConfig {
     /// The client's durable identity.
     pub client: u64,
-    /// Random, new with each start of the client.
+    /// Random, new with each start of the client. Whoever knows it may go on with this client's session, so
+    /// it is told to nobody but the server.
     pub incarnation: u64,
     /// Path or name of the export.
     pub attach: Vec<u8>,
@@ -38,82 +38,171 @@ pub struct Counters {
     /// returned grants, cancellations, releases.
     pub requests: u64,
     pub renewals: u64,
-    /// Calls sent by [`Call::type_name`]; releases too, so this may sum to more than `requests`.
+    /// Calls sent by `Call::type_name`; releases too, so this may sum to more than `requests`.
     pub by_type: BTreeMap<&'static str, u64>,
-    /// Of the whole stream, headers and handshake included.
+    /// Of the whole stream, headers and handshakes included; what is sent, before it is packed.
     pub bytes_sent: u64,
     pub bytes_received: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
+    /// Hello is out on this connection, and nothing else may be.
     Greeting,
-    Attached,
+    Linked,
+    /// There is no connection, or none that is good for anything: another is wanted.
+    Unlinked,
     Lost,
 }
 
-/// The client's end of one session, as the contract on [`Remote`] says.
+/// The client's end of one mount's session, as the contract on [`Remote`] says.
 ///
-/// - Calls made before the server's consent, and those above the server's limit of outstanding
-///   calls, wait here in their order.
+/// - Calls made without a connection, and those above the server's limits of outstanding calls, wait here
+///   in their order.
 /// - A call that no frame can hold, that passes [`Limits::max_data`], or whose xattr name, xattr value
 ///   or symlink target no Linux filesystem takes, is answered with `EINVAL`
 ///   without being sent; one cancelled while it waits here, with `EINTR`. Calls that wait for a lock do
-///   not count among those outstanding; one more than [`MAX_LOCK_WAITS`] is answered with `ENOLCK`.
+///   not count among those outstanding; one more than [`crate::MAX_LOCK_WAITS`] is answered with `ENOLCK`.
 /// - The session is renewed when nothing that was sent for a third of its term is known to have
-///   arrived. It counts as lost 0.9 of its term after the *sending* of the latest message that the
+///   arrived. It lapses 0.9 of its term after the *sending* of the latest message that the
 ///   server answered (decision 4 of the design).
 /// - After [`Event::Lost`] nothing more is put out, and inputs do nothing.
+///
+/// **Connections.** The end of a connection, which `handle_disconnect` tells, is not the end of the session:
+/// when [`ClientSession::wants_connection`] says why, whoever carries its bytes ends the old connection if it
+/// still stands, makes a new one and says [`ClientSession::handle_connect`]. What was put out before and not
+/// carried is forgotten then; all that counts is put out again. Before the first welcome the end of
+/// the connection is [`Event::Lost`].
+///
+/// ```text
+///            welcome                end of the connection, or 0.9 of the term
+///  Greeting ─────────▶ Linked ──────────────────────────────────────────────▶ Unlinked
+///      ▲                                                                          │
+///      └────────────────────────────── handle_connect ────────────────────────────┘
+///  From everywhere: farewell, a broken rule ─▶ Lost; also what ends Greeting before the first welcome.
+/// ```
 pub struct ClientSession {
+    config: ClientConfig,
     state: State,
+    /// A session stood before.
+    established: bool,
+    /// An earlier session of this incarnation was lost: not all of it may be dropped yet.
+    replaces: bool,
+    /// The term has run out since the latest welcome.
+    lapsed: bool,
+    /// A new session stands in the place of a forgotten one, and not everything is claimed anew.
+    reclaiming: bool,
+    /// Why another connection is wanted.
+    why: String,
     frames: FrameReader,
+    outgoing: Outgoing,
+    incoming: Incoming,
     outputs: VecDeque<Output>,
-    outstanding: BTreeMap<CallId, Expected>,
-    /// Of these, the ones that wait for a lock.
-    lock_waits: u32,
+    outstanding: BTreeMap<CallId, Outstanding>,
+    /// Of these, those that wait for no lock, and those that do.
+    load: Load,
+    lock_load: Load,
     waiting: VecDeque<(CallId, Request)>,
+    /// While reclaiming: what goes before all else.
+    claims: VecDeque<(CallId, Request)>,
+    /// Put out in a session that the server has forgotten; they go before `waiting`.
+    again: BTreeMap<CallId, Outstanding>,
     limits: Limits,
     cookie_key: CookieKey,
     session_term: Span,
     session_id: u64,
+    /// Bodies may be packed on this connection.
+    packs: bool,
+    /// Numbers of recalls and grants go on over sessions, so that nothing of an earlier one is taken for
+    /// something of a later one.
+    recalls: Numbers,
+    grants: Numbers,
     /// When the latest message was sent of which the server showed that it had it.
     confirmed: Time,
+    /// When the hello of this connection was sent.
+    greeted: Time,
     /// Number and sending time of the latest ping.
     ping: (u64, Time),
     refused: Option<Refused>,
     counters: Counters,
 }
 
+/// The server's numbers of one kind, made unique over sessions.
+#[derive(Clone, Copy, Debug, Default)]
+struct Numbers {
+    base: u64,
+    latest: u64,
+}
+
+impl Numbers {
+    /// A number of the server's in this session.
+    fn take(&mut self, theirs: u64) -> u64 {
+        let ours = self.base.saturating_add(theirs);
+        self.latest = self.latest.max(ours);
+        ours
+    }
+
+    /// What the server calls it; `None`: it is of an earlier session.
+    fn theirs(&self, ours: u64) -> Option<u64> {
+        ours.checked_sub(self.base).filter(|theirs| *theirs > 0)
+    }
+
+    fn begin_session(&mut self) {
+        self.base = self.latest;
+    }
+}
+
 impl ClientSession {
     /// A session that says hello at once.
     #[must_use]
     pub fn new(now: Time, config: ClientConfig) -> ClientSession {
-        let mut session = ClientSession {
-            state: State::Greeting,
+        let mut session = ClientSession::unconnected(now, config);
+        session.handle_connect(now);
+        session
+    }
+
+    /// The same after a session of this incarnation was lost. Until `handle_reclaimed` says that nothing of what
+    /// that one was granted is believed any more, the server leaves it standing, and calls wait here.
+    #[must_use]
+    pub fn after_lost(now: Time, config: ClientConfig) -> ClientSession {
+        let mut session = ClientSession::unconnected(now, config);
+        session.replaces = true;
+        session.handle_connect(now);
+        session
+    }
+
+    fn unconnected(now: Time, config: ClientConfig) -> ClientSession {
+        ClientSession {
+            config,
+            state: State::Unlinked,
+            established: false,
+            replaces: false,
+            lapsed: false,
+            reclaiming: false,
+            why: String::new(),
             frames: FrameReader::new(MAX_BODY),
+            outgoing: Outgoing::default(),
+            incoming: Incoming::default(),
             outputs: VecDeque::new(),
             outstanding: BTreeMap::new(),
-            lock_waits: 0,
+            load: Load::default(),
+            lock_load: Load::default(),
             waiting: VecDeque::new(),
+            claims: VecDeque::new(),
+            again: BTreeMap::new(),
             limits: Limits::default(),
             cookie_key: CookieKey::default(),
             session_term: Span::FOREVER,
             session_id: 0,
+            packs: false,
+            recalls: Numbers::default(),
+            grants: Numbers::default(),
             confirmed: now,
+            greeted: now,
             ping: (0, now),
             refused: None,
             counters: Counters::default(),
-        };
-        session.send(&Message::Hello(Hello {
-            min_version: MIN_VERSION,
-            max_version: MAX_VERSION,
-            features: config.features,
-            client: config.client,
-            incarnation: config.incarnation,
-            attach: config.attach,
-            term: config.term,
-        }));
-        session
+        }
     }
 
     #[must_use]
@@ -133,7 +222,7 @@ impl ClientSession {
         self.session_id
     }
 
-    /// Why the server did not want this client, where that is how the session was lost.
+    /// Why the server did not want this client at its latest hello.
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         self.refused.as_ref()
@@ -142,18 +231,34 @@ impl ClientSession {
     /// Ends the session from this side, in order: what is still in `poll_output` goes first.
     pub fn handle_close(&mut self, why: &str) {
         if self.state != State::Lost {
-            self.send(&Message::Bye(why.to_owned()));
+            if self.state != State::Unlinked {
+                self.send(&Message::Bye(why.to_owned()));
+            }
             self.lose(format!("closed: {why}"));
         }
     }
 
     fn send(&mut self, message: &Message) {
-        self.transmit(message.encode());
+        self.transmit(Arc::new(message.encode()));
     }
 
-    fn transmit(&mut self, bytes: Vec<u8>) {
-        self.counters.bytes_sent += bytes.len() as u64;
-        self.outputs.push_back(Output::Transmit(bytes));
+    fn transmit(&mut self, frame: FrameBytes) {
+        self.counters.bytes_sent += frame.len() as u64;
+        self.outputs.push_back(Output::Transmit(frame));
+    }
+
+    /// Puts out a frame that counts, now or on the next connection.
+    fn put(&mut self, frame: FrameBytes) {
+        self.outgoing.push(frame);
+        self.put_out();
+    }
+
+    fn put_out(&mut self) {
+        while self.state == State::Linked
+            && let Some(frame) = self.outgoing.poll()
+        {
+            self.transmit(frame);
+        }
     }
 
     fn event(&mut self, event: Event) {
@@ -164,197 +269,149 @@ impl ClientSession {
         self.event(Event::Lost { why });
         self.state = State::Lost;
         self.outstanding.clear();
-        self.lock_waits = 0;
+        self.again.clear();
+        (self.load, self.lock_load) = (Load::default(), Load::default());
         self.waiting.clear();
+        self.claims.clear();
+        self.outgoing = Outgoing::default();
     }
 
+    /// Without a Bye, which would say that all grants are dropped.
     fn break_off(&mut self, error: ProtocolError) {
-        self.send(&Message::Bye(format!("protocol error: {error}")));
-        self.lose(format!("protocol error of the server: {error}"));
+        let why = format!("protocol error of the server: {error}");
+        // Whoever does not speak the protocol there is not the server that this session is of.
+        let stranger = !matches!(error, ProtocolError::Count { .. });
+        if self.established && self.state == State::Greeting && stranger {
+            self.unlink(&why);
+        } else {
+            self.lose(why);
+        }
     }
 
     fn answer(&mut self, call: CallId, errno: Errno) {
         self.event(Event::Response { call, response: Response::plain(Err(errno)) });
     }
 
-    fn send_waiting(&mut self, now: Time) {
-        while self.state == State::Attached
-            && (self.outstanding.len() as u64) - u64::from(self.lock_waits) < u64::from(self.limits.max_calls)
-        {
-            let Some((call, request)) = self.waiting.pop_front() else { return };
-            self.send_call(now, call, &request);
-        }
-    }
-
-    fn send_call(&mut self, now: Time, call: CallId, request: &Request) {
-        let named = request.name.is_some();
-        assert_eq!(named, request.call.is_mutation(), "mutations are named, and nothing else");
-        let expects_answer = request.call.is_answered();
-        if !self.fits(&request.call) {
-            if expects_answer {
-                self.answer(call, Errno::INVAL);
-            }
-            return;
-        }
-        if request.call.waits_for_lock() {
-            if self.lock_waits >= MAX_LOCK_WAITS {
-                return self.answer(call, Errno::NOLCK);
-            }
-            self.lock_waits += 1;
-        }
-        *self.counters.by_type.entry(request.call.type_name()).or_default() += 1;
-        if expects_answer {
-            self.counters.requests += 1;
-            let earlier = self.outstanding.insert(call, Expected::of(&request.call, now));
-            assert!(earlier.is_none(), "call ids are never reused within a session");
-        }
-        self.transmit(encode_request(call, request));
-    }
-
-    fn fits(&self, call: &Call) -> bool {
-        // Fixed fields, names, and a caller in as many groups as Linux allows.
-        const OTHER_BYTES: usize = (256 << 10) + 4096;
-        let data = match call {
-            Call::Read { length, .. } => u64::from(*length),
-            Call::Write { data, .. } => data.len() as u64,
-            _ => 0,
-        };
-        let bytes = payload_bytes(call) + OTHER_BYTES;
-        data <= u64::from(self.limits.max_data) && bytes <= MAX_BODY as usize && check(call).is_ok()
-    }
-
     fn take_frames(&mut self, now: Time, bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut frames = std::mem::replace(&mut self.frames, FrameReader::new(MAX_BODY));
         let mut input = bytes;
+        frames.allow_packed(self.packs);
         while let Some(frame) = frames.next(&mut input)? {
-            self.take_message(now, frame.frame_type as u8, Message::decode(&frame)?)?;
-            if self.state == State::Lost {
-                break;
+            let message = Message::decode(&frame)?;
+            if frame.frame_type.is_counted() {
+                self.incoming.take(frame.body.len() as u64 + u64::from(HEADER_BYTES));
+            }
+            self.take_message(now, frame.frame_type as u8, message)?;
+            frames.allow_packed(self.packs);
+            if !matches!(self.state, State::Greeting | State::Linked) {
+                return Ok(());
             }
         }
         self.frames = frames;
+        if self.state == State::Linked && self.incoming.is_due() {
+            let count = self.incoming.say();
+            self.send(&Message::Received(count));
+        }
         Ok(())
     }
 
     fn take_message(&mut self, now: Time, number: u8, message: Message) -> Result<(), ProtocolError> {
         match (self.state, message) {
-            (State::Greeting, Message::Welcome(welcome)) => self.take_welcome(now, welcome),
-            (State::Greeting, Message::Refused(refused)) => {
-                self.lose(refused.message.clone());
-                self.refused = Some(refused);
-                Ok(())
-            }
-            (_, Message::Bye(why)) => {
-                self.lose(format!("the server ended the session: {why}"));
-                Ok(())
-            }
-            (State::Attached, Message::Response(call, response)) => self.take_response(now, call, response),
-            (State::Attached, Message::Recall(recall)) => {
+            (State::Greeting, Message::Welcome(welcome)) => self.take_welcome(now, welcome)?,
+            (State::Greeting, Message::Refused(refused)) => self.take_refused(refused),
+            (_, Message::Bye(why)) => self.lose(format!("the server ended the session: {why}")),
+            (State::Linked, Message::Response(call, response)) => self.take_response(now, call, response)?,
+            (State::Linked, Message::Recall(mut recall)) => {
+                recall.id = RecallId(self.recalls.take(recall.id.0));
                 self.event(Event::Recall(recall));
-                Ok(())
             }
-            (State::Attached, Message::Pong(pong)) => {
+            (State::Linked, Message::Received(count)) => self.take_confirmation(now, count)?,
+            (State::Linked, Message::Pong(pong, count)) => {
                 let (number, sent) = self.ping;
                 if pong == number {
                     self.confirmed = self.confirmed.max(sent);
                 }
-                Ok(())
+                self.take_confirmation(now, count)?;
             }
-            (State::Attached, Message::Ping(number)) => {
-                self.send(&Message::Pong(number));
-                Ok(())
+            (State::Linked, Message::Ping(number, count)) => {
+                self.take_confirmation(now, count)?;
+                let count = self.incoming.say();
+                self.send(&Message::Pong(number, count));
             }
-            _ => Err(ProtocolError::Unexpected(number)),
+            _ => return Err(ProtocolError::Unexpected(number)),
         }
+        Ok(())
     }
 
-    fn take_welcome(&mut self, now: Time, welcome: Welcome) -> Result<(), ProtocolError> {
-        if !(MIN_VERSION..=MAX_VERSION).contains(&welcome.version) {
-            return Err(ProtocolError::Version(welcome.version));
-        }
-        self.limits = welcome.limits;
-        self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
-        self.cookie_key = welcome.session.cookie_key;
-        self.session_term = welcome.session_term;
-        self.session_id = welcome.session_id;
-        self.state = State::Attached;
-        self.event(Event::Attached(welcome.session));
+    fn take_confirmation(&mut self, now: Time, count: u64) -> Result<(), ProtocolError> {
+        self.outgoing.confirm(count)?;
+        self.put_out();
         self.send_waiting(now);
         Ok(())
     }
 
-    fn take_response(&mut self, now: Time, call: CallId, response: Response) -> Result<(), ProtocolError> {
-        let expected = self.outstanding.get_mut(&call).ok_or(ProtocolError::UnknownCall(call))?;
-        expected.check(call, &response, self.cookie_key)?;
-        self.confirmed = self.confirmed.max(expected.sent);
-        if response.last {
-            self.lock_waits -= u32::from(expected.lock_wait);
-            self.outstanding.remove(&call);
-        }
-        self.event(Event::Response { call, response });
-        self.send_waiting(now);
-        Ok(())
-    }
-
-    /// The next moment at which something is due.
-    fn due(&self) -> (Time, Reason) {
-        match self.state {
-            State::Lost => (Time::FAR, Reason::Idle),
-            State::Greeting => (self.confirmed.after(GREETING), Reason::SessionEnd),
-            State::Attached => {
-                let end = (self.confirmed.after(self.lapse()), Reason::SessionEnd);
-                let renewal = self.confirmed.max(self.ping.1).after(Span(self.session_term.0 / 3));
-                match self.session_term {
-                    Span::FOREVER => (Time::FAR, Reason::Idle),
-                    _ if renewal < end.0 => (renewal, Reason::Renewal),
-                    _ => end,
-                }
-            }
-        }
-    }
-
-    /// 0.9 of the session's term.
-    fn lapse(&self) -> Span {
-        Span(self.session_term.0 / 10 * 9)
+    fn send_ping(&mut self, now: Time) {
+        self.ping = (self.ping.0 + 1, now);
+        self.counters.renewals += 1;
+        let count = self.incoming.say();
+        self.send(&Message::Ping(self.ping.0, count));
     }
 }
 
 impl Remote for ClientSession {
     fn handle_call(&mut self, now: Time, id: CallId, request: Request) {
-        if self.state == State::Attached && matches!(request.call, Call::Keep { .. }) {
+        if self.established && self.state != State::Lost && matches!(request.call, Call::Keep { .. }) {
             // Before the acknowledgement that follows, which does not wait in this line either.
             self.send_call(now, id, &request);
         } else if self.state != State::Lost {
-            self.waiting.push_back((id, request));
+            let queue = match self.reclaiming && calls::serves_claiming(&request.call) {
+                true => &mut self.claims,
+                false => &mut self.waiting,
+            };
+            queue.push_back((id, request));
             self.send_waiting(now);
         }
     }
 
     fn handle_cancel(&mut self, _now: Time, id: CallId) {
-        if let Some(at) = self.waiting.iter().position(|(call, _)| *call == id) {
-            self.waiting.remove(at);
-            self.answer(id, Errno::INTR);
-        } else if self.outstanding.contains_key(&id) {
-            self.send(&Message::Cancel(id));
-        }
+        self.cancel(id);
     }
 
     fn handle_acknowledge(&mut self, _now: Time, id: RecallId) {
-        if self.state == State::Attached {
-            self.send(&Message::Acknowledge(id));
+        if self.state != State::Lost
+            && let Some(theirs) = self.recalls.theirs(id.0)
+        {
+            self.put(Arc::new(Message::Acknowledge(RecallId(theirs)).encode()));
         }
     }
 
     fn handle_return(&mut self, _now: Time, grants: Vec<GrantId>) {
-        if self.state == State::Attached {
-            for some in grants.chunks(RETURNED_AT_ONCE) {
-                self.send(&Message::Return(some.to_vec()));
+        let theirs = grants.iter().filter_map(|grant| self.grants.theirs(grant.0).map(GrantId));
+        let theirs: Vec<GrantId> = theirs.collect();
+        if self.state != State::Lost && self.established {
+            for some in theirs.chunks(MOST_RETURNED as usize) {
+                self.put(Arc::new(Message::Return(some.to_vec()).encode()));
             }
         }
     }
 
+    fn handle_reclaimed(&mut self, now: Time) {
+        if self.reclaiming {
+            self.reclaiming = false;
+            self.put(Arc::new(Message::Reclaimed.encode()));
+            // What was left over is a call like any other.
+            let claims = std::mem::take(&mut self.claims);
+            claims.into_iter().rev().for_each(|claim| self.waiting.push_front(claim));
+            self.send_waiting(now);
+        }
+    }
+
     fn handle_input(&mut self, now: Time, bytes: &[u8]) {
-        if self.state == State::Lost {
+        // Who slept over the term believes nothing that came meanwhile.
+        if self.has_lapsed(now) {
+            self.handle_timeout(now);
+        }
+        if !matches!(self.state, State::Greeting | State::Linked) {
             return;
         }
         self.counters.bytes_received += bytes.len() as u64;
@@ -364,35 +421,29 @@ impl Remote for ClientSession {
     }
 
     fn handle_disconnect(&mut self, _now: Time, why: &str) {
-        if self.state != State::Lost {
-            self.lose(why.to_owned());
+        match self.state {
+            State::Lost | State::Unlinked => {}
+            _ if !self.established => self.lose(why.to_owned()),
+            _ => self.unlink(why),
         }
     }
 
     fn handle_timeout(&mut self, now: Time) {
-        let (moment, reason) = self.due();
-        if now < moment {
-            return;
-        }
-        match reason {
-            Reason::SessionEnd => self.lose("the server has not answered for too long".to_owned()),
-            Reason::Renewal if now >= self.confirmed.after(self.lapse()) => {
-                self.lose(
-                    "the server was not asked for too long, and may have gone on without us".to_owned(),
-                );
+        if self.has_lapsed(now) {
+            self.lapse(now);
+        } else if now >= self.due().0 {
+            match self.state {
+                State::Greeting if self.established => self.unlink("the server does not greet"),
+                State::Greeting => self.lose("the server has not answered for too long".to_owned()),
+                State::Linked => self.send_ping(now),
+                State::Unlinked | State::Lost => {}
             }
-            Reason::Renewal => {
-                self.ping = (self.ping.0 + 1, now);
-                self.counters.renewals += 1;
-                self.send(&Message::Ping(self.ping.0));
-            }
-            Reason::Idle | Reason::Delay => {}
         }
     }
 
     fn poll_output(&mut self) -> Output {
         self.outputs.pop_front().unwrap_or_else(|| {
-            let (moment, reason) = self.due();
+            let (moment, reason): (Time, Reason) = self.due();
             Output::Timeout(moment, reason)
         })
     }

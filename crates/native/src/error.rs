@@ -21,6 +21,8 @@ pub enum ProtocolError {
     CallInUse(CallId),
     #[error("more than {0} calls are outstanding")]
     TooManyCalls(u32),
+    #[error("requests of more than {0} bytes are outstanding")]
+    TooManyBytes(u64),
     #[error("a mutation carries an operation name, other calls carry none")]
     OpName,
     #[error("an answer to call {}, which is not outstanding", .0.0)]
@@ -31,6 +33,8 @@ pub enum ProtocolError {
     Order(CallId),
     #[error("recall {} was acknowledged but is not outstanding", .0.0)]
     UnknownRecall(RecallId),
+    #[error("{claimed} frames are said to have arrived; between {least} and {most} can have")]
+    Count { claimed: u64, least: u64, most: u64 },
     #[error("the session has ended")]
     Ended,
 }

@@ -2,7 +2,9 @@
 
 use crate::ProtocolError;
 use crate::call::CallType;
-use nigh_types::{Call, CallId, Cookie, CookieKey, Entry, Kind, Listed, Name, NodeId, Reply, Response, Time};
+use nigh_types::{
+    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, Listed, Name, NodeId, Reply, Response, Time,
+};
 
 /// An outstanding call.
 #[derive(Debug)]
@@ -10,9 +12,14 @@ pub(crate) struct Expected {
     pub(crate) sent: Time,
     /// It waits for a lock.
     pub(crate) lock_wait: bool,
+    /// Its answer shows that the server hears the client: of a store into a map it does not, since a suspect's is
+    /// answered too.
+    pub(crate) renews: bool,
     call_type: CallType,
     /// The node that the reply must be about.
     node: Option<NodeId>,
+    /// The handle that the reply must carry.
+    handle: Option<Handle>,
     /// Bytes that a read or write may report at the most.
     count: u64,
     /// Of a made inode.
@@ -21,6 +28,8 @@ pub(crate) struct Expected {
     keep: bool,
     /// The last cookie of the parts of a listing so far.
     behind: Option<Cookie>,
+    /// Of a listing that began anew: up to where it was passed on before.
+    seen: Option<Cookie>,
 }
 
 impl Expected {
@@ -51,8 +60,27 @@ impl Expected {
             Call::Unlink { keep, .. } | Call::Rename { keep, .. } => keep.is_some(),
             _ => false,
         };
-        let lock_wait = call.waits_for_lock();
-        Expected { sent, lock_wait, call_type: CallType::of(call), node, count, kind, keep, behind: None }
+        let handle = match call {
+            Call::Reopen { handle, .. } => Some(*handle),
+            _ => None,
+        };
+        let (lock_wait, call_type) = (call.waits_for_lock(), CallType::of(call));
+        let renews = !call.is_flush();
+        let (behind, seen) = (None, None);
+        Expected { sent, lock_wait, renews, call_type, node, handle, count, kind, keep, behind, seen }
+    }
+
+    /// The call is put out again, and answered from the beginning.
+    pub(crate) fn begin_again(&mut self, sent: Time) {
+        self.sent = sent;
+        self.seen = self.behind.take().max(self.seen);
+    }
+
+    /// Takes out of a part of a listing what was passed on before: a scan goes on where it was (S7).
+    pub(crate) fn leave_out_seen(&self, response: &mut Response, key: CookieKey) {
+        if let (Some(seen), Ok(Reply::Listed(listed))) = (self.seen, &mut response.result) {
+            listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);
+        }
     }
 
     /// Checks a response that came to this call.
@@ -87,7 +115,7 @@ impl Expected {
             Reply::Xattrs(_) => self.call_type == C::Xattrs,
             Reply::Value(_) => self.call_type == C::Xattr,
             Reply::Space(_) => self.call_type == C::StatFs,
-            Reply::Opened { .. } => self.call_type == C::Open,
+            Reply::Opened { .. } => matches!(self.call_type, C::Open | C::Reopen),
             Reply::Data(_) => self.call_type == C::Read,
             Reply::Offset(_) => self.call_type == C::Seek,
             Reply::Flags(_) => self.call_type == C::GetFlags,
@@ -105,6 +133,9 @@ impl Expected {
     fn check_fields(&self, reply: &Reply) -> Result<(), &'static str> {
         let counted = |count: u64| if count > self.count { Err("more bytes than asked") } else { Ok(()) };
         match reply {
+            Reply::Opened { handle, .. } if self.handle.is_some_and(|asked| asked != *handle) => {
+                Err("another handle than the one claimed")
+            }
             Reply::Attr(node, _) if self.node != Some(*node) => Err("attributes of another node"),
             Reply::Data(data) => counted(data.len() as u64),
             Reply::Written { count, .. } => counted(*count),

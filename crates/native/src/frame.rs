@@ -1,6 +1,7 @@
 //! Frames: a fixed header, then a body. Layout: docs/protocol.md, "Frames".
 
 use crate::ProtocolError;
+use std::sync::Arc;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -15,6 +16,14 @@ pub const MAX_BODY: u32 = (4 << 20) + (512 << 10);
 pub(crate) const MAY_IGNORE: u8 = 1;
 /// On a response: the last (or only) one to its call.
 pub(crate) const LAST: u8 = 2;
+/// On a request: it was put out before, in a session that the server has forgotten.
+pub(crate) const AGAIN: u8 = 4;
+
+/// The body is packed ([`crate::pack`]).
+pub(crate) const PACKED: u8 = 8;
+
+/// A whole frame, shared by all who keep and carry it.
+pub type FrameBytes = Arc<Vec<u8>>;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -44,6 +53,10 @@ pub enum FrameType {
     Ping = 10,
     Pong = 11,
     Bye = 12,
+    Received = 13,
+    Reclaimed = 14,
+    Hold = 15,
+    Commit = 16,
 }
 
 impl FrameType {
@@ -61,9 +74,70 @@ impl FrameType {
             10 => FrameType::Ping,
             11 => FrameType::Pong,
             12 => FrameType::Bye,
+            13 => FrameType::Received,
+            14 => FrameType::Reclaimed,
+            15 => FrameType::Hold,
+            16 => FrameType::Commit,
             _ => return None,
         })
     }
+
+    /// Whether frames of this type have an effect, so that each is to arrive once and in order: they are
+    /// counted, and sent again on the next connection where they did not arrive (decisions/0009).
+    #[must_use]
+    pub fn is_counted(self) -> bool {
+        match self {
+            FrameType::Request
+            | FrameType::Response
+            | FrameType::Cancel
+            | FrameType::Acknowledge
+            | FrameType::Return
+            | FrameType::Recall
+            | FrameType::Reclaimed
+            | FrameType::Hold
+            | FrameType::Commit => true,
+            FrameType::Hello
+            | FrameType::Welcome
+            | FrameType::Refused
+            | FrameType::Ping
+            | FrameType::Pong
+            | FrameType::Bye
+            | FrameType::Received => false,
+        }
+    }
+
+    /// Whether a client says such.
+    pub(crate) fn is_of_client(self) -> bool {
+        match self {
+            FrameType::Hello
+            | FrameType::Request
+            | FrameType::Cancel
+            | FrameType::Acknowledge
+            | FrameType::Return
+            | FrameType::Reclaimed
+            | FrameType::Ping
+            | FrameType::Pong
+            | FrameType::Received
+            | FrameType::Bye => true,
+            FrameType::Welcome
+            | FrameType::Refused
+            | FrameType::Response
+            | FrameType::Recall
+            | FrameType::Hold
+            | FrameType::Commit => false,
+        }
+    }
+}
+
+/// Whether a whole frame may go before others: it says that its sender is there, or what has arrived. These
+/// keep their order among themselves, or a count would be smaller than one before it.
+#[must_use]
+pub fn is_urgent(frame: &[u8]) -> bool {
+    let Ok((header, _)) = Header::read_from_prefix(frame) else { return false };
+    matches!(
+        FrameType::of(header.frame_type),
+        Some(FrameType::Welcome | FrameType::Ping | FrameType::Pong | FrameType::Received)
+    )
 }
 
 /// One frame, still in the bytes in which it arrived.
@@ -101,16 +175,28 @@ pub(crate) fn seal(frame: &mut [u8], frame_type: FrameType, flags: u8, id: u64) 
     header.copy_from_slice(fields.as_bytes());
 }
 
+/// A request's frame, marked as put out before.
+pub(crate) fn again(request: &FrameBytes) -> FrameBytes {
+    let mut request = request.to_vec();
+    request[5] |= AGAIN;
+    Arc::new(request)
+}
+
 /// Cuts a stream of bytes into frames.
 ///
 /// A frame that lies whole in one input is handed out in place; one that is spread over several is
-/// gathered first. Memory grows with the bytes that arrive, never by a length that was announced.
+/// gathered first. Memory grows with the bytes that arrive, never by a length that was announced; of packed
+/// bodies with up to 255 times these, one body at a time.
 #[derive(Debug)]
 pub struct FrameReader {
     partial: Vec<u8>,
     /// The frame in `partial` was handed out.
     spent: bool,
     limit: u32,
+    /// Packed bodies are agreed on.
+    packed: bool,
+    /// The one that was handed out, as it was before.
+    unpacked: Vec<u8>,
 }
 
 /// What is kept for gathering once a longer frame has gone through.
@@ -120,29 +206,47 @@ impl FrameReader {
     /// A reader that takes bodies of up to `limit` bytes.
     #[must_use]
     pub fn new(limit: u32) -> FrameReader {
-        FrameReader { partial: Vec::new(), spent: false, limit }
+        FrameReader { partial: Vec::new(), spent: false, limit, packed: false, unpacked: Vec::new() }
     }
 
     pub fn allow(&mut self, limit: u32) {
         self.limit = limit;
     }
 
+    /// Whether bodies may be packed.
+    pub fn allow_packed(&mut self, packed: bool) {
+        self.packed = packed;
+    }
+
+    /// Bytes of a frame that has not arrived as a whole.
+    #[must_use]
+    pub fn partial_bytes(&self) -> u64 {
+        if self.spent { 0 } else { self.partial.len() as u64 }
+    }
+
     /// The next whole frame; takes off `input` what it uses. `None`: more bytes are needed.
     pub fn next<'a, 'i: 'a>(&'a mut self, input: &mut &'i [u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
-        if self.spent {
-            self.spent = false;
-            self.partial.clear();
-            self.partial.shrink_to(KEPT_BYTES);
-        }
+        self.give_back();
         while self.partial.is_empty() {
             let Some((header, total)) = self.header(input)? else { break };
             let Some((frame, rest)) = input.split_at_checked(total) else { break };
             *input = rest;
             if let Some(frame_type) = known(&header)? {
-                return Ok(Some(frame_of(&header, frame_type, frame)));
+                let frame = frame_of(&header, frame_type, frame);
+                return open(frame, self.limit, self.packed, &mut self.unpacked).map(Some);
             }
         }
         self.gather(input)
+    }
+
+    /// Gives back what the frame that was handed out took.
+    pub(crate) fn give_back(&mut self) {
+        if std::mem::take(&mut self.spent) {
+            self.partial.clear();
+            self.partial.shrink_to(KEPT_BYTES);
+        }
+        self.unpacked.clear();
+        self.unpacked.shrink_to(KEPT_BYTES);
     }
 
     fn gather<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
@@ -155,7 +259,8 @@ impl FrameReader {
             match known(&header)? {
                 Some(frame_type) => {
                     self.spent = true;
-                    return Ok(Some(frame_of(&header, frame_type, &self.partial)));
+                    let frame = frame_of(&header, frame_type, &self.partial);
+                    return open(frame, self.limit, self.packed, &mut self.unpacked).map(Some);
                 }
                 None => self.partial.clear(),
             }
@@ -183,6 +288,22 @@ impl FrameReader {
         }
         Ok(Some((header, (HEADER_BYTES + length) as usize)))
     }
+}
+
+/// The frame with its body as it was before it was packed.
+fn open<'a>(
+    frame: Frame<'a>,
+    limit: u32,
+    agreed: bool,
+    space: &'a mut Vec<u8>,
+) -> Result<Frame<'a>, ProtocolError> {
+    if frame.flags & PACKED == 0 {
+        return Ok(frame);
+    }
+    if !agreed {
+        return Err(ProtocolError::Malformed("a packed body, on which nobody agreed"));
+    }
+    crate::pack::unpack(frame, limit, space)
 }
 
 /// The type, or `None` where the frame is to be skipped.

@@ -1,15 +1,17 @@
 //! The first message of each side.
 
 use crate::ProtocolError;
+use crate::frame::{HEADER_BYTES, MAX_BODY};
+use crate::load::MAX_UNANSWERED_BYTES;
 use crate::reply::{checked_errno, put_errno};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_remote::Session;
 use nigh_types::{Attr, CookieKey, Errno, IdKind, IdName, NodeId, Span, Term};
 
 /// The oldest version of the protocol that this build speaks.
-pub const MIN_VERSION: u16 = 2;
+pub const MIN_VERSION: u16 = 3;
 /// The newest version of the protocol that this build speaks.
-pub const MAX_VERSION: u16 = 2;
+pub const MAX_VERSION: u16 = 3;
 
 /// How long a session stands without renewal (decision 4 of the design).
 pub const SESSION_TERM: Span = Span::from_secs(15);
@@ -19,8 +21,13 @@ pub const SESSION_TERM: Span = Span::from_secs(15);
 pub const NAMES_ALONE: u64 = 1;
 /// A feature: the client wants to be told what the server calls users and groups.
 pub const ID_NAMES: u64 = 2;
+/// A feature: frames may have packed bodies, in both directions ([`crate::pack`]). 4 is kept for pushes.
+pub const COMPRESSED: u64 = 8;
 /// The features that a server of this build knows.
-pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES;
+pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES | COMPRESSED;
+
+/// Bytes of the longest frame.
+pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
 
 const MAGIC: [u8; 4] = *b"nigh";
 
@@ -39,6 +46,29 @@ pub struct Hello {
     pub attach: Vec<u8>,
     /// How long the client wants grants to live.
     pub term: Term,
+    /// When the client says this, in ns of its own clock: of two connections of one incarnation the server
+    /// keeps the one that was made later, whichever it hears first.
+    pub moment: u64,
+    /// The session that goes on over this connection.
+    pub resume: Option<Resume>,
+}
+
+/// A session, and how far its stream came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Resume {
+    /// As the server numbered it.
+    pub session_id: u64,
+    /// Counted frames of the server that the client has.
+    pub received: u64,
+}
+
+/// The session that a hello named goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Resumed {
+    /// Counted frames of the client that the server has.
+    pub received: u64,
+    /// The client's lease had run out: what it was granted before is granted no more.
+    pub lapsed: bool,
 }
 
 /// The server's consent.
@@ -53,6 +83,8 @@ pub struct Welcome {
     pub session_term: Span,
     pub limits: Limits,
     pub session: Session,
+    /// `None`: the session is a new one, with nothing open and nothing locked.
+    pub resumed: Option<Resumed>,
 }
 
 /// What a server takes.
@@ -62,11 +94,14 @@ pub struct Limits {
     pub max_data: u32,
     /// Calls outstanding at one time.
     pub max_calls: u32,
+    /// Bytes of requests outstanding at one time, to which a client keeps by waiting. A server bears with
+    /// [`MAX_UNANSWERED_BYTES`]; where it has less room than that for each, whoever has more goes first.
+    pub max_bytes: u64,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { max_data: 4 << 20, max_calls: 1024 }
+        Limits { max_data: 4 << 20, max_calls: 1024, max_bytes: MAX_UNANSWERED_BYTES }
     }
 }
 
@@ -107,13 +142,19 @@ impl Wire for Hello {
         w.u64(self.incarnation);
         self.attach.put(w);
         self.term.put(w);
+        w.u64(self.moment);
+        self.resume.is_some().put(w);
+        if let Some(Resume { session_id, received }) = self.resume {
+            w.u64(session_id);
+            w.u64(received);
+        }
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Hello, ProtocolError> {
         if r.array::<4>() != Ok(MAGIC) {
             return Err(ProtocolError::NotNigh);
         }
-        let hello = Hello {
+        let mut hello = Hello {
             min_version: r.u16()?,
             max_version: r.u16()?,
             features: r.u64()?,
@@ -121,7 +162,16 @@ impl Wire for Hello {
             incarnation: r.u64()?,
             attach: Vec::parse(r)?,
             term: Term::parse(r)?,
+            moment: 0,
+            resume: None,
         };
+        // Versions 1 and 2 end here; they are to be told which side to update.
+        if !r.is_empty() {
+            hello.moment = r.u64()?;
+            let resumes = bool::parse(r)?;
+            hello.resume =
+                resumes.then(|| Ok(Resume { session_id: r.u64()?, received: r.u64()? })).transpose()?;
+        }
         if hello.min_version > hello.max_version {
             return Err(ProtocolError::Malformed("the versions offered end before they begin"));
         }
@@ -134,14 +184,22 @@ impl Wire for Limits {
         w.record(|w| {
             w.u32(self.max_data);
             w.u32(self.max_calls);
+            if self.max_bytes != MAX_UNANSWERED_BYTES {
+                w.u64(self.max_bytes);
+            }
         });
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Limits, ProtocolError> {
         let r = &mut r.record()?;
-        let limits = Limits { max_data: r.u32()?, max_calls: r.u32()? };
+        let (max_data, max_calls) = (r.u32()?, r.u32()?);
+        let max_bytes = if r.is_empty() { MAX_UNANSWERED_BYTES } else { r.u64()? };
+        let limits = Limits { max_data, max_calls, max_bytes };
         if limits.max_data == 0 || limits.max_calls == 0 {
             return Err(ProtocolError::Malformed("a limit is 0"));
+        }
+        if !(LONGEST_FRAME..=MAX_UNANSWERED_BYTES).contains(&limits.max_bytes) {
+            return Err(ProtocolError::Malformed("a limit of bytes below a frame's or above the protocol's"));
         }
         Ok(limits)
     }
@@ -221,6 +279,11 @@ impl Wire for Welcome {
         w.u64(self.session_term.0);
         self.limits.put(w);
         self.session.put(w);
+        self.resumed.is_some().put(w);
+        if let Some(Resumed { received, lapsed }) = self.resumed {
+            w.u64(received);
+            lapsed.put(w);
+        }
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Welcome, ProtocolError> {
@@ -231,6 +294,10 @@ impl Wire for Welcome {
             session_term: Span(r.u64()?),
             limits: Limits::parse(r)?,
             session: Session::parse(r)?,
+            resumed: match bool::parse(r)? {
+                true => Some(Resumed { received: r.u64()?, lapsed: bool::parse(r)? }),
+                false => None,
+            },
         };
         if welcome.session_term < Span::from_millis(100) {
             return Err(ProtocolError::Malformed("the session's term is under 100 ms"));
@@ -256,13 +323,14 @@ mod tests {
 
     fn offering(min_version: u16, max_version: u16) -> Hello {
         let term = Term::Session;
-        Hello { min_version, max_version, features: 0, client: 1, incarnation: 2, attach: vec![], term }
+        let (features, client, incarnation, attach, moment, resume) = (0, 1, 2, vec![], 0, None);
+        Hello { min_version, max_version, features, client, incarnation, attach, term, moment, resume }
     }
 
     #[test]
     fn a_refusal_says_which_side_to_update() {
         assert_eq!(offering(0, 9).choose_version(), Ok(MAX_VERSION));
         assert!(offering(0, 1).choose_version().unwrap_err().message.ends_with("the client's machine"));
-        assert!(offering(3, 9).choose_version().unwrap_err().message.ends_with("the server's machine"));
+        assert!(offering(4, 9).choose_version().unwrap_err().message.ends_with("the server's machine"));
     }
 }

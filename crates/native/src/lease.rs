@@ -25,7 +25,9 @@
 //! ```
 //!
 //! Hearing a suspect, or one whose connection is cut, renews nothing. So every recall ends within
-//! `patience` and 1.1 terms of being put out, whatever its holder does.
+//! `patience` and 1.1 terms of being put out, whatever its holder does. When a suspect is trusted again or is no
+//! more, its client is granted nothing for a while, in any session, which grows each time: so it does not let
+//! others wait again and again.
 //!
 //! A **change** is under way from `handle_change` until `handle_done`, and *ready* while no grant that
 //! others had on its keys when they were named still stands. From its beginning to its end, and until
@@ -45,22 +47,27 @@
 //! of the earlier one does nothing: the client may have sent it before it saw the later one.
 
 mod account;
+mod doubt;
 mod grants;
 mod key;
+mod own;
 mod recalls;
 mod report;
 mod timers;
 mod turns;
 mod words;
 
+pub use own::OwnChanges;
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
 pub use words::{
-    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason, Object, Refusal,
+    Change, ChangeId, Client, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason, Object,
+    Refusal,
 };
 
 use account::Account;
+use doubt::Doubts;
 use key::KeyState;
-use nigh_types::{GrantId, NodeId, RecallId, Span, Time};
+use nigh_types::{Covers, GrantId, NodeId, RecallId, Span, Time};
 use recalls::{ChangeState, Outstanding};
 use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
@@ -75,9 +82,18 @@ struct Entry {
     node: NodeId,
     /// Since when the holder has had one here.
     since: Time,
+    /// How many grants, of anybody, before it that began.
+    behind: u32,
     shared: bool,
     /// It took the place of an earlier one, which its holder may have.
     again: bool,
+}
+
+impl Entry {
+    /// The number of the grant since which its holder has had one here without a gap, or a later one where that was too long ago.
+    fn first(&self) -> GrantId {
+        GrantId(self.id.0 - u64::from(self.behind))
+    }
 }
 
 /// The latest number of each sort.
@@ -104,6 +120,7 @@ pub struct LeaseTable {
     keys: BTreeMap<LeaseKey, KeyState>,
     recalls: BTreeMap<RecallId, Outstanding>,
     changes: BTreeMap<ChangeId, ChangeState>,
+    doubts: Doubts,
     timers: Timers,
     outputs: VecDeque<LeaseOutput>,
     numbers: Numbers,
@@ -121,6 +138,7 @@ impl LeaseTable {
             keys: BTreeMap::new(),
             recalls: BTreeMap::new(),
             changes: BTreeMap::new(),
+            doubts: Doubts::default(),
             timers: Timers::default(),
             outputs: VecDeque::new(),
             numbers: Numbers::default(),
@@ -134,7 +152,7 @@ impl LeaseTable {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
             account.cut = false;
-            if !account.suspect {
+            if account.suspect.is_none() {
                 account.heard = self.now;
             }
             self.recall_again(holder);
@@ -159,7 +177,7 @@ impl LeaseTable {
     pub fn handle_heard(&mut self, now: Time, holder: Holder) -> bool {
         self.advance(now);
         match self.accounts.get_mut(&holder) {
-            Some(account) if !account.suspect && !account.cut => {
+            Some(account) if account.suspect.is_none() && !account.cut => {
                 account.heard = self.now;
                 true
             }
@@ -250,6 +268,22 @@ impl LeaseTable {
     pub fn handle_gone(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         self.end_holder(holder);
+    }
+
+    /// Whether a change's maker holds something that covers what it changes, and has had that without a gap since this
+    /// grant was registered: then nobody else has changed it since (rule 12). What was recalled counts until it is
+    /// acknowledged or ends.
+    pub fn is_unbroken(&mut self, now: Time, id: ChangeId, (grant, covers): (GrantId, Covers)) -> bool {
+        self.advance(now);
+        let Some(ChangeState { by: Some(by), keys, .. }) = self.changes.get(&id) else { return false };
+        keys.iter().filter(|key| key.covers == covers).any(|key| {
+            let asked = self.keys.get(key).and_then(|state| state.recalls.get(by));
+            let begun = match asked.map(|recall| &self.recalls[recall]) {
+                Some(recalled) => recalled.grant.map(|_| recalled.first),
+                None => self.entries.get(&(*key, *by)).map(Entry::first),
+            };
+            begun.is_some_and(|first| first <= grant)
+        })
     }
 
     /// Its connection is lost: what it holds stands until its lease has run out. Recalls are put out

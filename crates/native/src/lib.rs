@@ -14,21 +14,30 @@ mod expect;
 mod frame;
 mod handshake;
 pub mod lease;
+mod load;
 mod locks;
 mod message;
+mod pack;
+mod push;
 mod reply;
 mod server;
+mod stream;
 mod values;
 mod wire;
 
 pub use client::{ClientConfig, ClientSession, Counters};
 pub use error::ProtocolError;
-pub use frame::{Frame, FrameReader, FrameType, HEADER_BYTES, MAX_BODY};
+pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
-    Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, Refused, SESSION_TERM, Welcome,
+    COMPRESSED, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, Refused, Resume, Resumed,
+    SESSION_TERM, Welcome,
 };
 pub use lease::LeaseTable;
+pub use load::MAX_UNANSWERED_BYTES;
 pub use locks::{Claim, LockOwner, LockTable, MAX_LOCK_WAITS, Tried};
 pub use message::{Message, encode_request, encode_response, listed_bytes};
 pub use nigh_remote::Session;
+pub use pack::pack;
+pub use push::{Commit, Fact, Held, Hold};
 pub use server::{ServerConfig, ServerConnection, ServerEvent};
+pub use stream::WINDOW_BYTES;

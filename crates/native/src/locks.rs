@@ -1,7 +1,9 @@
 //! The server's table of locks, without I/O. See docs/decisions/0011-locks.md.
 
+mod left;
 mod ranges;
 
+use left::Left;
 use nigh_types::{CallId, Errno, LockInfo, LockKind};
 use ranges::Ranges;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -64,6 +66,7 @@ pub struct LockTable<K> {
     waits_of_call: BTreeMap<(u64, CallId), u64>,
     /// Ranges held, by session.
     counts: BTreeMap<u64, u64>,
+    left: Left<K>,
     arrivals: u64,
     ended: VecDeque<(u64, CallId, Result<(), Errno>)>,
 }
@@ -74,6 +77,35 @@ struct Holders {
     all: BTreeMap<LockOwner, Ranges>,
     /// Those that write: only they are in the way of who reads.
     writers: BTreeSet<LockOwner>,
+}
+
+impl Holders {
+    /// Changes what an owner has. How many ranges that was, and is.
+    fn change(&mut self, owner: LockOwner, change: impl FnOnce(&mut Ranges)) -> (u64, u64) {
+        let ranges = self.all.entry(owner).or_default();
+        let before = ranges.count();
+        change(ranges);
+        let after = ranges.count();
+        if ranges.has_writes() {
+            self.writers.insert(owner);
+        } else {
+            self.writers.remove(&owner);
+        }
+        if after == 0 {
+            self.all.remove(&owner);
+        }
+        (before, after)
+    }
+
+    /// All but that owner who may have something that excludes a claim of this kind.
+    fn rivals(&self, owner: LockOwner, kind: LockKind) -> impl Iterator<Item = (LockOwner, &Ranges)> {
+        let all = (kind == LockKind::Write).then_some(&self.all);
+        let writers = (kind == LockKind::Read).then_some(&self.writers);
+        let writers =
+            writers.into_iter().flatten().filter_map(move |writer| Some((writer, self.all.get(writer)?)));
+        let rivals = all.into_iter().flatten().chain(writers);
+        rivals.filter(move |(other, _)| **other != owner).map(|(other, ranges)| (*other, ranges))
+    }
 }
 
 #[derive(Debug)]
@@ -91,6 +123,7 @@ impl<K: Ord + Copy> Default for LockTable<K> {
             waits_of_owner: BTreeMap::new(),
             waits_of_call: BTreeMap::new(),
             counts: BTreeMap::new(),
+            left: Left::default(),
             arrivals: 0,
             ended: VecDeque::new(),
         }
@@ -134,6 +167,17 @@ impl<K: Ord + Copy> LockTable<K> {
         tried
     }
 
+    /// Wants a lock again that its owner held in a forgotten session. It is `EAGAIN` if it did not, or if
+    /// somebody was granted since what it excludes, though they may hold it no more. `known`: it did, as is
+    /// known from elsewhere, and nobody was.
+    pub fn handle_claim(&mut self, claim: Claim<K>, known: bool) -> Tried {
+        if self.left.take(&claim) || known {
+            self.handle_lock(claim, None)
+        } else {
+            Tried::Refused(Errno::AGAIN)
+        }
+    }
+
     /// Ends what an owner holds of a range. What it waits for goes on waiting.
     ///
     /// # Errors
@@ -154,8 +198,49 @@ impl<K: Ord + Copy> LockTable<K> {
         self.dequeue(arrival).map(|claim| claim.object)
     }
 
+    /// A session is forgotten, and its client may come back: as [`LockTable::handle_session_end`], but what it
+    /// held can be claimed by whoever takes its place ([`LockTable::handle_heir`]).
+    pub fn handle_forgotten(&mut self, session: u64) {
+        let LockTable { objects, left, .. } = self;
+        for (space, holders) in objects {
+            let first = LockOwner { session, flock: space.1, owner: 0 };
+            let last = LockOwner { owner: u64::MAX, ..first };
+            for (owner, ranges) in holders.all.range(first..=last) {
+                left.add(*space, *owner, ranges);
+            }
+        }
+        self.free(session);
+    }
+
+    /// A session takes the place of a forgotten one.
+    pub fn handle_heir(&mut self, forgotten: u64, session: u64) {
+        self.left.inherit(forgotten, session);
+    }
+
+    /// Nobody claims what is left of a session.
+    pub fn handle_claimed(&mut self, session: u64) {
+        self.left.drop_session(session);
+    }
+
+    /// Ranges of forgotten sessions that can be claimed.
+    #[must_use]
+    pub fn claimable(&self) -> u64 {
+        self.left.count()
+    }
+
+    /// Those that one session can claim, or if it is a forgotten one whoever takes its place.
+    #[must_use]
+    pub fn claimable_by(&self, session: u64) -> u64 {
+        self.left.count_of(session)
+    }
+
     /// A session is over: all that it holds and waits for is dropped.
     pub fn handle_session_end(&mut self, session: u64) {
+        self.left.drop_session(session);
+        self.free(session);
+    }
+
+    fn free(&mut self, session: u64) {
         let of_session = (session, CallId(0))..=(session, CallId(u64::MAX));
         let waits: Vec<u64> = self.waits_of_call.range(of_session).map(|(_, arrival)| *arrival).collect();
         for arrival in waits {
@@ -199,6 +284,24 @@ impl<K: Ord + Copy> LockTable<K> {
         })
     }
 
+    /// Whether locks of a session exclude a claim of another one.
+    #[must_use]
+    pub fn is_in_way(&self, session: u64, claim: &Claim<K>) -> bool {
+        let Claim { owner: LockOwner { flock, .. }, kind, start, end, .. } = *claim;
+        let first = LockOwner { session, flock, owner: 0 };
+        let last = LockOwner { session, flock, owner: u64::MAX };
+        let holders = self.objects.get(&claim.space());
+        let mut theirs = holders.into_iter().flat_map(|holders| holders.all.range(first..=last));
+        theirs.any(|(_, ranges)| ranges.first_conflict(start, end, kind).is_some())
+    }
+
+    /// Whether any other session waits for what this one holds.
+    #[must_use]
+    pub fn is_waited_for(&self, session: u64) -> bool {
+        let mut others = self.waits.values().filter(|wait| wait.claim.owner.session != session);
+        others.any(|wait| self.is_in_way(session, &wait.claim))
+    }
+
     /// How many ranges a session holds.
     #[must_use]
     pub fn held(&self, session: u64) -> u64 {
@@ -228,19 +331,9 @@ impl<K: Ord + Copy> LockTable<K> {
     /// Of each owner that a claim must wait for, the first lock.
     fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
         let Claim { owner, kind, start, end, .. } = *claim;
-        let holders = self.objects.get(&claim.space());
-        let (all, writers) = match kind {
-            LockKind::Write => (holders.map(|holders| &holders.all), None),
-            LockKind::Read => (None, holders),
-        };
-        let writers = writers.into_iter().flat_map(|holders| {
-            holders.writers.iter().filter_map(|writer| Some((writer, holders.all.get(writer)?)))
-        });
-        all.into_iter()
-            .flatten()
-            .chain(writers)
-            .filter(move |(other, _)| **other != owner)
-            .filter_map(move |(other, ranges)| Some((*other, ranges.first_conflict(start, end, kind)?)))
+        let holders = self.objects.get(&claim.space()).into_iter();
+        let rivals = holders.flat_map(move |holders| holders.rivals(owner, kind));
+        rivals.filter_map(move |(other, ranges)| Some((other, ranges.first_conflict(start, end, kind)?)))
     }
 
     fn grant(&mut self, claim: &Claim<K>) -> Result<(), Errno> {
@@ -249,6 +342,7 @@ impl<K: Ord + Copy> LockTable<K> {
         let split = ranges.is_some_and(|ranges| ranges.is_split_by(start, end));
         self.has_room(owner.session, 1 + u64::from(split))?;
         self.change(object, owner, |ranges| ranges.set(start, end, kind, pid));
+        self.left.strike(claim);
         Ok(())
     }
 
@@ -261,18 +355,7 @@ impl<K: Ord + Copy> LockTable<K> {
     /// Changes what an owner holds, keeping count.
     fn change(&mut self, object: K, owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
         let holders = self.objects.entry((object, owner.flock)).or_default();
-        let ranges = holders.all.entry(owner).or_default();
-        let before = ranges.count();
-        change(ranges);
-        let after = ranges.count();
-        if ranges.has_writes() {
-            holders.writers.insert(owner);
-        } else {
-            holders.writers.remove(&owner);
-        }
-        if after == 0 {
-            holders.all.remove(&owner);
-        }
+        let (before, after) = holders.change(owner, change);
         if holders.all.is_empty() {
             self.objects.remove(&(object, owner.flock));
         }

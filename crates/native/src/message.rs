@@ -2,12 +2,16 @@
 
 use crate::ProtocolError;
 use crate::call::payload_bytes;
-use crate::frame::{self, Frame, FrameType, LAST};
+use crate::frame::{self, AGAIN, Frame, FrameType, LAST};
 use crate::handshake::{Hello, Refused, Welcome};
+use crate::push::{self, Commit, Hold};
 use crate::reply::{ENTRY_BYTES, put_response, size_hint, take_response};
 use crate::values::{put_recall, take_recall};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{CallId, Entry, GrantId, Name, Recall, RecallId, Request, Response};
+
+/// Grants that are given back in one message.
+pub(crate) const MOST_RETURNED: u32 = 65_536;
 
 /// Everything that either side can say.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,14 +20,24 @@ pub enum Message {
     Welcome(Welcome),
     Refused(Refused),
     Request(CallId, Request),
+    /// The same, put out before in a session that the server has forgotten.
+    Again(CallId, Request),
     Response(CallId, Response),
     Cancel(CallId),
     Acknowledge(RecallId),
+    /// At most 65,536.
     Return(Vec<GrantId>),
     Recall(Recall),
-    /// Renews the session; the number comes back in the pong.
-    Ping(u64),
-    Pong(u64),
+    Hold(Hold),
+    Commit(Commit),
+    /// Renews the session; the number comes back in the pong. Both say, behind it, how many counted frames
+    /// their sender has of the other end.
+    Ping(u64, u64),
+    Pong(u64, u64),
+    /// How many counted frames its sender has of the other end.
+    Received(u64),
+    /// Of a session that took the place of a forgotten one: everything is claimed that was to be.
+    Reclaimed,
     /// The end of the session, and why, for people.
     Bye(String),
 }
@@ -40,6 +54,11 @@ impl Message {
             Message::Welcome(welcome) => encode(FrameType::Welcome, 0, |w| welcome.put(w)),
             Message::Refused(refused) => encode(FrameType::Refused, 0, |w| refused.put(w)),
             Message::Request(call, request) => encode_request(*call, request),
+            Message::Again(call, request) => {
+                let mut bytes = encode_request(*call, request);
+                bytes[5] |= AGAIN;
+                bytes
+            }
             Message::Response(call, response) => encode_response(*call, response),
             Message::Cancel(call) => encode(FrameType::Cancel, call.0, |_| ()),
             Message::Acknowledge(recall) => encode(FrameType::Acknowledge, recall.0, |_| ()),
@@ -47,8 +66,14 @@ impl Message {
                 encode(FrameType::Return, 0, |w| w.sequence(grants, |w, grant| w.u64(grant.0)))
             }
             Message::Recall(recall) => encode(FrameType::Recall, recall.id.0, |w| put_recall(w, recall)),
-            Message::Ping(number) => encode(FrameType::Ping, *number, |_| ()),
-            Message::Pong(number) => encode(FrameType::Pong, *number, |_| ()),
+            Message::Hold(hold) => encode(FrameType::Hold, hold.id.0, |w| push::put_hold(w, hold)),
+            Message::Commit(commit) => {
+                encode(FrameType::Commit, commit.id.0, |w| push::put_commit(w, commit))
+            }
+            Message::Ping(number, count) => encode(FrameType::Ping, *number, |w| w.u64(*count)),
+            Message::Pong(number, count) => encode(FrameType::Pong, *number, |w| w.u64(*count)),
+            Message::Received(count) => encode(FrameType::Received, 0, |w| w.u64(*count)),
+            Message::Reclaimed => encode(FrameType::Reclaimed, 0, |_| ()),
             Message::Bye(why) => encode(FrameType::Bye, 0, |w| why.put(w)),
         }
     }
@@ -63,16 +88,23 @@ impl Message {
             FrameType::Hello => Message::Hello(Hello::parse(r)?),
             FrameType::Welcome => Message::Welcome(Welcome::parse(r)?),
             FrameType::Refused => Message::Refused(Refused::parse(r)?),
+            FrameType::Request if frame.flags & AGAIN != 0 => {
+                Message::Again(CallId(frame.id), Request::parse(r)?)
+            }
             FrameType::Request => Message::Request(CallId(frame.id), Request::parse(r)?),
             FrameType::Response => {
                 Message::Response(CallId(frame.id), take_response(frame.flags & LAST != 0, r)?)
             }
             FrameType::Cancel => Message::Cancel(CallId(frame.id)),
             FrameType::Acknowledge => Message::Acknowledge(RecallId(frame.id)),
-            FrameType::Return => Message::Return(r.sequence(8, |r| r.u64().map(GrantId))?),
+            FrameType::Return => Message::Return(r.bounded((8, MOST_RETURNED), |r| r.u64().map(GrantId))?),
             FrameType::Recall => Message::Recall(take_recall(RecallId(frame.id), r)?),
-            FrameType::Ping => Message::Ping(frame.id),
-            FrameType::Pong => Message::Pong(frame.id),
+            FrameType::Hold => Message::Hold(push::take_hold(RecallId(frame.id), r)?),
+            FrameType::Commit => Message::Commit(push::take_commit(RecallId(frame.id), r)?),
+            FrameType::Ping => Message::Ping(frame.id, r.u64()?),
+            FrameType::Pong => Message::Pong(frame.id, r.u64()?),
+            FrameType::Received => Message::Received(r.u64()?),
+            FrameType::Reclaimed => Message::Reclaimed,
             FrameType::Bye => Message::Bye(String::parse(r)?),
         })
     }

@@ -3,12 +3,12 @@
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
-    Access, Covers, Credentials, Grant, GrantId, Handle, LockKind, Mode, Name, NodeId, OpName, Place, Recall,
-    RecallId, Span, Term, WriteFlags,
+    Access, Call, Covers, Credentials, DataStamp, Grant, GrantId, Handle, LockKind, Mode, Name, NodeId,
+    OpName, Place, Recall, RecallId, Since, Span, Term, Timestamp, WriteFlags,
 };
 
 /// The most groups that a process can be in (Linux `NGROUPS_MAX`).
-const MAX_GROUPS: usize = 65_536;
+const MAX_GROUPS: u32 = 65_536;
 
 impl Wire for NodeId {
     fn put(&self, w: &mut Writer) {
@@ -41,7 +41,7 @@ impl Wire for Vec<Handle> {
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Vec<Handle>, ProtocolError> {
-        r.sequence(8, Handle::parse)
+        r.bounded((8, Call::MOST_HANDLES), Handle::parse)
     }
 }
 
@@ -60,13 +60,14 @@ impl Wire for Name {
     }
 }
 
+/// Names that lead from the root to an inode.
 impl Wire for Vec<Name> {
     fn put(&self, w: &mut Writer) {
         w.sequence(self, |w, name| name.put(w));
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Vec<Name>, ProtocolError> {
-        r.sequence(3, Name::parse)
+        r.bounded((3, Call::MOST_NAMES), Name::parse)
     }
 }
 
@@ -105,10 +106,7 @@ impl Wire for Credentials {
     fn parse(r: &mut Reader<'_>) -> Result<Credentials, ProtocolError> {
         let mut r = r.record()?;
         let (uid, gid) = (r.u32()?, r.u32()?);
-        let groups = r.sequence(4, Reader::u32)?;
-        if groups.len() > MAX_GROUPS {
-            return Err(ProtocolError::Malformed("a caller is in more than 65,536 groups"));
-        }
+        let groups = r.bounded((4, MAX_GROUPS), Reader::u32)?;
         Ok(Credentials { uid, gid, groups })
     }
 }
@@ -152,12 +150,40 @@ impl Wire for Access {
 
 impl Wire for WriteFlags {
     fn put(&self, w: &mut Writer) {
-        w.u8(bits(&[self.append, self.kill_suidgid, self.sync, self.flush]));
+        w.u8(bits(&[self.append, self.kill_suidgid, self.sync, self.flush, self.since.is_some()]));
+        if let Some(since) = &self.since {
+            since.put(w);
+        }
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<WriteFlags, ProtocolError> {
-        let [append, kill_suidgid, sync, flush] = flags(r.u8()?)?;
-        Ok(WriteFlags { append, kill_suidgid, sync, flush })
+        let [append, kill_suidgid, sync, flush, conditional] = flags(r.u8()?)?;
+        let since = if conditional { Some(Since::parse(r)?) } else { None };
+        Ok(WriteFlags { append, kill_suidgid, sync, flush, since })
+    }
+}
+
+impl Wire for Since {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            w.u64(self.stamp.size);
+            self.stamp.mtime.put(w);
+            self.under.is_some().put(w);
+            if let Some((grant, covers)) = &self.under {
+                w.u64(grant.0);
+                covers.put(w);
+            }
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Since, ProtocolError> {
+        let r = &mut r.record()?;
+        let stamp = DataStamp { size: r.u64()?, mtime: Timestamp::parse(r)? };
+        let under = match bool::parse(r)? {
+            true => Some((GrantId(r.u64()?), Covers::parse(r)?)),
+            false => None,
+        };
+        Ok(Since { stamp, under })
     }
 }
 
@@ -266,7 +292,7 @@ pub(crate) fn put_recall(w: &mut Writer, recall: &Recall) {
 }
 
 pub(crate) fn take_recall(id: RecallId, r: &mut Reader<'_>) -> Result<Recall, ProtocolError> {
-    let (node, covers, names) = (NodeId::parse(r)?, Covers::parse(r)?, Vec::parse(r)?);
+    let (node, covers, names) = (NodeId::parse(r)?, Covers::parse(r)?, r.sequence(3, Name::parse)?);
     if covers != Covers::Names && !names.is_empty() {
         return Err(ProtocolError::Malformed("a recall that is not of names carries some"));
     }

@@ -82,6 +82,11 @@ impl<'a> Reader<'a> {
         Reader { rest }
     }
 
+    /// What follows was appended by a later version than the sender's.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], ProtocolError> {
         let (head, rest) =
             self.rest.split_first_chunk::<N>().ok_or(ProtocolError::Malformed("ends too early"))?;
@@ -135,6 +140,19 @@ impl<'a> Reader<'a> {
             return Err(ProtocolError::Malformed("a count points behind the end"));
         }
         (0..count).map(|_| take(self)).collect()
+    }
+
+    /// The same of at most `most` items, which is looked at before any is made.
+    pub(crate) fn bounded<T>(
+        &mut self,
+        (least, most): (u32, u32),
+        take: impl FnMut(&mut Reader<'a>) -> Result<T, ProtocolError>,
+    ) -> Result<Vec<T>, ProtocolError> {
+        let mut ahead = *self;
+        if ahead.u32()? > most {
+            return Err(ProtocolError::Malformed("more names, handles, grants or groups than it may have"));
+        }
+        self.sequence(least, take)
     }
 }
 

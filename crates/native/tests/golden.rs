@@ -6,6 +6,8 @@
 mod common;
 
 use common::{decode, samples};
+use nigh_native::{FrameReader, MAX_BODY, Message, encode_response, pack};
+use nigh_types::{CallId, Reply, Response};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -46,4 +48,23 @@ fn messages_are_as_they_were() {
             assert_eq!(decode(&bytes(digits)), Ok(Some(message.clone())), "{group} {name}");
         }
     }
+}
+
+/// A packed body is read for ever, and need not be packed to the same bytes by the next version of the packer: once
+/// the file is there it is only read.
+#[test]
+fn a_packed_frame_is_understood_as_it_was() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/packed.hex");
+    let response = Response::plain(Ok(Reply::Data(b"every file and directory ".repeat(40))));
+    if std::env::var_os("NIGH_REWRITE_GOLDEN").is_some() && !path.exists() {
+        let packed = pack(&encode_response(CallId(5), &response)).unwrap();
+        std::fs::write(&path, format!("# packed response\n{}", hex(&packed))).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap();
+    let bytes = bytes(golden.split_once('\n').unwrap().1);
+    assert!(bytes.len() < 200 && bytes[5] & 8 != 0, "its body is packed");
+    let mut reader = FrameReader::new(MAX_BODY);
+    reader.allow_packed(true);
+    let frame = reader.next(&mut &bytes[..]).unwrap().unwrap();
+    assert_eq!(Message::decode(&frame), Ok(Message::Response(CallId(5), response)));
 }

@@ -37,6 +37,7 @@ fn it_does_not_wait_behind_calls_that_wait_for_their_turn() {
             session_term: SESSION_TERM,
             limits: Limits { max_calls: 1, ..Limits::default() },
             session: samples::session(),
+            resumed: None,
         })
         .encode(),
     );
@@ -84,4 +85,30 @@ fn a_number_that_the_server_may_have_chosen_breaks_the_protocol() {
         let message = Message::Request(CallId(1), samples::request(keep(handle)));
         assert_eq!(decode(&message.encode()).is_ok(), is_good, "{handle}");
     }
+}
+
+#[test]
+fn without_a_connection_it_waits_for_the_next_one_before_the_acknowledgement() {
+    let mut client = client(T0);
+    let welcome = |resumed| {
+        let (version, limits, session) = (MAX_VERSION, Limits::default(), samples::session());
+        let (features, session_id, session_term) = (0, 5, SESSION_TERM);
+        Message::Welcome(Welcome { version, features, session_id, session_term, limits, session, resumed })
+    };
+    client.handle_input(T0, &welcome(None).encode());
+    client.handle_disconnect(T0, "cut");
+    sent(&mut client);
+    client.handle_call(T0, CallId(3), samples::request(keep(OURS)));
+    client.handle_acknowledge(T0, RecallId(6));
+    client.handle_connect(T0);
+    assert!(matches!(sent(&mut client)[..], [Message::Hello(_)]));
+    client.handle_input(T0, &welcome(Some(Resumed { received: 0, lapsed: false })).encode());
+    let said = sent(&mut client);
+    assert!(
+        matches!(
+            said[..],
+            [Message::Request(CallId(3), _), Message::Acknowledge(RecallId(6)), Message::Ping(..)]
+        ),
+        "{said:?}"
+    );
 }

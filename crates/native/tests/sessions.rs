@@ -2,54 +2,24 @@
 
 mod common;
 
+use common::ends::{attached, drain, later, lock, ok, told, welcome};
 use common::pair::{Server, T0, client};
 use common::samples;
 use nigh_native::*;
-use nigh_remote::{Event, Output, Reason, Remote};
+use nigh_remote::{Event, Reason, Remote};
 use nigh_types::*;
-
-fn later(ms: u64) -> Time {
-    T0.after(Span::from_millis(ms))
-}
-
-/// Everything that comes out, as messages and events, and the timeout that follows.
-fn drain(remote: &mut dyn Remote) -> (Vec<Message>, Vec<Event>, (Time, Reason)) {
-    let (mut messages, mut events) = (Vec::new(), Vec::new());
-    loop {
-        match remote.poll_output() {
-            Output::Event(event) => events.push(event),
-            Output::Transmit(bytes) => messages.push(common::decode(&bytes).unwrap().unwrap()),
-            Output::Timeout(moment, reason) => return (messages, events, (moment, reason)),
-        }
-    }
-}
-
-fn welcome(limits: Limits) -> Message {
-    let session = samples::session();
-    Message::Welcome(Welcome {
-        version: MAX_VERSION,
-        features: 0,
-        session_id: 5,
-        session_term: SESSION_TERM,
-        limits,
-        session,
-    })
-}
-
-/// A client that has been welcomed.
-fn attached(limits: Limits) -> ClientSession {
-    let mut client = client(T0);
-    client.handle_input(T0, &welcome(limits).encode());
-    let (messages, events, _) = drain(&mut client);
-    assert!(matches!(messages[..], [Message::Hello(_)]));
-    assert_eq!(events, [Event::Attached(samples::session())]);
-    client
-}
 
 fn lost(events: &[Event]) -> &str {
     match events {
         [Event::Lost { why }] => why,
         other => panic!("not lost: {other:?}"),
+    }
+}
+
+fn lapsed(events: &[Event]) -> &str {
+    match events {
+        [Event::Lapsed { why }] => why,
+        other => panic!("not lapsed: {other:?}"),
     }
 }
 
@@ -61,10 +31,6 @@ fn answered(call: Call, responses: &[Response]) -> Vec<Event> {
         client.handle_input(T0, &encode_response(CallId(1), response));
     }
     drain(&mut client).1
-}
-
-fn ok(reply: Reply) -> Response {
-    Response::plain(Ok(reply))
 }
 
 #[test]
@@ -143,11 +109,11 @@ fn answers_that_nobody_waits_for_lose_the_session_and_nothing_follows() {
     let mut client = attached(Limits::default());
     client.handle_input(T0, &encode_response(CallId(9), &ok(Reply::Done)));
     let (messages, events, timeout) = drain(&mut client);
-    assert!(matches!(&messages[..], [Message::Bye(why)] if why.starts_with("protocol error")));
+    assert_eq!(messages, [], "a Bye would say that all grants are dropped");
     assert!(lost(&events).contains("not outstanding"));
     assert_eq!(timeout, (Time::FAR, Reason::Idle));
     client.handle_call(T0, CallId(10), samples::request(samples::queries().remove(0)));
-    client.handle_input(T0, &Message::Ping(1).encode());
+    client.handle_input(T0, &Message::Ping(1, 0).encode());
     client.handle_disconnect(T0, "eof");
     client.handle_timeout(later(100_000));
     assert_eq!(drain(&mut client), (vec![], vec![], (Time::FAR, Reason::Idle)));
@@ -208,8 +174,8 @@ fn an_idle_session_is_renewed_every_third_of_its_term() {
     assert_eq!(drain(&mut client).0, []);
     client.handle_timeout(later(5_000));
     let (messages, _, timeout) = drain(&mut client);
-    assert_eq!((messages, timeout), (vec![Message::Ping(1)], (later(10_000), Reason::Renewal)));
-    client.handle_input(later(5_010), &Message::Pong(1).encode());
+    assert_eq!((messages, timeout), (vec![Message::Ping(1, 0)], (later(10_000), Reason::Renewal)));
+    client.handle_input(later(5_010), &Message::Pong(1, 0).encode());
     assert_eq!(drain(&mut client).2, (later(10_000), Reason::Renewal));
     client.handle_call(later(9_000), CallId(1), samples::request(samples::queries().remove(0)));
     client.handle_input(later(9_500), &encode_response(CallId(1), &ok(Reply::Looked(None))));
@@ -222,13 +188,13 @@ fn a_silent_server_loses_the_session_before_the_term_ends() {
     let mut client = attached(Limits::default());
     for ms in [5_000, 10_000] {
         client.handle_timeout(later(ms));
-        assert!(matches!(drain(&mut client).0[..], [Message::Ping(_)]));
+        assert!(matches!(drain(&mut client).0[..], [Message::Ping(..)]));
     }
     assert_eq!(drain(&mut client).2, (later(13_500), Reason::SessionEnd));
-    client.handle_input(later(13_000), &Message::Pong(1).encode());
+    client.handle_input(later(13_000), &Message::Pong(1, 0).encode());
     assert_eq!(drain(&mut client).2.0, later(13_500), "a pong to an older ping tells nothing new");
     client.handle_timeout(later(13_500));
-    assert!(lost(&drain(&mut client).1).contains("too long"));
+    assert!(lapsed(&drain(&mut client).1).contains("not answered for too long"));
 }
 
 #[test]
@@ -237,7 +203,9 @@ fn a_process_that_slept_over_its_term_serves_nothing_more() {
     client.handle_timeout(later(20_000));
     let (messages, events, _) = drain(&mut client);
     assert_eq!(messages, []);
-    assert!(lost(&events).contains("gone on without us"));
+    assert!(lapsed(&events).contains("gone on without us"));
+    client.handle_input(later(20_000), &Message::Ping(1, 0).encode());
+    assert_eq!(drain(&mut client).0, []);
 }
 
 #[test]
@@ -282,156 +250,6 @@ fn refusals_and_farewells_end_the_session() {
     assert_eq!(lost(&events), "closed: unmounted");
 }
 
-/// A server that has heard `messages` after accepting a client.
-fn told(limits: Limits, messages: &[Message]) -> (ServerConnection, Result<(), ProtocolError>) {
-    let mut server = ServerConnection::new(T0, ServerConfig { limits, ..ServerConfig::default() });
-    server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();
-    assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { incarnation: 9, .. })));
-    server.accept(samples::session());
-    assert!(server.poll_transmit().is_some());
-    let bytes: Vec<u8> = messages.iter().flat_map(Message::encode).collect();
-    let result = server.handle_input(T0, &bytes);
-    (server, result)
-}
-
-fn lookup(id: u64) -> Message {
-    Message::Request(CallId(id), samples::request(samples::queries().remove(0)))
-}
-
-#[test]
-fn a_muted_session_is_answered_what_came_before_and_the_rest_when_it_is_heard_again() {
-    let (mut server, result) = told(Limits::default(), &[lookup(1)]);
-    assert_eq!(result, Ok(()));
-    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(1), .. })));
-    let recall = Recall { id: RecallId(6), node: samples::id(1), covers: Covers::Inode, names: vec![] };
-    server.recall(recall);
-    assert!(server.poll_transmit().is_some());
-    server.mute(true);
-    let lapses = server.lapses();
-    let said = [
-        lookup(2),
-        Message::Ping(1),
-        Message::Cancel(CallId(2)),
-        Message::Cancel(CallId(1)),
-        Message::Ping(2),
-        Message::Acknowledge(RecallId(6)),
-    ];
-    let bytes: Vec<u8> = said.iter().flat_map(Message::encode).collect();
-    server.handle_input(later(5_000), &bytes).unwrap();
-    assert_eq!(server.lapses(), lapses, "it renews nothing");
-    assert_eq!(server.poll_event(), Some(ServerEvent::Cancel(CallId(1))));
-    assert_eq!(server.poll_event(), Some(ServerEvent::Acknowledge(RecallId(6))));
-    assert_eq!(server.poll_event(), None);
-    server.respond(CallId(1), &Response::plain(Err(Errno::INTR)));
-    let answered = common::decode(&server.poll_transmit().unwrap()).unwrap().unwrap();
-    assert!(matches!(answered, Message::Response(CallId(1), _)));
-    assert_eq!(server.poll_transmit(), None);
-    server.mute(false);
-    assert_eq!(server.poll_transmit(), Some(Message::Pong(2).encode()));
-    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(2), .. })));
-    assert_eq!(server.poll_event(), Some(ServerEvent::Cancel(CallId(2))));
-    assert_eq!(server.poll_event(), None);
-}
-
-#[test]
-fn a_muted_session_cannot_pile_up_what_nobody_answers() {
-    let limits = Limits { max_calls: 2, ..Limits::default() };
-    let (mut server, _) = told(limits, &[]);
-    server.mute(true);
-    let release = Call::Release { handles: vec![Handle(1)] };
-    let bytes = Message::Request(CallId(9), samples::request(release)).encode().repeat(9);
-    assert_eq!(server.handle_input(T0, &bytes), Err(ProtocolError::TooManyCalls(2)));
-}
-
-#[test]
-fn features_that_both_sides_know_are_agreed_on() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
-    let hello = Hello { features: NAMES_ALONE | 1 << 40, ..samples::hello() };
-    server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
-    assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { features: NAMES_ALONE, .. })));
-    server.accept(samples::session());
-    let welcome = common::decode(&server.poll_transmit().unwrap()).unwrap().unwrap();
-    assert!(matches!(welcome, Message::Welcome(Welcome { features: NAMES_ALONE, .. })));
-}
-
-#[test]
-fn a_server_takes_hello_first_and_once() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
-    assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Unexpected(4)));
-    assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Ended));
-    let (_, result) = told(Limits::default(), &[Message::Hello(samples::hello())]);
-    assert_eq!(result, Err(ProtocolError::Unexpected(1)));
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
-    let mut long = samples::hello();
-    long.attach = vec![b'x'; 20_000];
-    let result = server.handle_input(T0, &Message::Hello(long).encode());
-    assert!(matches!(result, Err(ProtocolError::FrameTooLong { limit: 16_384, .. })), "{result:?}");
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
-    let get = b"\x10\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0GET / HTTP/1.1\r\n";
-    assert_eq!(server.handle_input(T0, get), Err(ProtocolError::NotNigh));
-}
-
-#[test]
-fn a_server_of_another_version_says_which_side_to_update() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
-    let hello = Hello { min_version: 7, max_version: 9, ..samples::hello() };
-    server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
-    assert!(matches!(server.poll_event(), Some(ServerEvent::Bye { .. })));
-    let refused = common::decode(&server.poll_transmit().unwrap()).unwrap();
-    let Some(Message::Refused(refused)) = refused else { panic!("not refused") };
-    assert!(refused.message.contains("update nigh on the server's machine"), "{}", refused.message);
-    assert!(server.is_ended());
-}
-
-#[test]
-fn a_server_enforces_ids_counts_sizes_and_acknowledgements() {
-    assert_eq!(told(Limits::default(), &[lookup(1), lookup(1)]).1, Err(ProtocolError::CallInUse(CallId(1))));
-    let few = Limits { max_calls: 2, ..Limits::default() };
-    assert_eq!(told(few, &[lookup(1), lookup(2), lookup(3)]).1, Err(ProtocolError::TooManyCalls(2)));
-    let acknowledged = Message::Acknowledge(RecallId(4));
-    assert_eq!(told(few, &[acknowledged]).1, Err(ProtocolError::UnknownRecall(RecallId(4))));
-    let read = Call::Read { node: samples::place(), handle: None, offset: 0, length: 101 };
-    let small = Limits { max_data: 100, ..Limits::default() };
-    let (mut server, result) = told(small, &[Message::Request(CallId(1), samples::request(read))]);
-    assert!(matches!(result, Err(ProtocolError::Malformed(_))));
-    let farewell = common::decode(&server.poll_transmit().unwrap()).unwrap();
-    assert!(matches!(farewell, Some(Message::Bye(why)) if why.starts_with("protocol error: ")));
-}
-
-#[test]
-fn a_server_passes_on_what_keeps_the_rules() {
-    let release = Call::Release { handles: vec![Handle(1)] };
-    let messages = [
-        lookup(1),
-        Message::Cancel(CallId(1)),
-        Message::Cancel(CallId(8)),
-        Message::Return(vec![GrantId(2)]),
-    ];
-    let (mut server, result) = told(Limits::default(), &messages);
-    assert_eq!(result, Ok(()));
-    server.handle_input(T0, &Message::Request(CallId(2), samples::request(release)).encode()).unwrap();
-    server.handle_input(T0, &Message::Ping(6).encode()).unwrap();
-    let events: Vec<_> = std::iter::from_fn(|| server.poll_event()).collect();
-    assert!(matches!(events[0], ServerEvent::Request { call: CallId(1), .. }));
-    assert_eq!(events[1..3], [ServerEvent::Cancel(CallId(1)), ServerEvent::Return(vec![GrantId(2)])]);
-    assert!(matches!(events[3], ServerEvent::Request { call: CallId(2), .. }));
-    assert_eq!((events.len(), server.outstanding()), (4, 1));
-    server.respond(CallId(1), &Response::plain(Err(Errno::INTR)));
-    let recall = Recall { id: RecallId(3), node: samples::id(1), covers: Covers::Inode, names: vec![] };
-    server.recall(recall.clone());
-    let sent: Vec<_> = std::iter::from_fn(|| server.poll_transmit())
-        .map(|bytes| common::decode(&bytes).unwrap().unwrap())
-        .collect();
-    let response = Message::Response(CallId(1), Response::plain(Err(Errno::INTR)));
-    assert_eq!(sent, [Message::Pong(6), response, Message::Recall(recall)]);
-    server.handle_input(T0, &Message::Acknowledge(RecallId(3)).encode()).unwrap();
-    assert_eq!(server.poll_event(), Some(ServerEvent::Acknowledge(RecallId(3))));
-    server.handle_input(T0, &Message::Bye("done".to_owned()).encode()).unwrap();
-    assert_eq!(server.poll_event(), Some(ServerEvent::Bye { why: "done".to_owned() }));
-    server.transmit_encoded(CallId(1), true, vec![1]);
-    assert_eq!(server.poll_transmit(), None);
-}
-
 #[test]
 fn recalls_and_acknowledgements_pass_through_a_client() {
     let mut client = attached(Limits::default());
@@ -447,11 +265,6 @@ fn recalls_and_acknowledgements_pass_through_a_client() {
     client.handle_return(T0, vec![GrantId(1), GrantId(2)]);
     let sent = drain(&mut client).0;
     assert_eq!(sent, [Message::Acknowledge(RecallId(3)), Message::Return(vec![GrantId(1), GrantId(2)])]);
-}
-
-fn lock(wait: bool) -> Call {
-    let node = samples::place();
-    Call::Lock { node, owner: 1, flock: false, kind: LockKind::Write, start: 0, end: 9, wait, pid: 1 }
 }
 
 #[test]
@@ -483,18 +296,57 @@ fn who_waits_for_locks_keeps_nobody_from_calling() {
     }
 }
 
+/// So large that 15 of them are less than a session may have unanswered, and with one more of any size it would
+/// perhaps not be.
+fn write() -> Request {
+    let (node, handle, data) = (samples::place(), Some(Handle(1)), vec![1; 4 << 20]);
+    samples::request(Call::Write { node, handle, offset: 0, data, flags: WriteFlags::default() })
+}
+
 #[test]
-fn a_server_counts_waits_for_locks_by_themselves() {
-    let few = Limits { max_calls: 1, ..Limits::default() };
-    let request = |id, wait| Message::Request(CallId(id), samples::request(lock(wait)));
-    let waits: Vec<Message> = (1..=u64::from(MAX_LOCK_WAITS)).map(|id| request(id, true)).collect();
-    assert_eq!(told(few, &waits).1, Ok(()));
-    let more = [waits.clone(), vec![request(100_000, true)]].concat();
-    assert_eq!(told(few, &more).1, Err(ProtocolError::TooManyCalls(MAX_LOCK_WAITS)));
-    let one = [waits.clone(), vec![request(100_000, false)]].concat();
-    assert_eq!(told(few, &one).1, Ok(()));
-    let two = [one, vec![request(100_001, false)]].concat();
-    assert_eq!(told(few, &two).1, Err(ProtocolError::TooManyCalls(1)));
-    let twice = [request(1, true), request(1, false)];
-    assert_eq!(told(few, &twice).1, Err(ProtocolError::CallInUse(CallId(1))));
+fn requests_beyond_what_may_be_unanswered_wait_at_the_client_and_end_the_session_of_who_sends_them() {
+    let mut client = attached(Limits::default());
+    let (mut sent, mut bytes) = (Vec::new(), 0);
+    for id in 0..40 {
+        client.handle_call(T0, CallId(id), write());
+    }
+    // All that is put out is confirmed at once, so the window is not what it waits for.
+    loop {
+        let (messages, ..) = drain(&mut client);
+        if messages.is_empty() {
+            break;
+        }
+        bytes += messages.iter().map(|message| message.encode().len() as u64).sum::<u64>();
+        sent.extend(messages);
+        client.handle_input(T0, &Message::Received(sent.len() as u64).encode());
+    }
+    assert_eq!(sent.len(), 15);
+    assert!(bytes <= MAX_UNANSWERED_BYTES);
+    let answer = ok(Reply::Written { offset: 0, count: 4 << 20 });
+    client.handle_input(T0, &encode_response(CallId(3), &answer));
+    assert_eq!(drain(&mut client).0.len(), 1);
+    let (mut server, mut result) = told(Limits::default(), &sent);
+    for id in 100..103 {
+        result =
+            result.and_then(|()| server.handle_input(T0, &Message::Request(CallId(id), write()).encode()));
+    }
+    assert_eq!(result, Err(ProtocolError::TooManyBytes(MAX_UNANSWERED_BYTES)));
+}
+
+#[test]
+fn a_client_keeps_to_the_bytes_that_a_small_server_names() {
+    let limits = Limits { max_bytes: 9 << 20, ..Limits::default() };
+    let mut keeps = attached(limits);
+    (0..10).for_each(|id| keeps.handle_call(T0, CallId(id), write()));
+    assert_eq!(drain(&mut keeps).0.len(), 2);
+    keeps.handle_input(T0, &Message::Received(2).encode());
+    assert_eq!(drain(&mut keeps).0.len(), 0, "a third may be as long as any");
+    let answer = ok(Reply::Written { offset: 0, count: 4 << 20 });
+    keeps.handle_input(T0, &encode_response(CallId(0), &answer));
+    let (messages, ..) = drain(&mut keeps);
+    assert!(matches!(messages[..], [Message::Request(CallId(2), _)]), "{}", messages.len());
+    // Such a limit no call could keep to, and nothing would ever be sent.
+    let mut stuck = client(T0);
+    stuck.handle_input(T0, &welcome(Limits { max_bytes: 1 << 20, ..limits }).encode());
+    assert!(lost(&drain(&mut stuck).1).contains("a limit of bytes"));
 }

@@ -4,6 +4,7 @@
 //! inputs say. A recall or an answer may come out of a fake without an input of its own, because
 //! another client or the test caused it; poll all of them after each step.
 
+mod away;
 mod core;
 
 use crate::tree::{Tree, TreeConfig};
@@ -72,6 +73,17 @@ impl FakeServer {
     /// Looks at the tree or changes it, as its host does: nobody is told.
     pub fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R {
         edit(&mut self.core.borrow_mut().tree)
+    }
+
+    /// Lets one call arrive that is due by now, so that the tree can be looked at between any two; whether there was one.
+    pub fn step(&mut self, now: Time) -> bool {
+        self.core.borrow_mut().step(now)
+    }
+
+    /// Which clients' writes have changed files so far, in their order, and the inodes. Clients are numbered by the names of their operations.
+    #[must_use]
+    pub fn written(&self) -> Vec<(u64, u64)> {
+        self.core.borrow().written.clone()
     }
 
     /// How many mutations wait for acknowledgements.
@@ -150,6 +162,41 @@ impl Control {
         self.core.borrow_mut().lose(self.client, why);
     }
 
+    /// Cuts the client off for longer than its term: [`Event::Lapsed`]. What the server has of its calls it does
+    /// all the same.
+    pub fn lapse(&self, why: &str) {
+        self.core.borrow_mut().lapse(self.client, why);
+    }
+
+    /// Cuts the client off for less than its term, until [`Control::mend`].
+    pub fn cut(&self) {
+        self.core.borrow_mut().cut(self.client);
+    }
+
+    /// The link is back: calls and cancellations that were made meanwhile arrive in their order.
+    ///
+    /// # Panics
+    /// If it is not cut off.
+    pub fn mend(&self) {
+        self.core.borrow_mut().mend(self.client);
+    }
+
+    /// While it is away others get what it has locked, as from a server that has forgotten its session;
+    /// [`Control::restore`] follows without `kept`.
+    pub fn free_locks(&self) {
+        self.core.borrow_mut().free_locks(self.client);
+    }
+
+    /// Lets it come back: [`Event::Restored`]. Without `kept` the server has forgotten its session, but for the
+    /// answers to mutations by their names. There is no grace: what others have locked meanwhile, or removed,
+    /// cannot be had again.
+    ///
+    /// # Panics
+    /// If it is not away.
+    pub fn restore(&self, kept: bool) {
+        self.core.borrow_mut().restore(self.client, kept);
+    }
+
     /// Calls received so far of one `Call::type_name`.
     #[must_use]
     pub fn calls(&self, type_name: &str) -> u64 {
@@ -206,6 +253,13 @@ impl Remote for Fake {
     fn handle_return(&mut self, now: Time, grants: Vec<GrantId>) {
         let Control { core, client } = &self.control;
         core.borrow_mut().handle_return(now, *client, &grants);
+    }
+
+    fn handle_reclaimed(&mut self, now: Time) {
+        let Control { core, client } = &self.control;
+        let mut core = core.borrow_mut();
+        core.advance(now);
+        core.reclaimed(*client);
     }
 
     fn handle_input(&mut self, now: Time, _bytes: &[u8]) {

@@ -4,6 +4,8 @@
 //! out events and bytes. Differences between kinds are data in the grants they hand out; the cache
 //! never asks which kind stands behind it.
 
+use std::sync::Arc;
+
 use nigh_types::{CallId, GrantId, RecallId, Request, Time};
 pub use nigh_types::{Event, Session};
 
@@ -20,6 +22,19 @@ pub mod tree;
 ///
 /// Events stand in the order in which the remote meant them: a recall put out before a response was
 /// sent before it.
+///
+/// **While the remote is away** (from [`Event::Lapsed`] to [`Event::Restored`]) no event comes. Calls are taken and
+/// go out later. After `Restored { kept: true }` all go on as if nothing had been. After `kept: false`:
+///
+/// 1. `Call::Reopen`, `Call::Lock` with `reclaim` and `Call::Walk` that are made from then on go out at once, and
+///    nothing else does.
+/// 2. With `handle_reclaimed` every call that was made before `Restored` and has no last response goes out again, in
+///    the order of making, under its operation name; but for those that are not answered, reclaiming calls (`Reopen`,
+///    `Lock` with `reclaim`) and what was cancelled by then (`EINTR`, though it may have taken effect in the forgotten
+///    session): these are forgotten. Of a listing all parts come again. Behind them goes what was made since.
+/// 3. If the session's cookie key is another one, so are all ids: instead of that, what was made before is answered
+///    with `EIO`.
+/// 4. Recalls and grants of the old session are of no meaning any more: none is acknowledged or returned.
 pub trait Remote {
     /// Sends a call. Its responses come as [`Event::Response`]; `Call::Release` and `Call::Keep` have none.
     fn handle_call(&mut self, now: Time, id: CallId, request: Request);
@@ -34,10 +49,15 @@ pub trait Remote {
     /// These grants are needed no more.
     fn handle_return(&mut self, now: Time, grants: Vec<GrantId>);
 
+    /// After [`Event::Restored`] without `kept`: open files and locks have been claimed again, and the kernel holds
+    /// nothing of before, so others may change things. Else ignored.
+    fn handle_reclaimed(&mut self, now: Time);
+
     /// Bytes arrived from the transport.
     fn handle_input(&mut self, now: Time, bytes: &[u8]);
 
-    /// The transport ended; `why` is for people.
+    /// The transport ended; `why` is for people. Whether that is the end of the session is the protocol's
+    /// to say.
     fn handle_disconnect(&mut self, now: Time, why: &str);
 
     /// A moment named by `poll_output` was reached.
@@ -49,11 +69,12 @@ pub trait Remote {
 
 /// What a remote wants done.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(clippy::large_enum_variant, reason = "moved once, and most are events")]
 pub enum Output {
     /// For the cache.
     Event(Event),
     /// For the transport, in this order.
-    Transmit(Vec<u8>),
+    Transmit(Arc<Vec<u8>>),
     /// Nothing until then, or until the next input.
     Timeout(Time, Reason),
 }

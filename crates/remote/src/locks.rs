@@ -6,6 +6,8 @@ use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, Reply};
 #[derive(Default)]
 pub struct Locks {
     held: Vec<Lock>,
+    /// Held in sessions that were forgotten, as far as nobody was granted since what it excludes.
+    left: Vec<Lock>,
     /// In the order in which they came.
     waits: Vec<(Lock, CallId)>,
 }
@@ -60,9 +62,11 @@ impl Locks {
         };
         let mut answered = Vec::new();
         let result = match *what {
-            Call::Lock { owner, flock, kind, start, end, wait, pid, .. } => {
+            Call::Lock { owner, flock, kind, start, end, wait, pid, reclaim, .. } => {
                 let wanted = lock(owner, flock, kind, whole(flock, start, end), pid);
-                if self.in_the_way(&wanted).is_none() {
+                if reclaim && !self.is_left(&wanted) {
+                    Err(Errno::AGAIN)
+                } else if self.in_the_way(&wanted).is_none() {
                     self.set(wanted);
                     Ok(Reply::Done)
                 } else if wait {
@@ -73,7 +77,8 @@ impl Locks {
                 }
             }
             Call::Unlock { owner, flock, start, end, .. } => {
-                self.clear(&lock(owner, flock, LockKind::Read, whole(flock, start, end), 0));
+                let range = lock(owner, flock, LockKind::Read, whole(flock, start, end), 0);
+                clear(&mut self.held, &range, Lock::is_owners);
                 Ok(Reply::Done)
             }
             Call::GetLock { owner, flock, kind, start, end, .. } => {
@@ -95,8 +100,29 @@ impl Locks {
         self.waits.len() < before
     }
 
+    /// A session is forgotten: as [`Locks::end`], but what it held can be claimed until [`Locks::claimed`], unless
+    /// somebody is granted before what that excludes.
+    pub fn forget(&mut self, session: u64) -> Vec<Answered> {
+        let held: Vec<Lock> = self.held.iter().filter(|lock| lock.session == session).copied().collect();
+        for lock in held {
+            clear(&mut self.left, &lock, Lock::is_owners);
+            self.left.push(lock);
+        }
+        self.free(session)
+    }
+
+    /// A session claims nothing more.
+    pub fn claimed(&mut self, session: u64) {
+        self.left.retain(|lock| lock.session != session);
+    }
+
     /// A session is over; the calls of others that are answered by that.
     pub fn end(&mut self, session: u64) -> Vec<Answered> {
+        self.claimed(session);
+        self.free(session)
+    }
+
+    fn free(&mut self, session: u64) -> Vec<Answered> {
         self.held.retain(|lock| lock.session != session);
         self.waits.retain(|(lock, _)| lock.session != session);
         let mut answered = Vec::new();
@@ -108,27 +134,19 @@ impl Locks {
         self.held.iter().filter(|held| held.excludes(wanted)).min_by_key(|held| held.start)
     }
 
-    fn set(&mut self, lock: Lock) {
-        self.clear(&lock);
-        self.held.push(lock);
+    /// Whether all of a lock is left of its owner, in that way or a stronger one.
+    fn is_left(&self, wanted: &Lock) -> bool {
+        let mut rest = vec![*wanted];
+        for left in self.left.iter().filter(|left| left.is_owners(wanted) && left.kind >= wanted.kind) {
+            clear(&mut rest, left, |_, _| true);
+        }
+        rest.is_empty()
     }
 
-    /// Takes a range out of what its owner holds.
-    fn clear(&mut self, range: &Lock) {
-        let mut left = Vec::new();
-        for held in self.held.drain(..) {
-            if !held.is_owners(range) || !held.touches(range) {
-                left.push(held);
-                continue;
-            }
-            if held.start < range.start {
-                left.push(Lock { end: range.start - 1, ..held });
-            }
-            if held.end > range.end {
-                left.push(Lock { start: range.end + 1, ..held });
-            }
-        }
-        self.held = left;
+    fn set(&mut self, lock: Lock) {
+        clear(&mut self.held, &lock, Lock::is_owners);
+        clear(&mut self.left, &lock, |left, lock| left.is_owners(lock) || left.excludes(lock));
+        self.held.push(lock);
     }
 
     fn settle(&mut self, answered: &mut Vec<Answered>) {
@@ -138,4 +156,22 @@ impl Locks {
             answered.push((lock.session, call, Ok(Reply::Done)));
         }
     }
+}
+
+/// Takes a range out of those locks which are `meant`.
+fn clear(locks: &mut Vec<Lock>, range: &Lock, meant: impl Fn(&Lock, &Lock) -> bool) {
+    let mut rest = Vec::new();
+    for lock in locks.drain(..) {
+        if !meant(&lock, range) || !lock.touches(range) {
+            rest.push(lock);
+            continue;
+        }
+        if lock.start < range.start {
+            rest.push(Lock { end: range.start - 1, ..lock });
+        }
+        if lock.end > range.end {
+            rest.push(Lock { start: range.end + 1, ..lock });
+        }
+    }
+    *locks = rest;
 }

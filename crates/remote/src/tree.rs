@@ -17,8 +17,8 @@ mod xattr;
 pub use affected::Change;
 
 use nigh_types::{
-    Attr, Call, CookieKey, Covers, Errno, Grant, GrantId, Handle, Kind, Mode, Name, NodeId, Place, Reply,
-    Request, Response, Term, Time, Timestamp,
+    Attr, Call, CookieKey, Covers, DataStamp, Errno, Grant, GrantId, Handle, Kind, Mode, Name, NodeId, Place,
+    Reply, Request, Response, Term, Time, Timestamp,
 };
 use node::{Body, Directory, Node};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,8 @@ pub struct Tree {
     next_grant: u64,
     /// Inodes that a walk has led to.
     walked: BTreeSet<u64>,
+    /// By client and inode: states of a file's data that followed one another by that client's doing alone.
+    followed: BTreeMap<(u64, u64), Vec<DataStamp>>,
 }
 
 /// What a call came to, before attributes are read and grants numbered.
@@ -104,6 +106,7 @@ impl Tree {
             next_handle: 1,
             next_grant: 1,
             walked: BTreeSet::new(),
+            followed: BTreeMap::new(),
         };
         let attr = Attr { mode: 0o040_755, nlink: 2, size: 4096, blocks: 8, ..Attr::default() };
         tree.nodes.insert(root.ino, Node::new(root, attr, Body::Directory(Directory::default())));
@@ -143,6 +146,19 @@ impl Tree {
         self.nodes.get(&node.ino).filter(|found| found.id == node).map(|found| found.attr)
     }
 
+    /// The client's kernel has the file's data as it is now and not as its write says, or that with changes of the client's own: whoever
+    /// serves the tree knows that nobody else has changed it since.
+    pub fn vouch(&mut self, client: u64, node: NodeId, then: DataStamp) {
+        if let Some(attr) = self.attr(node) {
+            let present = DataStamp::of(&attr);
+            let states = self.followed.entry((client, node.ino)).or_default();
+            if states.last() != Some(&present) {
+                states.clear();
+            }
+            states.extend([then, present]);
+        }
+    }
+
     /// The inode of a handle that is open.
     #[must_use]
     pub fn opened(&self, handle: Handle) -> Option<NodeId> {
@@ -162,11 +178,9 @@ impl Tree {
     /// Opens a file under a number that the client chose. Where it is out of reach nothing is kept.
     fn keep(&mut self, place: &Place, handle: Handle) {
         let found = self.reach(place).and_then(|ino| self.regular(ino));
-        if let Ok(ino) = found
-            && !self.handles.contains_key(&handle)
-        {
-            self.handles.insert(handle, ino);
-            self.node_mut(ino).opens += 1;
+        if let Ok(ino) = found {
+            // A number in use stays whose it is.
+            let _ = self.open_as(ino, handle);
         }
     }
 
@@ -285,11 +299,35 @@ impl Tree {
     }
 
     fn open(&mut self, ino: u64) -> Handle {
+        while self.handles.contains_key(&Handle(self.next_handle)) {
+            self.next_handle += 1;
+        }
         let handle = Handle(self.next_handle);
         self.next_handle += 1;
         self.handles.insert(handle, ino);
         self.node_mut(ino).opens += 1;
         handle
+    }
+
+    /// Under a number that somebody chose.
+    fn open_as(&mut self, ino: u64, handle: Handle) -> Result<(), Errno> {
+        if self.handles.contains_key(&handle) {
+            return Err(Errno::INVAL);
+        }
+        self.handles.insert(handle, ino);
+        self.node_mut(ino).opens += 1;
+        Ok(())
+    }
+
+    /// No walk has led anywhere, as after a restart.
+    pub(crate) fn forget_walks(&mut self) {
+        self.walked.clear();
+    }
+
+    /// Opens an inode under a number again, as an earlier answer said; false if it is gone, or the number
+    /// in use.
+    pub(crate) fn pin_again(&mut self, node: NodeId, handle: Handle) -> bool {
+        self.attr(node).is_some() && self.open_as(node.ino, handle).is_ok()
     }
 
     /// Forgets an inode without names and handles.
@@ -298,6 +336,7 @@ impl Tree {
         if gone {
             self.nodes.remove(&ino);
             self.walked.remove(&ino);
+            self.followed.retain(|(_, of), _| *of != ino);
             if self.config.reuse_inos {
                 self.spare.push(ino);
             }

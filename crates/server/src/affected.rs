@@ -13,7 +13,7 @@ use crate::place_locks::{Grip, HeldPlaces};
 use crate::reach::{Found, Node, link};
 use crate::stat::{self, Stat};
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Access, Call, Covers, Handle, Kind, Name, Place, WriteFlags};
+use nigh_types::{Access, Call, Covers, Handle, Kind, Name, Place};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::os::fd::OwnedFd;
 
@@ -31,7 +31,7 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
     if !call.is_mutation() {
         return Ok(true);
     }
-    let flush = matches!(call, Call::Write { flags: WriteFlags { flush: true, .. }, .. });
+    let flush = call.is_flush();
     loop {
         let mut look = Look { cx, places, changes: Vec::new(), departing: Vec::new() };
         match look.at(call) {
@@ -117,6 +117,15 @@ impl Look<'_, '_, '_> {
             Call::SetAttr { node, handle, set } => self.inode(node, *handle, set.size.is_some()),
             Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => self.inode(node, None, false),
             Call::Open { node, .. } => self.inode(node, None, true),
+            Call::Write { node, handle, flags, .. } if flags.flush && flags.since.is_some() => {
+                let object = match self.cx.files.find_told(*handle, node.node)? {
+                    Some(file) => file.object,
+                    None => self.cx.reach().node(node, self.cx.files)?.object,
+                };
+                // Nothing else changes it from comparing its state to writing it (rule 12).
+                self.take(object, Grip::Exclusive)?;
+                self.inode(node, *handle, true)
+            }
             Call::Write { node, handle, .. }
             | Call::Fallocate { node, handle, .. }
             | Call::CopyRange { to: node, to_handle: handle, .. } => self.inode(node, *handle, true),

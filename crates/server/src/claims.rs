@@ -3,7 +3,7 @@
 use crate::acting::can_act;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_types::Credentials;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// User and group of those who are nobody here.
 pub const ANONYMOUS: u32 = 65_534;
@@ -15,12 +15,14 @@ pub struct Admission {
     claims: Claims,
     squash: Squash,
     replaced: AtomicU64,
+    /// One of them was uid 0.
+    was_root: AtomicBool,
 }
 
 impl Admission {
     #[must_use]
     pub fn new(claims: Claims, squash: Squash) -> Admission {
-        Admission { claims, squash, replaced: AtomicU64::new(0) }
+        Admission { claims, squash, replaced: AtomicU64::new(0), was_root: AtomicBool::new(false) }
     }
 
     pub(crate) fn of(peer: &Peer) -> Admission {
@@ -30,17 +32,24 @@ impl Admission {
     /// As whom a call is done that is asked for on behalf of `asked`.
     #[must_use]
     pub fn admit(&self, asked: Credentials) -> Credentials {
+        self.admit_saying(asked).0
+    }
+
+    /// The same, and whether that is the first time that uid 0 was replaced.
+    pub(crate) fn admit_saying(&self, asked: Credentials) -> (Credentials, bool) {
+        let claims_root = asked.uid == 0;
         let (admitted, honest) = match (&self.claims, self.squash) {
             (Claims::Only(own), Squash::None | Squash::Root) => only(own, &asked),
             (_, Squash::All) => (serving_user(), true),
-            (Claims::Any, Squash::None) => return asked,
+            (Claims::Any, Squash::None) => return (asked, false),
             (Claims::Any, Squash::Root) => (without_root(asked), true),
         };
-        if !honest && self.replaced.fetch_add(1, Ordering::Relaxed) == 0 {
-            let (uid, gid) = (admitted.uid, admitted.gid);
-            tracing::warn!(uid, gid, "a peer claims ids that it may not: its calls are done as this user");
+        if honest {
+            return (admitted, false);
         }
-        admitted
+        self.replaced.fetch_add(1, Ordering::Relaxed);
+        let first = claims_root && !self.was_root.swap(true, Ordering::Relaxed);
+        (admitted, first)
     }
 
     /// How many claims were replaced because the peer may not make them.
@@ -143,7 +152,7 @@ mod tests {
         let forged =
             [who(0, 0, &[]), who(1001, 100, &[]), who(1000, 0, &[]), who(1000, 100, &[0]), who(0, 100, &[4])];
         for (at, asked) in forged.into_iter().enumerate() {
-            assert_eq!(admission.admit(asked), own);
+            assert_eq!(admission.admit_saying(asked), (own.clone(), at == 0), "uid 0 is told of once");
             assert_eq!(admission.replaced(), at as u64 + 1);
         }
         assert!(!admission.vouches());

@@ -4,10 +4,11 @@
 //! nothing of what proves who it is stands there. Whoever is not attached yet may be anybody: lines about
 //! them are few.
 
+use crate::server::End;
 use crate::session::Session;
-use nigh_link::Kind;
+use nigh_link::{Kind, Peer};
 use nigh_native::lease::Holder;
-use nigh_types::{Errno, Term};
+use nigh_types::{Credentials, Errno, Term};
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -89,10 +90,18 @@ impl Story {
     }
 }
 
-pub(crate) fn connected(session: &Session) {
-    if let Some(unsaid) = session.story.limits.strangers.allow() {
-        let (peer, link) = (session.peer.to_string(), session.story.link);
-        tracing::info!(event = "connected", session = session.id, peer, %link, unsaid, "session connected");
+pub(crate) fn connected(story: &Story, session: u64, peer: &Peer) {
+    if let Some(unsaid) = story.limits.strangers.allow() {
+        let (peer, link) = (peer.to_string(), story.link);
+        tracing::info!(event = "connected", session, peer, %link, unsaid, "session connected");
+    }
+}
+
+/// It ended before it said hello.
+pub(crate) fn left(story: &Story, session: u64, peer: &Peer, why: &str) {
+    if let Some(unsaid) = story.limits.strangers.allow() {
+        let (why, peer) = (shorten(why), peer.to_string());
+        tracing::info!(event = "ended", session, peer, ?why, unsaid, "session ended");
     }
 }
 
@@ -122,6 +131,23 @@ pub(crate) fn refused(session: &Session, errno: Errno, rule: &str) {
         tracing::warn!(event = "refused", session = session.id, peer, %errno, ?rule, unsaid, "session refused");
     }
     session.story.ends(|| "refused".into());
+}
+
+/// It claims uid 0, which it has not proved, for the first time.
+pub(crate) fn claimed_root(session: &Session, done_as: &Credentials) {
+    if let Some(unsaid) = session.story.limits.clients.allow() {
+        let (peer, uid, gid) = (session.peer.to_string(), done_as.uid, done_as.gid);
+        tracing::warn!(
+            event = "claimed",
+            session = session.id,
+            peer,
+            uid,
+            gid,
+            rule = "docs/decisions/0010-transports-and-identity.md",
+            unsaid,
+            "session claims uid 0 and has not proved it: its calls are done as this user"
+        );
+    }
 }
 
 pub(crate) fn suspect(session: &Session) {
@@ -167,22 +193,62 @@ pub(crate) fn fenced(session: &Session) {
     }
 }
 
-/// The same for one whose connection was lost before.
+/// The same for one that was forgotten before.
 pub(crate) fn fenced_apart(holder: Holder) {
     let session = holder.0;
     tracing::warn!(event = "fenced", session, "session fenced: it did not come back within its lease");
 }
 
-pub(crate) fn ended(session: &Session) {
+/// Its connection was lost; its client may come again.
+pub(crate) fn cut(session: &Session, why: &str) {
+    if let Some(unsaid) = session.story.limits.clients.allow() {
+        let (why, peer) = (shorten(why), session.peer.to_string());
+        tracing::info!(
+            event = "cut",
+            session = session.id,
+            peer,
+            ?why,
+            unsaid,
+            "session lost its connection"
+        );
+    }
+}
+
+/// `connection`: what it was called when it connected.
+pub(crate) fn resumed(session: &Session, connection: u64) {
+    if let Some(unsaid) = session.story.limits.clients.allow() {
+        let peer = session.peer.to_string();
+        tracing::info!(
+            event = "resumed",
+            session = session.id,
+            connection,
+            peer,
+            unsaid,
+            "session resumed over another connection"
+        );
+    }
+}
+
+/// Its lease ran out, and what it has open and locked is kept for a while.
+pub(crate) fn dormant(session: &Session) {
+    if let Some(unsaid) = session.story.limits.clients.allow() {
+        let peer = session.peer.to_string();
+        let rule = "docs/decisions/0009-sessions-over-connections.md";
+        tracing::info!(event = "dormant", session = session.id, peer, rule, unsaid, "session dormant");
+    }
+}
+
+pub(crate) fn ended(session: &Session, end: End) {
     let limits = &session.story.limits;
     let lines = if session.attached().is_some() { &limits.clients } else { &limits.strangers };
     let Some(unsaid) = lines.allow() else { return };
     let why = session.story.why.get().map_or("the connection was lost", String::as_str);
     let (why, peer) = (shorten(why), session.peer.to_string());
     let lasted_s = session.story.since.elapsed().unwrap_or_default().as_secs();
-    let (bytes_in, bytes_out) = session.outbox.link().bytes();
+    let (bytes_in, bytes_out) = session.outbox.bytes();
+    let event = if end == End::Forgotten { "forgotten" } else { "ended" };
     tracing::info!(
-        event = "ended",
+        event,
         session = session.id,
         peer,
         ?why,
@@ -191,7 +257,7 @@ pub(crate) fn ended(session: &Session) {
         bytes_out,
         replaced_claims = session.admission.replaced(),
         unsaid,
-        "session ended"
+        "session {event}"
     );
 }
 

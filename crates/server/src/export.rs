@@ -82,10 +82,17 @@ pub enum ExportError {
     NoProc { path: PathBuf },
 }
 
+/// A disk is full, or what may be had of it.
+pub(crate) fn wants_room(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
 fn mend_state(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::WouldBlock => "another server uses it, end that one",
-        _ => "make room or give rights there on the server",
+        _ if wants_room(error) => "make room there on the server",
+        _ => "give rights there on the server",
     }
 }
 
@@ -369,6 +376,7 @@ fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::Xattr { node, name } => look::xattr(cx, node, name),
         Call::StatFs { node } => look::statfs(cx, node),
         Call::Open { node, access } => open::open(cx, node, *access),
+        Call::Reopen { node, handle, access } => open::reopen_as(cx, node, *handle, *access),
         Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
         Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
         Call::GetFlags { node } => look::flags(cx, node),
@@ -512,7 +520,7 @@ fn open_log(path: &Path, first: Record) -> std::io::Result<(Log, Vec<Record>)> {
     }
 }
 
-fn make_private(dir: &Path) -> std::io::Result<()> {
+pub(crate) fn make_private(dir: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }

@@ -3,7 +3,7 @@
 use crate::error::{Fault, Result};
 use crate::homes::Counted;
 use crate::leases::Holding;
-use nigh_native::lease::Object;
+use nigh_native::lease::{Object, OwnChanges};
 use nigh_types::{Errno, Handle, NodeId, Term};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -29,6 +29,8 @@ pub struct SessionFiles {
 struct Table {
     open: FxHashMap<Handle, Arc<OpenFile>>,
     by_node: FxHashMap<NodeId, Vec<Handle>>,
+    /// Of open files that this session has changed.
+    own: FxHashMap<NodeId, Arc<Mutex<OwnChanges>>>,
     last: u64,
 }
 
@@ -46,6 +48,9 @@ pub(crate) struct OpenFile {
     #[allow(dead_code, reason = "held, not looked at")]
     pub(crate) counted: Counted,
 }
+
+/// A server hands out no larger number, and behind it there are enough left.
+const MOST_CLAIMED: u64 = 1 << 62;
 
 impl SessionFiles {
     /// At most `limit` open files; grants end after `term`, and nobody else is granted anything.
@@ -100,11 +105,21 @@ impl SessionFiles {
     }
 
     pub(crate) fn insert(&self, file: OpenFile) -> Result<Handle> {
+        self.insert_as(None, Arc::new(file))
+    }
+
+    /// One that another session had.
+    pub(crate) fn adopt(&self, file: Arc<OpenFile>) -> Result<Handle> {
         self.insert_as(None, file)
     }
 
+    /// The open file of that number, of whatever node.
+    pub(crate) fn share(&self, handle: Handle) -> Option<Arc<OpenFile>> {
+        self.table.lock().open.get(&handle).cloned()
+    }
+
     /// The same, under a number that the client chose; `EEXIST` where it did before.
-    pub(crate) fn insert_as(&self, chosen: Option<Handle>, file: OpenFile) -> Result<Handle> {
+    pub(crate) fn insert_as(&self, chosen: Option<Handle>, file: Arc<OpenFile>) -> Result<Handle> {
         let mut table = self.table.lock();
         if table.open.len() as u64 + self.closing.load(Ordering::SeqCst) >= self.limit {
             return Err(Fault(Errno::NFILE));
@@ -115,8 +130,24 @@ impl SessionFiles {
             return Err(Fault(Errno::EXIST));
         }
         table.by_node.entry(file.node).or_default().push(handle);
-        table.open.insert(handle, Arc::new(file));
+        table.open.insert(handle, file);
         Ok(handle)
+    }
+
+    /// Puts a file where the client had it before the server forgot it; `EINVAL` where that number is in use, or
+    /// cannot be one that was handed out.
+    pub(crate) fn insert_again(&self, handle: Handle, file: OpenFile) -> Result<()> {
+        if !handle.is_chosen() {
+            if handle.0 > MOST_CLAIMED {
+                return Err(Fault(Errno::INVAL));
+            }
+            let mut table = self.table.lock();
+            table.last = table.last.max(handle.0);
+        }
+        match self.insert_as(Some(handle), Arc::new(file)) {
+            Err(Fault(Errno::EXIST)) => Err(Fault(Errno::INVAL)),
+            inserted => inserted.map(drop),
+        }
     }
 
     /// The open file of that number; `EBADF` where there is none or it is of another node.
@@ -150,6 +181,19 @@ impl SessionFiles {
         handles.any(|handle| table.open.get(handle).is_some_and(|file| such(file)))
     }
 
+    /// What this session alone has made of a file's data, to be told of one more change. `None`: it has not opened it.
+    pub(crate) fn own_changes(&self, node: NodeId) -> Option<Arc<Mutex<OwnChanges>>> {
+        let mut table = self.table.lock();
+        table.by_node.contains_key(&node).then(|| Arc::clone(table.own.entry(node).or_default()))
+    }
+
+    /// An open file of that node that can be read.
+    pub(crate) fn readable(&self, node: NodeId) -> Option<Arc<OpenFile>> {
+        let table = self.table.lock();
+        let files = table.by_node.get(&node)?.iter().filter_map(|handle| table.open.get(handle));
+        files.rev().find(|file| file.readable).cloned()
+    }
+
     pub(crate) fn release(&self, handles: &[Handle]) {
         drop(self.take(handles));
     }
@@ -165,6 +209,7 @@ impl SessionFiles {
                 list.retain(|h| h != handle);
                 if list.is_empty() {
                     table.by_node.remove(&file.node);
+                    table.own.remove(&file.node);
                 }
             }
             closing.push(file);
@@ -207,6 +252,21 @@ mod tests {
             position: Mutex::new(()),
             counted,
         }
+    }
+
+    #[test]
+    fn a_claimed_number_is_nobody_elses() {
+        let files = SessionFiles::new(5, Term::Session);
+        let first = files.insert(file(&files, 1)).unwrap();
+        assert_eq!(files.insert_again(first, file(&files, 2)), Err(Fault(Errno::INVAL)));
+        assert_eq!(files.insert_again(Handle(MOST_CLAIMED + 1), file(&files, 2)), Err(Fault(Errno::INVAL)));
+        files.insert_again(Handle(9), file(&files, 2)).unwrap();
+        assert_eq!(files.insert_again(Handle(9), file(&files, 2)), Err(Fault(Errno::INVAL)));
+        assert_eq!((files.insert(file(&files, 3)).unwrap(), files.count()), (Handle(10), 3));
+        assert!(files.find(Handle(9), NodeId { ino: 2, generation: 1 }).is_ok());
+        files.insert_again(Handle(Handle::CHOSEN | 7), file(&files, 3)).unwrap();
+        assert_eq!(files.insert(file(&files, 3)).unwrap(), Handle(11), "those that clients choose are apart");
+        assert_eq!(files.insert_again(Handle(20), file(&files, 2)), Err(Fault(Errno::NFILE)));
     }
 
     #[test]

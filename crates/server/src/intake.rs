@@ -61,6 +61,7 @@ fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
         | Call::Lock { node: place, .. }
         | Call::Unlock { node: place, .. }
         | Call::GetLock { node: place, .. }
+        | Call::Reopen { node: place, .. }
         | Call::Create { dir: place, .. }
         | Call::Tmpfile { dir: place, .. }
         | Call::Mknod { dir: place, .. }

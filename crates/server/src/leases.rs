@@ -5,13 +5,14 @@ use crate::events;
 use crate::homes::Homes;
 use crate::place_locks::PlaceLocks;
 use crate::pool::{Job, Pool};
-use crate::session::{Session, now};
+use crate::session::{Attached, Session, now};
 use crate::unsent::{Carried, Unsent};
-use nigh_native::LeaseTable;
+use nigh_link::Peer;
 use nigh_native::lease::{
     Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReport,
 };
-use nigh_types::{CallId, Grant, GrantId, NodeId, Recall, RecallId, Span, Term, Time};
+use nigh_native::{LeaseTable, NAMES_ALONE};
+use nigh_types::{CallId, Covers, Grant, GrantId, NodeId, Recall, RecallId, Span, Term, Time};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -39,8 +40,8 @@ struct State {
     table: LeaseTable,
     unsent: Unsent,
     sessions: FxHashMap<Holder, Arc<Session>>,
-    /// Who was at the other end of connections that were lost: (client, incarnation).
-    cut: BTreeMap<Holder, (u64, u64)>,
+    /// Whose sessions were forgotten before their lease ran out.
+    cut: BTreeMap<Holder, Absent>,
     parked: FxHashMap<ChangeId, Job>,
     /// Those of `parked` that wait for a grant.
     readers: FxHashMap<ChangeId, Reader>,
@@ -51,11 +52,17 @@ struct State {
     stopping: bool,
 }
 
+/// The client of a session that is no more, and its incarnation.
+struct Absent {
+    who: (u64, u64),
+    peer: Peer,
+}
+
 /// For status.
 pub(crate) struct Picture {
     pub(crate) report: LeaseReport,
     pub(crate) parked: Vec<Parked>,
-    /// Holders without a connection, and which client each was.
+    /// Holders without a session, and which client each was.
     pub(crate) cut: Vec<(Holder, u64)>,
 }
 
@@ -79,7 +86,8 @@ struct Reader {
 struct Pending {
     send: Vec<Arc<Session>>,
     ready: Vec<Job>,
-    fenced: Vec<Arc<Session>>,
+    /// With the number of the lease that ran out.
+    fenced: Vec<(Arc<Session>, u64)>,
 }
 
 /// The time may jump while the machine sleeps, so the clock looks this often while anything is due.
@@ -128,7 +136,7 @@ impl Leases {
         self.state.lock().table.report()
     }
 
-    /// The table, the parked calls, and the sessions whose connection is lost; all at one moment.
+    /// The table, the parked calls, and the leases whose session was forgotten; all at one moment.
     pub(crate) fn picture(&self) -> Picture {
         let state = self.state.lock();
         let parked = state.parked.iter();
@@ -141,23 +149,36 @@ impl Leases {
                     call: job.request.call.type_name(),
                 })
                 .collect(),
-            cut: state.cut.iter().map(|(holder, who)| (*holder, who.0)).collect(),
+            cut: state.cut.iter().map(|(holder, absent)| (*holder, absent.who.0)).collect(),
         }
     }
 
-    /// A session begins. `client` and `incarnation` tell whether it takes the place of one whose connection
-    /// was lost: that one's client has dropped everything before it came again.
-    pub(crate) fn attach(&self, session: &Arc<Session>, who: (u64, u64), names_alone: bool, term: Term) {
+    /// A session begins. `dropped`: its client has dropped everything that earlier sessions of it were granted.
+    pub(crate) fn attach(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) {
         self.with(|state, now| {
-            let returned: Vec<Holder> =
-                state.cut.iter().filter(|(_, cut)| **cut == who).map(|(holder, _)| *holder).collect();
+            let is_it = |absent: &Absent| absent.who == attached.who && absent.peer.is_same(&session.peer);
+            let returned = state.cut.iter().filter(|(_, absent)| dropped && is_it(absent));
+            let returned: Vec<Holder> = returned.map(|(holder, _)| *holder).collect();
             for holder in returned {
                 state.cut.remove(&holder);
                 state.table.handle_gone(now, holder);
             }
             state.sessions.insert(session.holder(), Arc::clone(session));
-            state.begin(now, session.holder(), names_alone, term);
+            state.begin_session(now, session, attached);
         });
+    }
+
+    /// A session goes on over another connection. True: its lease had run out, and a new one begins. Otherwise
+    /// its client is heard, unless it is suspect, which it stays.
+    pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
+        self.with(|state, now| {
+            state.table.handle_heard(now, session.holder());
+            let lapsed = !state.table.knows(session.holder());
+            if lapsed {
+                state.begin_session(now, session, attached);
+            }
+            lapsed
+        })
     }
 
     /// Whether there are several sessions.
@@ -173,6 +194,7 @@ impl Leases {
     /// The session is over, and with it what it had parked. `goodbye`: its client has dropped everything;
     /// otherwise its grants stand until its lease has run out.
     pub(crate) fn leave(&self, session: &Arc<Session>, who: (u64, u64), goodbye: bool) {
+        let peer = session.peer.clone();
         let dropped = self.with(|state, now| {
             let holder = session.holder();
             state.sessions.remove(&holder);
@@ -180,7 +202,7 @@ impl Leases {
                 state.table.handle_gone(now, holder);
             } else if state.table.knows(holder) {
                 state.table.handle_cut(now, holder);
-                state.cut.insert(holder, who);
+                state.cut.insert(holder, Absent { who, peer });
             }
             let theirs = |job: &Job| Arc::ptr_eq(&job.session, session);
             let changes: Vec<ChangeId> =
@@ -366,9 +388,9 @@ impl Leases {
     fn carry_out(&self, pending: Pending) {
         let Pending { send, ready, fenced } = pending;
         send.iter().for_each(|session| session.outbox.send());
-        for session in fenced {
+        for (session, lease) in fenced {
             events::fenced(&session);
-            session.end("its lease ran out (docs/decisions/0008-leases.md, rule 6)");
+            session.lapse(lease);
         }
         if let Some(pool) = self.pool.as_ref().and_then(Weak::upgrade) {
             ready.into_iter().for_each(|job| pool.submit(job));
@@ -399,6 +421,13 @@ impl Leases {
 }
 
 impl State {
+    fn begin_session(&mut self, now: Time, session: &Session, attached: &Attached) {
+        session.begin_lease();
+        let names_alone = attached.features & NAMES_ALONE != 0;
+        self.begin(now, session.holder(), names_alone, attached.term);
+        self.table.handle_client(now, session.holder(), attached.who);
+    }
+
     fn begin(&mut self, now: Time, holder: Holder, names_alone: bool, term: Term) {
         self.table.handle_attach(now, holder, names_alone);
         let limit = match term {
@@ -459,7 +488,8 @@ impl State {
                     self.sessions.get(&holder).into_iter().for_each(|session| events::acknowledged(session));
                 }
                 LeaseOutput::Fenced(holder) => {
-                    pending.fenced.extend(self.sessions.get(&holder).cloned());
+                    let session = self.sessions.get(&holder);
+                    pending.fenced.extend(session.map(|session| (Arc::clone(session), session.lease())));
                     if self.cut.remove(&holder).is_some() {
                         events::fenced_apart(holder);
                     }
@@ -477,6 +507,13 @@ impl State {
 pub(crate) struct OpenChange {
     leases: Arc<Leases>,
     id: ChangeId,
+}
+
+impl OpenChange {
+    /// [`LeaseTable::is_unbroken`].
+    pub(crate) fn is_unbroken(&self, since: (GrantId, Covers)) -> bool {
+        self.leases.with(|state, now| state.table.is_unbroken(now, self.id, since))
+    }
 }
 
 impl Drop for OpenChange {

@@ -16,8 +16,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections that have proved nothing yet, over TCP; and that are not attached yet, of users of this machine.
+/// Connections that have proved nothing yet, over TCP; and that are not attached yet, of holders of the token and of
+/// users of this machine.
 const LOBBY: usize = 64;
+const UNATTACHED: &str = "too many connections that attach to nothing: one is dropped";
 
 /// How long a connection on a unix socket may say nothing.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -205,19 +207,20 @@ impl Listeners {
             return complain(&self.complaints, "too many connections that prove nothing: one is dropped");
         };
         let (door, claims, squash, server) = (Arc::clone(door), claims.clone(), *squash, Arc::clone(server));
-        let complaints = Arc::clone(&self.complaints);
+        let (users, complaints) = (self.users.clone(), Arc::clone(&self.complaints));
         let serve = move || {
-            let from = stream.peer_addr().map_or_else(|_| "?".to_owned(), |address| address.to_string());
-            if let Err(error) = stream.set_nonblocking(false) {
-                return tracing::warn!(%error, "a connection cannot be used");
-            }
-            let admitted = door.admit(stream);
-            drop(ticket);
-            match admitted {
+            let from = match stream.set_nonblocking(false).and_then(|()| stream.peer_addr()) {
+                Ok(from) => from,
+                Err(error) => return complain(&complaints, &format!("a connection cannot be used: {error}")),
+            };
+            match door.admit(stream) {
                 Ok(link) => {
-                    let peer = Peer::new(format!("tcp from {from}"), claims, squash);
+                    let Some(ticket) = ticket.pass(&users) else {
+                        return complain(&complaints, UNATTACHED);
+                    };
+                    let peer = Peer::new(format!("tcp from {from}"), claims, squash).from_host(from.ip());
                     // What ended it stands in the log.
-                    let _ = server.serve_link(link, peer);
+                    let _ = server.serve_stranger(link, peer, Some(ticket));
                 }
                 Err(error) => complain(&complaints, &error.to_string()),
             }
@@ -245,7 +248,7 @@ impl Listeners {
         let stranger = matches!(admits, Admits::Users(_));
         let ticket = if stranger { self.users.enter(&stream) } else { None };
         if stranger && ticket.is_none() {
-            complain(&self.complaints, "too many connections that attach to nothing: one is dropped");
+            complain(&self.complaints, UNATTACHED);
             return false;
         }
         let (server, present) = (Arc::clone(server), Arc::clone(&self.present));

@@ -1,6 +1,9 @@
 //! All locks of a server: the table, and the calls that wait without a thread.
 //! See docs/decisions/0011-locks.md.
 
+use crate::claimants::Claimants;
+use crate::grace::Grace;
+use crate::register::Who;
 use crate::session::Session;
 use nigh_native::lease::Object;
 use nigh_native::{Claim, LockOwner, LockTable, Tried};
@@ -10,16 +13,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The locks of all sessions. Its mutex is taken last; nothing is answered under it.
-#[derive(Default)]
+/// The locks of all sessions. Under its mutex only those of the grace and the keeper are taken; nothing is answered
+/// under it.
 pub(crate) struct Locks {
     state: Mutex<State>,
+    grace: Arc<Grace>,
 }
 
 #[derive(Default)]
 struct State {
     table: LockTable<Object>,
     members: BTreeMap<u64, Member>,
+    /// All sessions of which the table has something left.
+    claimants: Claimants,
+    /// The server stops.
+    stopping: bool,
 }
 
 /// For status.
@@ -36,8 +44,10 @@ const WAITS_SHOWN: usize = 1_000;
 /// A session that stands.
 struct Member {
     session: Arc<Session>,
-    /// The client's durable identity: one machine and user.
-    client: u64,
+    /// The client, one machine and user, and its incarnation.
+    who: Who,
+    /// Its client has dropped everything.
+    leaves: bool,
     /// What its locks are on, by the export's numbers, so that unlocking needs no look at the disk.
     objects: BTreeMap<NodeId, Object>,
     /// Calls that the pool has and that may come to wait; whether they were cancelled meanwhile.
@@ -48,19 +58,79 @@ struct Member {
 type Ended = Vec<(Arc<Session>, CallId, Result<(), Errno>)>;
 
 impl Locks {
-    /// A session begins. Until [`Locks::end`] the table keeps it.
-    pub(crate) fn begin(&self, session: &Arc<Session>, client: u64) {
-        let session = Arc::clone(session);
-        let member = Member { client, objects: BTreeMap::new(), coming: BTreeMap::new(), session };
-        self.state.lock().members.insert(member.session.id, member);
+    /// None, of a server that begins.
+    pub(crate) fn new(grace: Arc<Grace>) -> Locks {
+        Locks { state: Mutex::default(), grace }
+    }
+
+    /// A session begins, and takes the place of forgotten ones of its client. Until [`Locks::end`] the table keeps
+    /// it. `dropped`: its client claims nothing.
+    pub(crate) fn begin(&self, session: &Arc<Session>, who: Who, dropped: bool) {
+        let member = Member {
+            who,
+            leaves: false,
+            objects: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            session: Arc::clone(session),
+        };
+        let ended = self.change(|state| {
+            // The thread that was last with those may not have said so yet.
+            let earlier = state.members.iter().filter(|(_, other)| {
+                let theirs = other.who == who && other.session.peer.is_same(&session.peer);
+                !dropped && theirs && other.session.is_settled()
+            });
+            let earlier: Vec<u64> = earlier.map(|(id, _)| *id).collect();
+            let ended: Vec<Member> = earlier.into_iter().filter_map(|id| state.end(id)).collect();
+            let State { table, members, claimants, .. } = state;
+            for earlier in claimants.take(who, &session.peer) {
+                if dropped {
+                    table.handle_claimed(earlier);
+                } else {
+                    table.handle_heir(earlier, session.id);
+                }
+            }
+            if table.claimable_by(session.id) > 0 {
+                claimants.add(session.id, who, &session.peer);
+            }
+            members.insert(session.id, member);
+            ended
+        });
+        drop(ended);
+    }
+
+    /// A session's client has dropped everything.
+    pub(crate) fn leave(&self, session: u64) {
+        if let Some(member) = self.state.lock().members.get_mut(&session) {
+            member.leaves = true;
+        }
+    }
+
+    /// A session has claimed what it wants to have again of what was held in those before it.
+    pub(crate) fn claimed(&self, session: u64) {
+        let mut state = self.state.lock();
+        state.table.handle_claimed(session);
+        state.claimants.remove(session);
+    }
+
+    /// The server stops: from now on nobody's locks are free but those of who says goodbye. All others' clients
+    /// claim them from the next server.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopping = true;
     }
 
     /// A session is over: its locks are free, and what it waits for is forgotten.
     pub(crate) fn end(&self, session: u64) {
-        self.change(|state| {
-            state.table.handle_session_end(session);
-            state.members.remove(&session)
-        });
+        drop(self.change(|state| state.end(session)));
+    }
+
+    /// Whether a session holds or waits for any.
+    pub(crate) fn are_held_by(&self, session: u64) -> bool {
+        self.state.lock().members.get(&session).is_some_and(|member| !member.objects.is_empty())
+    }
+
+    /// Whether others wait for what a session holds.
+    pub(crate) fn are_in_the_way(&self, session: u64) -> bool {
+        self.state.lock().table.is_waited_for(session)
     }
 
     /// A call for a lock goes to the pool. From now on it can be cancelled.
@@ -81,7 +151,7 @@ impl Locks {
     /// answered.
     pub(crate) fn cancel(&self, session: u64, call: CallId) -> bool {
         let mut state = self.state.lock();
-        let State { table, members } = &mut *state;
+        let State { table, members, .. } = &mut *state;
         let Some(member) = members.get_mut(&session) else { return false };
         if let Some(cancelled) = member.coming.get_mut(&call) {
             *cancelled = true;
@@ -104,7 +174,7 @@ impl Locks {
         call: &Call,
     ) -> Option<Result<Reply, Errno>> {
         self.change(|state| {
-            let State { table, members } = state;
+            let State { table, members, .. } = state;
             // Its session ended meanwhile: nobody would ever unlock it.
             let Some(member) = members.get_mut(&session) else { return Some(Err(Errno::IO)) };
             if member.coming.remove(&id) == Some(true) {
@@ -112,9 +182,15 @@ impl Locks {
             }
             let owner = |owner, flock| LockOwner { session, flock, owner };
             match *call {
-                Call::Lock { owner: number, flock, kind, start, end, wait, pid, .. } => {
+                Call::Lock { owner: number, flock, kind, start, end, wait, pid, reclaim, .. } => {
                     let claim = claim(object, owner(number, flock), kind, (start, end), pid);
-                    let tried = table.handle_lock(claim, wait.then_some(id));
+                    let tried = if reclaim {
+                        table.handle_claim(claim, self.grace.believes(member.who))
+                    } else {
+                        give_way(table, members, &claim);
+                        table.handle_lock(claim, wait.then_some(id))
+                    };
+                    let Some(member) = members.get_mut(&session) else { return Some(Err(Errno::IO)) };
                     if table.is_used_by(&object, session) {
                         member.objects.insert(node, object);
                     }
@@ -126,10 +202,10 @@ impl Locks {
                 }
                 Call::GetLock { owner: number, flock, kind, start, end, .. } => {
                     let claim = claim(object, owner(number, flock), kind, (start, end), 0);
-                    let client = member.client;
+                    let client = member.who.0;
                     let found = table.conflict(&claim).map(|(holder, mut info)| {
                         // The number of a process means something on its own machine only.
-                        if members.get(&holder.session).is_none_or(|m| m.client != client) {
+                        if members.get(&holder.session).is_none_or(|m| m.who.0 != client) {
                             info.pid = 0;
                         }
                         info
@@ -145,7 +221,7 @@ impl Locks {
     /// order in which calls came.
     pub(crate) fn unlock(&self, session: u64, call: &Call) -> Result<Reply, Errno> {
         let Call::Unlock { node, owner, flock, start, end } = call else { return Err(Errno::PROTO) };
-        let unlocked = self.change(|State { table, members }| {
+        let unlocked = self.change(|State { table, members, .. }| {
             let Some(member) = members.get_mut(&session) else { return Ok(()) };
             let Some(&object) = member.objects.get(&node.node) else { return Ok(()) };
             let (start, end) = ends(*flock, *start, *end);
@@ -172,7 +248,7 @@ impl Locks {
         let (result, ended) = {
             let mut state = self.state.lock();
             let result = change(&mut state);
-            let State { table, members } = &mut *state;
+            let State { table, members, .. } = &mut *state;
             let ended: Ended = std::iter::from_fn(|| table.poll_ended())
                 .filter_map(|(session, call, result)| {
                     Some((Arc::clone(&members.get(&session)?.session), call, result))
@@ -184,6 +260,43 @@ impl Locks {
             session.answer(call, Response::plain(result.map(|()| Reply::Done)));
         }
         result
+    }
+}
+
+impl State {
+    fn end(&mut self, session: u64) -> Option<Member> {
+        let member = self.members.remove(&session)?;
+        if self.stopping && !member.leaves {
+            return Some(member);
+        }
+        let State { table, claimants, .. } = self;
+        claimants.remove(session);
+        if member.leaves {
+            table.handle_session_end(session);
+        } else {
+            table.handle_forgotten(session);
+        }
+        if table.claimable_by(session) > 0 {
+            claimants.add(session, member.who, &member.session.peer);
+        }
+        while let Some(earliest) = claimants.make_way(|session| table.claimable_by(session)) {
+            table.handle_claimed(earliest);
+        }
+        Some(member)
+    }
+}
+
+/// Whose client is away makes way for a claim.
+fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &Claim<Object>) {
+    let in_way = members.iter().filter(|(other, member)| {
+        **other != claim.owner.session
+            && member.session.standing.is_dormant()
+            && table.is_in_way(**other, claim)
+    });
+    for (_, Member { session, .. }) in in_way {
+        if session.standing.doom_dormant() {
+            session.doom("another client wants its locks");
+        }
     }
 }
 
@@ -228,6 +341,11 @@ impl Running {
         self.count.load(Ordering::SeqCst)
     }
 
+    /// Whether the session is over, and nothing of it runs or will.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.over.load(Ordering::SeqCst) && self.count() == 0
+    }
+
     /// The session is over. True: nothing runs.
     pub(crate) fn close(&self) -> bool {
         self.over.store(true, Ordering::SeqCst);
@@ -238,17 +356,74 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leases::Leases;
+    use nigh_link::{Claims, Peer, Squash};
+    use nigh_native::lease::LeaseConfig;
+    use nigh_native::{ServerConfig, ServerConnection};
+    use nigh_types::{Credentials, Time};
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn whoever_is_last_learns_that_a_session_is_over() {
         let running = Running::default();
+        assert!(!running.is_settled(), "calls may come");
         assert!(running.enter() && running.enter());
         assert!(!running.leave());
         assert!(!running.close(), "a call still runs");
         assert!(!running.enter(), "none is begun");
-        assert!(!running.leave());
-        assert!(running.leave());
+        assert!(!running.leave() && !running.is_settled());
+        assert!(running.leave() && running.is_settled());
         assert!(Running::default().close());
+    }
+
+    fn session(id: u64, host: &str) -> Arc<Session> {
+        let (link, _) = UnixStream::pair().unwrap();
+        let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![] });
+        let peer = Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap());
+        let config = ServerConfig { session_id: id, ..ServerConfig::default() };
+        let connection = ServerConnection::new(crate::session::now(), config);
+        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+        let leases = Leases::new(LeaseConfig::default(), None);
+        Arc::new(Session::new(connection, (link.into(), peer, 0), story, &leases, &Arc::default()))
+    }
+
+    #[test]
+    fn whoever_has_much_to_claim_and_does_not_takes_from_itself() {
+        let locks = Locks::new(Arc::new(Grace::new(BTreeMap::new(), Time(0))));
+        let object = Object { filesystem: 1, ino: 1, birth: 1 };
+        let hold = |session, ranges: u64| {
+            let owner = LockOwner { session, flock: false, owner: 1 };
+            for at in (0..ranges).map(|n| 2 * n) {
+                let claim = Claim { object, owner, kind: LockKind::Read, start: at, end: at, pid: 1 };
+                assert_eq!(locks.state.lock().table.handle_lock(claim, None), Tried::Granted);
+            }
+        };
+        let claimable = |session| locks.state.lock().table.claimable_by(session);
+        // Forgotten with all that a session may hold, and back, and silent.
+        for n in 0..5 {
+            locks.begin(&session(10 + n, "10.0.0.2"), (100 + n, 1), true);
+            hold(10 + n, 65_536);
+            locks.end(10 + n);
+            locks.begin(&session(20 + n, "10.0.0.2"), (100 + n, 1), false);
+        }
+        let theirs = || (20..25).map(claimable).sum::<u64>();
+        assert_eq!(theirs(), 4 * 65_536, "one of them made way");
+        for n in 0..3 {
+            locks.begin(&session(30 + n, "10.0.0.1"), (1, n), true);
+            hold(30 + n, 3);
+            locks.end(30 + n);
+        }
+        assert_eq!(theirs(), 3 * 65_536, "and another one for others");
+        for n in 0..3 {
+            locks.begin(&session(40 + n, "10.0.0.1"), (1, n), false);
+            assert_eq!(claimable(40 + n), 3);
+        }
+        locks.claimed(40);
+        assert_eq!(claimable(40), 0);
+        // Forgotten before it has claimed, it is its client's still.
+        locks.end(41);
+        locks.begin(&session(50, "10.0.0.1"), (1, 1), false);
+        assert_eq!(claimable(50), 3);
     }
 
     #[test]

@@ -69,33 +69,36 @@ pub fn summary(status: &Value) -> String {
 }
 
 fn session_lines(session: &Value) -> Vec<String> {
-    if session["connected"] == false {
+    if session["export"].is_null() {
         let held = number(session, "/grants/read");
         return vec![
             format!("of client {}: connection lost, its lease runs out", shown(&session["client"])),
             format!("{}, {}", counted(held, "grant"), heard(session)),
         ];
     }
-    let at = match session["export"].as_str() {
-        Some(_) => format!("on {}", shown(&session["export"])),
-        None => "said no hello yet".into(),
-    };
     let mut lines = vec![format!(
-        "{} ({}), {at}, for {}",
+        "{} ({}), on {}, for {}",
         shown(&session["peer"]),
         shown(&session["transport"]),
+        shown(&session["export"]),
         seconds(number(session, "/lasted_s"))
     )];
-    if session["export"].is_string() {
-        lines.push(format!(
-            "{}, {}, {}, {}; {}",
-            counted(number(session, "/open_files"), "open file"),
-            counted(number(session, "/locks"), "lock"),
-            counted(number(session, "/grants/read"), "grant"),
-            heard(session),
-            traffic(session),
-        ));
+    if session["connected"] == false {
+        let away = seconds(number(session, "/away_s"));
+        let left = match session["dormant"] == true {
+            true => "its lease ran out, its files and locks are kept for a while",
+            false => "its lease runs out",
+        };
+        lines.push(format!("connection lost {away} ago: {left}"));
     }
+    lines.push(format!(
+        "{}, {}, {}, {}; {}",
+        counted(number(session, "/open_files"), "open file"),
+        counted(number(session, "/locks"), "lock"),
+        counted(number(session, "/grants/read"), "grant"),
+        heard(session),
+        traffic(session),
+    ));
     let calls = |kind: &str| number(session, &format!("/calls/{kind}"));
     if calls("unanswered") + calls("waiting_for_locks") > 0 {
         lines.push(format!(
@@ -112,6 +115,9 @@ fn session_lines(session: &Value) -> Vec<String> {
         let suspect =
             if session["suspect"] == true { ": suspect, it is not answered until then" } else { "" };
         lines.push(format!("owes {} since {since} ago{suspect}", counted(owed, "acknowledgement")));
+    }
+    if let Some(left) = session["distrusted_ms"].as_u64() {
+        lines.push(format!("it let others wait: granted nothing for another {}", millis(left)));
     }
     lines.extend(list(session, "/waits").map(|wait| {
         let others: Vec<String> = list(wait, "/for").map(ToString::to_string).collect();
@@ -138,7 +144,8 @@ fn heard(session: &Value) -> String {
 }
 
 fn traffic(of: &Value) -> String {
-    format!("{} in, {} out", bytes(number(of, "/bytes/in")), bytes(number(of, "/bytes/out")))
+    let [read, written, held] = ["in", "out", "held"].map(|way| bytes(number(of, &format!("/bytes/{way}"))));
+    format!("{read} in, {written} out, {held} kept")
 }
 
 fn list<'a>(value: &'a Value, path: &str) -> impl Iterator<Item = &'a Value> {

@@ -28,6 +28,11 @@ impl Job {
         if self.listing.is_some() {
             self.session.outbox.done(&self.request.call);
         }
+        if self.request.call.waits_for_lock()
+            && let Some(attached) = self.session.attached()
+        {
+            attached.locks.forget(self.session.id, self.call);
+        }
         self.session.answer(self.call, Response::plain(Err(Errno::INTR)));
         drop(self.taken);
     }
@@ -195,8 +200,8 @@ mod tests {
     use super::*;
     use crate::leases::Leases;
     use nigh_link::Peer;
-    use nigh_native::ServerConfig;
     use nigh_native::lease::LeaseConfig;
+    use nigh_native::{ServerConfig, ServerConnection};
     use nigh_types::{Credentials, NodeId, Place};
     use std::os::unix::net::UnixStream;
 
@@ -205,7 +210,9 @@ mod tests {
         let (link, _theirs) = UnixStream::pair().unwrap();
         let leases = Leases::new(LeaseConfig::default(), None);
         let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
-        let session = Session::new(ServerConfig::default(), link.into(), Peer::in_process(), story, &leases);
+        let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
+        let of = (link.into(), Peer::in_process(), 0);
+        let session = Session::new(connection, of, story, &leases, &Arc::default());
         let under_way = Arc::new(crate::work::Work::default());
         let session = Arc::new(session);
         let mut queues = Queues::default();

@@ -3,31 +3,30 @@
 mod status;
 
 use crate::events;
-use crate::events::Story;
 use crate::export::{Export, ExportError, ExportOptions, Opened};
 use crate::exports::Exports;
-use crate::files::SessionFiles;
-use crate::intake;
-use crate::leases::{Holding, Leases};
+use crate::grace::Grace;
+use crate::keeper::Keeper;
+use crate::leases::Leases;
 use crate::locks::Locks;
-use crate::outbox::Outbox;
-use crate::pool::{Job, Pool};
+use crate::memory::Memory;
+use crate::pool::Pool;
+use crate::register::{Register, Who};
+use crate::room::Bounds;
 use crate::session::{Attached, Session, now};
 use crate::work::Work;
-use nigh_link::{Link, Peer, Ticket};
+use nigh_native::SESSION_TERM;
 use nigh_native::lease::{LeaseConfig, LeaseReport};
-use nigh_native::{Limits, NAMES_ALONE, ProtocolError, SESSION_TERM, ServerConfig, ServerEvent};
-use nigh_types::{Call, CallId, Errno, Request, Response, Span, Term};
+use nigh_types::{Span, Time};
 use parking_lot::Mutex;
 use status::Meter;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// How a server works.
 #[derive(Clone, Debug)]
@@ -45,6 +44,7 @@ pub struct ServerOptions {
     pub session_term: Span,
     /// How leases are kept; their term is `session_term`.
     pub leases: LeaseConfig,
+    pub bounds: Bounds,
 }
 
 impl ServerOptions {
@@ -58,6 +58,7 @@ impl ServerOptions {
             files_per_session: 1 << 16,
             session_term: SESSION_TERM,
             leases: LeaseConfig::default(),
+            bounds: Bounds::default(),
         }
     }
 }
@@ -68,115 +69,115 @@ impl ServerOptions {
 /// Exports are opened when the first session attaches and closed after the last one; sessions that
 /// name the same directory share one. Dropping the server ends its sessions.
 pub struct Server {
-    options: ServerOptions,
-    pool: Arc<Pool>,
-    leases: Arc<Leases>,
+    pub(crate) options: ServerOptions,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) keeper: Arc<Keeper>,
     /// By what they are and the mount by which they are reached.
     exports: Mutex<HashMap<(String, u64), Weak<Export>>>,
     /// Before the leases' table and `Session::wire` in lock order.
-    sessions: Mutex<Vec<Arc<Session>>>,
-    locks: Arc<Locks>,
-    work: Arc<Work>,
-    meter: Meter,
+    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    pub(crate) locks: Arc<Locks>,
+    pub(crate) register: Register,
+    pub(crate) grace: Arc<Grace>,
+    pub(crate) memory: Memory,
+    pub(crate) work: Arc<Work>,
+    pub(crate) meter: Meter,
+    /// The highest number of a session of servers before this one: one might be taken for another.
+    before: u64,
     last_session: AtomicU64,
+    /// Held while a session takes a place among those that stand; before all other locks.
+    pub(crate) room: Mutex<()>,
+    /// Connections that have not said who they are.
+    pub(crate) greeting: AtomicU64,
+    /// All sessions are being ended, since the server stops.
+    ending: AtomicBool,
+    /// Sessions that are forgotten but for their locks, as it could not be recorded that they lose them.
+    unrecorded: Mutex<Vec<Unrecorded>>,
 }
 
-/// How a connection came to its end.
-enum Ended {
+/// How that session ended, and until when its client may believe what it was granted.
+type Unrecorded = (Arc<Session>, End, Time);
+
+/// How a session comes to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
     /// Its client has dropped everything.
     Goodbye,
-    /// It may not know yet.
+    /// What its client was granted stands until its lease has run out.
     Cut,
+    /// The same, and its client is away.
+    Forgotten,
 }
 
-/// How often a session that hears nothing looks after its idle descriptors and its term.
-const TICK: Duration = Duration::from_secs(2);
-/// Bytes read from a connection at a time.
-const READ_BYTES: usize = 256 << 10;
 /// Descriptors that are left for what is no open file.
 const SPARE_DESCRIPTORS: u64 = 256;
 
 impl Server {
     /// Starts the threads. Raises this process's soft limit of descriptors to its hard one.
+    ///
+    /// # Errors
+    /// Also where another server has the same state directory.
     pub fn new(mut options: ServerOptions) -> io::Result<Arc<Server>> {
         let held = options.export.directories.get() as u64 + options.export.readers.get() as u64;
         let room = raise_descriptor_limit().saturating_sub(held + SPARE_DESCRIPTORS);
         options.files_per_session = options.files_per_session.min(room.max(16));
+        let (register, absent, last) = Register::open(&options.state_dir)?;
         let pool = Pool::start(options.threads)?;
         let config = LeaseConfig { term: options.session_term, ..options.leases };
         let leases = Leases::new(config, Some(&pool));
         leases.start_clock()?;
-        Ok(Arc::new(Server {
+        if !absent.is_empty() {
+            let sessions = absent.len();
+            tracing::info!(sessions, "sessions of the server before this one are waited for");
+        }
+        // What was granted before was granted before now.
+        let grace = Arc::new(Grace::new(absent, now().after(config.lapse())));
+        let server = Arc::new(Server {
             pool,
             leases,
+            keeper: Arc::new(Keeper::new(options.bounds.bytes)),
             options,
             exports: Mutex::default(),
             sessions: Mutex::default(),
-            locks: Arc::default(),
+            locks: Arc::new(Locks::new(Arc::clone(&grace))),
+            register,
+            grace,
+            memory: Memory::default(),
             work: Arc::default(),
             meter: Meter::default(),
-            last_session: AtomicU64::new(0),
-        }))
-    }
-
-    /// Serves one client until its session ends; `peer` says what it may claim.
-    pub fn serve_link(&self, link: Link, peer: Peer) -> io::Result<()> {
-        self.serve_stranger(link, peer, None)
-    }
-
-    /// The same for one that may be told to go as long as it has attached to nothing: until then its ticket
-    /// is kept.
-    pub(crate) fn serve_stranger(&self, link: Link, peer: Peer, ticket: Option<Ticket>) -> io::Result<()> {
-        link.set_write_timeout(Some(Outbox::PATIENCE))?;
-        link.set_read_timeout(Some(TICK))?;
-        let session_id = self.last_session.fetch_add(1, Ordering::Relaxed) + 1;
-        let config =
-            ServerConfig { session_id, session_term: self.options.session_term, limits: Limits::default() };
-        let story = Story::new(&self.meter.limits, link.kind());
-        let session = Arc::new(Session::new(config, link.clone(), peer, story, &self.leases));
-        events::connected(&session);
-        let writer = Arc::clone(&session);
-        let writer = std::thread::Builder::new()
-            .name(format!("nigh-write-{session_id}"))
-            .spawn(move || writer.outbox.write());
-        let writer = writer.inspect_err(|error| {
-            session.story.ends(|| format!("no thread for it: {error}"));
-            events::ended(&session);
+            before: last,
+            last_session: AtomicU64::new(last),
+            room: Mutex::default(),
+            greeting: AtomicU64::new(0),
+            ending: AtomicBool::new(false),
+            unrecorded: Mutex::default(),
+        });
+        let (keeper, weak) = (Arc::clone(&server.keeper), Arc::downgrade(&server));
+        std::thread::Builder::new().name("nigh-keeper".into()).spawn(move || {
+            let mut busy = true;
+            while keeper.wait(busy) {
+                let Some(server) = weak.upgrade() else { return };
+                busy = server.tend();
+            }
         })?;
-        self.sessions.lock().push(Arc::clone(&session));
-        let read = self.read(&session, &link, ticket);
-        let goodbye = matches!(read, Ok(Ended::Goodbye));
-        if let Err(error) = &read {
-            session.story.ends(|| error.to_string());
-        }
-        self.detach(&session, goodbye);
-        // Its own failures are the connection's.
-        let _ = writer.join();
-        self.meter.count_ended(&link);
-        events::ended(&session);
-        read.map(drop)
-    }
-
-    /// A stream to this server, served by a thread of this process.
-    pub fn serve_in_process(self: &Arc<Server>) -> io::Result<UnixStream> {
-        let (theirs, ours) = UnixStream::pair()?;
-        let server = Arc::clone(self);
-        std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
-            // What ended it stands in the log.
-            let _ = server.serve_link(ours.into(), Peer::in_process());
-        })?;
-        Ok(theirs)
+        Ok(server)
     }
 
     /// Sessions that stand, or are about to.
     #[must_use]
     pub fn session_count(&self) -> u64 {
-        self.sessions.lock().len() as u64
+        let greeting = if self.is_ending() { 0 } else { self.greeting.load(Ordering::SeqCst) };
+        self.sessions.lock().len() as u64 + greeting
     }
 
-    /// From now on calls are not taken, and nobody is let in; what was taken goes on.
+    /// From now on calls are not taken, and nobody is let in; what was taken goes on. But calls that have done
+    /// nothing and wait for clients that are away are dropped: those put them out again to the next server.
     pub fn stop_taking(&self) {
         self.work.stop();
+        drop(self.grace.take_parked());
+        let away = self.all_sessions().into_iter().filter(|session| session.away().is_some());
+        away.for_each(|session| session.outbox.drop_held());
     }
 
     /// Calls that were taken and are not finished. Those that wait for a lock do not count: that may take
@@ -192,193 +193,174 @@ impl Server {
         self.leases.report()
     }
 
-    /// Ends all sessions, since the server stops; `why` is for people. What is queued for them is still sent. What
-    /// they have open without a name stays for those that come back to the next server.
+    /// Serves nobody any more: closes all connections when what is queued for them has arrived. The clients are
+    /// told nothing, so they go on with whoever serves these directories next, who finds what they have
+    /// open without a name; `why` is for the log.
     pub fn end_sessions(&self, why: &str) {
+        self.work.stop();
         let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
         exports.iter().for_each(|export| export.leave_orphans());
-        let sessions = self.sessions.lock().clone();
-        sessions.iter().for_each(|session| session.end(why));
-    }
-
-    fn read(&self, session: &Arc<Session>, link: &Link, mut ticket: Option<Ticket>) -> io::Result<Ended> {
-        let mut buffer = vec![0; READ_BYTES];
-        let mut tick = Instant::now();
-        loop {
-            let count = match link.read(&mut buffer) {
-                Ok(0) => return Ok(Ended::Cut),
-                Ok(count) => count,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => 0,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(Ended::Cut),
-                Err(e) => return Err(e),
-            };
-            if count > 0
-                && let Some(ended) = self.hear(session, &buffer[..count])
-            {
-                return Ok(ended);
-            }
-            ticket = ticket.filter(|_| session.attached().is_none());
-            if tick.elapsed() >= TICK {
-                tick = Instant::now();
-                match session.attached() {
-                    Some(attached) => attached.export.close_idle(tick),
-                    None if session.with_connection(|connection| connection.lapses() < now()) => {
-                        session.end("nothing was said for too long");
-                        return Ok(Ended::Cut);
-                    }
-                    None => {}
-                }
+        // Before anybody goes: what one had locked is not another's.
+        self.locks.stop();
+        self.ending.store(true, Ordering::SeqCst);
+        for session in self.all_sessions() {
+            session.story.ends(|| why.to_owned());
+            session.stop();
+            if session.away().is_some() {
+                self.forget(&session, End::Cut);
             }
         }
     }
 
-    /// Takes in what a client said. Only while its lease goes on by that is it answered: where it owes
-    /// acknowledgements for too long, all else that it says waits until it has given them.
-    fn hear(&self, session: &Arc<Session>, bytes: &[u8]) -> Option<Ended> {
-        let is_heard = || session.attached().is_none() || self.leases.is_heard(session.holder());
-        let heard = is_heard();
-        let (taken, events) = session.with_connection(|connection| {
-            connection.mute(!heard);
-            let taken = connection.handle_input(now(), bytes);
-            (taken, std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>())
-        });
-        let ended = self.take_all(session, events);
-        if let Err(error) = taken {
-            if error != ProtocolError::Ended {
-                session.story.ends(|| format!("the client broke the protocol: {error}"));
-            }
-            return Some(ended.unwrap_or(Ended::Cut));
-        }
-        if ended.is_some() || heard || !is_heard() {
-            return ended;
-        }
-        let events = session.with_connection(|connection| {
-            connection.mute(false);
-            std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>()
-        });
-        self.take_all(session, events)
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
     }
 
-    fn take_all(&self, session: &Arc<Session>, events: Vec<ServerEvent>) -> Option<Ended> {
-        events.into_iter().find_map(|event| self.take(session, event))
+    pub(crate) fn next_session_id(&self) -> u64 {
+        self.last_session.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Answers how the session ended, if it did.
-    fn take(&self, session: &Arc<Session>, event: ServerEvent) -> Option<Ended> {
-        match event {
-            ServerEvent::Attach { client, incarnation, export, term, features, .. } => {
-                let attached = self.attach(session, &export, (client, incarnation), term, features);
-                if let Err((errno, message)) = attached {
-                    events::refused(session, errno, &message);
-                    session.with_connection(|connection| connection.refuse(errno, &message));
-                    return Some(Ended::Goodbye);
-                }
-            }
-            ServerEvent::Request { call, request } => return self.request(session, call, request),
-            ServerEvent::Cancel(call) => self.cancel(session, call),
-            ServerEvent::Acknowledge(recall) => self.leases.acknowledge(session.holder(), recall),
-            ServerEvent::Return(grants) => self.leases.give_back(session.holder(), &grants),
-            ServerEvent::Bye { why } => {
-                session.story.ends(|| format!("goodbye: {why}"));
-                return Some(Ended::Goodbye);
-            }
-        }
-        None
+    pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {
+        self.sessions.lock().get(&id).cloned()
     }
 
-    fn request(&self, session: &Arc<Session>, call: CallId, request: Request) -> Option<Ended> {
-        let attached = session.attached()?;
-        if let Err(broken) = intake::check(&attached.export, &request) {
-            session.end(&broken.to_string());
-            return Some(Ended::Cut);
+    /// A session stands from now on, in the place of earlier ones of the same client. `dropped`: that one has
+    /// dropped everything that it was granted in those.
+    /// False: the client has made a later connection meanwhile.
+    pub(crate) fn begin(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) -> bool {
+        let moment = session.moment();
+        let mut sessions = self.sessions.lock();
+        let is_later = |other: &&Arc<Session>| is_of(other, session, attached) && other.moment() > moment;
+        if sessions.values().any(|other| is_later(&other)) {
+            return false;
         }
-        match &request.call {
-            Call::Release { handles } => {
-                // Closing the last descriptor of a large file may take long, and this thread has to listen.
-                if let Some(closing) = attached.files.take(handles) {
-                    self.pool.drop_later(Box::new(closing));
-                }
-                return None;
-            }
-            Call::Keep { node, names, handle } => {
-                let who = session.admission.admit(request.credentials);
-                attached.export.keep(&attached.files, &who, (node, names), *handle);
-                return None;
-            }
-            Call::Unlock { .. } => {
-                let result = self.locks.unlock(session.id, &request.call);
-                session.answer(call, Response::plain(result));
-                return None;
-            }
-            _ => {}
+        sessions.insert(session.id, Arc::clone(session));
+        drop(sessions);
+        self.forget_earlier(session, attached, dropped);
+        self.locks.begin(session, attached.who, dropped);
+        self.leases.attach(session, attached, dropped);
+        if self.is_ending() {
+            session.stop();
         }
-        // While the server stops it stays unanswered: the client hears of the end instead.
-        let taken = self.work.take()?;
-        if matches!(request.call, Call::Lock { wait: true, .. }) {
-            self.locks.expect(session.id, call);
-        }
-        let session = Arc::clone(session);
-        self.pool.submit(Job { session, call, request, change: None, taken, listing: None });
-        None
+        true
     }
 
-    /// Noted before looking, so that a call on its way from one to the other is not missed.
-    fn cancel(&self, session: &Arc<Session>, call: CallId) {
-        let Some(locks) = session.note_cancelled(call) else { return };
-        let job = self.pool.take_back(session, call).or_else(|| self.leases.take_back(session, call));
-        if let Some(job) = job.or_else(|| session.outbox.take_back(call)) {
-            if locks {
-                self.locks.forget(session.id, call);
-            }
-            job.give_up();
-        } else if locks && self.locks.cancel(session.id, call) {
-            session.answer(call, Response::plain(Err(Errno::INTR)));
+    /// Other sessions of the same client end: it begins this one.
+    pub(crate) fn forget_earlier(&self, session: &Session, attached: &Attached, dropped: bool) {
+        let moment = session.moment();
+        let mut earlier = self.sessions_of(session, attached);
+        earlier.retain(|other| other.moment() <= moment);
+        for earlier in earlier {
+            earlier.story.ends(|| "its client began another".into());
+            self.forget(&earlier, if dropped { End::Goodbye } else { End::Cut });
         }
     }
 
-    fn attach(
-        &self,
-        session: &Arc<Session>,
-        asked: &[u8],
-        who: (u64, u64),
-        term: Term,
-        features: u64,
-    ) -> Result<(), (Errno, String)> {
-        if self.work.is_stopping() {
-            return Err((Errno::AGAIN, "the server stops: try again in a moment".into()));
-        }
-        let (root, path) = self.options.exports.open(asked, &session.peer)?;
-        let path = path.as_path();
-        let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
-        let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
-        let files = SessionFiles::of_session(self.options.files_per_session, term, holding)
-            .vouched(session.admission.vouches());
-        let locks = Arc::clone(&self.locks);
-        session.attach(Attached { export, files, locks, who });
-        let Some(attached) = session.attached() else { return Err((Errno::IO, "not attached".into())) };
-        self.locks.begin(session, who.0);
-        let agreed = attached.export.session(&attached.files);
-        let mut agreed =
-            agreed.map_err(|errno| (errno, format!("cannot look at {}: {errno}", path.display())))?;
-        intake::introduce(&mut agreed, &attached.export, &session.admission, features);
-        self.leases.attach(session, who, features & NAMES_ALONE != 0, term);
-        events::attached(session, agreed.term);
-        session.with_connection(|connection| connection.accept(agreed));
-        Ok(())
+    /// Other sessions of the same client.
+    pub(crate) fn sessions_of(&self, session: &Session, attached: &Attached) -> Vec<Arc<Session>> {
+        let mut all = self.all_sessions();
+        all.retain(|other| is_of(other, session, attached));
+        all
     }
 
-    fn detach(&self, session: &Arc<Session>, goodbye: bool) {
-        session.finish("the session is over");
+    pub(crate) fn all_sessions(&self) -> Vec<Arc<Session>> {
+        self.sessions.lock().values().cloned().collect()
+    }
+
+    /// The session is no more.
+    pub(crate) fn forget(&self, session: &Arc<Session>, end: End) {
+        let goodbye = end == End::Goodbye;
+        let lapsed = session.lapse_moment();
+        let mut sessions = self.sessions.lock();
+        if sessions.remove(&session.id).is_none() {
+            return;
+        }
+        // Whoever does not find the session finds its answers.
+        let earliest = match session.attached().filter(|_| !goodbye && !self.is_ending()) {
+            Some(attached) => {
+                session.leave_answers().map(|answers| self.memory.keep(session, attached, answers))
+            }
+            None => None,
+        };
+        drop(sessions);
+        drop(earliest);
+        session.abandon();
         self.pool.forget(session);
+        self.grace.forget(session);
         if let Some(attached) = session.attached() {
             self.leases.leave(session, attached.who, goodbye);
+            if goodbye {
+                self.locks.leave(session.id);
+                // Who leaves while others wait for it is not waited for.
+                self.returned(attached.who);
+            }
         }
-        session.leave();
-        self.sessions.lock().retain(|other| !Arc::ptr_eq(other, session));
+        self.let_go((Arc::clone(session), end, lapsed));
+        self.keeper.call();
+        self.meter.count_ended(session.outbox.bytes());
+        events::ended(session, end);
     }
 
-    fn export(&self, root: OwnedFd, path: &Path) -> Result<Arc<Export>, ExportError> {
+    /// The last of forgetting a session: its locks are free for others. Not before the next server would know that, or
+    /// that one would give them back to its client.
+    fn let_go(&self, (session, end, lapsed): Unrecorded) {
+        let goodbye = end == End::Goodbye;
+        let locks = self.locks.are_held_by(session.id);
+        let loses = !goodbye && !self.is_ending();
+        if loses && !self.register.disown(session.id, locks) && locks {
+            // The keeper asks again.
+            return self.unrecorded.lock().push((session, end, lapsed));
+        }
+        session.leave();
+        // The next server waits for the clients that this one had, but for those that have left.
+        if goodbye || !self.is_ending() {
+            self.register.end(session.id, if goodbye { Time(0) } else { lapsed });
+            self.register.tidy(now());
+        }
+    }
+
+    /// Looks after the sessions whose clients are away. Whether there are any.
+    fn tend(&self) -> bool {
+        let now = now();
+        if self.grace.run_out(now) > 0 {
+            tracing::warn!("sessions of the server before this one did not come back: nobody waits for them");
+        }
+        self.end_grace();
+        let unrecorded = std::mem::take(&mut *self.unrecorded.lock());
+        unrecorded.into_iter().for_each(|session| self.let_go(session));
+        let mut away = false;
+        for session in self.all_sessions() {
+            if let Some(why) = session.reason_to_go()
+                && session.standing.doom_dormant()
+            {
+                session.story.ends(|| why.to_owned());
+            }
+            if session.standing.is_doomed() {
+                self.forget(&session, End::Forgotten);
+            } else if session.away().is_some() {
+                session.attached().into_iter().for_each(|a| a.export.close_idle(Instant::now()));
+                away = true;
+            }
+        }
+        self.bound_dormant();
+        self.bound_bytes();
+        self.register.tidy(now);
+        let remembers = self.memory.tidy();
+        remembers || away || self.grace.stands() || !self.unrecorded.lock().is_empty()
+    }
+
+    /// This client is not waited for any more.
+    pub(crate) fn returned(&self, who: Who) {
+        self.grace.returned(who);
+        self.end_grace();
+    }
+
+    fn end_grace(&self) {
+        let parked = self.grace.end(|| self.register.forget_absent(self.before));
+        parked.into_iter().for_each(|job| self.pool.submit(job));
+    }
+
+    pub(crate) fn export(&self, root: OwnedFd, path: &Path) -> Result<Arc<Export>, ExportError> {
         let opened = Opened::new(root, path)?;
         let key = opened.key();
         let mut exports = self.exports.lock();
@@ -406,9 +388,16 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.end_sessions("the server stops");
+        self.keeper.stop();
         self.pool.stop();
         self.leases.stop();
     }
+}
+
+/// Whether it is another session of the same client.
+fn is_of(other: &Session, session: &Session, attached: &Attached) -> bool {
+    let who = other.attached().map(|other| other.who);
+    other.id != session.id && who == Some(attached.who) && other.peer.is_same(&session.peer)
 }
 
 fn raise_descriptor_limit() -> u64 {

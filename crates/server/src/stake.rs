@@ -79,6 +79,11 @@ impl<'a> Stake<'a> {
         self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: Covers::Data })
     }
 
+    /// Whether nobody else has changed what this call writes since that was granted to its session.
+    pub(crate) fn is_unbroken(&self, since: (GrantId, Covers)) -> bool {
+        self.change.borrow().as_ref().is_some_and(|change| change.is_unbroken(since))
+    }
+
     fn grant(&self, granted: Granted, node: NodeId, covers: Covers) -> Grant {
         Grant {
             id: granted.id,

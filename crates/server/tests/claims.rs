@@ -149,7 +149,7 @@ fn attempts(client: &mut Client, claimed: &Credentials, text: &str) -> Vec<Resul
     let set = |set| Call::SetAttr { node: node.clone(), handle: None, set };
     let lock = |flock, kind| {
         let (start, end, wait, pid) = (0, u64::MAX, false, 1);
-        Call::Lock { node: node.clone(), owner: 1, flock, kind, start, end, wait, pid }
+        Call::Lock { node: node.clone(), owner: 1, flock, kind, start, end, wait, pid, reclaim: false }
     };
     let calls = [
         lock(false, LockKind::Write),
@@ -262,7 +262,7 @@ fn a_lock_needs_the_access_that_it_guards() {
     let lock = |client: &mut Client, text: &str, flock, kind| {
         let node = find(client, text);
         let (start, end, wait, pid) = (0, u64::MAX, false, 1);
-        client.call(Call::Lock { node, owner: 1, flock, kind, start, end, wait, pid }).result
+        client.call(Call::Lock { node, owner: 1, flock, kind, start, end, wait, pid, reclaim: false }).result
     };
     // As on a local disk: whoever may read it may not keep its readers out, but flock it in either way.
     assert_eq!(lock(&mut user, "roots", false, LockKind::Write), Err(Errno::ACCES));
@@ -279,8 +279,17 @@ fn a_lock_needs_the_access_that_it_guards() {
     let mut root = world.client(world.server.serve_in_process().unwrap());
     let other = find(&mut root, "others");
     let (start, end, wait, pid) = (0, u64::MAX, false, 1);
-    let call =
-        Call::Lock { node: other, owner: 1, flock: false, kind: LockKind::Write, start, end, wait, pid };
+    let call = Call::Lock {
+        node: other,
+        owner: 1,
+        flock: false,
+        kind: LockKind::Write,
+        start,
+        end,
+        wait,
+        pid,
+        reclaim: false,
+    };
     assert_eq!(root.call_as(&ids(USER, USER, &[]), call).result, Ok(Reply::Done));
 }
 

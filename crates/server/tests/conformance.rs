@@ -3,7 +3,7 @@
 mod common;
 
 use common::{is_root, me};
-use nigh_native::{ClientConfig, ClientSession};
+use nigh_native::{ClientConfig, ClientSession, Message};
 use nigh_remote::conformance::{Harness, assert_conforms};
 use nigh_remote::{Event, Output, Remote};
 use nigh_server::{Server, ServerOptions};
@@ -36,7 +36,9 @@ impl Served {
 impl Harness for Served {
     fn attach(&mut self) -> Box<dyn Remote> {
         // What is removed is held for a moment while there are other sessions: the one before is to be gone.
-        self.current = None;
+        if let Some((_, mut stream)) = self.current.take() {
+            stream.write_all(&Message::Bye("the case is over".to_owned()).encode()).unwrap();
+        }
         let give_up = Instant::now() + Duration::from_secs(10);
         while self.server.session_count() > 0 {
             assert!(Instant::now() < give_up, "the session before does not end");

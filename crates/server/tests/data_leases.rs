@@ -5,6 +5,7 @@ mod common;
 use common::client::Client;
 use common::world::World;
 use common::*;
+use nigh_remote::Remote;
 use nigh_types::*;
 use std::time::{Duration, Instant};
 
@@ -145,6 +146,196 @@ fn a_file_is_opened_although_it_was_replaced_since_it_was_looked_up() {
     let handle = one.open(&f, BOTH);
     let read = Call::Read { node: f.clone(), handle: Some(handle), offset: 0, length: 4096 };
     assert!(matches!(one.call(read).result, Ok(Reply::Data(data)) if data == b"12345678"));
+}
+
+/// A file that a client has open and mapped, and of which state its pages are.
+struct Mapped {
+    node: Place,
+    handle: Handle,
+    since: Since,
+}
+
+impl Mapped {
+    fn open(client: &mut Client, path: &str) -> Mapped {
+        let node = client.place(path);
+        let handle = client.open(&node, BOTH);
+        let read = Call::Read { node: node.clone(), handle: Some(handle), offset: 0, length: 4096 };
+        let response = client.call(read);
+        let grant = response.grants.iter().find(|grant| grant.covers == Covers::Data).expect("it is granted");
+        let stamp = DataStamp::of(&response.after[0].1);
+        Mapped { node, handle, since: Since { stamp, under: Some((grant.id, Covers::Data)) } }
+    }
+
+    /// What was stored there is written back.
+    fn flush(&self, offset: u64, text: &str) -> Call {
+        let flags = WriteFlags { flush: true, since: Some(self.since), ..WriteFlags::default() };
+        Call::Write { node: self.node.clone(), handle: Some(self.handle), offset, data: text.into(), flags }
+    }
+
+    fn reopen(&self, client: &mut Client) {
+        let (node, handle) = (self.node.clone(), self.handle);
+        let opened = client.call(Call::Reopen { node, handle, access: BOTH }).result;
+        assert!(opened.is_ok(), "{opened:?}");
+    }
+}
+
+/// A call while others give back what they are asked for.
+fn beside(client: &mut Client, other: &mut Client, call: Call) -> Result<Reply, Errno> {
+    other.obliging = true;
+    let began = Instant::now();
+    let call = client.send(call);
+    while !client.is_answered(call) {
+        other.pump();
+        let now = client.now();
+        client.session.handle_timeout(now);
+        client.drain();
+        assert!(began.elapsed() < Duration::from_secs(8));
+    }
+    client.answer(call).result
+}
+
+fn reclaimed(client: &mut Client) {
+    let now = client.now();
+    client.session.handle_reclaimed(now);
+    client.drain();
+}
+
+fn text(world: &World, path: &str) -> String {
+    std::fs::read_to_string(world.dir.path().join(path)).unwrap()
+}
+
+#[test]
+fn stores_into_a_map_do_not_undo_what_was_written_while_their_mount_was_fenced() {
+    let world = World::hasty();
+    let mut away = world.client();
+    let (f, h) = (Mapped::open(&mut away, "d/f"), Mapped::open(&mut away, "d/h"));
+    away.session.handle_disconnect(away.now(), "cut");
+    std::thread::sleep(Duration::from_millis(2_500));
+    let now = away.now();
+    away.session.handle_timeout(now);
+    away.drain();
+    let mut other = world.client();
+    let there = other.place("d/f");
+    assert!(other.call(write_call(&there, "other", false)).result.is_ok());
+    away.go_on_over(world.server.serve_in_process().unwrap());
+    assert_eq!(away.wait_linked(), Some(true));
+    assert_eq!(beside(&mut away, &mut other, f.flush(0, "stale page")), Err(Errno::CANCELED));
+    for (offset, text) in [(0, "one"), (5, "two")] {
+        assert!(beside(&mut away, &mut other, h.flush(offset, text)).is_ok(), "nobody else changed it");
+    }
+    // What is granted anew says nothing of pages of before.
+    let anew = Mapped::open(&mut away, "d/f");
+    assert_eq!(beside(&mut away, &mut other, f.flush(0, "stale page")), Err(Errno::CANCELED));
+    assert!(beside(&mut away, &mut other, anew.flush(0, "new")).is_ok());
+    assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("newer678".into(), "one45two".into()));
+}
+
+/// Its session goes on all the time, and nobody has to be asked.
+#[test]
+fn stores_into_a_map_come_too_late_when_their_grant_has_reached_its_end() {
+    let world = World::new();
+    let limit = Term::Limited(Span::from_millis(500));
+    let mut late = Client::connect(&world.server, world.dir.path(), limit);
+    let mut other = world.client();
+    let (f, h) = (Mapped::open(&mut late, "d/f"), Mapped::open(&mut late, "d/h"));
+    for offset in [0, 4] {
+        assert!(beside(&mut late, &mut other, f.flush(offset, "mine")).is_ok(), "it is granted");
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    let there = other.place("d/f");
+    assert!(other.call(write_call(&there, "other", false)).result.is_ok());
+    for _ in 0..2 {
+        assert_eq!(beside(&mut late, &mut other, f.flush(0, "stale")), Err(Errno::CANCELED));
+        drop(Mapped::open(&mut late, "d/f"));
+    }
+    assert!(beside(&mut late, &mut other, f.flush(0, "other")).is_ok(), "that stands there");
+    for (offset, text) in [(0, "one"), (5, "two")] {
+        assert!(beside(&mut late, &mut other, h.flush(offset, text)).is_ok(), "nobody else changed it");
+    }
+    assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("otherine".into(), "one45two".into()));
+}
+
+/// Its kernel says of which state its pages are, and that may be any since it read them.
+#[test]
+fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
+    let world = World::new();
+    let limit = Term::Limited(Span::from_millis(500));
+    let mut late = Client::connect(&world.server, world.dir.path(), limit);
+    let mut other = world.client();
+    let f = Mapped::open(&mut late, "d/f");
+    let (node, handle) = (f.node.clone(), Some(f.handle));
+    let mut since = vec![f.since.stamp];
+    for text in ["one", "two"] {
+        let response = late.call(f.flush(0, text));
+        assert!(response.result.is_ok());
+        since.push(DataStamp::of(&response.after[0].1));
+    }
+    let source = late.place("d/h");
+    let from = late.open(&source, READ);
+    let plain = WriteFlags::default();
+    let utimes = SetAttr { mtime: Some(SetTime::At(Timestamp { secs: 7, nanos: 0 })), ..SetAttr::default() };
+    for call in [
+        Call::Write { node: node.clone(), handle, offset: 4, data: "plain".into(), flags: plain },
+        Call::SetAttr { node: node.clone(), handle, set: SetAttr { size: Some(20), ..SetAttr::default() } },
+        Call::Fallocate { node: node.clone(), handle, mode: 0, offset: 0, length: 30 },
+        Call::CopyRange {
+            from: source,
+            from_handle: Some(from),
+            from_offset: 0,
+            to: node.clone(),
+            to_handle: handle,
+            to_offset: 20,
+            length: 4,
+        },
+        Call::SetAttr { node, handle: None, set: utimes },
+    ] {
+        assert!(late.call(call).result.is_ok());
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    for (nth, stamp) in since.into_iter().enumerate() {
+        let f = Mapped { since: Since { stamp, under: None }, node: f.node.clone(), ..f };
+        assert!(beside(&mut late, &mut other, f.flush(0, "mine")).is_ok(), "state {nth}");
+    }
+    let there = other.place("d/f");
+    assert!(beside(&mut other, &mut late, write_call(&there, "other", false)).is_ok());
+    assert_eq!(beside(&mut late, &mut other, f.flush(0, "mine")), Err(Errno::CANCELED));
+    // A kernel writes back through any descriptor that can be written; the bytes are looked for through another.
+    let handle = late.open(&f.node, Access { read: false, ..BOTH });
+    let f = Mapped { handle, ..f };
+    assert!(beside(&mut late, &mut other, f.flush(0, "other")).is_ok(), "that stands there");
+    assert_eq!(beside(&mut late, &mut other, f.flush(0, "mine")), Err(Errno::CANCELED));
+    assert_eq!(&text(&world, "d/f")[..9], "otherlain");
+}
+
+/// Numbers of grants of an earlier server mean nothing to the next, in calls that it had not answered either.
+#[test]
+fn stores_into_a_map_are_compared_after_a_restart() {
+    let mut world = World::hasty();
+    let (mut away, mut other) = (world.client(), world.client());
+    let (f, h) = (Mapped::open(&mut away, "d/f"), Mapped::open(&mut away, "d/h"));
+    let there = other.place("d/f");
+    assert!(is_granted(&other.call(read_call(&there))));
+    let out = away.send(f.flush(0, "stale"));
+    assert!(!away.is_answered(out), "it waits for the other");
+    world.restart();
+    std::fs::write(world.dir.path().join("d/f"), "theirs78").unwrap();
+    for client in [&mut other, &mut away] {
+        client.go_on_over(world.server.serve_in_process().unwrap());
+        assert_eq!(client.wait_linked(), Some(false));
+    }
+    // It must be led there first, as it knows no ids of before.
+    for (file, path) in [(&f, "d/f"), (&h, "d/h")] {
+        let names = path.split('/').map(name).collect();
+        let walked = away.call(Call::Walk { node: file.node.node, names }).result;
+        assert!(walked.is_ok(), "{walked:?}");
+        file.reopen(&mut away);
+    }
+    reclaimed(&mut other);
+    reclaimed(&mut away);
+    assert_eq!(away.answer(out).result, Err(Errno::CANCELED));
+    assert_eq!(beside(&mut away, &mut other, f.flush(0, "stale")), Err(Errno::CANCELED));
+    assert!(beside(&mut away, &mut other, h.flush(0, "page")).is_ok());
+    assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("theirs78".into(), "page5678".into()));
 }
 
 /// Its kernel may have been led there, and not be known to have it open.

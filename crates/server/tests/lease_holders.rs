@@ -111,7 +111,9 @@ fn a_client_that_gives_nothing_back_is_not_answered_and_then_fenced() {
     }
     assert!(mutator.answer(call).result.is_ok());
     assert!(began.elapsed() > Duration::from_millis(1_800), "{:?}", began.elapsed());
-    holder.lost();
+    holder.cut();
+    holder.go_on_over(world.server.serve_in_process().unwrap());
+    assert_eq!(holder.wait_linked(), Some(true), "what it was granted has ended");
 }
 
 #[test]
@@ -135,7 +137,11 @@ fn a_client_that_gives_back_late_is_trusted_again_and_answered() {
     holder.answer(looked);
     assert!(mutator.answer(call).result.is_ok());
     let place = holder.place("d");
-    assert!(!holder.list(&place).1.is_empty(), "and it is granted again");
+    assert_eq!(holder.list(&place).1, [], "others waited for it: it is granted nothing for a while");
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while holder.list(&place).1.is_empty() {
+        assert!(Instant::now() < give_up, "and then it is granted again");
+    }
 }
 
 #[test]
@@ -146,7 +152,9 @@ fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_ha
     let d = mutator.place("d");
     for returns in [false, true] {
         let stream = world.server.serve_in_process().unwrap();
-        let mut holder = Client::over(stream, world.dir.path(), Term::Session, 77);
+        // Another client each time: the first let others wait, so it is granted nothing for a while.
+        let incarnation = 77 + u64::from(returns);
+        let mut holder = Client::over(stream, world.dir.path(), Term::Session, incarnation);
         let held = holder.place("d");
         holder.list(&held);
         drop(holder);
@@ -155,7 +163,7 @@ fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_ha
         assert!(!mutator.is_answered(call));
         let again = returns.then(|| {
             let stream = world.server.serve_in_process().unwrap();
-            let mut again = Client::over(stream, world.dir.path(), Term::Session, 77);
+            let mut again = Client::over(stream, world.dir.path(), Term::Session, incarnation);
             again.session();
             again
         });

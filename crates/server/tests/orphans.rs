@@ -106,7 +106,8 @@ fn a_file_that_another_session_has_open_outlives_its_last_name() {
         assert_eq!(answered(&mut mutator, link, &mut holder).result.map(drop), Err(Errno::NOENT));
         holder.send(Call::Release { handles: vec![handle] });
         eventually("it goes with the last close", || aside(world.dir.path()) == Some(vec![]));
-        drop((holder, mutator));
+        holder.leave();
+        mutator.leave();
         eventually("the folder goes with the last session", || aside(world.dir.path()).is_none());
     }
 }
@@ -286,7 +287,7 @@ impl Restart {
         client.open(&f, BOTH);
         assert!(client.call(unlink(&d, "f")).result.is_ok());
         server.end_sessions("the server stops");
-        client.lost();
+        client.cut();
         eventually("its sessions are over", || server.session_count() == 0);
         assert_eq!(aside(x.dir.path()).unwrap().len(), 1);
         (x, f)

@@ -30,7 +30,8 @@ fn a_client_attaches_works_and_leaves() {
     let listed = client.call(Call::List { dir: Place::bare(root) });
     assert!(matches!(listed.result, Ok(Reply::Listed(part)) if part.entries.len() == 1));
     assert_eq!(server.session_count(), 1);
-    drop(client);
+    client.session.handle_close("done");
+    client.drain();
     let give_up = Instant::now() + Duration::from_secs(5);
     while server.session_count() > 0 {
         assert!(Instant::now() < give_up);
@@ -104,12 +105,19 @@ fn garbage_ends_the_session_and_nothing_else() {
 }
 
 #[test]
-fn ending_says_why() {
+fn a_server_that_ends_closes_the_connections_and_takes_no_more() {
     let (server, _state, dir) = server();
     let mut client = Client::connect(&server, dir.path(), SOON);
     client.session();
     server.end_sessions("maintenance at noon");
-    assert!(client.lost().contains("maintenance at noon"));
+    client.cut();
+    let mut stream = server.serve_in_process().unwrap();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    let give_up = Instant::now() + Duration::from_secs(5);
+    while server.session_count() > 0 {
+        assert!(Instant::now() < give_up);
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -154,4 +162,47 @@ fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
             }
         }
     }
+}
+
+#[test]
+fn bodies_are_packed_for_who_wants_it_and_for_nobody_else() {
+    let (server, _state, dir) = server();
+    fs::write(dir.path().join("f"), "many words ".repeat(100_000)).unwrap();
+    let received = |features: u64| {
+        let stream = server.serve_in_process().unwrap();
+        let mut client = Client::wanting(stream, dir.path(), SOON, features);
+        let node = client.place("f");
+        let read = Call::Read { node: node.clone(), handle: None, offset: 0, length: 1 << 20 };
+        let before = client.session.counters().bytes_received;
+        let Ok(Reply::Data(data)) = client.call(read).result else { panic!() };
+        assert!(data.starts_with(b"many words many") && data.len() == 1 << 20);
+        (client.session.packs(), client.session.counters().bytes_received - before)
+    };
+    let (plain, packed) = (received(0), received(nigh_native::COMPRESSED));
+    assert!(!plain.0 && plain.1 > 1 << 20);
+    assert!(packed.0 && packed.1 < 1 << 16, "{packed:?}");
+}
+
+#[test]
+fn a_client_may_pack_what_it_says_if_that_was_agreed_on() {
+    let (server, _state, dir) = server();
+    fs::write(dir.path().join("f"), "").unwrap();
+    for features in [nigh_native::COMPRESSED, 0] {
+        let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, features);
+        let node = client.place("f");
+        let write = Call::Write {
+            node,
+            handle: None,
+            offset: 0,
+            data: vec![7; 100_000],
+            flags: WriteFlags::default(),
+        };
+        let call = client.send_packed(write);
+        if features == 0 {
+            assert!(client.lost().contains("on which nobody agreed"));
+        } else {
+            assert_eq!(client.answer(call).result, Ok(Reply::Written { offset: 0, count: 100_000 }));
+        }
+    }
+    assert_eq!(fs::read(dir.path().join("f")).unwrap(), vec![7; 100_000]);
 }

@@ -14,6 +14,8 @@ pub struct Kept {
     /// Open directories whose listing may be kept.
     dirs: BTreeSet<Fh>,
     pages: BTreeMap<u64, Vec<u8>>,
+    /// Files with stores into maps that were not written back.
+    dirty: BTreeMap<u64, Fh>,
     listings: BTreeMap<u64, Listing>,
 }
 
@@ -39,7 +41,7 @@ impl Kept {
                     pages.clone_from(data);
                 }
             }
-            (Op::Write { ino, .. }, _) => drop(self.pages.remove(ino)),
+            (Op::Write { ino, .. }, _) if !self.is_dirty(*ino) => drop(self.pages.remove(ino)),
             (Op::OpenDir { ino }, Answer::Opened(opened)) => {
                 if !opened.keep_cache {
                     self.listings.remove(ino);
@@ -56,7 +58,7 @@ impl Kept {
     }
 
     fn opened(&mut self, ino: u64, fh: Fh, write: bool, keep_cache: bool) {
-        if !keep_cache {
+        if !keep_cache && !self.is_dirty(ino) {
             self.pages.remove(&ino);
         }
         self.files.insert(fh, (ino, write));
@@ -73,6 +75,31 @@ impl Kept {
             self.pages.remove(ino);
             self.listings.remove(ino);
         }
+    }
+
+    /// A store into a map of an open file whose page is there.
+    pub fn store(&mut self, ino: u64, fh: Fh, data: Vec<u8>) {
+        self.pages.insert(ino, data);
+        self.dirty.insert(ino, fh);
+    }
+
+    /// Whether there are stores that were not written back.
+    #[must_use]
+    pub fn is_dirty(&self, ino: u64) -> bool {
+        self.dirty.contains_key(&ino)
+    }
+
+    /// One file that has such stores, if any.
+    #[must_use]
+    pub fn first_dirty(&self) -> Option<u64> {
+        self.dirty.keys().next().copied()
+    }
+
+    /// They are written back (`fuse_writepages`, `fuse_launder_folio`).
+    pub fn write_back(&mut self, ino: u64) -> Option<Op> {
+        let fh = self.dirty.remove(&ino)?;
+        let data = self.pages.get(&ino).cloned().unwrap_or_default();
+        Some(Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: true })
     }
 
     /// Open files: number, inode, and whether it may be written.

@@ -85,6 +85,7 @@ impl Mirror {
                 self.forget_files();
                 Ok(())
             }
+            3 => self.lapse(),
             _ => {
                 self.world.advance(Span::from_millis(1));
                 self.act()
@@ -220,6 +221,29 @@ impl Mirror {
         let recall = control.recall(self.twin.id(ino), covers, &[]);
         self.world.settle();
         if control.acknowledged(recall) { Ok(()) } else { Err(format!("{ino} {covers:?} is kept")) }
+    }
+
+    /// The client was away for too long, and goes on as if nothing had been; but where its session was forgotten a
+    /// file of which no name is left, or known, cannot be had again.
+    fn lapse(&mut self) -> Result<(), String> {
+        let kept = self.dice.below(2) == 0;
+        let nameless = |mirror: &Mirror, file: &OpenFile| {
+            let attr = mirror.twin.tree.attr(mirror.twin.id(file.ino));
+            let known = mirror.world.clients[0].cache.home_of(file.ino);
+            known.is_none() || attr.is_none_or(|attr| attr.nlink == 0)
+        };
+        while let Some(at) = self.files.iter().position(|file| !kept && nameless(self, file)) {
+            self.close(at)?;
+        }
+        let control = self.world.clients[0].control.clone();
+        control.lapse("by chance");
+        self.world.settle();
+        if !self.files.is_empty() && self.dice.below(4) == 0 {
+            self.close(0)?;
+        }
+        control.restore(kept);
+        self.world.settle();
+        Ok(())
     }
 
     /// All closed and forgotten, the client holds nothing at the remote.

@@ -4,8 +4,8 @@
 
 mod files;
 
-use crate::world::{World, name_of, short};
-use nigh_cache::{Answer, Config, Level, Op};
+use crate::world::{World, given_up, name_of, short};
+use nigh_cache::{Answer, Config, Level, OnDisconnect, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_types::{Access, Cookie, Name, OpId, SetAttr, Span, Term};
@@ -68,6 +68,7 @@ struct History {
     changing: BTreeMap<OpId, (usize, Vec<u64>)>,
     /// Per client: since when a change is under way whose caller was killed. It may count as not yet made.
     abandoned: BTreeMap<usize, u64>,
+    away: BTreeSet<usize>,
 }
 
 /// How a history goes.
@@ -127,7 +128,13 @@ impl History {
         for _ in 0..plan.clients {
             let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
             let budget_bytes = if kinds.tiny { 3_000 } else { 1 << 30 };
-            world.connect_with(Config { level, budget_bytes, ..Config::default() });
+            let on_disconnect = match dice.below(8) {
+                0 | 1 => OnDisconnect::Fail(Span::from_millis(1 + dice.below(100))),
+                2 => OnDisconnect::Stale,
+                _ => OnDisconnect::Wait,
+            };
+            let at = world.connect_with(Config { level, budget_bytes, on_disconnect, ..Config::default() });
+            world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
         }
         let mut history = History {
             kinds,
@@ -139,6 +146,7 @@ impl History {
             busy: BTreeMap::new(),
             changing: BTreeMap::new(),
             abandoned: BTreeMap::new(),
+            away: BTreeSet::new(),
         };
         for at in 0..history.world.clients.len() {
             for dir in DIRS {
@@ -187,29 +195,51 @@ impl History {
             }
             96 => {
                 let at = self.client();
-                self.world.clients[at].hold_invalidations = true;
+                match self.dice.below(2) {
+                    0 => self.world.clients[at].hold_invalidations = true,
+                    _ => self.world.clients[at].drops_slowly = true,
+                }
             }
             97 if self.dice.below(20) == 0 => {
                 let at = self.client();
                 self.world.mount_below(at);
             }
+            97 => self.go_or_come(),
             _ => {
                 let at = self.client();
                 self.world.let_invalidate(at);
+                self.world.let_drop(at);
             }
         }
     }
 
-    /// A session is lost, or another takes the place of one that was. The kernel has been told what there was
-    /// to tell: a server waits for that.
+    /// A client is away for longer than its term, or comes back. Its machine may sleep until somewhat later.
+    fn go_or_come(&mut self) {
+        let at = self.client();
+        let control = self.world.clients[at].control.clone();
+        if self.away.remove(&at) {
+            control.restore(self.dice.below(2) == 0);
+        } else if !self.lost.contains(&at) {
+            if self.dice.below(4) == 0 {
+                let client = &mut self.world.clients[at];
+                (client.hold_invalidations, client.asleep) = (true, true);
+            }
+            control.lapse("by chance");
+            self.away.insert(at);
+        }
+        self.world.settle();
+        self.world.observe();
+    }
+
+    /// A session is lost, or another takes the place of one that was.
     fn lose_or_return(&mut self) {
         let at = self.client();
         if self.lost.remove(&at) {
             return self.world.reconnect(at);
         }
-        self.world.let_invalidate(at);
         self.world.clients[at].control.lose("the link broke");
         self.world.settle();
+        self.away.remove(&at);
         self.lost.insert(at);
     }
 
@@ -329,6 +359,7 @@ impl History {
     fn judge(&mut self) -> Result<(), String> {
         self.world.check_kernels()?;
         self.world.check_kept()?;
+        self.world.undone.pop().map_or(Ok(()), Err)?;
         for (at, id, op, answer) in std::mem::take(&mut self.world.answers) {
             let begun = self.begun.remove(&id).unwrap_or(self.world.tick);
             if let Some((client, dirs)) = self.changing.remove(&id) {
@@ -336,12 +367,21 @@ impl History {
                     self.busy.remove(&(client, dir));
                 }
             }
-            if answer == Answer::Failed(nigh_types::Errno::INTR) {
+            if given_up(&answer) {
                 self.abandoned.entry(at).or_insert(begun);
                 continue;
             }
-            self.judge_answer(at, begun, &op, &answer)?;
-            self.judge_fact(at, begun, &op, &answer)?;
+            if self.world.early_answers.remove(&id) {
+                return Err(format!(
+                    "{} is told {} before its kernel has forgotten",
+                    name_of(at),
+                    short(&answer)
+                ));
+            }
+            if !self.world.stale_answers.remove(&id) {
+                self.judge_answer(at, begun, &op, &answer)?;
+                self.judge_fact(at, begun, &op, &answer)?;
+            }
             if let (Op::OpenDir { ino }, Answer::Opened(opened)) = (&op, &answer) {
                 let op =
                     Op::ReadDir { ino: *ino, fh: opened.fh, offset: Cookie(0), size: 1 << 16, plus: true };
@@ -384,18 +424,26 @@ impl History {
         past[current..].iter().any(|(_, ino)| *ino == what)
     }
 
-    /// All delays over, everything must have been answered.
+    /// All delays over, everything must have been answered; with a kernel that has no worker left, after the ten seconds that it may take
+    /// to forget.
     fn end(&mut self) -> Result<(), String> {
         for at in 0..self.world.clients.len() {
+            if self.away.remove(&at) {
+                self.world.clients[at].control.restore(at == 0);
+            }
             self.world.clients[at].control.plan_nothing();
             self.world.let_invalidate(at);
+            self.world.let_drop(at);
             if self.lost.remove(&at) {
                 self.world.reconnect(at);
             }
         }
-        for _ in 0..200 {
+        for _ in 0..250 {
             self.world.advance(Span::from_millis(50));
             self.judge()?;
+        }
+        if let Some(at) = (0..self.world.clients.len()).find(|at| !self.world.is_told(*at)) {
+            return Err(format!("{}'s kernel never forgets", name_of(at)));
         }
         match self.begun.keys().next() {
             None => Ok(()),

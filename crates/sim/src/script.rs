@@ -5,10 +5,10 @@
 //! [`Script::step`].
 
 use crate::world::{World, name_of, short};
-use nigh_cache::{Answer, Fh, Level, Op};
+use nigh_cache::{Answer, Config, Fh, Level, LockSpan, OnDisconnect, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
-use nigh_types::{Access, Call, Cookie, Covers, Name, OpId, Place, SetAttr, Span, Term};
+use nigh_types::{Access, Call, Cookie, Covers, LockKind, Name, OpId, Place, Reply, SetAttr, Span, Term};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -17,6 +17,8 @@ pub struct Script {
     world: World,
     /// Open directories and files by client and path.
     open: BTreeMap<(usize, String), Fh>,
+    /// What is open.
+    inos: BTreeMap<(usize, Fh), u64>,
     last: Option<(usize, OpId)>,
     host_edited: bool,
 }
@@ -46,8 +48,8 @@ pub fn run(text: &str) -> String {
 }
 
 impl Script {
-    /// From the first step: `tree [term=5s] [recallable] [parts=N] [reuse]` (inode numbers are given again). Grants
-    /// that end by themselves are not recalled unless it says so.
+    /// From the first step: `tree [term=5s] [recallable] [parts=N] [reuse] [hints]` (inode numbers are given again; places
+    /// are found by hints and walks only). Grants that end by themselves are not recalled unless it says so.
     fn new(words: &[&str]) -> Script {
         let ends = words.iter().any(|word| word.starts_with("term="));
         let recallable = !ends || words.contains(&"recallable");
@@ -55,19 +57,30 @@ impl Script {
         for word in words.iter().skip(1) {
             match word.split_once('=') {
                 None if *word == "reuse" => config.reuse_inos = true,
+                None if *word == "hints" => config.by_hint_only = true,
                 None if *word == "recallable" => {}
                 Some(("term", term)) => config.term = Term::Limited(span(term)),
                 Some(("parts", parts)) => config.part_entries = parts.parse().expect("a number"),
                 _ => panic!("{word}: not known"),
             }
         }
-        Script { world: World::new(config), open: BTreeMap::new(), last: None, host_edited: false }
+        Script {
+            world: World::new(config),
+            open: BTreeMap::new(),
+            inos: BTreeMap::new(),
+            last: None,
+            host_edited: false,
+        }
     }
 
-    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [none|no-epoch]`, `advance TIME`, and for a
-    /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link|read PATH [PATH]`,
+    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a
+    /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link PATH [PATH]`,
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
-    /// `A hold`, `A forget`, `A mounts-below`, `A interrupt`, `A kernel`.
+    /// `A cut`, `A mend`, `A lapse`, `A free-locks`, `A restore kept|forgotten`, `A hold` (kernel notifications wait, but for those that go first),
+    /// `A sleep` (all of them), `A forget`, `A drops slowly|fast` (pages), `A workers N` (droppings that may be stuck), `A mounts-below`,
+    /// `A interrupt` (by a fatal signal), `A signal`, `A kernel`;
+    /// `A open|open-ro PATH` and then `A read|store|msync|lock|lock-wait|unlock|flush|close PATH` (`store`: into a map) and `A write PATH
+    /// [TEXT]`; `A truth PATH`: what the file holds.
     fn step(&mut self, words: &[&str]) {
         match words {
             ["tree", ..] => {}
@@ -94,6 +107,8 @@ impl Script {
             ["client"] => drop(self.world.connect(Level::All)),
             ["client", "none"] => drop(self.world.connect(Level::None)),
             ["client", "no-epoch"] => drop(self.world.connect(Level::NoEpoch)),
+            ["client", "fail", time] => self.connect_with(OnDisconnect::Fail(span(time))),
+            ["client", "stale"] => self.connect_with(OnDisconnect::Stale),
             ["advance", time] => self.world.advance(span(time)),
             [client, rest @ ..] => {
                 let at = usize::from(client.as_bytes()[0] - b'A');
@@ -107,6 +122,7 @@ impl Script {
         {
             panic!("{words:?}: {lie}");
         }
+        assert!(self.world.undone.is_empty(), "{words:?}: {:?}", self.world.undone);
     }
 
     fn host_remove(&mut self, path: &str, directory: bool) {
@@ -122,50 +138,137 @@ impl Script {
     }
 
     fn client_step(&mut self, at: usize, words: &[&str]) {
+        if self.link_step(at, words) || self.kernel_step(at, words) {
+            return;
+        }
         match words {
-            ["plan", kind, fate] => {
-                let plan = fate_of(fate);
-                self.world.clients[at].control.plan(Which::Type(type_name(kind)), plan);
+            ["open", path] => self.open_file(at, path, true),
+            ["open-ro", path] => self.open_file(at, path, false),
+            ["close", path] => {
+                let fh = self.open.remove(&(at, (*path).to_owned())).expect("it is open");
+                self.last = Some((at, self.world.ask(at, Op::Release { fh, flock: None })));
             }
-            ["plan", "nothing"] => self.world.clients[at].control.plan_nothing(),
-            ["release"] => {
-                let control = self.world.clients[at].control.clone();
-                let held = control.held();
-                control.release(*held.first().expect("a call is held"));
+            ["signal"] => {
+                let (client, op) = self.last.expect("a request");
+                self.world.signal(client, op);
             }
-            ["part"] => {
-                let control = self.world.clients[at].control.clone();
-                control.release_part(*control.held().first().expect("a listing is held"));
-            }
-            ["recall", path, covers] => {
-                let node = self.find(path);
-                let covers = match *covers {
-                    "names" => Covers::Names,
-                    "inode" => Covers::Inode,
-                    _ => Covers::Data,
-                };
-                self.world.clients[at].control.recall(node, covers, &[]);
-            }
-            ["lose"] => self.world.clients[at].control.lose("the link broke"),
-            ["reconnect"] => self.world.reconnect(at),
-            ["hold"] => self.world.clients[at].hold_invalidations = true,
-            ["mounts-below"] => self.world.mount_below(at),
-            ["forget"] => self.world.let_invalidate(at),
             ["interrupt"] => {
                 let (client, op) = self.last.expect("a request");
                 self.world.interrupt(client, op);
             }
-            ["kernel"] => self.show_kernel(at),
+            ["truth", path] => {
+                let (node, now) = (Place::bare(self.find(path)), self.world.now);
+                let read = Call::Read { node, handle: None, offset: 0, length: 100 };
+                let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.beside(now, read)) else {
+                    panic!("{path}: no data")
+                };
+                self.world.trace.push(format!("{path} is {:?}", String::from_utf8_lossy(&data)));
+            }
             ["readdir", path] => self.read_whole(at, path),
             [verb, rest @ ..] => {
-                let op = self.op(verb, rest);
+                let op = self.op(at, verb, rest);
                 self.last = Some((at, self.world.ask(at, op)));
             }
             [] => {}
         }
     }
 
-    fn op(&self, verb: &str, rest: &[&str]) -> Op {
+    /// What happens to a client's remote. Whether it was such a step.
+    fn link_step(&mut self, at: usize, words: &[&str]) -> bool {
+        let control = self.world.clients[at].control.clone();
+        match words {
+            ["plan", "nothing"] => control.plan_nothing(),
+            ["plan", kind, fate] => control.plan(Which::Type(type_name(kind)), fate_of(fate)),
+            ["release"] => control.release(*control.held().first().expect("a call is held")),
+            ["part"] => control.release_part(*control.held().first().expect("a listing is held")),
+            ["recall", path, covers] => {
+                let covers = match *covers {
+                    "names" => Covers::Names,
+                    "inode" => Covers::Inode,
+                    _ => Covers::Data,
+                };
+                control.recall(self.find(path), covers, &[]);
+            }
+            ["lose"] => control.lose("the link broke"),
+            ["reconnect"] => self.world.reconnect(at),
+            ["cut"] => control.cut(),
+            ["mend"] => control.mend(),
+            ["lapse"] => control.lapse("silence"),
+            ["restore", "kept"] => control.restore(true),
+            ["restore", "forgotten"] => control.restore(false),
+            ["free-locks"] => control.free_locks(),
+            _ => return false,
+        }
+        true
+    }
+
+    /// What a client's kernel does of itself, and how it takes notifications. Whether it was such a step.
+    fn kernel_step(&mut self, at: usize, words: &[&str]) -> bool {
+        let client = &mut self.world.clients[at];
+        match words {
+            ["hold"] => client.hold_invalidations = true,
+            ["sleep"] => (client.hold_invalidations, client.asleep) = (true, true),
+            ["drops", "slowly"] => client.drops_slowly = true,
+            ["drops", _] => self.world.let_drop(at),
+            ["workers", count] => client.workers = count.parse().expect("a number"),
+            ["forget"] => self.world.let_invalidate(at),
+            ["mounts-below"] => self.world.mount_below(at),
+            ["kernel"] => self.show_kernel(at),
+            ["store", path] => {
+                let fh = self.open[&(at, (*path).to_owned())];
+                let ino = self.inos[&(at, fh)];
+                self.world.store(at, ino, fh, b"TEXT".to_vec());
+            }
+            ["msync", path] => {
+                let ino = self.inos[&(at, self.open[&(at, (*path).to_owned())])];
+                self.world.write_back(at, ino);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn connect_with(&mut self, on_disconnect: OnDisconnect) {
+        self.world.connect_with(Config { on_disconnect, ..Config::default() });
+    }
+
+    /// Opens a file for reading, and for writing.
+    fn open_file(&mut self, at: usize, path: &str, write: bool) {
+        let ino = self.find(path).ino;
+        let access = Access { read: true, write, truncate: false, direct: false, sync: false };
+        let op = self.world.ask(at, Op::Open { ino, access, append: false });
+        self.last = Some((at, op));
+        let opened = self.world.answers.iter().find_map(|(_, of, _, answer)| match answer {
+            Answer::Opened(opened) if *of == op => Some(opened.fh),
+            _ => None,
+        });
+        if let Some(fh) = opened {
+            self.open.insert((at, path.to_owned()), fh);
+            self.inos.insert((at, fh), ino);
+        }
+    }
+
+    /// A request through a file that was opened by that path, wherever that leads now.
+    fn op_on_open(&self, at: usize, verb: &str, path: &str, text: &str) -> Op {
+        let fh = *self.open.get(&(at, path.to_owned())).expect("it is open");
+        let ino = self.inos[&(at, fh)];
+        // One lock is enough: the client is the owner.
+        let span = LockSpan { owner: 1, flock: false, start: 0, end: 99 };
+        let lock = |wait| Op::SetLock { ino, fh, span, kind: LockKind::Write, pid: 1, wait };
+        match verb {
+            "read" => Op::Read { ino, fh, offset: 0, size: 100 },
+            "write" => {
+                let (kill_suidgid, from_page_cache) = (false, false);
+                Op::Write { ino, fh, offset: 0, data: text.into(), kill_suidgid, from_page_cache }
+            }
+            "lock" => lock(false),
+            "lock-wait" => lock(true),
+            "unlock" => Op::Unlock { ino, span },
+            _ => Op::Flush { ino, owner: 1 },
+        }
+    }
+
+    fn op(&self, at: usize, verb: &str, rest: &[&str]) -> Op {
         let path = rest.first().copied().unwrap_or("/");
         let parent = || {
             let (dir, name) = split(path);
@@ -189,6 +292,9 @@ impl Script {
                 let (dir, name) = parent();
                 let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
                 Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false }
+            }
+            "read" | "write" | "lock" | "lock-wait" | "unlock" | "flush" => {
+                self.op_on_open(at, verb, path, rest.get(1).unwrap_or(&"TEXT"))
             }
             "unlink" => {
                 let (dir, name) = parent();
@@ -264,10 +370,13 @@ fn span(text: &str) -> Span {
 }
 
 fn type_name(kind: &str) -> &'static str {
-    ["lookup", "getattr", "list", "create", "mkdir", "unlink", "setattr", "rename", "link", "open", "read"]
-        .into_iter()
-        .find(|known| *known == kind)
-        .unwrap_or_else(|| panic!("{kind}: not known"))
+    [
+        "lookup", "getattr", "list", "create", "mkdir", "unlink", "setattr", "rename", "link", "open",
+        "read", "write", "reopen", "lock",
+    ]
+    .into_iter()
+    .find(|known| *known == kind)
+    .unwrap_or_else(|| panic!("{kind}: not known"))
 }
 
 fn fate_of(word: &str) -> Fate {

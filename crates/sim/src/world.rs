@@ -1,15 +1,17 @@
 //! Clients of one fake server, stepped by hand.
 
 mod facts;
+mod telling;
 
 use crate::kernel::Kernel;
 pub use facts::{Fact, Facts, XATTR};
-use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, Level, Op, Output, Stale};
+use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output, Stale};
 use nigh_remote::fake::{Control, Fake, FakeServer};
 use nigh_remote::tree::TreeConfig;
-use nigh_remote::{Output as RemoteOutput, Remote};
+use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Name, OpId, Span, Time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use telling::Telling;
 
 /// What a name led to, and since which tick.
 pub type Past = Vec<(u64, Option<u64>)>;
@@ -19,9 +21,17 @@ pub struct Client {
     pub cache: Cache,
     pub control: Control,
     pub kernel: Kernel,
-    /// Invalidations are carried out at once unless these are held.
+    /// Invalidations are carried out at once unless these are held,
     pub hold_invalidations: bool,
-    held: Vec<(Invalidation, Vec<Stale>)>,
+    /// all of them, and not only those that wait for their turn.
+    pub asleep: bool,
+    /// What waits may fail: it gives up after a while, or its server was away for longer than its term.
+    may_fail: bool,
+    /// Dropping pages takes until this is taken back.
+    pub drops_slowly: bool,
+    /// So many droppings of pages may be stuck at the same time.
+    pub workers: u32,
+    telling: Telling,
     remote: Fake,
     ops: BTreeMap<OpId, Op>,
     /// Changes whose callers were killed: their outcome is unknown until the remote has answered.
@@ -39,12 +49,20 @@ pub struct World {
     pub trace: Vec<String>,
     /// Answers since they were last taken: client, request, answer.
     pub answers: Vec<(usize, OpId, Op, Answer)>,
+    /// Of these, the ones that did not claim to be so ([`Cache::is_stale`]).
+    pub stale_answers: BTreeSet<OpId>,
+    /// And those that came before a kernel had forgotten what it held before its client was away.
+    pub early_answers: BTreeSet<OpId>,
     /// Names whose past is recorded: what each led to, from which moment on. Moments are counted by `tick`:
     /// whatever may have changed the tree begins a new one.
     pub past: BTreeMap<(u64, Name), Past>,
     pub tick: u64,
     /// Data and xattrs of inodes, recorded in the same way.
     pub facts: Facts,
+    /// Stores into maps by client and inode: the writes that the tree had seen when they were made.
+    stores: BTreeMap<(usize, u64), Vec<(u64, u64)>>,
+    /// Stores that were written over what others had written since they were made.
+    pub undone: Vec<String>,
     /// The trace names requests and calls whole.
     pub wordy: bool,
     /// Time passes without the caches' timers, which fire when it passes again.
@@ -61,9 +79,13 @@ impl World {
             clients: Vec::new(),
             trace: Vec::new(),
             answers: Vec::new(),
+            stale_answers: BTreeSet::new(),
+            early_answers: BTreeSet::new(),
             past: BTreeMap::new(),
             tick: 0,
             facts: Facts::default(),
+            stores: BTreeMap::new(),
+            undone: Vec::new(),
             wordy: false,
             timers_are_late: false,
             next_op: 0,
@@ -85,7 +107,11 @@ impl World {
             control: remote.control(),
             kernel: Kernel::default(),
             hold_invalidations: false,
-            held: Vec::new(),
+            asleep: false,
+            may_fail: matches!(config.on_disconnect, OnDisconnect::Fail(_)),
+            drops_slowly: false,
+            workers: 64,
+            telling: Telling::default(),
             remote,
             ops: BTreeMap::new(),
             abandoned: Vec::new(),
@@ -105,6 +131,12 @@ impl World {
 
     /// One request of a client's kernel.
     pub fn ask(&mut self, at: usize, op: Op) -> OpId {
+        let id = self.put(at, op);
+        self.settle();
+        id
+    }
+
+    fn put(&mut self, at: usize, op: Op) -> OpId {
         self.next_op += 1;
         let id = OpId(self.next_op);
         let client = &mut self.clients[at];
@@ -124,7 +156,6 @@ impl World {
                 self.trace.push(format!("{} waits{what}", name_of(at)));
             }
         }
-        self.settle();
         id
     }
 
@@ -158,6 +189,12 @@ impl World {
         self.clients[at].ops.contains_key(&op)
     }
 
+    /// A signal that is not fatal.
+    pub fn signal(&mut self, at: usize, op: OpId) {
+        self.clients[at].cache.handle_interrupt(op, false);
+        self.settle();
+    }
+
     pub fn interrupt(&mut self, at: usize, op: OpId) {
         self.clients[at].cache.handle_interrupt(op, true);
         self.settle();
@@ -175,6 +212,9 @@ impl World {
             at_once = if next > self.now { 0 } else { at_once + 1 };
             assert!(at_once < 1_000, "time stands still:\n{}", self.trace.join("\n"));
             self.now = self.now.max(next);
+            while self.server.step(self.now) {
+                self.observe();
+            }
             for at in 0..self.clients.len() {
                 if !self.timers_are_late {
                     self.clients[at].cache.handle_timeout(self.now);
@@ -184,30 +224,6 @@ impl World {
             }
         }
         self.now = until;
-        self.settle();
-    }
-
-    /// Something is mounted below a client's mount, of which its daemon hears.
-    pub fn mount_below(&mut self, at: usize) {
-        let client = &mut self.clients[at];
-        client.kernel.mounted_below = true;
-        if let Some((id, names)) = client.cache.handle_mounted_below() {
-            let stale: Vec<Stale> = names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect();
-            if client.hold_invalidations {
-                client.held.insert(0, (id, stale));
-            } else {
-                self.invalidate(at, id, &stale);
-            }
-        }
-        self.settle();
-    }
-
-    /// Kernel notifications that were held are carried out.
-    pub fn let_invalidate(&mut self, at: usize) {
-        self.clients[at].hold_invalidations = false;
-        for (id, stale) in std::mem::take(&mut self.clients[at].held) {
-            self.invalidate(at, id, &stale);
-        }
         self.settle();
     }
 
@@ -240,6 +256,7 @@ impl World {
                 }
             }
         };
+        moved |= self.tell(at);
         let remote_due = loop {
             let client = &mut self.clients[at];
             match client.remote.poll_output() {
@@ -247,7 +264,10 @@ impl World {
                 RemoteOutput::Transmit(_) => {}
                 RemoteOutput::Event(event) => {
                     moved = true;
-                    if let nigh_remote::Event::Recall(recall) = &event {
+                    client.may_fail |= matches!(event, Event::Lapsed { .. } | Event::Lost { .. });
+                    if let Some(line) = away_line(at, &event) {
+                        self.trace.push(line);
+                    } else if let Event::Recall(recall) = &event {
                         let line = format!(
                             "{} is asked to give back {:?} of {}",
                             name_of(at),
@@ -287,35 +307,14 @@ impl World {
                 self.observe();
             }
             Output::Return(grants) => self.clients[at].remote.handle_return(now, grants),
-            Output::Invalidate { id, stale } => {
-                if self.clients[at].hold_invalidations {
-                    self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
-                    self.clients[at].held.push((id, stale));
-                } else {
-                    self.invalidate(at, id, &stale);
-                }
+            Output::Reclaimed => {
+                self.trace.push(format!("{} has claimed what it had", name_of(at)));
+                self.clients[at].remote.handle_reclaimed(now);
+                self.observe();
             }
+            Output::Invalidate { id, stale, first } => self.queue(at, id, stale, first),
             Output::Timeout(..) => {}
         }
-    }
-
-    fn invalidate(&mut self, at: usize, id: Invalidation, stale: &[Stale]) {
-        for one in stale {
-            let parts = match *one {
-                // As a notifier does: what the kernel has locked for its own requests is left out.
-                Stale::Data { ino, offset, length } => {
-                    let (ranges, _) = self.clients[at].cache.droppable(id, ino, (offset, length));
-                    let part = |(offset, length)| Stale::Data { ino, offset, length };
-                    ranges.into_iter().map(part).collect()
-                }
-                ref other => vec![other.clone()],
-            };
-            for one in &parts {
-                self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(one)));
-                self.clients[at].kernel.forget(one);
-            }
-        }
-        self.clients[at].cache.handle_invalidated(id);
     }
 
     fn answered(&mut self, at: usize, id: OpId, answer: Answer, from_memory: bool) {
@@ -324,7 +323,7 @@ impl World {
         };
         let now = self.now;
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
-        if answer == Answer::Failed(nigh_types::Errno::INTR) {
+        if given_up(&answer) {
             self.clients[at].abandoned.push((op.clone(), locked.clone()));
         }
         let kernel = &mut self.clients[at].kernel;
@@ -359,9 +358,20 @@ impl World {
             }
             op => changed_inode(op).into_iter().for_each(|ino| kernel.forget(&Stale::Attr { ino })),
         }
+        if let Op::Write { ino, from_page_cache: true, .. } = &op {
+            self.judge_store(at, *ino, &answer);
+        }
         let memory = if from_memory { " from memory" } else { "" };
         let what = self.of(&op);
         self.trace.push(format!("{} is answered{memory}: {}{what}", name_of(at), short(&answer)));
+        if self.clients[at].cache.is_stale() {
+            self.stale_answers.insert(id);
+        }
+        let client = &self.clients[at];
+        let ends = matches!(op, Op::Release { .. } | Op::ReleaseDir { .. } | Op::Flush { .. });
+        if client.cache.is_forgetting() && !client.cache.is_stale() && !ends && !given_up(&answer) {
+            self.early_answers.insert(id);
+        }
         self.answers.push((at, id, op, answer));
     }
 
@@ -372,7 +382,7 @@ impl World {
     /// Invariant 2, for all clients: no kernel believes of a name or of attributes what is not so.
     /// (Not for changes that the host made behind the server's back.)
     pub fn check_kernels(&self) -> Result<(), String> {
-        for (at, client) in self.clients.iter().enumerate() {
+        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| client.is_judged()) {
             let (own_names, own_inos) = self.under_way(client);
             for (dir, name, dentry) in client.kernel.names(self.now) {
                 if own_names.contains(&(dir, name.clone())) {
@@ -407,7 +417,7 @@ impl World {
     fn under_way(&self, client: &Client) -> (Vec<(u64, Name)>, Vec<u64>) {
         let mut names = Vec::new();
         let mut inos = Vec::new();
-        if client.cache.gauges().pending_operations > 0 || !client.held.is_empty() {
+        if client.cache.gauges().pending_operations > 0 || !client.telling.is_idle() {
             for (op, locked) in &client.abandoned {
                 names.extend(names_of(op));
                 inos.extend(locked);
@@ -432,6 +442,17 @@ impl World {
 
     fn attributes(&self, id: nigh_types::NodeId) -> Option<nigh_types::Attr> {
         self.server.edit(|tree| tree.attr(id))
+    }
+}
+
+/// How a client's remote goes and comes back.
+fn away_line(at: usize, event: &Event) -> Option<String> {
+    let at = name_of(at);
+    match event {
+        Event::Lapsed { .. } => Some(format!("{at} is away for too long")),
+        Event::Restored { kept: true, .. } => Some(format!("{at} is back, and known")),
+        Event::Restored { kept: false, .. } => Some(format!("{at} is back, and was forgotten")),
+        _ => None,
     }
 }
 
@@ -473,6 +494,12 @@ fn changed_inode(op: &Op) -> Option<u64> {
         Op::Tmpfile { dir, .. } => Some(*dir),
         _ => None,
     }
+}
+
+/// Whether what became of a change is not known: its caller was killed, or has waited for too long.
+#[must_use]
+pub fn given_up(answer: &Answer) -> bool {
+    matches!(answer, Answer::Failed(nigh_types::Errno::INTR | nigh_types::Errno::IO))
 }
 
 /// A, B, C …

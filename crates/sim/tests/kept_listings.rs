@@ -4,7 +4,7 @@ use nigh_cache::{Answer, Config, Fh, Level, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Cookie, Name, Span, Term};
+use nigh_types::{Access, Cookie, Name, Span, Term};
 
 const TERM: Span = Span::from_secs(5);
 
@@ -110,4 +110,39 @@ fn a_transport_without_notifications_keeps_none() {
     world.connect(Level::None);
     let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
     assert!(!opened.cache_dir);
+}
+
+/// Another client moved a file that is open here: own writes through it go by where it was known to be, and what a
+/// listing has said of it meanwhile is not said again.
+#[test]
+fn what_was_written_shows_under_the_name_that_a_listing_told() {
+    let mut world = World::new(TreeConfig::default());
+    let now = world.now;
+    let (dirs, file) = world.server.edit(|tree| {
+        let dirs = (tree.plant_dir(now, "d").ino, tree.plant_dir(now, "e").ino);
+        (dirs, tree.plant_file(now, "d/f", b"short").ino)
+    });
+    for client in [0, 1] {
+        world.connect(Level::All);
+        for (dir, text) in [(1, "d"), (1, "e"), (dirs.0, "f")] {
+            world.answer(client, Op::Lookup { dir, name: name(text) });
+        }
+    }
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let Answer::Opened(opened) = world.answer(0, Op::Open { ino: file, access, append: false }) else {
+        panic!("not opened")
+    };
+    let (from, to) = ((dirs.0, name("f")), (dirs.1, name("g")));
+    let (no_replace, exchange) = (false, false);
+    world
+        .answer(1, Op::Rename { from: from.0, name: from.1, to: to.0, new_name: to.1, no_replace, exchange });
+    world.answer(0, Op::OpenDir { ino: dirs.1 });
+    let (fh, data) = (opened.fh, b"rather long".to_vec());
+    let write = Op::Write { ino: file, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false };
+    assert_eq!(world.answer(0, write), Answer::Written(11));
+    let Answer::Node(node) = world.answer(0, Op::Lookup { dir: dirs.1, name: name("g") }) else {
+        panic!("not there")
+    };
+    assert_eq!(node.attr.size, 11);
+    world.check_kernels().unwrap();
 }

@@ -269,20 +269,29 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     let control = world.clients[0].control.clone();
     control.plan(Which::Every, Fate { hold_reply: true, ..Fate::default() });
     let none = Invalidation(u64::MAX);
-    let (ranges, looked) = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
     assert_eq!(ranges, [(0, 0)]);
-    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, looked));
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     world.ask(0, Op::Read { ino: file.ino, fh, offset: 0, size: 4 });
-    assert!(world.clients[0].cache.is_in_the_way(none, file.ino, looked));
-    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino + 1, looked));
-    let (ranges, looked) = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    assert!(world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino + 1, &ranges));
+    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
     assert_eq!(ranges, [(4096, 0)]);
-    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, looked));
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     let data = b"CONT".to_vec();
     let (offset, kill_suidgid, from_page_cache) = (4096, false, true);
     let flush = Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache };
     world.ask(0, flush);
-    assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)).0, [(8192, 0)]);
+    assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)), [(8192, 0)]);
+    // And so are those that came while the remote was away.
+    control.lapse("silence");
+    world.settle();
+    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    world.ask(0, Op::Read { ino: file.ino, fh, offset: 3 * 4096 + 1, size: 4 });
+    assert!(world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
+    assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &[(2 * 4096, 4096), (4 * 4096, 0)]));
+    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    assert_eq!(ranges, [(8192, 4096), (4 * 4096, 0)]);
 }
 
 /// Pages that a read or write in flight holds locked are dropped behind its reply.
@@ -329,10 +338,15 @@ fn what_another_client_wrote_is_read() {
     }
 }
 
-/// The session's handles are gone with it; a name still leads to what is only read.
+/// The session's handles are gone with it, and are had again from the next one; but not of what has no name left.
 #[test]
 fn after_a_lost_session() {
     let (mut world, file) = world(TreeConfig::default());
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let nameless = match world.answer(0, Op::Tmpfile { dir: 1, mode: 0o600, umask: 0, access }) {
+        Answer::Created(node, opened) => (node.id.ino, opened.fh),
+        other => panic!("{other:?}"),
+    };
     let reader = open(&mut world, file.ino, false, false).fh;
     let writer = open(&mut world, file.ino, true, false).fh;
     world.clients[0].control.lose("cable");
@@ -342,8 +356,10 @@ fn after_a_lost_session() {
     world.reconnect(0);
     assert!(!world.waits(0, parked));
     assert_eq!(read(&mut world, file.ino, reader), content("content"));
-    assert_eq!(world.answer(0, write(file.ino, writer, 0, b"x")), Answer::Failed(Errno::BADF));
-    for fh in [reader, writer] {
+    assert_eq!(world.answer(0, write(file.ino, writer, 0, b"x")), Answer::Written(1));
+    assert_eq!(world.answer(0, write(nameless.0, nameless.1, 0, b"x")), Answer::Failed(Errno::IO));
+    assert_eq!(world.clients[0].control.open_handles(), 2, "what was opened under a grant has one now");
+    for fh in [reader, writer, nameless.1] {
         assert_eq!(world.answer(0, Op::Release { fh, flock: None }), Answer::Done);
     }
     assert_eq!(world.clients[0].control.open_handles(), 0);

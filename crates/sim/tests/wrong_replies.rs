@@ -151,7 +151,7 @@ fn fitting(call: &Call) -> usize {
         Call::Xattrs { .. } => 4,
         Call::Xattr { .. } => 5,
         Call::StatFs { .. } => 6,
-        Call::Open { .. } => 7,
+        Call::Open { .. } | Call::Reopen { .. } => 7,
         Call::Read { .. } => 8,
         Call::Seek { .. } => 9,
         Call::GetFlags { .. } => 10,

@@ -48,6 +48,22 @@ pub struct Attr {
     pub birth_ns: u64,
 }
 
+/// Tells one state of a file's data from another. The time of its attributes (ctime) is left out: who renames a file or
+/// changes who may read it leaves its data as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct DataStamp {
+    /// Bytes.
+    pub size: u64,
+    pub mtime: Timestamp,
+}
+
+impl DataStamp {
+    #[must_use]
+    pub fn of(attr: &Attr) -> DataStamp {
+        DataStamp { size: attr.size, mtime: attr.mtime }
+    }
+}
+
 /// Type of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {

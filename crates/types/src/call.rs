@@ -1,6 +1,6 @@
 //! What a cache asks of its remote.
 
-use crate::{Credentials, Handle, Kind, LockKind, Name, NodeId, Place, SetAttr};
+use crate::{Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place, SetAttr};
 
 /// Names a mutation for ever: the remote can tell a repeated one from a new one.
 /// See docs/decisions/0003-operation-names.md.
@@ -46,6 +46,20 @@ pub struct WriteFlags {
     pub sync: bool,
     /// Stores into a map, which a kernel writes back; it may do so because it was told to drop them.
     pub flush: bool,
+    /// What the client's kernel has pages of, said of flushes: such a one is made only if nobody else has changed the file's data
+    /// since, or if the bytes stand there already; otherwise it is `ECANCELED`.
+    pub since: Option<Since>,
+}
+
+/// A state of a file's data that a client's kernel had, to which only changes of its own were added. Whether others have changed
+/// it since is told by the grant, and where that has ended by the stamp: the file has it still, or what changes of this
+/// session alone have made of it.
+/// See docs/decisions/0008-leases.md, rule 12.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Since {
+    pub stamp: DataStamp,
+    /// The grant under which the pages stand. `None`: it has ended.
+    pub under: Option<(GrantId, Covers)>,
 }
 
 /// One call. Offsets and lengths are bytes. Calls from [`Call::Create`] on are mutations.
@@ -53,7 +67,8 @@ pub struct WriteFlags {
 pub enum Call {
     /// One name of a directory → `Reply::Looked`.
     Lookup { dir: Place, name: Name },
-    /// Names from the export's root to `node`, so that the remote can reach it again → `Reply::Done`.
+    /// Names from the export's root to `node`, so that the remote can reach it again; at most
+    /// [`Call::MOST_NAMES`] → `Reply::Done`.
     Walk { node: NodeId, names: Vec<Name> },
     /// → `Reply::Attr`
     GetAttr { node: Place },
@@ -75,22 +90,37 @@ pub enum Call {
     Seek { node: Place, handle: Option<Handle>, offset: u64, data: bool },
     /// `FS_IOC_GETFLAGS` → `Reply::Flags`
     GetFlags { node: Place },
-    /// Open files that are needed no more; no reply is sent.
+    /// Open files that are needed no more, at most [`Call::MOST_HANDLES`]; no reply is sent.
     Release { handles: Vec<Handle> },
     /// This client's kernel has that file open since it was opened under a grant, without the remote: it stays
     /// readable under `handle`, whatever becomes of its names, until that is released. The client chooses
-    /// the number ([`Handle::CHOSEN`]). `names` lead there from the root, or are none. No reply is sent; it is done
-    /// before whatever is sent later, acknowledgements too.
+    /// the number ([`Handle::CHOSEN`]). `names` lead there from the root, at most [`Call::MOST_NAMES`], or are
+    /// none. No reply is sent; it is done before whatever is sent later, acknowledgements too.
     Keep { node: Place, names: Vec<Name>, handle: Handle },
     /// A lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on all
     /// of it. It takes the place of what the owner holds there. `owner` is a number of this client's; those
     /// of flock(2) are a space of their own → `Reply::Done`; else, without `wait`, `EAGAIN`. With it the
     /// reply comes when the lock is held, or `EINTR` when the call is cancelled; `EDEADLK`, `ENOLCK`.
-    Lock { node: Place, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64, wait: bool, pid: u32 },
+    /// With `reclaim` it is one that was held when the remote forgot this client's locks: it is looked at
+    /// at once, even where other claims have to wait for a restarted server, and never waits itself.
+    Lock {
+        node: Place,
+        owner: u64,
+        flock: bool,
+        kind: LockKind,
+        start: u64,
+        end: u64,
+        wait: bool,
+        pid: u32,
+        reclaim: bool,
+    },
     /// Ends what the owner holds of these bytes → `Reply::Done`, also where that is nothing.
     Unlock { node: Place, owner: u64, flock: bool, start: u64, end: u64 },
     /// What keeps the owner from such a lock → `Reply::Locked`
     GetLock { node: Place, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64 },
+    /// A file that was open under this handle when the remote forgot it, opened again; checked as any open
+    /// → `Reply::Opened` with the same handle, or `EINVAL` where that one is in use
+    Reopen { node: Place, handle: Handle, access: Access },
 
     /// A regular file, opened → `Reply::Made` with a handle. Without `exclusive` an existing file is
     /// opened as it is. `mode` is as the application gave it; the server's filesystem applies
@@ -146,6 +176,11 @@ pub enum Call {
 }
 
 impl Call {
+    /// Names that lead from the root to an inode (Linux's PATH_MAX allows 2,048).
+    pub const MOST_NAMES: u32 = 4_096;
+    /// Handles that are released at once.
+    pub const MOST_HANDLES: u32 = 65_536;
+
     /// Whether this call changes the export, and so must carry an [`OpName`].
     #[must_use]
     pub fn is_mutation(&self) -> bool {
@@ -166,7 +201,8 @@ impl Call {
             | Call::Keep { .. }
             | Call::Lock { .. }
             | Call::Unlock { .. }
-            | Call::GetLock { .. } => false,
+            | Call::GetLock { .. }
+            | Call::Reopen { .. } => false,
             Call::Open { .. }
             | Call::Create { .. }
             | Call::Tmpfile { .. }
@@ -197,7 +233,13 @@ impl Call {
     /// session may have outstanding, or who waits for a lock could keep its holder from unlocking.
     #[must_use]
     pub fn waits_for_lock(&self) -> bool {
-        matches!(self, Call::Lock { wait: true, .. })
+        matches!(self, Call::Lock { wait: true, reclaim: false, .. })
+    }
+
+    /// Whether it stores pages of a map that the kernel writes back: what an acknowledgement may wait for.
+    #[must_use]
+    pub fn is_flush(&self) -> bool {
+        matches!(self, Call::Write { flags: WriteFlags { flush: true, .. }, .. })
     }
 
     /// The name under which `nigh status` counts this call (`remote.by_type`).
@@ -221,6 +263,7 @@ impl Call {
             Call::Lock { .. } => "lock",
             Call::Unlock { .. } => "unlock",
             Call::GetLock { .. } => "getlock",
+            Call::Reopen { .. } => "reopen",
             Call::Create { .. } => "create",
             Call::Tmpfile { .. } => "tmpfile",
             Call::Mknod { .. } => "mknod",

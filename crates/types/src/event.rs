@@ -12,6 +12,19 @@ pub enum Event {
         response: Response,
     },
     Recall(Recall),
+    /// The term has run out without an answer: all grants have ended. Calls that are out stay out; they are
+    /// answered after [`Event::Restored`].
+    Lapsed {
+        why: String,
+    },
+    /// A session stands again, after `Lapsed` or in its place: all grants that were held before have ended.
+    /// Without `kept` the remote has forgotten open handles and locks: the cache claims them anew
+    /// ([`crate::Call::Reopen`], [`crate::Call::Lock`] with `reclaim`), then says that it has (`handle_reclaimed`
+    /// of the remote); calls that were out are put out again after that.
+    Restored {
+        session: Session,
+        kept: bool,
+    },
     /// The session is lost: all its grants have ended and no outstanding call will be answered.
     Lost {
         why: String,

@@ -16,8 +16,8 @@ mod place;
 mod reply;
 mod time;
 
-pub use attr::{Attr, Kind, SetAttr, SetTime, Timestamp};
-pub use call::{Access, Call, OpName, Request, WriteFlags};
+pub use attr::{Attr, DataStamp, Kind, SetAttr, SetTime, Timestamp};
+pub use call::{Access, Call, OpName, Request, Since, WriteFlags};
 pub use cookie::{Cookie, CookieKey, FIRST_NAME_COOKIE};
 pub use errno::Errno;
 pub use event::{Event, IdKind, IdName, Session};

@@ -210,14 +210,6 @@ pub fn fork(body: impl FnOnce() -> bool) -> io::Result<i32> {
     }
 }
 
-/// Whether the process has ended, and badly. It can still be joined.
-pub fn has_failed(pid: i32) -> bool {
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    let ret = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, how) };
-    ret == 0 && unsafe { info.si_pid() } == pid && unsafe { info.si_status() } != 0
-}
-
 /// Whether the process ended well within the limit; killed if it did not end.
 pub fn joined(pid: i32, limit: Duration) -> bool {
     let end = Instant::now() + limit;

@@ -1,5 +1,8 @@
 //! What is sent of locks and of closing files, and what is answered when locks are lost.
 
+mod amends;
+mod claims;
+
 use crate::{Answer, Cache, Caller, Config, Fh, LockSpan, Op, Output};
 use nigh_types::*;
 
@@ -35,9 +38,13 @@ fn span(owner: u64, (start, end): (u64, u64)) -> LockSpan {
 }
 
 impl Rig {
-    /// A cache that knows one file.
     fn new() -> Rig {
-        let mut rig = Rig { cache: Cache::new(Config::default()), last: 0 };
+        Rig::with(Config::default())
+    }
+
+    /// A cache that knows one file.
+    fn with(config: Config) -> Rig {
+        let mut rig = Rig { cache: Cache::new(config), last: 0 };
         rig.cache.handle_event(T0, Event::Attached(session()));
         let (op, answer) = rig.ask(Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         assert_eq!(answer, None);
@@ -60,7 +67,7 @@ impl Rig {
         loop {
             match self.cache.poll_output() {
                 Output::Timeout(..) => return all,
-                Output::Invalidate { id, .. } => self.cache.handle_invalidated(id),
+                Output::Invalidate { id, .. } => self.cache.handle_invalidated(T0, id),
                 other => all.push(other),
             }
         }
@@ -141,6 +148,36 @@ impl Rig {
 
     fn flush(owner: u64) -> Op {
         Op::Flush { ino: FILE.ino, owner }
+    }
+
+    /// Answers every claim, after which it must be said that there is no more of them.
+    fn claims(&mut self, mut answer: impl FnMut(&Call) -> Result<Reply, Errno>) -> Vec<Call> {
+        let mut claims = Vec::new();
+        loop {
+            let outputs = self.outputs();
+            if outputs == [Output::Reclaimed] {
+                return claims;
+            }
+            assert!(!outputs.is_empty(), "after {claims:?}");
+            for output in outputs {
+                let Output::Call { id, call, .. } = output else { panic!("{output:?}") };
+                let response = Response::plain(answer(&call));
+                self.cache.handle_event(T0, Event::Response { call: id, response });
+                claims.push(call);
+            }
+        }
+    }
+
+    /// Answers claims of files, which come first; what is put out then.
+    fn reopen(&mut self) -> Vec<Output> {
+        for output in self.outputs() {
+            let Output::Call { id, call: Call::Reopen { handle, .. }, .. } = output else {
+                panic!("{output:?}")
+            };
+            let response = Response::plain(Ok(Reply::Opened { handle, attr: attr() }));
+            self.cache.handle_event(T0, Event::Response { call: id, response });
+        }
+        self.outputs()
     }
 
     fn lose(&mut self) -> Vec<Output> {
@@ -242,7 +279,10 @@ fn who_lost_a_lock_is_told_until_it_closes() {
     let lost = rig.lose();
     assert_eq!(lost, [Output::Answer { op: waiting, answer: Answer::Failed(Errno::IO) }]);
     rig.cache.handle_event(T0, Event::Attached(session()));
-    assert!(matches!(rig.call().1, Call::Keep { .. }), "both are open to be read");
+    rig.claims(|call| match call {
+        Call::Reopen { .. } => Ok(Reply::Opened { handle: Handle(3), attr: attr() }),
+        _ => Err(Errno::AGAIN),
+    });
 
     let eio = Answer::Failed(Errno::IO);
     let ino = FILE.ino;
@@ -276,4 +316,93 @@ fn a_close_does_not_fail_when_the_session_does() {
     let (parked, _) = rig.ask(Op::SetLock { ino: 7, fh, span, kind: LockKind::Read, pid: 1, wait: true });
     rig.cache.handle_interrupt(parked, false);
     assert_eq!(rig.outputs(), [Output::Answer { op: parked, answer: Answer::Failed(Errno::INTR) }]);
+}
+
+#[test]
+fn what_is_held_is_claimed_as_it_is_and_nothing_else() {
+    let mut rig = Rig::new();
+    let (one, two) = (rig.open(), rig.open());
+    rig.lock(one, span(1, (0, 99)));
+    let (op, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(1, (10, 19)) });
+    assert_eq!(rig.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
+    let flock = LockSpan { flock: true, ..span(91, (0, 0)) };
+    rig.lock(two, flock);
+    rig.lock(two, span(2, (200, 299)));
+    // Asked to be ended, and not yet known to be.
+    let (unlock, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(2, (200, 299)) });
+    let (unlock_call, _) = rig.call();
+    rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+    let (closing, answer) = rig.ask(Rig::flush(1));
+    assert_eq!(answer, None);
+    let (closing_call, _) = rig.call();
+    rig.cache.handle_event(T0, Event::Restored { session: session(), kept: false });
+    let claims = rig.claims(|call| match call {
+        Call::Lock { .. } => Ok(Reply::Done),
+        _ => Ok(Reply::Opened { handle: Handle(3), attr: attr() }),
+    });
+    let locks = claims.iter().filter_map(|call| match call {
+        Call::Lock { owner, flock, start, end, wait, reclaim, .. } => {
+            assert!(*reclaim && !*wait);
+            Some((*owner, *flock, *start, *end))
+        }
+        _ => None,
+    });
+    assert_eq!(locks.collect::<Vec<_>>(), [(91, true, 0, u64::MAX)]);
+    assert_eq!(rig.respond(closing_call, Ok(Reply::Done)), [(closing, Answer::Done)]);
+    assert_eq!(rig.respond(unlock_call, Ok(Reply::Done)), [(unlock, Answer::Done)]);
+}
+
+#[test]
+fn a_lock_that_is_claimed_while_its_holder_closes_is_given_back() {
+    let mut rig = Rig::new();
+    let fh = rig.open();
+    rig.lock(fh, span(1, (5, 9)));
+    rig.cache.handle_event(T0, Event::Restored { session: session(), kept: false });
+    let claims = rig.reopen();
+    let (closing, _) = rig.ask(Rig::flush(1));
+    let (closing_call, _) = rig.call();
+    let [Output::Call { id, call: Call::Lock { .. }, .. }] = claims[..] else { panic!("{claims:?}") };
+    rig.cache.handle_event(T0, Event::Response { call: id, response: Response::plain(Ok(Reply::Done)) });
+    let after = rig.outputs();
+    let given_back = |output: &Output| match output {
+        Output::Call { call: Call::Unlock { start, end, .. }, .. } => (*start, *end) == (5, 9),
+        _ => false,
+    };
+    assert_eq!(after.iter().filter(|output| given_back(output)).count(), 1, "{after:?}");
+    assert_eq!(rig.respond(closing_call, Ok(Reply::Done)), [(closing, Answer::Done)]);
+}
+
+#[test]
+fn another_export_in_the_place_of_the_old_one_fails_all_that_was_open() {
+    let mut rig = Rig::new();
+    let fh = rig.open();
+    rig.lock(fh, span(1, ALL));
+    let (waits, _) = rig.ask(Op::Read { ino: FILE.ino, fh, offset: 0, size: 1 });
+    let (call, _) = rig.call();
+    rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+    let other = Session { root: NodeId { ino: 1, generation: 9 }, ..session() };
+    rig.cache.handle_event(T0, Event::Restored { session: other, kept: false });
+    let answer = Answer::Failed(Errno::IO);
+    assert_eq!(
+        rig.outputs(),
+        [Output::Answer { op: waits, answer: answer.clone() }, Output::Cancel(call), Output::Reclaimed]
+    );
+    assert_eq!(rig.at_once(Op::Read { ino: FILE.ino, fh, offset: 0, size: 1 }), answer);
+    assert_eq!(rig.at_once(Op::Unlock { ino: FILE.ino, span: span(1, ALL) }), answer);
+    assert_eq!(rig.at_once(Op::Release { fh, flock: None }), Answer::Done);
+}
+
+#[test]
+fn no_acknowledgement_of_one_session_is_said_to_another() {
+    let mut rig = Rig::new();
+    for kept in [true, false] {
+        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Inode, names: vec![] };
+        rig.cache.handle_event(T0, Event::Recall(recall));
+        let Output::Invalidate { id, .. } = rig.cache.poll_output() else { panic!("not told") };
+        rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+        rig.cache.handle_event(T0, Event::Restored { session: session(), kept });
+        rig.cache.handle_invalidated(T0, id);
+        let said = rig.outputs().contains(&Output::Acknowledge(RecallId(5)));
+        assert_eq!(said, kept, "only a session that was kept waits for it");
+    }
 }

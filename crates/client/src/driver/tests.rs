@@ -3,10 +3,10 @@ use crate::adapter;
 use crate::interrupts::Interrupts;
 use crate::stage::Server;
 use nigh_cache::Config;
-use nigh_fuse::{Header, Level, MemoryTransport, Negotiated, Operation, encode};
+use nigh_fuse::{Header, Level, MemoryTransport, Negotiated, Notification, NotifyOutcome, Operation, encode};
 use nigh_native::ClientConfig;
 use nigh_remote::{Event, Output as RemoteOutput};
-use nigh_types::{Span, Term};
+use nigh_types::{Access, NodeId, Span, Term};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,17 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub fn new() -> Stage {
+        Stage::with(MemoryTransport::new(Level::All))
+    }
+
+    /// With a kernel that answers notifications so.
+    pub fn judging(
+        judge: impl Fn(&Notification<'_>) -> io::Result<NotifyOutcome> + Send + Sync + 'static,
+    ) -> Stage {
+        Stage::with(MemoryTransport::new(Level::All).judging(judge))
+    }
+
+    fn with(kernel: MemoryTransport) -> Stage {
         let now = Arc::new(AtomicU64::new(Span::from_secs(100).0));
         let start = Time(now.load(Ordering::SeqCst));
         let config =
@@ -38,17 +49,19 @@ impl Stage {
                 other => panic!("{other:?} before the welcome"),
             }
         }
-        let kernel = Arc::new(MemoryTransport::new(Level::All));
+        let kernel = Arc::new(kernel);
         let clock = Arc::clone(&now);
         let clock = Box::new(move || Time(clock.load(Ordering::SeqCst)));
         let cache = Cache::new(Config::default());
         let transport = Box::new(Arc::clone(&kernel));
-        let driver = Driver::new(cache, session, transport, IdMap::default(), clock).unwrap();
+        let (link, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let remote = (session, link.into());
+        let driver = Driver::new(cache, remote, transport, IdMap::default(), clock).unwrap();
         driver.with(|core, now| core.cache.handle_event(now, attached.expect("a welcome")));
         Stage { driver: Arc::new(driver), kernel, server, now, unique: 0 }
     }
 
-    fn pass(&self, span: Span) {
+    pub fn pass(&self, span: Span) {
         self.now.fetch_add(span.0, Ordering::SeqCst);
     }
 
@@ -62,17 +75,46 @@ impl Stage {
         self.kernel.take_reply(self.unique, Duration::ZERO).is_some()
     }
 
+    /// Makes a file, which is open then, or a directory below the root; its number.
+    pub fn make(&mut self, path: &str, directory: bool) -> NodeId {
+        let (dir, name) = (self.driver.root(), Name::new(path.as_bytes()).unwrap());
+        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let op = match directory {
+            true => Op::Mkdir { dir, name, mode: 0o755, umask: 0 },
+            false => Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false },
+        };
+        self.unique += 2;
+        let caller = Caller { pid: std::process::id(), ..Caller::default() };
+        self.driver.operate(self.unique, OpId(self.unique), caller, Shape::Natural, op);
+        self.serve();
+        self.server.tree.find(path).expect("it was made")
+    }
+
+    /// Opens a file for reading and writing.
+    pub fn open(&mut self, ino: u64) {
+        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        self.unique += 2;
+        let caller = Caller { pid: std::process::id(), ..Caller::default() };
+        let op = Op::Open { ino, access, append: false };
+        self.driver.operate(self.unique, OpId(self.unique), caller, Shape::Natural, op);
+        self.serve();
+    }
+
     /// The server answers what was sent to it.
     fn serve(&mut self) {
-        let (_, bytes) = self.driver.next_outgoing().expect("bytes for the server");
+        let Outgoing { frames, .. } = self.driver.next_outgoing().expect("frames for the server");
         let now = Time(self.now.load(Ordering::SeqCst));
-        let answer = self.server.handle(now, &bytes);
+        let answer = self.server.handle(now, &joined(&frames));
         self.driver.with(|core, now| core.remote.handle_input(now, &answer));
     }
 
     fn is_attached(&self) -> bool {
         self.driver.core.lock().cache.is_attached()
     }
+}
+
+fn joined(frames: &[FrameBytes]) -> Vec<u8> {
+    frames.iter().flat_map(|frame| frame.iter().copied()).collect()
 }
 
 /// Of a process that was stopped any thread may go on first: not only the timer's knows what has expired.
@@ -96,8 +138,8 @@ fn nothing_is_answered_from_facts_whose_lease_ran_out_while_the_process_was_stop
 fn an_answer_that_lay_in_the_socket_while_the_lease_ran_out_revives_nothing() {
     let mut stage = Stage::new();
     assert!(!stage.is_answered());
-    let (_, bytes) = stage.driver.next_outgoing().unwrap();
-    let answer = stage.server.handle(Time(stage.now.load(Ordering::SeqCst)), &bytes);
+    let Outgoing { frames, .. } = stage.driver.next_outgoing().unwrap();
+    let answer = stage.server.handle(Time(stage.now.load(Ordering::SeqCst)), &joined(&frames));
     stage.pass(Span::from_secs(17));
     stage.driver.with(|core, now| core.remote.handle_input(now, &answer));
     assert!(!stage.is_attached());

@@ -37,6 +37,23 @@ pub(super) fn map(value: &mut [u8], to: impl Fn(IdKind, u32) -> Option<u32>) -> 
     whole
 }
 
+/// Any bytes as the value of an xattr: only ids of named users and groups change, and mapping them back gives
+/// what came. For the fuzzers (`fuzz`) and the test that replays their seeds.
+#[cfg(any(test, fuzzing))]
+pub(super) fn any(value: &[u8]) {
+    let mut mapped = value.to_vec();
+    assert!(map(&mut mapped, |_, id| Some(!id)));
+    for (at, (before, after)) in value.iter().zip(&mapped).enumerate() {
+        let in_an_id = at >= 4 && at % ENTRY_BYTES < 4;
+        assert!(before == after || in_an_id, "byte {at} is of no id");
+    }
+    assert!(map(&mut mapped, |_, id| Some(!id)));
+    assert_eq!(mapped, value, "mapped there and back");
+    let whole = map(&mut mapped, |_, _| None);
+    assert_eq!(mapped, value, "ids without a counterpart stay");
+    assert!(whole || value.len() >= 4 + ENTRY_BYTES, "a stranger where no id is");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +72,17 @@ mod tests {
             let mut mapped = value.to_vec();
             assert!(map(&mut mapped, never));
             assert_eq!(mapped, *value);
+        }
+    }
+
+    #[test]
+    fn values_that_fuzzers_kept_are_mapped_there_and_back() {
+        let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus-hex/client_acl");
+        for file in std::fs::read_dir(seeds).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+            let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            any(&digits.chunks(2).map(byte).collect::<Vec<u8>>());
         }
     }
 

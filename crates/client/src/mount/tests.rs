@@ -42,6 +42,7 @@ impl Stage {
             attach: Vec::new(),
             term: Term::Session,
             idmap: IdMapChoice::None,
+            compress: false,
             threads: 1,
             reconnect: None,
             runtime: dir.path().to_owned(),

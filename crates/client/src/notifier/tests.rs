@@ -1,11 +1,19 @@
+use super::teller::ROOT;
 use super::*;
+use crate::answers::Shape;
 use crate::driver::tests::Stage;
-use std::time::Instant;
+use nigh_cache::Caller;
+use nigh_fuse::{Notification, NotifyOutcome};
+use nigh_remote::Event;
+use nigh_types::{Covers, Name, OpId, Recall, RecallId, Span};
+use std::thread;
+use std::time::{Duration, Instant};
 
 impl Notifier {
     /// Whether nothing is queued.
     pub fn is_idle(&self) -> bool {
-        self.jobs.lock().is_empty()
+        let jobs = self.jobs.lock();
+        jobs.first.is_empty() && jobs.rest.is_empty()
     }
 }
 
@@ -18,7 +26,7 @@ fn it_stops_whenever_it_is_told_to() {
         let (running, of) = (Arc::clone(&notifier), Arc::clone(&driver));
         let thread = thread::spawn(move || running.run(&of, true));
         if round % 2 == 0 {
-            notifier.queue(Invalidation(round), vec![Stale::Attr { ino: 7 }]);
+            notifier.queue(Invalidation(round), vec![Stale::Attr { ino: 7 }], round % 4 == 0);
         }
         notifier.stop();
         let give_up = Instant::now() + Duration::from_secs(20);
@@ -41,9 +49,11 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
     let thread = thread::spawn(move || of.notifier.run(&of, true));
     let name = |name: &str| Name::new(name.as_bytes()).unwrap();
     let root = driver.root();
-    driver
-        .notifier
-        .queue(Invalidation(1), vec![Stale::Epoch(vec![(root, name("proc")), (root, name("no"))])]);
+    driver.notifier.queue(
+        Invalidation(1),
+        vec![Stale::Epoch(vec![(root, name("proc")), (root, name("no"))])],
+        false,
+    );
     let give_up = Instant::now() + Duration::from_secs(20);
     while transport.notifications().len() < 2 {
         assert!(Instant::now() < give_up, "{:?}", transport.notifications());
@@ -58,4 +68,304 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::Level::NoEpoch);
     driver.notifier.stop();
     thread.join().unwrap();
+}
+
+/// A kernel in which some notifications wait until they are let go.
+struct Stuck {
+    waits: Mutex<bool>,
+    let_go: parking_lot::Condvar,
+    holds: fn(&Notification<'_>) -> bool,
+}
+
+impl Stuck {
+    fn new(holds: fn(&Notification<'_>) -> bool) -> Arc<Stuck> {
+        Arc::new(Stuck { waits: Mutex::new(true), let_go: parking_lot::Condvar::new(), holds })
+    }
+
+    fn stage(self: &Arc<Stuck>) -> Stage {
+        let stuck = Arc::clone(self);
+        Stage::judging(move |notification| {
+            let mut waits = stuck.waits.lock();
+            while *waits && (stuck.holds)(notification) {
+                stuck.let_go.wait(&mut waits);
+            }
+            Ok(NotifyOutcome::Done)
+        })
+    }
+
+    fn let_go(&self) {
+        *self.waits.lock() = false;
+        self.let_go.notify_all();
+    }
+}
+
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !so() {
+        assert!(Instant::now() < give_up, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn running(driver: &Arc<Driver>) -> thread::JoinHandle<()> {
+    let of = Arc::clone(driver);
+    thread::spawn(move || of.notifier.run(&of, true))
+}
+
+fn stopped(driver: &Driver, thread: thread::JoinHandle<()>) {
+    driver.notifier.stop();
+    until("it stops", || thread.is_finished());
+    thread.join().unwrap();
+}
+
+/// The first that is made.
+const MADE: u64 = 2;
+
+fn pages_of(ino: u64) -> Stale {
+    Stale::Data { ino, offset: 0, length: 0 }
+}
+
+/// A store into a map is written back before its page is dropped, and nobody answers: the server is away.
+#[test]
+fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
+    let mut stage = stuck.stage();
+    assert_eq!(stage.make("file", false).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 8 }], false);
+    let told =
+        |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
+    until("it is told", || told(&Notification::contents(MADE)) == 1);
+    let all = vec![Stale::Epoch(vec![]), pages_of(MADE), Stale::Attr { ino: 9 }];
+    driver.notifier.queue(Invalidation(902), all, true);
+    until("what goes first", || told(&Notification::attributes(9)) == 1);
+    assert_eq!((told(&Notification::IncEpoch), told(&Notification::attributes(8))), (1, 0));
+    stuck.let_go();
+    until("what was left", || told(&Notification::attributes(8)) == 1);
+    assert!(told(&Notification::contents(MADE)) >= 3, "told again behind it");
+    stopped(&driver, thread);
+}
+
+/// A lapse is at hand: the term of a [`Stage`] has run out.
+fn lapse(stage: &Stage) {
+    stage.pass(Span::from_secs(14));
+    stage.driver.with(|_, _| ());
+}
+
+fn is_forgetting(driver: &Driver) -> bool {
+    driver.with(|core, _| core.cache.is_forgetting())
+}
+
+/// However many files are stuck, what goes first goes on with all else, with a bounded number of threads. Those that no thread
+/// was left for are not told, though.
+#[test]
+fn what_goes_first_waits_for_nothing_and_is_told_when_nothing_is_left() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { offset: 0.., .. }));
+    let mut stage = stuck.stage();
+    let inos: Vec<u64> = (0..100).map(|n| stage.make(&format!("file{n}"), false).ino).collect();
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    lapse(&stage);
+    let told = |one: &Notification<'static>| kernel.notifications().contains(one);
+    let attributes = Notification::attributes;
+    until("attributes of all", || inos.iter().all(|ino| told(&attributes(*ino))));
+    until("as many files as there may be threads", || !driver.notifier.crew.has_room(64));
+    thread::sleep(Duration::from_millis(50));
+    assert!(!told(&Notification::contents(inos[99])));
+    assert!(is_forgetting(&driver), "files that were not told of");
+    stuck.let_go();
+    until("what there was no worker for", || inos.iter().all(|ino| told(&Notification::contents(*ino))));
+    until("all", || !is_forgetting(&driver));
+    stopped(&driver, thread);
+}
+
+/// Dropping many pages takes long, and a thread may get no time: that is no reason to answer before they are gone.
+#[test]
+fn what_is_only_slow_is_waited_for() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
+    let mut stage = stuck.stage();
+    assert_eq!(stage.make("large", false).ino, MADE);
+    let other = stage.make("other", false).ino;
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    lapse(&stage);
+    until("the other one", || kernel.notifications().contains(&Notification::contents(other)));
+    thread::sleep(Duration::from_millis(50));
+    assert!(is_forgetting(&driver), "its pages are there");
+    stuck.let_go();
+    until("all", || !is_forgetting(&driver));
+    stopped(&driver, thread);
+}
+
+/// A kernel in which the first pages of a file were stored into through a map: each is written back when it is to be dropped,
+/// and what drops it waits for that.
+struct Laundry {
+    driver: std::sync::OnceLock<Arc<Driver>>,
+    /// Pages that are not written back.
+    dirty: Mutex<std::collections::BTreeSet<u64>>,
+    waits: Mutex<bool>,
+    let_go: parking_lot::Condvar,
+}
+
+impl Laundry {
+    fn stage(pages: u64) -> (Stage, Arc<Laundry>) {
+        let laundry = Arc::new(Laundry {
+            driver: std::sync::OnceLock::new(),
+            dirty: Mutex::new((0..pages).collect()),
+            waits: Mutex::new(true),
+            let_go: parking_lot::Condvar::new(),
+        });
+        let of = Arc::clone(&laundry);
+        let stage = Stage::judging(move |told| {
+            if let Notification::InvalInode { ino: MADE, offset: offset @ 0.., len } = told {
+                of.drop_range(offset.cast_unsigned(), len.cast_unsigned());
+            }
+            Ok(NotifyOutcome::Done)
+        });
+        let _ = laundry.driver.set(Arc::clone(&stage.driver));
+        (stage, laundry)
+    }
+
+    fn drop_range(&self, offset: u64, length: u64) {
+        let end = if length == 0 { u64::MAX } else { offset + length };
+        let meets = |page: &u64| page * PAGE < end && (page + 1) * PAGE > offset;
+        loop {
+            let next = self.dirty.lock().iter().copied().find(meets);
+            let Some(page) = next.filter(|page| self.dirty.lock().remove(page)) else { return };
+            let (fh, data) = (nigh_cache::Fh(1), b"stored".to_vec());
+            let offset = page * PAGE;
+            let flush = nigh_cache::Op::Write {
+                ino: MADE,
+                fh,
+                offset,
+                data,
+                kill_suidgid: false,
+                from_page_cache: true,
+            };
+            let driver = self.driver.get().expect("it was set");
+            driver.operate(90_000 + page, OpId(90_000 + page), Caller::default(), Shape::Natural, flush);
+            let mut waits = self.waits.lock();
+            while *waits {
+                self.let_go.wait(&mut waits);
+            }
+        }
+    }
+
+    fn let_go(&self) {
+        *self.waits.lock() = false;
+        self.let_go.notify_all();
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// Every page behind a store into a map that nobody takes may be old: it is dropped too before anything is answered.
+#[test]
+fn pages_behind_many_stores_into_a_map_are_dropped_before_all_counts_as_told() {
+    let (mut stage, laundry) = Laundry::stage(20);
+    assert_eq!(stage.make("mapped", false).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    lapse(&stage);
+    until("all", || !is_forgetting(&driver));
+    assert!(laundry.dirty.lock().is_empty(), "all are being written back");
+    let behind = Notification::InvalInode { ino: MADE, offset: (20 * PAGE).cast_signed(), len: 0 };
+    assert!(kernel.notifications().contains(&behind), "what lies behind them is gone");
+    laundry.let_go();
+    stopped(&driver, thread);
+}
+
+/// One file does not use up all threads, and what none was left for is not told.
+#[test]
+fn a_file_with_no_end_of_stores_leaves_threads_for_others() {
+    let (mut stage, laundry) = Laundry::stage(200);
+    assert_eq!(stage.make("mapped", false).ino, MADE);
+    let other = stage.make("other", false).ino;
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    lapse(&stage);
+    until("the other one", || kernel.notifications().contains(&Notification::contents(other)));
+    thread::sleep(Duration::from_millis(50));
+    assert!(driver.notifier.crew.has_room(64), "there is room for what may come");
+    for ino in 901..931 {
+        driver.notifier.queue(Invalidation(ino), vec![pages_of(other), Stale::Attr { ino }], false);
+        until("what comes later", || kernel.notifications().contains(&Notification::attributes(ino)));
+    }
+    assert!(is_forgetting(&driver), "it is not told");
+    laundry.let_go();
+    until("all", || !is_forgetting(&driver));
+    stopped(&driver, thread);
+}
+
+/// A closed file may be opened and read while its pages are being dropped. The read waits at the server behind the change that asked
+/// for that, which waits for our acknowledgement: the notifier does not wait with it.
+#[test]
+fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
+    let mut stage = stuck.stage();
+    assert_eq!(stage.make("file", false).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let operate = |unique, op| driver.operate(unique, OpId(unique), Caller::default(), Shape::Natural, op);
+    operate(901, nigh_cache::Op::Release { fh: nigh_cache::Fh(1), flock: None });
+    let thread = running(&driver);
+    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 9 }], false);
+    let told = |one: &Notification<'static>| kernel.notifications().contains(one);
+    until("the whole file", || told(&Notification::contents(MADE)));
+    stage.open(MADE);
+    operate(902, nigh_cache::Op::Read { ino: MADE, fh: nigh_cache::Fh(2), offset: 0, size: 100 });
+    let rest = Notification::InvalInode { ino: MADE, offset: PAGE.cast_signed(), len: 0 };
+    until("what is not being read", || told(&rest));
+    until("what comes next", || told(&Notification::attributes(9)));
+    stuck.let_go();
+    stopped(&driver, thread);
+}
+
+/// With something mounted below names go one by one: those of a locked directory keep no others waiting, nor what goes first.
+#[test]
+fn names_of_a_locked_directory_hold_up_no_others() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
+    let mut stage = stuck.stage();
+    assert_eq!(stage.make("nothing-is-mounted-here", true).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    driver.mountpoint.set("/".into()).unwrap();
+    let thread = running(&driver);
+    let name = Name::new(b"x").unwrap();
+    let entry = |dir| Stale::Entry { dir, name: name.clone() };
+    driver.notifier.queue(Invalidation(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
+    let told =
+        |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
+    until("another directory", || told(&Notification::entry(ROOT, b"x")) == 1);
+    driver.notifier.queue(Invalidation(902), vec![Stale::Attr { ino: 9 }, entry(MADE)], true);
+    until("what goes first", || told(&Notification::attributes(9)) == 1);
+    stuck.let_go();
+    until("both names", || told(&Notification::entry(MADE, b"x")) >= 4);
+    stopped(&driver, thread);
+}
+
+/// A recall waits for a store into a map that is being written back when the link is cut: at the end of the term the kernel is
+/// told to forget all the same.
+#[test]
+fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
+    let mut stage = stuck.stage();
+    let node = stage.make("file", false);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    let (fh, data) = (nigh_cache::Fh(1), b"stored".to_vec());
+    let flush =
+        nigh_cache::Op::Write { ino: MADE, fh, offset: 0, data, kill_suidgid: false, from_page_cache: true };
+    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, flush);
+    let recall = Recall { id: RecallId(1), node, covers: Covers::Data, names: Vec::new() };
+    driver.with(|core, now| core.cache.handle_event(now, Event::Recall(recall)));
+    let told = |one: &Notification<'static>| kernel.notifications().contains(one);
+    until("the recall", || told(&Notification::contents(MADE)));
+    thread::sleep(Duration::from_millis(20));
+    assert!(!told(&Notification::IncEpoch));
+    lapse(&stage);
+    until("every name", || told(&Notification::IncEpoch));
+    until("attributes of what is open", || told(&Notification::attributes(MADE)));
+    until("the rest", || !is_forgetting(&driver));
+    stuck.let_go();
+    stopped(&driver, thread);
 }

@@ -1,7 +1,7 @@
 //! What one holder has, and what it owes.
 
 use super::timers::Armed;
-use super::words::{LeaseConfig, LeaseKey, LeaseReason};
+use super::words::{Client, LeaseConfig, LeaseKey, LeaseReason};
 use nigh_types::{GrantId, RecallId, Span, Time};
 use std::collections::BTreeMap;
 
@@ -9,7 +9,9 @@ pub(super) struct Account {
     pub(super) names_alone: bool,
     /// The latest hearing that counts.
     pub(super) heard: Time,
-    pub(super) suspect: bool,
+    /// Whoever is suspect has owed since then.
+    pub(super) suspect: Option<Time>,
+    pub(super) client: Option<Client>,
     /// Its connection is lost.
     pub(super) cut: bool,
     /// How long grants to it live at the most, as it counts.
@@ -42,7 +44,8 @@ impl Account {
         Account {
             names_alone,
             heard: now,
-            suspect: false,
+            suspect: None,
+            client: None,
             cut: false,
             limit: Span::FOREVER,
             grants: BTreeMap::new(),
@@ -66,7 +69,7 @@ impl Account {
     }
 
     pub(super) fn tries_patience(&self, now: Time, config: &LeaseConfig) -> bool {
-        !self.suspect && self.owes_since().is_some_and(|since| since.after(config.patience) <= now)
+        self.suspect.is_none() && self.owes_since().is_some_and(|since| since.after(config.patience) <= now)
     }
 
     /// A grant that has reached its end. Limits of one holder are all alike, so the first registered
@@ -79,7 +82,7 @@ impl Account {
 
     pub(super) fn due(&self, config: &LeaseConfig) -> (Time, LeaseReason) {
         let lapse = (self.heard.after(config.lapse()), LeaseReason::Lapse);
-        let owes = self.owes_since().filter(|_| !self.suspect);
+        let owes = self.owes_since().filter(|_| self.suspect.is_none());
         let patience = owes.map(|since| (since.after(config.patience), LeaseReason::Patience));
         let limits = [
             self.grants.first_key_value().map(|(_, held)| held.until),

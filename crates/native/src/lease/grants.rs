@@ -11,7 +11,7 @@ use nigh_types::{Covers, GrantId, NodeId};
 impl LeaseTable {
     pub(super) fn grant(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Result<Granted, Refusal> {
         let account = self.accounts.get(&holder).filter(|account| !account.cut).ok_or(Refusal::Detached)?;
-        if account.suspect {
+        if account.suspect.is_some() || self.doubted_until(account).is_some() {
             return Err(Refusal::Suspect);
         }
         let state = self.keys.get(&key);
@@ -41,9 +41,10 @@ impl LeaseTable {
         let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
         let limited = longer(account.limit);
         account.grants.insert(id, Held { key, until: self.now.after(limited) });
-        let mut entry = Entry { id, node, since: self.now, shared, again: false };
+        let mut entry = Entry { id, node, since: self.now, behind: 0, shared, again: false };
         if let Some(earlier) = self.entries.get(&(key, holder)) {
             (entry.again, entry.since) = (true, earlier.since);
+            entry.behind = u32::try_from(id.0 - earlier.first().0).unwrap_or(u32::MAX);
             account.grants.remove(&earlier.id);
         }
         self.entries.insert((key, holder), entry);
@@ -110,9 +111,16 @@ impl LeaseTable {
     pub(super) fn end_holder(&mut self, holder: Holder) {
         let Some(account) = self.accounts.remove(&holder) else { return };
         self.timers.disarm(account.armed, Due::Holder(holder));
-        for held in account.grants.values() {
-            self.entries.remove(&(held.key, holder));
-            self.note_holders(held.key);
+        let late = account.owes_since().filter(|_| account.tries_patience(self.now, &self.config));
+        if let Some(since) = account.suspect.or(late) {
+            self.doubt(account.client, since);
+        }
+        // In the order of the trees that they are taken out of: of a million that takes a third of the time.
+        let mut keys: Vec<LeaseKey> = account.grants.values().map(|held| held.key).collect();
+        keys.sort_unstable();
+        for key in keys {
+            self.entries.remove(&(key, holder));
+            self.note_holders(key);
         }
         for recall in account.owed.keys() {
             let Outstanding { key, waiting, .. } = self.recalls.remove(recall).expect("what is owed is out");

@@ -4,7 +4,7 @@ use super::account::Recalled;
 use super::timers::Due;
 use super::turns::Part;
 use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
-use super::{LeaseTable, Seat};
+use super::{Entry, LeaseTable, Seat};
 use nigh_types::{Covers, GrantId, Name, NodeId, Recall, RecallId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +17,8 @@ pub(super) struct Outstanding {
     /// What it asked for; `None` once that has ended in another way. The acknowledgement is awaited
     /// even so: a grant that was given before it would be ended by it.
     pub(super) grant: Option<GrantId>,
+    /// `Entry::first` of that.
+    pub(super) first: GrantId,
     pub(super) waiting: Vec<ChangeId>,
 }
 
@@ -73,6 +75,7 @@ impl LeaseTable {
                 self.begin(id, key, names.unwrap_or_default());
             }
         }
+        self.press_behind(id);
         self.spare(id);
         self.announce(id);
     }
@@ -130,8 +133,9 @@ impl LeaseTable {
         account.recalled.insert(entry.id, Recalled { recall: id, until: held.until });
         account.owed.insert(id, self.now);
         let cut = account.cut;
+        let (first, Entry { id: grant, node, .. }) = (entry.first(), entry);
         let outstanding =
-            Outstanding { holder, key, node: entry.node, names, grant: Some(entry.id), waiting: Vec::new() };
+            Outstanding { holder, key, node, names, grant: Some(grant), first, waiting: Vec::new() };
         if !cut {
             self.outputs.push_back(outstanding.output(id));
         }
@@ -162,9 +166,12 @@ impl LeaseTable {
         if let Some(grant) = grant {
             account.recalled.remove(&grant);
         }
-        if account.suspect && account.owed.is_empty() {
-            account.suspect = false;
+        if account.owed.is_empty()
+            && let Some(since) = account.suspect.take()
+        {
+            let client = account.client;
             self.outputs.push_back(LeaseOutput::Trusted(holder));
+            self.doubt(client, since);
         }
         self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
         self.note_holders(key);
@@ -204,7 +211,7 @@ impl LeaseTable {
             return;
         }
         if account.tries_patience(self.now, &self.config) {
-            account.suspect = true;
+            account.suspect = account.owes_since();
             self.counters.suspected += 1;
             self.outputs.push_back(LeaseOutput::Suspect(holder));
             self.let_readers_go(holder);

@@ -34,6 +34,8 @@ pub struct HolderReport {
     pub awaited_by: Vec<ChangeId>,
     pub heard: Time,
     pub suspect: bool,
+    /// It let others wait: until when it is granted nothing for that, if it is so now.
+    pub doubted_until: Option<Time>,
     pub cut: bool,
 }
 
@@ -78,7 +80,8 @@ impl LeaseTable {
             owes_since: account.owes_since(),
             awaited_by: awaited.remove(holder).unwrap_or_default(),
             heard: account.heard,
-            suspect: account.suspect,
+            suspect: account.suspect.is_some(),
+            doubted_until: self.doubted_until(account),
             cut: account.cut,
         });
         let holders = holders.collect();

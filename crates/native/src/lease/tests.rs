@@ -6,6 +6,7 @@ mod keys;
 mod model;
 mod names;
 mod turns;
+mod unbroken;
 mod writers;
 
 use super::*;

@@ -8,7 +8,7 @@ use super::LeaseTable;
 use super::recalls::ChangeState;
 use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{Covers, NodeId, RecallId, Time};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// At a key: whose turn it is to write, and who waits for one.
 #[derive(Default)]
@@ -213,6 +213,7 @@ impl LeaseTable {
             turn.queue.pop_front();
             (change.part.writes, change.part.waits_for) = (Some(key), None);
             self.begin(id, key, Vec::new());
+            self.press_behind(id);
             self.announce(id);
         }
     }
@@ -239,8 +240,28 @@ impl LeaseTable {
 
     fn is_pressed_at(&self, id: ChangeId, key: LeaseKey) -> bool {
         let change = &self.changes[&id];
-        let asked = |by| self.keys.get(&key).is_some_and(|state| state.recalls.contains_key(&by));
-        change.part.flush && change.by.is_some_and(asked)
+        let Some(by) = change.by.filter(|_| change.part.flush) else { return false };
+        let Some(state) = self.keys.get(&key) else { return false };
+        state.recalls.contains_key(&by) || state.turn.writing.is_some() && self.is_waited_for_at(by, key)
+    }
+
+    /// Whether somebody who writes there waits for this holder, whatever that was asked for: its kernel may drop pages of a file because
+    /// it was asked for the names of a directory.
+    fn is_waited_for_at(&self, holder: Holder, key: LeaseKey) -> bool {
+        let waits = |change: &ChangeState| {
+            change.part.writes == Some(key)
+                && change.by != Some(holder)
+                && change.owed.iter().any(|recall| self.recalls[recall].holder == holder)
+        };
+        self.changes.values().any(waits)
+    }
+
+    /// A change has its turn, and waits for others: their flushes there go before it.
+    pub(super) fn press_behind(&mut self, id: ChangeId) {
+        let change = &self.changes[&id];
+        let Some(key) = change.part.writes else { return };
+        let others: BTreeSet<Holder> = change.owed.iter().map(|recall| self.recalls[recall].holder).collect();
+        others.into_iter().for_each(|holder| self.press(key, holder));
     }
 
     /// A holder was asked for data: its flushes there go before whoever asked.

@@ -22,6 +22,9 @@ pub struct LeaseKey {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u64);
 
+/// The client of a session, over its sessions: its number and its incarnation.
+pub type Client = (u64, u64);
+
 /// One change under way, as the table numbers it, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ChangeId(pub u64);
@@ -33,6 +36,9 @@ pub struct LeaseConfig {
     pub term: Span,
     /// For how long an acknowledgement may be owed before its holder is suspect.
     pub patience: Span,
+    /// For how long a client that let others wait again and again is granted nothing, at the most; and how long it
+    /// takes after that until it is as if it never had.
+    pub most_doubt: Span,
     /// A key that was recalled `contention_recalls` times within this, soon after it was granted, is contended.
     pub contention_window: Span,
     /// At least 1.
@@ -52,6 +58,7 @@ impl Default for LeaseConfig {
         LeaseConfig {
             term: Span::from_secs(15),
             patience: Span::from_secs(2),
+            most_doubt: Span::from_secs(600),
             contention_window: Span::from_secs(1),
             contention_recalls: 2,
             young: Span::from_millis(200),
@@ -137,6 +144,7 @@ pub enum LeaseReason {
 pub enum Refusal {
     /// The holder has no session, or its connection is lost.
     Detached,
+    /// It lets others wait, or did lately.
     Suspect,
     /// The key is being changed, or a recall of it is out.
     Changing,

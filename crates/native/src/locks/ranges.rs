@@ -71,6 +71,33 @@ impl Ranges {
         }
     }
 
+    /// Locks all that another holds, whatever was held of it.
+    pub(super) fn lay_over(&mut self, other: &Ranges) {
+        for (start, Held { end, kind, pid }) in &other.by_start {
+            self.set(*start, *end, *kind, *pid);
+        }
+    }
+
+    /// Unlocks what excludes another owner's lock.
+    pub(super) fn clear_conflicts(&mut self, start: u64, end: u64, kind: LockKind) {
+        let touched: Vec<(u64, Held)> = self.overlapping(start, end).collect();
+        for (at, held) in touched.into_iter().filter(|(_, held)| held.kind.excludes(kind)) {
+            self.clear(at.max(start), held.end.min(end));
+        }
+    }
+
+    /// Whether all of that is held, in that way or a stronger one.
+    pub(super) fn covers(&self, start: u64, end: u64, kind: LockKind) -> bool {
+        let mut next = Some(start);
+        for (at, held) in self.overlapping(start, end) {
+            if next.is_none_or(|next| at > next) || (kind == LockKind::Write && held.kind == LockKind::Read) {
+                return false;
+            }
+            next = held.end.checked_add(1);
+        }
+        next.is_none_or(|next| next > end)
+    }
+
     fn insert(&mut self, start: u64, held: Held) {
         self.writes += u64::from(held.kind == LockKind::Write);
         self.by_start.insert(start, held);

@@ -35,6 +35,8 @@ fn granted(table: &mut LockTable<u64>) -> Vec<(u64, CallId)> {
 struct Model {
     held: BTreeMap<(u64, u64, LockOwner), LockKind>,
     waits: Vec<(Claim<u64>, CallId)>,
+    /// What forgotten sessions held of each byte.
+    left: BTreeMap<(u64, u64, LockOwner), LockKind>,
 }
 
 impl Model {
@@ -48,6 +50,12 @@ impl Model {
     }
 
     fn set(&mut self, claim: &Claim<u64>) {
+        let struck = |(object, byte, owner): &(u64, u64, LockOwner), kind: &LockKind| {
+            let there = *object == claim.object && (claim.start..=claim.end).contains(byte);
+            let other = *owner != claim.owner && owner.flock == claim.owner.flock;
+            there && other && kind.excludes(claim.kind)
+        };
+        self.left.retain(|at, kind| !struck(at, kind));
         for byte in claim.start..=claim.end {
             self.held.insert((claim.object, byte, claim.owner), claim.kind);
         }
@@ -88,6 +96,32 @@ impl Model {
         }
     }
 
+    /// Whether it may be claimed.
+    fn claim(&mut self, claim: Claim<u64>) -> bool {
+        let keys = |byte| (claim.object, byte, claim.owner);
+        let strong = |kind: &LockKind| *kind == WRITE || claim.kind == READ;
+        let may = (claim.start..=claim.end).all(|byte| self.left.get(&keys(byte)).is_some_and(strong));
+        if may {
+            for byte in claim.start..=claim.end {
+                self.left.remove(&keys(byte));
+            }
+            assert_eq!(self.lock(claim, None), Tried::Granted, "nothing that is held excludes what is left");
+        }
+        may
+    }
+
+    fn end(&mut self, session: u64, forgotten: bool) {
+        let ends = |owner: &LockOwner| owner.session == session;
+        if forgotten {
+            let held = self.held.iter().filter(|((.., owner), _)| ends(owner));
+            self.left.extend(held.map(|(at, kind)| (*at, *kind)));
+        } else {
+            self.left.retain(|(.., owner), _| !ends(owner));
+        }
+        self.held.retain(|(.., owner), _| !ends(owner));
+        self.waits.retain(|(claim, _)| !ends(&claim.owner));
+    }
+
     fn unlock(&mut self, object: u64, owner: LockOwner, start: u64, end: u64) {
         self.held
             .retain(|(o, byte, holder), _| (*o, *holder) != (object, owner) || !(start..=end).contains(byte));
@@ -124,7 +158,8 @@ enum Step {
     Lock { object: u64, owner: LockOwner, kind: LockKind, start: u64, end: u64, wait: bool },
     Unlock { object: u64, owner: LockOwner, start: u64, end: u64 },
     Cancel { nth: usize },
-    End { session: u64 },
+    Claim { object: u64, owner: LockOwner, kind: LockKind, start: u64, end: u64 },
+    End { session: u64, forgotten: bool },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -133,6 +168,11 @@ fn step() -> impl Strategy<Value = Step> {
         .prop_map(|(session, owner, flock)| LockOwner { session, flock, owner });
     let range = (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)));
     let kind = prop::bool::ANY.prop_map(|write| if write { WRITE } else { READ });
+    let again = (object.clone(), owner.clone(), kind.clone(), range.clone());
+    let again = again.prop_map(|(object, owner, kind, (start, end))| {
+        let (start, end) = if owner.flock { (0, BYTES - 1) } else { (start, end.min(start + 3)) };
+        Step::Claim { object, owner, kind, start, end }
+    });
     let lock = (object.clone(), owner.clone(), kind, range.clone(), prop::bool::weighted(0.7));
     let lock = lock.prop_map(|(object, owner, kind, (start, end), wait)| {
         let (start, end) = if owner.flock { (0, BYTES - 1) } else { (start, end) };
@@ -146,7 +186,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => lock,
         4 => unlock,
         1 => (0..8_usize).prop_map(|nth| Step::Cancel { nth }),
-        1 => (1..4_u64).prop_map(|session| Step::End { session }),
+        2 => again,
+        1 => (1..4_u64, prop::bool::ANY).prop_map(|(session, forgotten)| Step::End { session, forgotten }),
     ]
 }
 
@@ -172,15 +213,17 @@ fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind>
 /// Indices and counts agree with what they are about.
 fn check_books(table: &LockTable<u64>) {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-    for holders in table.objects.values() {
+    for holders in table.objects.values().chain(table.left.holders()) {
         assert!(!holders.all.is_empty());
         for (owner, ranges) in &holders.all {
             assert!(ranges.count() > 0);
             let writes = ranges.first_conflict(0, u64::MAX, READ).is_some();
             assert_eq!((ranges.has_writes(), holders.writers.contains(owner)), (writes, writes));
-            *counts.entry(owner.session).or_default() += ranges.count();
         }
         assert!(holders.writers.iter().all(|writer| holders.all.contains_key(writer)));
+    }
+    for (owner, ranges) in table.objects.values().flat_map(|holders| &holders.all) {
+        *counts.entry(owner.session).or_default() += ranges.count();
     }
     assert_eq!(table.counts, counts);
     let arrivals: Vec<u64> = table.waits.keys().copied().collect();
@@ -218,10 +261,19 @@ proptest! {
                         prop_assert_eq!(table.handle_cancel(claim.owner.session, call), None);
                     }
                 }
-                Step::End { session } => {
-                    table.handle_session_end(session);
-                    model.held.retain(|(.., owner), _| owner.session != session);
-                    model.waits.retain(|(claim, _)| claim.owner.session != session);
+                Step::Claim { object, owner, kind, start, end } => {
+                    let wanted = claim(object, owner, kind, start, end);
+                    let granted = table.handle_claim(wanted, false) == Tried::Granted;
+                    prop_assert_eq!(granted, model.claim(wanted));
+                    touched.push((object, owner.flock));
+                }
+                Step::End { session, forgotten } => {
+                    if forgotten {
+                        table.handle_forgotten(session);
+                    } else {
+                        table.handle_session_end(session);
+                    }
+                    model.end(session, forgotten);
                     touched.extend([(0, false), (0, true), (1, false), (1, true)]);
                 }
             }
@@ -231,7 +283,61 @@ proptest! {
         }
         (1..4).for_each(|session| table.handle_session_end(session));
         prop_assert!(table.is_empty() && table.counts.is_empty());
+        prop_assert_eq!(table.claimable(), 0);
     }
+}
+
+#[test]
+fn a_forgotten_lock_is_claimed_unless_somebody_had_what_it_excludes() {
+    let mut table = LockTable::default();
+    table.handle_lock(claim(1, owner(1, 1), WRITE, 0, 9), None);
+    table.handle_lock(claim(1, owner(1, 1), READ, 10, 19), None);
+    table.handle_lock(claim(1, owner(1, 1), WRITE, 30, 39), None);
+    table.handle_lock(whole(1, flock(1, 1), READ), None);
+    table.handle_forgotten(1);
+    assert_eq!((table.claimable_by(1), table.claimable_by(2)), (4, 0));
+    let again = |session, kind, start, end| claim(1, owner(session, 1), kind, start, end);
+    assert_eq!(table.handle_claim(again(2, WRITE, 0, 9), false), Tried::Refused(Errno::AGAIN), "a stranger");
+    // Others lock, and unlock.
+    for wanted in [claim(1, owner(3, 1), READ, 4, 15), whole(1, flock(3, 1), READ)] {
+        assert_eq!(table.handle_lock(wanted, None), Tried::Granted);
+    }
+    table.handle_session_end(3);
+    table.handle_heir(1, 2);
+    let refused = Tried::Refused(Errno::AGAIN);
+    assert_eq!(table.handle_claim(again(2, WRITE, 0, 9), false), refused);
+    assert_eq!(table.handle_claim(again(2, WRITE, 0, 3), false), Tried::Granted);
+    assert_eq!(table.handle_claim(again(2, WRITE, 0, 3), false), refused, "once");
+    assert_eq!(table.handle_claim(again(2, WRITE, 10, 19), false), refused, "it held a weaker one");
+    assert_eq!(table.handle_claim(again(2, READ, 10, 19), false), Tried::Granted, "readers share");
+    assert_eq!(table.handle_claim(whole(1, flock(2, 1), READ), false), Tried::Granted);
+    // Forgotten once more, before all was claimed.
+    table.handle_forgotten(2);
+    table.handle_heir(2, 4);
+    assert_eq!(table.handle_claim(again(4, WRITE, 30, 39), false), Tried::Granted, "not claimed before");
+    assert_eq!(table.handle_claim(again(4, WRITE, 0, 3), false), Tried::Granted);
+    table.handle_claimed(4);
+    assert_eq!(table.handle_claim(again(4, READ, 10, 19), false), refused, "too late");
+    assert_eq!(table.claimable(), 0);
+}
+
+#[test]
+fn what_thousands_left_takes_no_time_from_others() {
+    let mut table = LockTable::default();
+    let begun = std::time::Instant::now();
+    for session in [1, 2] {
+        for number in 0..MAX_RANGES {
+            assert_eq!(table.handle_lock(whole(1, flock(session, number), READ), None), Tried::Granted);
+        }
+        table.handle_forgotten(session);
+    }
+    for number in 0..MAX_RANGES {
+        assert_eq!(table.handle_lock(whole(1, flock(3, number), READ), None), Tried::Granted);
+    }
+    assert_eq!(table.claimable(), 2 * MAX_RANGES, "readers share");
+    assert_eq!(table.handle_lock(whole(1, flock(4, 1), WRITE), None), Tried::Refused(Errno::AGAIN));
+    check_books(&table);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
 #[test]

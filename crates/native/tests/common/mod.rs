@@ -1,6 +1,8 @@
 //! Samples of every message, and a session whose both ends run in memory.
 #![allow(dead_code)]
 
+pub mod cuts;
+pub mod ends;
 pub mod pair;
 pub mod samples;
 

@@ -53,12 +53,12 @@ impl Server {
                     assert_eq!((&export[..], version), (&b"/srv/tree"[..], MAX_VERSION));
                     self.connection.accept(self.session());
                 }
-                ServerEvent::Request { call, request } if lock_place(&request.call).is_some() => {
+                ServerEvent::Request { call, request, .. } if lock_place(&request.call).is_some() => {
                     if let Some(result) = self.lock(call, &request.call) {
                         self.connection.respond(call, &Response::plain(result));
                     }
                 }
-                ServerEvent::Request { call, request } => {
+                ServerEvent::Request { call, request, .. } => {
                     for response in self.tree.execute(now, &request) {
                         self.connection.respond(call, &response);
                     }
@@ -68,7 +68,7 @@ impl Server {
                         self.connection.respond(call, &Response::plain(Err(Errno::INTR)));
                     }
                 }
-                ServerEvent::Return(_) | ServerEvent::Bye { .. } => {}
+                ServerEvent::Return(_) | ServerEvent::Reclaimed | ServerEvent::Bye { .. } => {}
                 ServerEvent::Acknowledge(recall) => panic!("{recall:?} was never sent"),
             }
             while let Some((_, call, result)) = self.locks.poll_ended() {
@@ -94,9 +94,13 @@ impl Server {
             pid,
         };
         Some(Ok(match *what {
-            Call::Lock { owner: number, flock, kind, start, end, wait, pid, .. } => {
+            Call::Lock { owner: number, flock, kind, start, end, wait, pid, reclaim, .. } => {
                 let claim = claim(owner(number, flock), kind, ends(flock, start, end), pid);
-                match self.locks.handle_lock(claim, wait.then_some(call)) {
+                let tried = match reclaim {
+                    true => self.locks.handle_claim(claim, false),
+                    false => self.locks.handle_lock(claim, wait.then_some(call)),
+                };
+                match tried {
                     Tried::Granted => Reply::Done,
                     Tried::Waits => return None,
                     Tried::Refused(errno) => return Some(Err(errno)),

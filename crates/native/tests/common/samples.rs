@@ -1,6 +1,9 @@
 //! One sample of every kind of message, call and reply.
 
-use nigh_native::{Hello, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Session, Welcome};
+use nigh_native::{
+    Commit, Fact, Held, Hello, Hold, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Resume, Resumed,
+    Session, Welcome,
+};
 use nigh_types::*;
 
 pub fn name(text: &str) -> Name {
@@ -62,6 +65,7 @@ pub fn session() -> Session {
     }
 }
 
+/// Of a client that begins.
 pub fn hello() -> Hello {
     Hello {
         min_version: MAX_VERSION,
@@ -71,6 +75,21 @@ pub fn hello() -> Hello {
         incarnation: 9,
         attach: b"/srv/tree".to_vec(),
         term: Term::Session,
+        moment: 1_000_000_007,
+        resume: None,
+    }
+}
+
+/// To a client that begins.
+pub fn welcome() -> Welcome {
+    Welcome {
+        version: MAX_VERSION,
+        features: ID_NAMES,
+        session_id: 12,
+        session_term: Span::from_secs(15),
+        limits: Limits::default(),
+        session: session(),
+        resumed: None,
     }
 }
 
@@ -99,10 +118,16 @@ pub fn queries() -> Vec<Call> {
             end: i64::MAX.cast_unsigned(),
             wait: true,
             pid: 4711,
+            reclaim: false,
         },
         Call::Unlock { node: node.clone(), owner: 9, flock: true, start: 0, end: u64::MAX },
         Call::GetLock { node: node.clone(), owner: 9, flock: false, kind: LockKind::Read, start: 3, end: 3 },
-        Call::Keep { node, names: vec![name("a"), name("b")], handle: Handle(Handle::CHOSEN | 5) },
+        Call::Keep {
+            node: node.clone(),
+            names: vec![name("a"), name("b")],
+            handle: Handle(Handle::CHOSEN | 5),
+        },
+        Call::Reopen { node, handle: Handle(4), access: Access { truncate: false, ..access() } },
     ]
 }
 
@@ -110,6 +135,9 @@ pub fn mutations() -> Vec<Call> {
     let (node, handle, x) = (place(), Some(Handle(4)), || name("x"));
     let (mode, umask, offset, length) = (0o644, 0o022, 1 << 33, 10);
     let flags = WriteFlags { append: true, sync: true, ..WriteFlags::default() };
+    let stamp = DataStamp { size: 1 << 33, mtime: Timestamp { secs: -7, nanos: 999_999_999 } };
+    let since =
+        |under| WriteFlags { flush: true, since: Some(Since { stamp, under }), ..WriteFlags::default() };
     let set = SetAttr {
         mode: Some(0o755),
         size: Some(9),
@@ -139,6 +167,14 @@ pub fn mutations() -> Vec<Call> {
         },
         Call::SetAttr { node: node.clone(), handle, set },
         Call::Write { node: node.clone(), handle, offset, data: b"data".to_vec(), flags },
+        Call::Write { node: node.clone(), handle, offset, data: b"data".to_vec(), flags: since(None) },
+        Call::Write {
+            node: node.clone(),
+            handle,
+            offset,
+            data: b"data".to_vec(),
+            flags: since(Some((GrantId(1 << 40), Covers::Data))),
+        },
         Call::Fallocate { node: node.clone(), handle, mode: 3, offset, length },
         Call::CopyRange {
             from: place(),
@@ -222,6 +258,8 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
         .into_iter()
         .chain(mutations())
         .map(|call| (call.type_name().to_owned(), Message::Request(CallId(5), request(call))));
+    let repeated = Call::Mkdir { dir: dir(), name: name("x"), mode: 0o755, umask: 0o022 };
+    let again = ("again".to_owned(), Message::Again(CallId(5), request(repeated)));
     let response = |result| {
         let last = !matches!(result, Ok(Reply::Listed(_)));
         let (after, grants) = (vec![(id(1), attr(0o040_755))], vec![grant()]);
@@ -231,27 +269,43 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
         replies().into_iter().map(|reply| (variant(&reply), response(Ok(reply)))).collect();
     responses.push(("error".to_owned(), response(Err(Errno::NOTEMPTY))));
     let recall = Recall { id: RecallId(6), node: id(1), covers: Covers::Names, names: vec![name("x")] };
-    let welcome = Welcome {
-        version: MAX_VERSION,
-        features: ID_NAMES,
-        session_id: 12,
-        session_term: Span::from_secs(15),
-        limits: Limits::default(),
-        session: session(),
+    let held = |covers, names| Held { node: id(1), covers, names };
+    let facts = vec![held(Covers::Names, vec![name("x"), name("y")]), held(Covers::Inode, vec![])];
+    let hold = Hold { id: RecallId(6), facts };
+    let commit = Commit {
+        id: RecallId(6),
+        facts: vec![
+            Fact::Name { dir: id(1), name: name("x"), entry: None },
+            Fact::Name { dir: id(1), name: name("y"), entry: Some(entry(0o120_777)) },
+            Fact::Attr { node: id(1), attr: attr(0o040_755) },
+        ],
     };
+    let resuming = Hello { resume: Some(Resume { session_id: 12, received: 345 }), ..hello() };
+    let resumed = Welcome { resumed: Some(Resumed { received: 678, lapsed: true }), ..welcome() };
+    let limits = Limits { max_bytes: 8 << 20, ..Limits::default() };
+    let small = ("of a small server".to_owned(), Message::Welcome(Welcome { limits, ..welcome() }));
+    let two = |first: (&str, Message), second: (&str, Message)| {
+        [first, second].map(|(name, message)| (name.to_owned(), message)).to_vec()
+    };
+    let mut welcomes = two(("new", Message::Welcome(welcome())), ("resumed", Message::Welcome(resumed)));
+    welcomes.push(small);
     let refused = Refused { errno: Errno::NOENT, message: "there is no export of this name".to_owned() };
     vec![
-        ("hello", one(Message::Hello(hello()))),
-        ("welcome", one(Message::Welcome(welcome))),
+        ("hello", two(("new", Message::Hello(hello())), ("resuming", Message::Hello(resuming)))),
+        ("welcome", welcomes),
         ("refused", one(Message::Refused(refused))),
-        ("request", requests.collect()),
+        ("request", requests.chain([again]).collect()),
         ("response", responses),
         ("cancel", one(Message::Cancel(CallId(5)))),
         ("acknowledge", one(Message::Acknowledge(RecallId(6)))),
         ("return", one(Message::Return(vec![GrantId(3), GrantId(4)]))),
         ("recall", one(Message::Recall(recall))),
-        ("ping", one(Message::Ping(2))),
-        ("pong", one(Message::Pong(2))),
+        ("hold", one(Message::Hold(hold))),
+        ("commit", one(Message::Commit(commit))),
+        ("ping", one(Message::Ping(2, 3))),
+        ("pong", one(Message::Pong(2, 3))),
+        ("received", one(Message::Received(64))),
+        ("reclaimed", one(Message::Reclaimed)),
         ("bye", one(Message::Bye("unmounted".to_owned()))),
     ]
 }

@@ -98,7 +98,8 @@ impl<'a> Caller<'a> {
             }
             Event::Recall(recall) => self.remote.handle_acknowledge(self.harness.now(), recall.id),
             Event::Attached(_) => panic!("attached twice"),
-            Event::Lost { why } => panic!("the session was lost: {why}"),
+            Event::Lost { why } | Event::Lapsed { why } => panic!("the session was lost: {why}"),
+            Event::Restored { .. } => panic!("restored, and was not away"),
         }
     }
 
@@ -326,6 +327,7 @@ fn named(call: &Call) -> Vec<NodeId> {
         Call::SetAttr { node, .. } | Call::Write { node, .. } | Call::Fallocate { node, .. } => vec![node],
         Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } | Call::Fsync { node, .. } => vec![node],
         Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. } => vec![node],
+        Call::Reopen { node, .. } => vec![node],
         Call::Link { node, dir, .. } => vec![node, dir],
         Call::Rename { from, to, .. } | Call::CopyRange { from, to, .. } => vec![from, to],
         Call::Keep { node, .. } => vec![node],

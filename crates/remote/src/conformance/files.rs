@@ -2,16 +2,20 @@
 
 use super::Named;
 use super::caller::{Caller, READ_WRITE, at, name, steady, unlink};
-use nigh_types::{Access, Call, Errno, Handle, Reply, SetAttr, SetTime, Timestamp, WriteFlags};
+use nigh_types::{
+    Access, Call, DataStamp, Errno, Handle, Reply, SetAttr, SetTime, Since, Timestamp, WriteFlags,
+};
 
 pub(super) const CASES: &[Named] = &[
     ("data_comes_back", data),
     ("sparse_files_have_holes", sparse),
     ("append_goes_to_the_end", append),
+    ("stores_are_written_back_to_what_they_were_made_from", stale_flush),
     ("truncation_cuts_and_extends", truncation),
     ("open_truncates_on_request", open_truncates),
     ("open_of_what_is_no_file_fails", open_others),
     ("handles_that_are_not_open_are_ebadf", bad_handle),
+    ("files_are_opened_again_under_a_chosen_number", reopen),
     ("unlinked_files_live_while_open", unlinked),
     ("unlink_keeps_a_file_on_request", keep),
     ("a_client_keeps_a_file_under_its_own_handle", keep_chosen),
@@ -69,6 +73,32 @@ fn append(c: &mut Caller<'_>) {
     assert_eq!(c.read(&place, Some(handle), 0, 100), b"onetwothree");
 }
 
+/// Stores into a map that are written back say of which state of the file their pages are.
+fn stale_flush(c: &mut Caller<'_>) {
+    let root = c.root();
+    let place = c.file(&root, b"f", b"0123456789");
+    let handle = Some(c.open(&place));
+    let then = DataStamp::of(&c.getattr(&place));
+    let write = |offset, data: &[u8], flush, stamp| {
+        let flags = WriteFlags { flush, since: Some(Since { stamp, under: None }), ..WriteFlags::default() };
+        Call::Write { node: place.clone(), handle, offset, data: data.to_vec(), flags }
+    };
+    let written = |offset, count| Reply::Written { offset, count };
+    assert_eq!(c.ok(write(0, b"A", true, then)), written(0, 1), "it is as it was");
+    assert_eq!(c.ok(write(4, b"BC", true, then)), written(4, 2), "own changes do not count");
+    assert_eq!(c.ok(write(9, b"D", false, then)), written(9, 1));
+    assert_eq!(c.ok(write(1, b"E", true, then)), written(1, 1));
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    c.setattr(&place, mode);
+    assert_eq!(c.ok(write(2, b"F", true, then)), written(2, 1), "its data is as it was");
+    let other = DataStamp { size: then.size + 1, ..then };
+    assert_eq!(c.errno(write(0, b"X", true, other)), Errno::CANCELED);
+    assert_eq!(c.errno(write(9, b"DX", true, other)), Errno::CANCELED);
+    assert_eq!(c.ok(write(4, b"BC", true, other)), written(4, 2), "that stands there");
+    assert_eq!(c.ok(write(3, b"G", false, other)), written(3, 1), "whoever writes now may");
+    assert_eq!(c.read(&place, handle, 0, 100), b"AEFGBC678D");
+}
+
 fn truncation(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"0123456789");
@@ -114,6 +144,28 @@ fn bad_handle(c: &mut Caller<'_>) {
     c.release(handle);
     assert_eq!(c.errno_after_release(&read(place.clone(), handle)), Errno::BADF);
     assert_eq!(c.errno(read(place, Handle(u64::MAX >> 1))), Errno::BADF);
+}
+
+fn reopen(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (place, first) = c.create(&root, b"f");
+    c.write(&place, first, 0, b"again");
+    let handle = Handle(1 << 40);
+    let access = READ_WRITE;
+    let call = |node: &nigh_types::Place| Call::Reopen { node: node.clone(), handle, access };
+    let Reply::Opened { handle: opened, attr } = c.ok(call(&place)) else { panic!("not opened") };
+    assert_eq!((opened, attr.size), (handle, 5), "nothing is truncated");
+    c.write(&place, handle, 5, b" and again");
+    assert_eq!(c.read(&place, Some(handle), 0, 100), b"again and again");
+    assert_eq!(c.errno(call(&place)), Errno::INVAL, "it is in use");
+    assert_ne!(c.open(&place), handle);
+    let dir = c.mkdir(&root, b"d");
+    let other = Call::Reopen { node: dir, handle: Handle(1 << 41), access };
+    assert_eq!(c.errno(other), Errno::ISDIR);
+    let gone = c.file(&root, b"g", b"");
+    c.ok(unlink(&root, b"g"));
+    c.release(handle);
+    assert_eq!(c.errno_after_release(&call(&gone)), Errno::STALE);
 }
 
 fn unlinked(c: &mut Caller<'_>) {

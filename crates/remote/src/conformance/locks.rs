@@ -11,6 +11,7 @@ pub(super) const CASES: &[Named] = &[
     ("flock_and_fcntl_locks_do_not_meet", spaces),
     ("a_waiting_lock_is_granted_when_it_can_be", waiting),
     ("a_waiting_lock_can_be_cancelled", cancelled),
+    ("a_lock_that_was_not_held_before_cannot_be_claimed", claimed),
     ("locks_of_removed_and_of_other_things", elsewhere),
 ];
 
@@ -20,20 +21,30 @@ const ALL: (u64, u64) = (0, u64::MAX);
 
 fn lock(node: &Place, owner: u64, kind: LockKind, (start, end): (u64, u64)) -> Call {
     let pid = u32::try_from(owner).expect("small owners");
-    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait: false, pid }
+    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait: false, pid, reclaim: false }
 }
 
 fn waits(call: Call) -> Call {
     match call {
         Call::Lock { node, owner, flock, kind, start, end, pid, .. } => {
-            Call::Lock { node, owner, flock, kind, start, end, wait: true, pid }
+            Call::Lock { node, owner, flock, kind, start, end, wait: true, pid, reclaim: false }
         }
         other => other,
     }
 }
 
 fn flock(node: &Place, owner: u64, kind: LockKind) -> Call {
-    Call::Lock { node: node.clone(), owner, flock: true, kind, start: 0, end: 5, wait: false, pid: 1 }
+    Call::Lock {
+        node: node.clone(),
+        owner,
+        flock: true,
+        kind,
+        start: 0,
+        end: 5,
+        wait: false,
+        pid: 1,
+        reclaim: false,
+    }
 }
 
 fn unlock(node: &Place, owner: u64, (start, end): (u64, u64)) -> Call {
@@ -143,6 +154,24 @@ fn cancelled(c: &mut Caller<'_>) {
     assert_eq!(c.finish(waiter)[0].result, Err(Errno::INTR));
     done(c, unlock(&file, 1, ALL));
     done(c, lock(&file, 3, WRITE, ALL));
+}
+
+/// Nothing was forgotten here, so there is nothing to claim.
+fn claimed(c: &mut Caller<'_>) {
+    let again = |call| match call {
+        Call::Lock { node, owner, flock, kind, start, end, wait, pid, .. } => {
+            Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim: true }
+        }
+        other => other,
+    };
+    let root = c.root();
+    let file = c.file(&root, b"f", b"");
+    assert_eq!(c.errno(again(lock(&file, 1, WRITE, (0, 9)))), Errno::AGAIN);
+    assert_eq!(c.errno(again(flock(&file, 1, READ))), Errno::AGAIN);
+    done(c, lock(&file, 2, WRITE, ALL));
+    done(c, unlock(&file, 2, ALL));
+    assert_eq!(c.errno(again(waits(lock(&file, 2, READ, (9, 9))))), Errno::AGAIN, "it was unlocked");
+    done(c, lock(&file, 1, WRITE, (0, 9)));
 }
 
 fn elsewhere(c: &mut Caller<'_>) {

@@ -1,11 +1,12 @@
 //! The server's side of the fake: sessions, plans, recalls.
 
+use super::away::Absence;
 use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
 use crate::locks::{Answered, Locks};
 use crate::tree::Change;
 use nigh_types::{
-    Call, CallId, Covers, Errno, GrantId, Handle, Name, NodeId, Recall, RecallId, Reply, Request, Response,
-    Span, Term, Time,
+    Call, CallId, Covers, Errno, Grant, GrantId, Handle, Name, NodeId, OpName, Recall, RecallId, Reply,
+    Request, Response, Span, Term, Time, WriteFlags,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,16 +14,20 @@ pub(super) struct Core {
     pub(super) tree: Tree,
     pub(super) recalls_by_itself: bool,
     pub(super) pending: Vec<Pending>,
-    locks: Locks,
+    pub(super) locks: Locks,
     now: Time,
-    clients: BTreeMap<u64, Client>,
+    pub(super) clients: BTreeMap<u64, Client>,
     next_recall: u64,
     sequence: u64,
+    /// Mutations that were done, by name: one that is put out again is answered from here.
+    pub(super) remembered: BTreeMap<OpName, Vec<Response>>,
+    /// Writes that changed a file, in their order: the client by the name of its operation, and the inode.
+    pub(super) written: Vec<(u64, u64)>,
 }
 
 /// A mutation that waits for acknowledgements of other clients.
 pub(super) struct Pending {
-    client: u64,
+    pub(super) client: u64,
     call: CallId,
     request: Request,
     fate: Fate,
@@ -31,8 +36,10 @@ pub(super) struct Pending {
 }
 
 /// The latest number of a grant, and until when it binds the server.
-struct Granted {
+pub(super) struct Granted {
     id: GrantId,
+    /// With which it began.
+    first: GrantId,
     until: Time,
 }
 
@@ -46,14 +53,19 @@ pub(super) struct Client {
     pub(super) handles: BTreeSet<Handle>,
     lost: bool,
     /// Sent and not yet delivered, by the moment of delivery and the order of sending.
-    events: BTreeMap<(Time, u64), Event>,
+    pub(super) events: BTreeMap<(Time, u64), Event>,
     /// Calls on their way to the server.
-    arriving: BTreeMap<(Time, u64), (CallId, Request, Fate)>,
-    held: BTreeMap<CallId, (Request, Fate)>,
-    held_replies: BTreeMap<CallId, VecDeque<Response>>,
+    pub(super) arriving: BTreeMap<(Time, u64), (CallId, Request, Fate)>,
+    pub(super) held: BTreeMap<CallId, (Request, Fate)>,
+    pub(super) held_replies: BTreeMap<CallId, VecDeque<Response>>,
     /// As a server keeps them: a later grant takes the place of the one before.
-    grants: BTreeMap<(NodeId, Covers), Granted>,
-    recalls: BTreeMap<RecallId, Recall>,
+    pub(super) grants: BTreeMap<(NodeId, Covers), Granted>,
+    /// What was returned, by its latest number: earlier ones that are on their way are not handed out any more.
+    returned: BTreeMap<(NodeId, Covers), GrantId>,
+    pub(super) recalls: BTreeMap<RecallId, Recall>,
+    /// Calls whose last response was not delivered.
+    pub(super) outstanding: BTreeMap<CallId, Request>,
+    pub(super) absence: Absence,
 }
 
 impl Client {
@@ -76,7 +88,7 @@ impl Client {
     }
 
     fn next_due(&self) -> Option<Time> {
-        let event = self.events.keys().next();
+        let event = self.events.keys().next().filter(|_| !self.absence.is_away);
         event.into_iter().chain(self.arriving.keys().next()).map(|(due, _)| *due).min()
     }
 }
@@ -92,6 +104,8 @@ impl Core {
             clients: BTreeMap::new(),
             next_recall: 1,
             sequence: 0,
+            remembered: BTreeMap::new(),
+            written: Vec::new(),
         }
     }
 
@@ -112,33 +126,38 @@ impl Core {
         self.advance(now);
         let id = self.clients.len() as u64;
         self.clients.insert(id, Client::default());
-        let root = self.tree.root();
-        self.send(
-            id,
-            Span::ZERO,
-            Event::Attached(Session {
-                root,
-                root_attr: self.tree.attr(root).expect("the root is always there"),
-                cookie_key: self.tree.config().cookie_key,
-                term: self.tree.config().term,
-                has_acls: false,
-                host_bound: String::new(),
-                not_given: Vec::new(),
-                acts_as: (0, 0),
-                names: Vec::new(),
-            }),
-        );
+        self.send(id, Span::ZERO, Event::Attached(self.session()));
         id
+    }
+
+    pub(super) fn session(&self) -> Session {
+        let root = self.tree.root();
+        Session {
+            root,
+            root_attr: self.tree.attr(root).expect("the root is always there"),
+            cookie_key: self.tree.config().cookie_key,
+            term: self.tree.config().term,
+            has_acls: false,
+            host_bound: String::new(),
+            not_given: Vec::new(),
+            acts_as: (0, 0),
+            names: Vec::new(),
+        }
     }
 
     /// Time goes on; calls arrive.
     pub(super) fn advance(&mut self, now: Time) {
+        while self.step(now) {}
+    }
+
+    /// One call arrives that is due by now.
+    pub(super) fn step(&mut self, now: Time) -> bool {
         self.now = self.now.max(now);
-        while let Some((client, key)) = self.arrived() {
-            let arrived = self.client_mut(client).arriving.remove(&key);
-            let (call, request, fate) = arrived.expect("it was just found");
-            self.arrive(client, call, request, fate);
-        }
+        let Some((client, key)) = self.arrived() else { return false };
+        let arrived = self.client_mut(client).arriving.remove(&key);
+        let (call, request, fate) = arrived.expect("it was just found");
+        self.arrive(client, call, request, fate);
+        true
     }
 
     /// The first of the calls that have arrived by now.
@@ -153,7 +172,17 @@ impl Core {
         if self.client(client).lost {
             return;
         }
-        *self.client_mut(client).calls.entry(request.call.type_name()).or_default() += 1;
+        let session = self.client_mut(client);
+        *session.calls.entry(request.call.type_name()).or_default() += 1;
+        if request.call.is_answered() {
+            session.outstanding.insert(call, request.clone());
+        }
+        self.put_in_turn(client, call, request);
+    }
+
+    /// A call sets out.
+    pub(super) fn put(&mut self, client: u64, call: CallId, request: Request) {
+        let now = self.now;
         let fate = self.client(client).fate(call, &request);
         let key = self.later(fate.arrives_after);
         self.client_mut(client).arriving.insert(key, (call, request, fate));
@@ -163,8 +192,14 @@ impl Core {
     /// Nothing was executed: `EINTR`. Else its answer comes as it would have.
     pub(super) fn handle_cancel(&mut self, now: Time, client: u64, call: CallId) {
         self.advance(now);
+        self.client_mut(client).cancelled.push(call);
+        if !self.cancel_while_away(client, call) {
+            self.cancel(client, call);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, client: u64, call: CallId) {
         let session = self.client_mut(client);
-        session.cancelled.push(call);
         let before = session.arriving.len() + session.held.len();
         session.arriving.retain(|_, (arriving, ..)| *arriving != call);
         session.held.remove(&call);
@@ -185,6 +220,9 @@ impl Core {
             return;
         }
         let Some(recalled) = session.recalls.remove(&recall) else {
+            if session.absence.recalls.contains(&recall) {
+                return;
+            }
             panic!("recall {} was acknowledged but is not outstanding", recall.0);
         };
         session.acknowledged.insert(recall);
@@ -194,7 +232,10 @@ impl Core {
 
     pub(super) fn handle_return(&mut self, now: Time, client: u64, grants: &[GrantId]) {
         self.advance(now);
-        self.client_mut(client).grants.retain(|_, granted| !grants.contains(&granted.id));
+        let session = self.client_mut(client);
+        let ended = session.grants.iter().filter(|(_, granted)| grants.contains(&granted.id));
+        session.returned.extend(ended.map(|(key, granted)| (*key, granted.id)));
+        session.grants.retain(|_, granted| !grants.contains(&granted.id));
     }
 
     pub(super) fn recall(&mut self, client: u64, node: NodeId, covers: Covers, names: Vec<Name>) -> RecallId {
@@ -253,8 +294,21 @@ impl Core {
     pub(super) fn poll(&mut self, client: u64) -> Output {
         let now = self.now;
         let session = self.client_mut(client);
-        if let Some(first) = session.events.first_entry().filter(|first| first.key().0 <= now) {
-            return Output::Event(first.remove());
+        if let Some(event) = session.absence.said.pop_front() {
+            return Output::Event(event);
+        }
+        let here = !session.absence.is_away;
+        let first = session.events.first_entry().filter(|first| here && first.key().0 <= now);
+        if let Some(mut event) = first.map(|first| first.remove()) {
+            if let Event::Response { call, response } = &mut event {
+                let ended =
+                    |grant: &Grant| session.returned.get(&(grant.node, grant.covers)) >= Some(&grant.id);
+                response.grants.retain(|grant| !ended(grant));
+                if response.last {
+                    session.outstanding.remove(call);
+                }
+            }
+            return Output::Event(event);
         }
         match session.next_due() {
             Some(due) => Output::Timeout(due, Reason::Delay),
@@ -268,7 +322,7 @@ impl Core {
         (self.now.after(span), self.sequence)
     }
 
-    fn send(&mut self, client: u64, delay: Span, event: Event) {
+    pub(super) fn send(&mut self, client: u64, delay: Span, event: Event) {
         let key = self.later(delay);
         self.client_mut(client).events.insert(key, event);
     }
@@ -305,7 +359,7 @@ impl Core {
     }
 
     /// Goes on with what waited for nothing but these acknowledgements.
-    fn settle(&mut self, recalls: &[RecallId]) {
+    pub(super) fn settle(&mut self, recalls: &[RecallId]) {
         for pending in &mut self.pending {
             pending.owed.retain(|owed| !recalls.contains(owed));
         }
@@ -316,6 +370,9 @@ impl Core {
     }
 
     fn execute(&mut self, client: u64, call: CallId, request: &Request, fate: Fate) {
+        if let Some(responses) = self.recollect(client, request) {
+            return self.reply(client, call, responses, fate);
+        }
         if let Call::Release { handles } = &request.call {
             self.client_mut(client).handles.retain(|handle| !handles.contains(handle));
         }
@@ -325,18 +382,52 @@ impl Core {
         if matches!(request.call, Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) {
             return self.execute_lock(client, call, &request.call, fate);
         }
-        let mut responses = self.tree.execute(self.now, request);
+        self.vouch(client, request);
+        let mut responses = self.execute_noting(request);
         for response in &mut responses {
             self.register(client, response, fate);
         }
+        if let Some(name) = request.name.filter(|_| responses.iter().all(|response| response.result.is_ok()))
+        {
+            self.remembered.insert(name, responses.clone());
+        }
         self.reply(client, call, responses, fate);
+    }
+
+    fn execute_noting(&mut self, request: &Request) -> Vec<Response> {
+        let Call::Write { node, .. } = &request.call else { return self.tree.execute(self.now, request) };
+        let before = self.tree.attr(node.node);
+        let responses = self.tree.execute(self.now, request);
+        if let Some(name) = request.name.filter(|_| self.tree.attr(node.node) != before) {
+            self.written.push((name.client, node.node.ino));
+        }
+        responses
+    }
+
+    /// Whoever holds what a write makes false, without a gap since it had the pages, is the only one to have changed them.
+    fn vouch(&mut self, client: u64, request: &Request) {
+        let Call::Write { node, flags: WriteFlags { since: Some(since), .. }, .. } = &request.call else {
+            return;
+        };
+        let Some((name, (grant, covers))) = request.name.zip(since.under) else { return };
+        let unbroken = |change: &Change| {
+            let held = self.client(client).grants.get(&(change.node, change.covers));
+            change.covers == covers && held.is_some_and(|held| self.now < held.until && held.first <= grant)
+        };
+        if self.tree.affected(&request.call).iter().any(unbroken) {
+            self.tree.vouch(name.client, node.node, since.stamp);
+        }
     }
 
     fn execute_lock(&mut self, client: u64, call: CallId, what: &Call, fate: Fate) {
         let (Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. }) = what else {
             return;
         };
+        // As of a server that lets one lock what it has open.
+        let reopens = |request: &Request| matches!(request.call, Call::Reopen { .. });
+        let reopens = self.client(client).outstanding.values().any(reopens);
         let mut answered = match (self.tree.lockable(node), what) {
+            (_, Call::Lock { reclaim: true, .. }) if reopens => vec![(client, call, Err(Errno::ACCES))],
             (Ok(node), what) => self.locks.execute(client, call, node, what),
             // What is out of reach may be unlocked all the same.
             (Err(_), Call::Unlock { .. }) => self.locks.execute(client, call, node.node, what),
@@ -350,7 +441,7 @@ impl Core {
     }
 
     /// What waited for locks and has them now.
-    fn lock_answers(&mut self, answered: Vec<Answered>) {
+    pub(super) fn lock_answers(&mut self, answered: Vec<Answered>) {
         for (client, call, result) in answered {
             let response = Response::plain(result);
             self.send(client, Span::ZERO, Event::Response { call, response });
@@ -380,7 +471,8 @@ impl Core {
             changes.any(|change| (change.node, change.covers) == (node, covers))
                 || recalls.any(|recall| (recall.node, recall.covers) == (node, covers))
         };
-        response.grants.retain(|grant| !fate.ungranted && !changing(grant.node, grant.covers));
+        let away = self.clients[&client].absence.is_away;
+        response.grants.retain(|grant| !away && !fate.ungranted && !changing(grant.node, grant.covers));
         let now = self.now;
         let session = self.client_mut(client);
         for grant in &response.grants {
@@ -388,7 +480,10 @@ impl Core {
                 Term::Session => Time::FAR,
                 Term::Limited(span) => now.after(span),
             };
-            session.grants.insert((grant.node, grant.covers), Granted { id: grant.id, until });
+            let key = (grant.node, grant.covers);
+            let before = session.grants.get(&key).filter(|granted| now < granted.until);
+            let first = before.map_or(grant.id, |granted| granted.first);
+            session.grants.insert(key, Granted { id: grant.id, first, until });
         }
         session.handles.extend(response.result.as_ref().ok().and_then(handle));
     }

@@ -5,8 +5,8 @@ use super::node::Body;
 use super::rename::Ends;
 use super::{Outcome, Tree};
 use nigh_types::{
-    Access, Call, Covers, Errno, Handle, Kind, Name, NodeId, Place, Reply, Request, SetAttr, SetTime,
-    Timestamp, WriteFlags,
+    Access, Call, Covers, DataStamp, Errno, Handle, Kind, Name, NodeId, Place, Reply, Request, SetAttr,
+    SetTime, Since, Timestamp, WriteFlags,
 };
 
 /// The largest size of a file (Linux `MAX_LFS_FILESIZE`).
@@ -16,7 +16,33 @@ const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
 
 impl Tree {
+    /// What it makes of a file's data is known to be its client's doing.
     pub(super) fn mutate(&mut self, now: Timestamp, request: &Request) -> Result<Outcome, Errno> {
+        let client = request.name.map_or(0, |name| name.client);
+        let of = match &request.call {
+            Call::Write { node, .. }
+            | Call::Open { node, .. }
+            | Call::SetAttr { node, .. }
+            | Call::Fallocate { node, .. }
+            | Call::CopyRange { to: node, .. } => node.node,
+            _ => return self.mutate_any(now, request),
+        };
+        let before = self.attr(of).map(|attr| DataStamp::of(&attr));
+        let outcome = self.mutate_any(now, request);
+        let after = self.attr(of).map(|attr| DataStamp::of(&attr));
+        if let (Some(before), Some(after)) = (before, after)
+            && before != after
+        {
+            let states = self.followed.entry((client, of.ino)).or_default();
+            if states.last() != Some(&before) {
+                *states = vec![before];
+            }
+            states.push(after);
+        }
+        outcome
+    }
+
+    fn mutate_any(&mut self, now: Timestamp, request: &Request) -> Result<Outcome, Errno> {
         let plan = |kind, mode: u32, umask: u32| {
             let credentials = &request.credentials;
             Plan { now, credentials, kind, mode: mode & !umask, rdev: 0, target: &[] }
@@ -42,6 +68,12 @@ impl Tree {
             Call::Rename { from, name, to, new_name, no_replace, exchange, keep } => {
                 self.rename(now, &Ends { from, name, to, new_name }, *no_replace, *exchange, *keep)
             }
+            Call::Write { node, handle, offset, data, flags } => {
+                let ino = self.reach_file(node, *handle)?;
+                let client = request.name.map_or(0, |name| name.client);
+                self.write_since(now, (client, ino), *offset, data, *flags)
+                    .map(|outcome| self.covered(outcome, ino, node))
+            }
             other => self.change(now, other),
         }
     }
@@ -51,10 +83,6 @@ impl Tree {
         match call {
             Call::Open { node, access } => self.open_truncated(now, node, *access),
             Call::SetAttr { node, handle, set } => self.set_attr(now, node, *handle, set),
-            Call::Write { node, handle, offset, data, flags } => {
-                let ino = self.reach_file(node, *handle)?;
-                self.write(now, ino, *offset, data, *flags).map(|outcome| self.covered(outcome, ino, node))
-            }
             Call::Fallocate { node, handle, mode, offset, length } => {
                 let ino = self.reach_file(node, *handle)?;
                 self.fallocate(now, ino, *mode, *offset, *length)?;
@@ -172,8 +200,37 @@ impl Tree {
         }
         node.attr.size = size;
         node.attr.blocks = content.blocks();
+        let now = later(now, node.attr.mtime);
         (node.attr.mtime, node.attr.ctime) = (now, now);
         Ok(())
+    }
+
+    /// A write that may say of which state its client's kernel has pages (`WriteFlags::since`).
+    fn write_since(
+        &mut self,
+        now: Timestamp,
+        (client, ino): (u64, u64),
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<Outcome, Errno> {
+        let Some(Since { stamp: then, .. }) = flags.since else {
+            return self.write(now, ino, offset, data, flags);
+        };
+        let present = DataStamp::of(&self.nodes[&ino].attr);
+        let own = self.followed.get(&(client, ino)).filter(|states| states.last() == Some(&present));
+        let as_then = present == then || own.is_some_and(|states| states.contains(&then));
+        if flags.flush && !as_then {
+            let Body::File(content) = &self.nodes[&ino].body else { return Err(Errno::INVAL) };
+            let count = data.len() as u64;
+            let is_within = offset.checked_add(count).is_some_and(|end| end <= present.size);
+            if !is_within || content.read(offset, count) != data {
+                return Err(Errno::CANCELED);
+            }
+            // What the file is then is not its writer's doing.
+            return Ok(Outcome::plain(Reply::Written { offset, count }));
+        }
+        self.write(now, ino, offset, data, flags)
     }
 
     fn write(
@@ -193,6 +250,7 @@ impl Tree {
             content.write(offset, data);
             node.attr.size = node.attr.size.max(end);
             node.attr.blocks = content.blocks();
+            let now = later(now, node.attr.mtime);
             (node.attr.mtime, node.attr.ctime) = (now, now);
             if flags.kill_suidgid {
                 node.attr.mode = without_suidgid(node.attr.mode);
@@ -236,6 +294,7 @@ impl Tree {
             _ => return Err(Errno::OPNOTSUPP),
         }
         node.attr.blocks = content.blocks();
+        let now = later(now, node.attr.mtime);
         (node.attr.mtime, node.attr.ctime) = (now, now);
         Ok(())
     }
@@ -258,6 +317,12 @@ impl Tree {
         let bytes = content.read(from_offset, count);
         self.write(now, to, to_offset, &bytes, WriteFlags::default())
     }
+}
+
+/// As filesystems do whose times tell any two changes apart: the present, or a little later than the change before.
+fn later(now: Timestamp, before: Timestamp) -> Timestamp {
+    let is_past = before.pair() < now.pair() || before.secs > now.secs || before.nanos >= 999_999_999;
+    if is_past { now } else { Timestamp { nanos: before.nanos + 1, ..before } }
 }
 
 /// Drops setuid, and setgid where the group may execute (`should_remove_suid` in the kernel).

@@ -20,6 +20,7 @@ impl Tree {
             Call::Open { node, access: access @ Access { truncate: false, .. } } => {
                 self.open_file(node, *access)
             }
+            Call::Reopen { node, handle, .. } => self.open_again(node, *handle),
             Call::Read { node, handle, offset, length } => self.read(node, *handle, *offset, *length),
             Call::Seek { node, handle, offset, data } => self.seek(node, *handle, *offset, *data),
             Call::GetFlags { node } => self.getflags(node),
@@ -88,17 +89,31 @@ impl Tree {
     }
 
     pub(super) fn open_file(&mut self, place: &Place, _access: Access) -> Result<Outcome, Errno> {
+        let ino = self.openable(place)?;
+        let handle = self.open(ino);
+        Ok(self.opened_outcome(ino, handle))
+    }
+
+    fn open_again(&mut self, place: &Place, handle: Handle) -> Result<Outcome, Errno> {
+        let ino = self.openable(place)?;
+        self.open_as(ino, handle)?;
+        Ok(self.opened_outcome(ino, handle))
+    }
+
+    fn openable(&self, place: &Place) -> Result<u64, Errno> {
         let ino = self.reach(place)?;
         match self.nodes[&ino].attr.kind() {
-            Kind::File => {}
-            Kind::Directory => return Err(Errno::ISDIR),
-            Kind::Symlink => return Err(Errno::LOOP),
-            _ => return Err(Errno::NXIO),
+            Kind::File => Ok(ino),
+            Kind::Directory => Err(Errno::ISDIR),
+            Kind::Symlink => Err(Errno::LOOP),
+            _ => Err(Errno::NXIO),
         }
-        let handle = self.open(ino);
+    }
+
+    fn opened_outcome(&self, ino: u64, handle: Handle) -> Outcome {
         let node = &self.nodes[&ino];
         let granted = vec![(node.id, Covers::Data), (node.id, Covers::Inode)];
-        Ok(Outcome { reply: Reply::Opened { handle, attr: node.attr }, touched: Vec::new(), granted })
+        Outcome { reply: Reply::Opened { handle, attr: node.attr }, touched: Vec::new(), granted }
     }
 
     fn read(

@@ -23,8 +23,6 @@ const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a new server waits for one that ends.
 const LOCK_PATIENCE: Duration = Duration::from_secs(16);
 const TICK: Duration = Duration::from_millis(250);
-/// What clients are told; they come again by themselves.
-const FAREWELL: &str = "the server stops; mounts come again when it is back";
 
 /// Runs this user's server until it has had no session for a while (60 s, or `NIGH_SERVER_IDLE_MS`),
 /// or until SIGTERM or SIGINT. `Ok` at once where another one runs already. `serving` has no exports.
@@ -154,7 +152,7 @@ fn wind_up(server: &Server, supervisor: &mut Supervisor) {
     if cut > 0 {
         tracing::warn!(calls = cut, after_s = DRAIN_PATIENCE.as_secs(), "calls did not end in time");
     }
-    server.end_sessions(FAREWELL);
+    server.end_sessions("the server stops");
     let sessions = || server.session_count();
     let deaf = turn(supervisor, &sessions, END_PATIENCE, "sessions to end");
     if deaf > 0 {

@@ -1,5 +1,6 @@
 //! Calls that change attributes.
 
+use super::own::OwnChange;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path};
@@ -17,6 +18,8 @@ pub(crate) fn setattr(
     let node = cx.reach().node(place, cx.files)?;
     let open = cx.files.find_told(handle, place.node)?;
     {
+        let data = set.size.is_some() || set.mtime.is_some();
+        let _change = data.then(|| OwnChange::begin(cx, place.node, &node.fd)).transpose()?;
         let _acting = cx.act_killing(set.kill_suidgid)?;
         if set.uid.is_some() || set.gid.is_some() {
             let owner = set.uid.map(uid).transpose()?;

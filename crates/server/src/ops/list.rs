@@ -3,6 +3,7 @@
 use super::{Context, has_no_xattrs};
 use crate::acting::Inside;
 use crate::error::{Fault, Result};
+use crate::keeper::{Held, Tally};
 use crate::reach::{Node, hides, reopen, without_atime};
 use crate::stat;
 use nigh_types::{
@@ -11,6 +12,7 @@ use nigh_types::{
 use rustix::fs::{OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// A part of a listing is sent when it has this many bytes.
 const PART_BYTES: usize = 128 << 10;
@@ -25,6 +27,8 @@ pub(crate) struct Listing {
     at: usize,
     /// Its names were granted, and all of them could be looked at so far.
     granted: bool,
+    /// It waited for its client, so its names count among what is kept for that.
+    counted: Option<Held>,
 }
 
 /// Puts out parts in cookie order; the last one has `last` set and the directory's own attributes. `sink` says
@@ -78,10 +82,16 @@ fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<List
     };
     let open = without_atime(open);
     let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
-    Ok(Listing { dir, names, at: 0, granted })
+    Ok(Listing { dir, names, at: 0, granted, counted: None })
 }
 
 impl Listing {
+    /// It waits for its client.
+    pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
+        let bytes = self.names.bytes();
+        self.counted.get_or_insert_with(|| Held::new(tally, bytes));
+    }
+
     fn is_done(&self) -> bool {
         self.at == self.names.rows.len()
     }
@@ -197,6 +207,10 @@ impl Names {
         });
         names.rows.dedup_by(|a, b| a.cookie == b.cookie && slice(text, a) == slice(text, b));
         Ok(names)
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.rows.capacity() * size_of::<Row>() + self.text.capacity()) as u64
     }
 
     fn name(&self, row: &Row) -> &[u8] {

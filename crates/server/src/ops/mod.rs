@@ -12,6 +12,7 @@ pub(crate) mod locks;
 pub(crate) mod look;
 pub(crate) mod make;
 pub(crate) mod open;
+mod own;
 pub(crate) mod remove;
 pub(crate) mod rename;
 

@@ -1,5 +1,6 @@
 //! Opening files, and finding the descriptor that a call on file data goes to.
 
+use super::own::OwnChange;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::files::OpenFile;
@@ -31,7 +32,10 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
     if !access.truncate && !grant_open(cx, &mut grants, &node) {
         return Err(Fault::STALE);
     }
-    let fd = open_as_caller(cx, &node, access)?;
+    let fd = {
+        let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
+        open_as_caller(cx, &node, access)?
+    };
     cx.reach().note_handle(&node);
     let handle = keep(cx, &node, fd, access, counted)?;
     if access.truncate {
@@ -39,6 +43,25 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
         cx.grant_attr(&mut grants, &node);
         cx.grant(&mut grants, &node, Covers::Data);
     }
+    let (_, attr) = cx.attr_now(&node)?;
+    Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
+}
+
+/// Opens a file again that the client had open under `handle` before the server forgot it: by the caller's
+/// rights, as any open.
+pub(crate) fn reopen_as(cx: Context<'_>, place: &Place, handle: Handle, access: Access) -> Result<Outcome> {
+    let node = cx.reach().node(place, cx.files)?;
+    only_files(&node)?;
+    let counted = cx.count(node.object);
+    cx.wait_while_leaving(node.object);
+    let mut grants = Vec::new();
+    if !grant_open(cx, &mut grants, &node) {
+        return Err(Fault::STALE);
+    }
+    let fd = open_as_caller(cx, &node, access)?;
+    cx.reach().note_handle(&node);
+    cx.files.insert_again(handle, open_file(&node, fd, access, counted))?;
+    adopt(cx, &node);
     let (_, attr) = cx.attr_now(&node)?;
     Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
 }
@@ -71,13 +94,16 @@ pub(crate) fn keep(
     access: Access,
     counted: Counted,
 ) -> Result<Handle> {
-    let (readable, writable) = (access.read || !access.write, access.write);
-    let position = Mutex::new(());
-    let object = node.object;
-    let file = OpenFile { node: node.id, object, fd, readable, writable, position, counted };
-    let handle = cx.files.insert(file)?;
+    let handle = cx.files.insert(open_file(node, fd, access, counted))?;
     adopt(cx, node);
     Ok(handle)
+}
+
+fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: Counted) -> OpenFile {
+    let (readable, writable) = (access.read || !access.write, access.write);
+    let position = Mutex::new(());
+    let (node, object) = (node.id, node.object);
+    OpenFile { node, object, fd, readable, writable, position, counted }
 }
 
 /// An orphan that an earlier server left is somebody's again.
@@ -104,10 +130,8 @@ pub(crate) fn keep_for(cx: Context<'_>, place: &Place, names: &[Name], handle: H
         let _acting = cx.act_unless_vouched()?;
         without_atime(reopen(&node, OFlags::RDONLY)?)
     };
-    let (object, position) = (node.object, Mutex::new(()));
-    let (readable, writable) = (true, false);
-    let file = OpenFile { node: node.id, object, fd, readable, writable, position, counted };
-    cx.files.insert_as(Some(handle), file)?;
+    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    cx.files.insert_as(Some(handle), Arc::new(open_file(&node, fd, access, counted)))?;
     adopt(cx, &node);
     Ok(())
 }

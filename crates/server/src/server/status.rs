@@ -5,7 +5,6 @@ use crate::events::{Limits, client_name};
 use crate::leases::Picture;
 use crate::locks::LockPicture;
 use crate::session::{Session, now};
-use nigh_link::Link;
 use nigh_native::lease::{ChangeId, Holder, HolderReport, LeaseKey};
 use nigh_types::{Covers, Time};
 use serde_json::{Map, Value, json};
@@ -20,7 +19,7 @@ const WAITS_LISTED: usize = 16;
 const CONTENDED_LISTED: usize = 64;
 
 /// What a server counts over its life.
-pub(super) struct Meter {
+pub(crate) struct Meter {
     pub limits: Arc<Limits>,
     started: (SystemTime, Instant),
     listening: OnceLock<Vec<String>>,
@@ -44,8 +43,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    pub fn count_ended(&self, link: &Link) {
-        let (bytes_in, bytes_out) = link.bytes();
+    pub fn count_ended(&self, (bytes_in, bytes_out): (u64, u64)) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         self.bytes_in.fetch_add(bytes_in, Ordering::Relaxed);
         self.bytes_out.fetch_add(bytes_out, Ordering::Relaxed);
@@ -94,6 +92,7 @@ impl Survey {
         into.extend([
             ("heard_ms".into(), json!(self.ago_ms(held.heard))),
             ("suspect".into(), json!(held.suspect)),
+            ("distrusted_ms".into(), json!(held.doubted_until.map(|at| at.since(self.now).0 / 1_000_000))),
             ("grants".into(), json!({ "read": held.grants, "write": 0 })),
             ("recalls".into(), json!({ "owed": held.owed, "oldest_ms": since })),
         ]);
@@ -116,11 +115,15 @@ impl Survey {
         let (outstanding, running) = session.calls();
         let parked = self.leases.parked.iter().filter(|parked| parked.session == session.id).count();
         let waiting = self.locks.waits.iter().filter(|(waiter, _)| *waiter == session.id).count();
-        let (bytes_in, bytes_out) = session.outbox.link().bytes();
+        let (bytes_in, bytes_out) = session.outbox.bytes();
+        let (unconfirmed, held) = session.kept_bytes();
+        let away = session.away();
         let since = session.story.since;
         shown.extend([
             ("session".into(), json!(session.id)),
-            ("connected".into(), json!(true)),
+            ("connected".into(), json!(away.is_none())),
+            ("away_s".into(), json!(away.map(|since| since.elapsed().as_secs()))),
+            ("dormant".into(), json!(session.standing.is_dormant())),
             ("peer".into(), json!(session.peer.to_string())),
             ("transport".into(), json!(session.story.link.to_string())),
             ("since".into(), json!(unix_s(since))),
@@ -133,7 +136,10 @@ impl Survey {
                 }),
             ),
             ("waits".into(), json!(self.waits(session.id))),
-            ("bytes".into(), json!({ "in": bytes_in, "out": bytes_out })),
+            (
+                "bytes".into(),
+                json!({ "in": bytes_in, "out": bytes_out, "unconfirmed": unconfirmed, "held": held }),
+            ),
             ("replaced_claims".into(), json!(session.admission.replaced())),
         ]);
         if let Some(attached) = session.attached() {
@@ -148,7 +154,7 @@ impl Survey {
         Value::Object(shown)
     }
 
-    /// Its connection is lost and its lease still runs.
+    /// It was forgotten and its lease still runs.
     fn cut(&self, holder: Holder, client: u64) -> Value {
         let mut shown = Map::new();
         shown.insert("session".into(), json!(holder.0));
@@ -169,7 +175,7 @@ impl Server {
     /// what clients prove themselves with is not in it.
     #[must_use]
     pub fn status(&self) -> Value {
-        let sessions = self.sessions.lock().clone();
+        let sessions = self.all_sessions();
         let survey = Survey::of(self);
         let (started, began) = self.meter.started;
         let live = sessions.iter().map(|session| survey.session(session, self.pool.queued(session)));
@@ -228,7 +234,7 @@ impl Server {
         let report = &survey.leases.report;
         let (mut bytes_in, mut bytes_out) =
             (self.meter.bytes_in.load(Ordering::Relaxed), self.meter.bytes_out.load(Ordering::Relaxed));
-        for (read, written) in sessions.iter().map(|session| session.outbox.link().bytes()) {
+        for (read, written) in sessions.iter().map(|session| session.outbox.bytes()) {
             bytes_in += read;
             bytes_out += written;
         }
@@ -245,7 +251,7 @@ impl Server {
             "acknowledged": counters.acknowledged,
             "suspected": counters.suspected,
             "fenced": counters.fenced,
-            "bytes": { "in": bytes_in, "out": bytes_out },
+            "bytes": { "in": bytes_in, "out": bytes_out, "held": self.keeper.held_bytes() },
         })
     }
 }

@@ -1,11 +1,25 @@
-//! Races of a session's reader with the pool.
+//! Races of a session's reader with the pool, and with the clock.
 
 use super::*;
-use nigh_native::{Hello, MAX_VERSION, MIN_VERSION, Message, encode_request};
-use nigh_types::{Access, Credentials, Handle, Name, Place, Reply};
+use crate::pool::Job;
+use crate::session::Resumption;
+use nigh_link::Peer;
+use nigh_native::lease::Object;
+use nigh_native::{
+    Hello, MAX_VERSION, MIN_VERSION, Message, Resume, ServerEvent, WINDOW_BYTES, encode_request,
+};
+use nigh_types::{
+    Access, Call, CallId, Covers, Credentials, Handle, LockKind, Name, OpName, Place, Recall, RecallId,
+    Reply, Request, Response, Term,
+};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
+use std::time::Duration;
 use tempfile::TempDir;
 
+/// The number of a session's first link.
+const LINK: u64 = 1;
 const LONG: Duration = Duration::from_secs(10);
 
 fn world() -> (Arc<Server>, TempDir, TempDir) {
@@ -15,26 +29,51 @@ fn world() -> (Arc<Server>, TempDir, TempDir) {
 
 /// A session that is attached and has no threads of its own; and the client's end of its stream.
 fn attached(server: &Server, dir: &Path) -> (Arc<Session>, UnixStream) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let config = ServerConfig { session_id: 1, ..ServerConfig::default() };
-    let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
-    let session = Arc::new(Session::new(config, ours.into(), Peer::in_process(), story, &server.leases));
-    let hello = Hello {
+    greeted(server, dir, 1, None)
+}
+
+/// The same of a client whose session was forgotten.
+fn back(server: &Server, dir: &Path) -> (Arc<Session>, UnixStream) {
+    greeted(server, dir, 1, Some(Resume { session_id: 0, received: 0 }))
+}
+
+fn greeted(
+    server: &Server,
+    dir: &Path,
+    incarnation: u64,
+    resume: Option<Resume>,
+) -> (Arc<Session>, UnixStream) {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let hello = Message::Hello(Hello {
         min_version: MIN_VERSION,
         max_version: MAX_VERSION,
         features: 0,
         client: 1,
-        incarnation: 1,
+        incarnation,
         attach: dir.as_os_str().as_encoded_bytes().to_vec(),
         term: Term::Session,
-    };
-    assert!(server.hear(&session, &Message::Hello(hello).encode()).is_none());
-    assert!(session.attached().is_some());
+        moment: 1,
+        resume,
+    });
+    theirs.write_all(&hello.encode()).unwrap();
+    let (session, link) = server.greet(&ours.into(), Peer::in_process()).unwrap().unwrap();
+    assert_eq!(link, LINK);
     (session, theirs)
 }
 
 fn asking(call: Call) -> Request {
     Request { credentials: Credentials::default(), name: None, call }
+}
+
+/// Whether it gets a lock on a file, which is made if there is none.
+fn lock(server: &Server, session: &Session, dir: &Path) -> bool {
+    std::fs::write(dir.join("f"), "").unwrap();
+    let reach = session.attached().unwrap().export.reach();
+    let file = reach.child(reach.root_node(), &Name::new(b"f").unwrap()).unwrap();
+    let (node, owner, flock, kind, wait) = (Place::bare(file.id), 1, false, LockKind::Write, false);
+    let (start, end, pid, reclaim) = (0, 9, 1, false);
+    let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim };
+    server.locks.lock(session.id, CallId(1), (file.id, file.object), &call).unwrap().is_ok()
 }
 
 fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -52,7 +91,7 @@ fn a_cancel_that_crosses_its_answer_is_not_kept() {
     let root = Place::bare(session.attached().unwrap().export.reach().root());
     let getattr = asking(Call::GetAttr { node: root });
     let seven = CallId(7);
-    server.hear(&session, &encode_request(seven, &getattr));
+    server.hear(&session, LINK, &encode_request(seven, &getattr));
     wait("no answer", || !session.with_connection(|connection| connection.is_outstanding(seven)));
     // The reader had taken it from the stream before, and comes to it now.
     server.take(&session, ServerEvent::Cancel(seven));
@@ -93,16 +132,156 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
         let slow = files.holding().leases.homes.hold();
         let (done, is_done) = mpsc::channel();
         scope.spawn(move || {
-            server.request(session, CallId(0), asking(Call::Release { handles: vec![handle, Handle(99)] }));
+            server.request(
+                session,
+                CallId(0),
+                asking(Call::Release { handles: vec![handle, Handle(99)] }),
+                false,
+            );
             done.send(()).unwrap();
         });
         assert!(is_done.recv_timeout(LONG).is_ok(), "the reader waits for the disk");
         assert_eq!(files.count(), 0);
         let eight = CallId(8);
-        server.hear(session, &encode_request(eight, &asking(Call::GetAttr { node: root.clone() })));
+        server.hear(session, LINK, &encode_request(eight, &asking(Call::GetAttr { node: root.clone() })));
         wait("no answer", || !session.with_connection(|connection| connection.is_outstanding(eight)));
         assert_eq!(files.closing(), 1, "it counts as open until it is closed");
         drop(slow);
     });
     wait("not closed", || files.closing() == 0);
+}
+
+#[test]
+fn no_session_begins_while_an_earlier_one_is_being_forgotten() {
+    let (server, _state, dir) = world();
+    let (session, _theirs) = attached(&server, dir.path());
+    // As far as this it is forgotten: the table has lost it, and a thread may take a call of its from the pool.
+    let answers = session.leave_answers().unwrap();
+    drop(server.memory.keep(&session, session.attached().unwrap(), answers));
+    std::thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel();
+        let server = &server;
+        scope.spawn(move || done.send(server.memory.is_settled((1, 1))).unwrap());
+        assert!(is_done.recv_timeout(Duration::from_millis(200)).is_err(), "it may still be at work");
+        session.leave();
+        assert_eq!(is_done.recv_timeout(LONG), Ok(true));
+    });
+}
+
+#[test]
+fn an_answer_that_is_remembered_is_not_lost_with_the_session_that_asks_for_it() {
+    let (server, _state, dir) = world();
+    let name = OpName { client: 1, incarnation: 1, sequence: 7 };
+    let (first, _theirs) = attached(&server, dir.path());
+    let Attached { export, files, .. } = first.attached().unwrap();
+    let root = Place::bare(export.reach().root());
+    let done = Response::plain(Ok(Reply::Done));
+    first.leave_answers().unwrap().note(name.sequence, done.clone(), files);
+    server.forget(&first, End::Forgotten);
+    let (second, _theirs) = back(&server, dir.path());
+    // It is being forgotten, on another thread, and the reader does not know.
+    second.leave_answers().unwrap();
+    let call = Call::Mkdir { dir: root, name: Name::new(b"once").unwrap(), mode: 0o700, umask: 0 };
+    server.request(&second, CallId(9), Request { name: Some(name), ..asking(call) }, true);
+    server.forget(&second, End::Forgotten);
+    let (third, _theirs) = back(&server, dir.path());
+    assert_eq!(server.memory.recall(&third, name), Some(done));
+    assert!(!dir.path().join("once").exists());
+}
+
+#[test]
+fn a_client_that_lost_its_locks_is_not_believed_for_an_earlier_session_without_any() {
+    let (server, state, dir) = world();
+    let (first, _theirs) = attached(&server, dir.path());
+    server.forget(&first, End::Cut);
+    let (second, _theirs) = back(&server, dir.path());
+    server.register.claimed(second.id);
+    assert!(lock(&server, &second, dir.path()));
+    server.forget(&second, End::Cut);
+    let lines = std::fs::read_to_string(state.path().join("sessions")).unwrap();
+    assert!(lines.contains('?') && !lines.contains('+'), "{lines}");
+}
+
+#[test]
+fn locks_are_not_free_before_it_is_recorded_who_loses_them() {
+    let (server, _state, dir) = world();
+    let (holder, _theirs) = attached(&server, dir.path());
+    let (other, _theirs) = greeted(&server, dir.path(), 2, None);
+    let lock = |session| lock(&server, session, dir.path());
+    assert!(lock(&holder) && !lock(&other));
+    server.register.set_readonly(true);
+    server.forget(&holder, End::Forgotten);
+    server.tend();
+    assert!(!lock(&other), "the next server would give it back");
+    server.register.set_readonly(false);
+    wait("it is free", || lock(&other));
+}
+
+#[test]
+fn a_lock_that_is_called_off_while_it_is_held_back_leaves_nothing() {
+    let (server, _state, dir) = world();
+    let (session, _theirs) = attached(&server, dir.path());
+    let node = Place::bare(session.attached().unwrap().export.reach().root());
+    let (owner, flock, kind, start, end) = (1, true, LockKind::Write, 0, u64::MAX);
+    let (wait, pid, reclaim) = (true, 1, false);
+    let lock = Call::Lock { node: node.clone(), owner, flock, kind, start, end, wait, pid, reclaim };
+    let (call, request) = (CallId(7), asking(lock.clone()));
+    session.with_connection(|connection| {
+        connection.handle_input(now(), &encode_request(call, &request)).unwrap();
+    });
+    server.locks.expect(session.id, call);
+    assert_eq!(session.note_cancelled(call), Some(true));
+    // With so much that its client has not confirmed no call of its goes on.
+    session.outbox.add([], 0, WINDOW_BYTES + 1);
+    let (taken, change, listing) = (server.work.take().unwrap(), None, None);
+    session.execute(Job { session: Arc::clone(&session), call, request, change, taken, listing });
+    assert!(!session.with_connection(|connection| connection.is_outstanding(call)), "it is answered");
+    // The number is free again: what becomes of the next call by it is no business of the former one.
+    assert!(!server.locks.cancel(session.id, call));
+    let object = Object { filesystem: 1, ino: 1, birth: 1 };
+    let locked = server.locks.lock(session.id, call, (node.node, object), &lock);
+    assert_eq!(locked, Some(Ok(Reply::Done)));
+}
+
+#[test]
+fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
+    const ROUNDS: u64 = 20_000;
+    let (server, _state, dir) = world();
+    let (session, _theirs) = attached(&server, dir.path());
+    let Attached { export, files, .. } = session.attached().unwrap();
+    // Something is kept for its client, or it would be forgotten.
+    let (id, node, covers, names) = (RecallId(1), export.reach().root(), Covers::Names, vec![]);
+    session.queue_recall(Recall { id, node, covers, names });
+    let agreed = export.session(files).unwrap();
+    let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let wait = |number: &AtomicU64, nth| {
+        while number.load(Ordering::SeqCst) < nth {
+            std::hint::spin_loop();
+        }
+    };
+    let stands = |mut stream: UnixStream| {
+        stream.set_nonblocking(true).unwrap();
+        let rest = std::iter::from_fn(|| Some(stream.read(&mut [0; 4096]))).find(|r| !matches!(r, Ok(1..)));
+        matches!(rest, Some(Err(error)) if error.kind() == ErrorKind::WouldBlock)
+    };
+    let mut closed = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for nth in 1..=ROUNDS {
+                wait(&begun, nth);
+                session.lapse(session.lease());
+                done.store(nth, Ordering::SeqCst);
+            }
+        });
+        for nth in 1..=ROUNDS {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            begun.store(nth, Ordering::SeqCst);
+            let resumed = session.go_on(ours.into(), (1 + nth, 0), agreed.clone());
+            wait(&done, nth);
+            // Whoever was later has the last word.
+            let goes_on = matches!(resumed, Ok(Resumption::Link(_))) && !session.standing.is_dormant();
+            closed += u64::from(goes_on && !stands(theirs));
+        }
+    });
+    assert_eq!(closed, 0);
 }

@@ -13,24 +13,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+fn fresh_incarnation() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 /// A client's end over a stream, driven by the test.
 pub struct Client {
     pub session: ClientSession,
+    config: ClientConfig,
     stream: UnixStream,
     started: Instant,
     pub events: Vec<Event>,
     calls: u64,
     sequence: u64,
-    incarnation: u64,
+    pub incarnation: u64,
     /// Gives back whatever is recalled, at once.
     pub obliging: bool,
+    /// Packs what it says, whatever was agreed on.
+    packs: bool,
 }
 
 impl Client {
     pub fn connect(server: &Arc<Server>, path: &Path, term: Term) -> Client {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let incarnation = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        Client::over(server.serve_in_process().unwrap(), path, term, incarnation)
+        Client::over(server.serve_in_process().unwrap(), path, term, fresh_incarnation())
     }
 
     /// One whose kernel cannot drop all names at once.
@@ -50,16 +56,17 @@ impl Client {
 
     /// One that wants parts of the protocol that are optional.
     pub fn wanting(stream: UnixStream, path: &Path, term: Term, features: u64) -> Client {
-        Client::begin(stream, path, term, 1 << 41, features)
+        Client::begin(stream, path, term, fresh_incarnation(), features)
     }
 
     fn begin(stream: UnixStream, path: &Path, term: Term, incarnation: u64, features: u64) -> Client {
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let attach = path.as_os_str().as_bytes().to_vec();
         let config = ClientConfig { client: 1, incarnation, attach, term, features };
-        let session = ClientSession::new(Time(1), config);
+        let session = ClientSession::new(Time(1), config.clone());
         let mut client = Client {
             session,
+            config,
             stream,
             started: Instant::now(),
             events: vec![],
@@ -67,6 +74,7 @@ impl Client {
             sequence: 0,
             incarnation,
             obliging: false,
+            packs: false,
         };
         client.drain();
         client
@@ -80,7 +88,10 @@ impl Client {
         loop {
             match self.session.poll_output() {
                 Output::Event(event) => self.events.push(event),
-                Output::Transmit(bytes) => drop(self.stream.write_all(&bytes)),
+                Output::Transmit(bytes) => {
+                    let packed = nigh_native::pack(&bytes).filter(|_| self.packs);
+                    drop(self.stream.write_all(&packed.unwrap_or_else(|| bytes.to_vec())));
+                }
                 Output::Timeout(..) => return,
             }
         }
@@ -122,6 +133,62 @@ impl Client {
         })
     }
 
+    /// Whether the session wants another connection, and why; after waiting for that.
+    pub fn cut(&mut self) -> String {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(why) = self.session.wants_connection() {
+                return why.to_owned();
+            }
+            assert!(Instant::now() < give_up, "it is still connected; {:?}", self.events);
+            self.pump();
+        }
+    }
+
+    /// Says goodbye.
+    pub fn leave(mut self) {
+        let now = self.now();
+        self.session.handle_timeout(now);
+        self.session.handle_close("the test is done with it");
+        self.drain();
+    }
+
+    /// Ends the connection and goes on over another stream.
+    pub fn go_on_over(&mut self, stream: UnixStream) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        self.session.handle_timeout(self.now());
+        self.session.handle_disconnect(self.now(), "cut");
+        self.drain();
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        self.stream = stream;
+        self.session.handle_connect(self.now());
+        self.drain();
+    }
+
+    /// Loses the session without a word, and begins another over that stream.
+    pub fn lose_and_begin_again(&mut self, stream: UnixStream) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        self.stream = stream;
+        self.events.clear();
+        self.session = ClientSession::after_lost(self.now(), self.config.clone());
+        self.drain();
+    }
+
+    /// Waits until the session goes on. Whether the server still knew it, where anything had ended.
+    pub fn wait_linked(&mut self) -> Option<bool> {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while !self.session.is_linked() {
+            assert!(Instant::now() < give_up, "not linked; {:?}", self.events);
+            self.pump();
+        }
+        let restored = self.events.iter().position(|e| matches!(e, Event::Restored { .. }))?;
+        match self.events.remove(restored) {
+            Event::Restored { kept, .. } => Some(kept),
+            _ => None,
+        }
+    }
+
     pub fn lost(&mut self) -> String {
         self.wait(|events| {
             events.iter().find_map(|e| if let Event::Lost { why } = e { Some(why.clone()) } else { None })
@@ -130,6 +197,11 @@ impl Client {
 
     pub fn send(&mut self, call: Call) -> CallId {
         self.send_as(&me(), call)
+    }
+
+    pub fn send_packed(&mut self, call: Call) -> CallId {
+        self.packs = true;
+        self.send(call)
     }
 
     pub fn send_as(&mut self, who: &Credentials, call: Call) -> CallId {

@@ -1,7 +1,9 @@
 //! An exported temporary directory, and short ways to call it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod beside;
 pub mod client;
+pub mod raw;
 pub mod world;
 
 use nigh_server::{Export, ExportOptions, SessionFiles};
@@ -35,6 +37,17 @@ pub fn needs_root(test: &str) -> bool {
 
 pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
+}
+
+pub fn mkdir(dir: &Place, text: &str) -> Call {
+    Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 }
+}
+
+/// Appends a record of 16 bytes.
+pub fn append(node: &Place, handle: Handle, record: u64) -> Call {
+    let flags = WriteFlags { append: true, ..WriteFlags::default() };
+    let data = format!("{record:015}\n").into_bytes();
+    Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data, flags }
 }
 
 pub fn me() -> Credentials {

@@ -6,6 +6,7 @@ use nigh_types::*;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A server with one export: `d` with a file `f`, a file `h` that is `d2/h2` too, and an empty directory `e`;
@@ -13,6 +14,7 @@ use tempfile::TempDir;
 pub struct World {
     pub server: Arc<Server>,
     pub dir: TempDir,
+    options: ServerOptions,
     _state: TempDir,
 }
 
@@ -25,7 +27,7 @@ impl World {
         let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut options = ServerOptions::new(state.path().to_owned());
         change(&mut options);
-        let server = Server::new(options).unwrap();
+        let server = Server::new(options.clone()).unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in ["d", "d/e", "d2"] {
             fs::create_dir(path(name)).unwrap();
@@ -34,7 +36,22 @@ impl World {
             fs::write(path(name), "12345678").unwrap();
         }
         fs::hard_link(path("d/h"), path("d2/h2")).unwrap();
-        World { server, dir, _state: state }
+        World { server, dir, options, _state: state }
+    }
+
+    /// Another server takes this one's place, which ends without a word to its clients.
+    pub fn restart(&mut self) {
+        self.server.end_sessions("the test starts it again");
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while self.server.session_count() > 0 || Arc::strong_count(&self.server) > 1 {
+            assert!(Instant::now() < give_up);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It gives the state free first.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let options = ServerOptions { state_dir: elsewhere.path().to_owned(), ..self.options.clone() };
+        self.server = Server::new(options).unwrap();
+        self.server = Server::new(self.options.clone()).unwrap();
     }
 
     /// With a session term of two seconds, and 300 ms of patience.
@@ -68,4 +85,9 @@ impl World {
         }
         (client, places)
     }
+}
+
+/// It goes on over another connection.
+pub fn again(world: &World, client: &mut Client) {
+    client.go_on_over(world.server.serve_in_process().unwrap());
 }

@@ -144,7 +144,7 @@ impl Twin {
             Op::Write { ino, fh, offset, ref data, kill_suidgid, from_page_cache } => {
                 let (node, handle) = at(ino, fh);
                 let append = self.files.get(&fh).is_some_and(|(_, append)| *append) && !from_page_cache;
-                let flags = WriteFlags { append, kill_suidgid, sync: false, flush: false };
+                let flags = WriteFlags { append, kill_suidgid, ..WriteFlags::default() };
                 Call::Write { node, handle, offset, data: data.clone(), flags }
             }
             Op::Fsync { ino, fh, data_only } => {

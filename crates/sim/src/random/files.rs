@@ -2,7 +2,7 @@
 
 use super::{DIRS, History, NAMES, name};
 use crate::world::{Fact, XATTR, name_of, short};
-use nigh_cache::{Answer, Fh, Op};
+use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_types::{Access, Errno, Name};
 
 impl History {
@@ -31,9 +31,17 @@ impl History {
                 (Some(Op::Link { ino, dir: to, name }), vec![to])
             }
             (10, _) => match self.open_file(at) {
-                Some((fh, ..)) => (Some(Op::Release { fh, flock: None }), Vec::new()),
-                None => none,
+                Some((fh, ino, _)) if !self.world.moves_data(at, ino) => {
+                    self.world.write_back(at, ino);
+                    let written = !self.world.moves_data(at, ino);
+                    (written.then_some(Op::Release { fh, flock: None }), Vec::new())
+                }
+                _ => none,
             },
+            (11, _) => {
+                self.store(at);
+                none
+            }
             _ => none,
         }
     }
@@ -44,17 +52,36 @@ impl History {
         files.get(usize::try_from(picked).unwrap_or(0)).copied()
     }
 
+    /// Stores into a map of an open file. One client at a time: what two of them have stored would wait for each other, since this
+    /// server lets no write-back go before the change that asked for it.
+    fn store(&mut self, at: usize) {
+        let Some((fh, ino, true)) = self.open_file(at) else { return };
+        let stores = |client: usize| client != at && self.world.has_stores(client);
+        if (0..self.world.clients.len()).any(stores) || self.world.moves_data(at, ino) {
+            return;
+        }
+        let data = vec![b'A' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
+        if self.world.clients[at].kernel.kept.has_pages(ino) {
+            self.world.store(at, ino, fh, data);
+        }
+    }
+
     /// A kernel that has the pages reads them without asking: they are judged after every step.
     fn read_or_write(&mut self, at: usize, write: bool) -> Option<Op> {
         let (fh, ino, may_write) = self.open_file(at)?;
         if self.world.moves_data(at, ino) {
             return None;
         }
+        if self.world.clients[at].kernel.kept.is_dirty(ino) {
+            self.world.write_back(at, ino);
+            return None;
+        }
         if write && may_write {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
             return Some(Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false });
         }
-        let asks = !self.world.clients[at].kernel.kept.has_pages(ino);
+        let client = &self.world.clients[at];
+        let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == Level::None;
         asks.then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 

@@ -1,10 +1,10 @@
 //! What inodes hold besides their attributes, and what kernels keep of it.
 
-use super::{Client, World, changed_inode, name_of};
-use nigh_cache::{Op, Stale};
+use super::{World, changed_inode, name_of};
+use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::Tree;
-use nigh_types::{Call, NodeId, OpId, Place, Reply, Time};
+use nigh_types::{Call, Errno, NodeId, OpId, Place, Reply, Time};
 use std::collections::BTreeMap;
 
 /// The xattr that is watched.
@@ -84,11 +84,51 @@ impl World {
         self.clients[at].ops.values().any(moves)
     }
 
+    /// Whether a client's kernel has stores into maps that are not with the server.
+    #[must_use]
+    pub fn has_stores(&self, at: usize) -> bool {
+        let client = &self.clients[at];
+        let flush = |op: &Op| matches!(op, Op::Write { from_page_cache: true, .. });
+        client.kernel.kept.first_dirty().is_some() || client.ops.values().any(flush)
+    }
+
+    /// A process stores into a map of an open file. It is judged when it is written back, if its kernel had the present page.
+    pub fn store(&mut self, at: usize, ino: u64, fh: Fh, data: Vec<u8>) {
+        let client = &self.clients[at];
+        let present = client.is_judged()
+            && client.cache.level() != Level::None
+            && !client.telling.is_told(ino)
+            && !self.under_way(client).1.contains(&ino);
+        if present && !client.kernel.kept.is_dirty(ino) {
+            self.stores.insert((at, ino), self.server.written());
+        }
+        self.clients[at].kernel.kept.store(ino, fh, data);
+    }
+
+    /// Nobody else wrote between a store and its writing back.
+    pub(super) fn judge_store(&mut self, at: usize, ino: u64, answer: &Answer) {
+        let Some(before) = self.stores.remove(&(at, ino)) else { return };
+        let written = self.server.written();
+        let since = written.strip_prefix(before.as_slice()).unwrap_or_default();
+        let by: Vec<u64> = since.iter().filter(|(_, of)| *of == ino).map(|(by, _)| *by).collect();
+        let own = by.contains(&(at as u64));
+        let is_alone = by.iter().all(|by| *by == at as u64);
+        if *answer == Answer::Failed(Errno::IO) && is_alone && !self.clients[at].may_fail {
+            self.undone.push(format!("{} was refused stores into {ino}, and nobody else wrote", name_of(at)));
+        }
+        if matches!(answer, Answer::Written(_)) && own && by.first() != Some(&(at as u64)) {
+            self.undone.push(format!("{} has undone what was written into {ino}", name_of(at)));
+        }
+    }
+
     /// Invariant 2 for what kernels keep of open files and directories.
     pub fn check_kept(&self) -> Result<(), String> {
-        for (at, client) in self.clients.iter().enumerate() {
-            for (ino, pages) in client.kernel.kept.pages() {
-                let told = is_told(client, ino)
+        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| client.is_judged()) {
+            // Where nothing can be told, a kernel looks at the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
+            let trusted = client.cache.level() != Level::None;
+            for (ino, pages) in client.kernel.kept.pages().filter(|_| trusted) {
+                let told = client.telling.is_told(ino)
+                    || client.kernel.kept.is_dirty(ino)
                     || self.moves_data(at, ino)
                     || self.under_way(client).1.contains(&ino);
                 if !told && !self.facts.was(ino, Fact::Data, self.tick, Some(pages)) {
@@ -99,7 +139,7 @@ impl World {
                 let (own, _) = self.under_way(client);
                 for (_, name) in self.past.keys().filter(|key| key.0 == dir && !own.contains(key)) {
                     let (listed, truth) = (listing.get(name.as_bytes()).copied(), self.truth(dir, name));
-                    if !is_told(client, dir) && listed != truth {
+                    if !client.telling.is_told(dir) && listed != truth {
                         return Err(format!(
                             "{} lists {dir}/{name} as {listed:?}, it is {truth:?}",
                             name_of(at)
@@ -110,10 +150,4 @@ impl World {
         }
         Ok(())
     }
-}
-
-/// Whether its kernel is about to be told to forget an inode's data or listing.
-fn is_told(client: &Client, ino: u64) -> bool {
-    let about = |stale: &Stale| matches!(stale, Stale::Data { ino: i, .. } if *i == ino);
-    client.held.iter().any(|(_, stale)| stale.iter().any(about))
 }

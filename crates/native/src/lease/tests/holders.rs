@@ -261,3 +261,77 @@ fn the_report_says_who_is_waited_for_since_when_and_by_what() {
     assert_eq!(changes, [(first, Some(A), at_ms(500), 2), (second, Some(C), at_ms(700), 1)]);
     assert_eq!((report.counters.granted, report.counters.recalled), (2, 2));
 }
+
+/// A client comes, is granted something, is asked for it and says nothing until it is fenced; from `holder` on it
+/// has another session each time. For how long it is doubted then.
+fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
+    bench.table.handle_attach(bench.now, holder, false);
+    bench.table.handle_client(bench.now, holder, (7, 7));
+    bench.granted(holder, names(1));
+    let id = bench.table.handle_change(bench.now, None, &[change(names(1))]);
+    bench.recall();
+    let ended = bench.go_to(bench.now.after(Span::from_millis(LAPSE_MS)));
+    assert_eq!(ended, [LeaseOutput::Suspect(holder), LeaseOutput::Fenced(holder), LeaseOutput::Ready(id)]);
+    bench.table.handle_done(bench.now, id);
+    bench.outputs();
+    doubt_of(bench, Holder(holder.0 + 1), (7, 7))
+}
+
+/// Comes for a moment, to see for how long it would be granted nothing.
+fn doubt_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
+    bench.table.handle_attach(bench.now, holder, false);
+    bench.table.handle_client(bench.now, holder, client);
+    let until = bench.table.report().holders[0].doubted_until;
+    if until.is_some() {
+        assert_eq!(bench.refused(holder, names(1)), Refusal::Suspect);
+        let id = bench.table.handle_change(bench.now, None, &[change(names(1))]);
+        assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "nobody waits for it again");
+        bench.table.handle_done(bench.now, id);
+    }
+    bench.table.handle_gone(bench.now, holder);
+    bench.outputs();
+    until.map_or(Span::ZERO, |until| until.since(bench.now))
+}
+
+#[test]
+fn who_lets_others_wait_is_granted_nothing_for_longer_each_time() {
+    let mut bench = Bench::with(&[]);
+    let mut seconds = Vec::new();
+    for round in 0..6 {
+        let doubt = let_others_wait(&mut bench, Holder(10 * round + 1));
+        seconds.push(doubt.0 / 1_000_000_000);
+        assert_eq!(doubt_of(&mut bench, A, (7, 8)), Span::ZERO, "others of the same machine are not meant");
+        bench.go_to(bench.now.after(doubt));
+    }
+    assert_eq!(seconds, [66, 132, 264, 528, 600, 600]);
+    bench.go_to(bench.now.after(Span::from_secs(600)));
+    assert_eq!(let_others_wait(&mut bench, A), Span::from_secs(66), "it behaved well for long enough");
+    bench.assert_empty();
+}
+
+#[test]
+fn a_late_acknowledgement_and_a_goodbye_in_its_place_are_letting_others_wait_too() {
+    for goodbye in [false, true] {
+        let mut bench = Bench::with(&[B]);
+        bench.table.handle_client(T0, B, (7, 7));
+        bench.granted(B, names(1));
+        let id = bench.table.handle_change(T0, None, &[change(names(1))]);
+        let (_, recall) = bench.recall();
+        assert_eq!(bench.go_to(at_ms(3_000)), [LeaseOutput::Suspect(B)]);
+        if goodbye {
+            bench.table.handle_gone(bench.now, B);
+            bench.table.handle_attach(bench.now, B, false);
+            bench.table.handle_client(bench.now, B, (7, 7));
+        } else {
+            bench.acknowledge(B, recall.id);
+        }
+        bench.table.handle_done(bench.now, id);
+        bench.outputs();
+        assert_eq!(bench.refused(B, names(2)), Refusal::Suspect);
+        assert!(bench.heard(B), "it is answered");
+        bench.go_to(at_ms(3_000 + 4 * 3_000 - 1));
+        assert_eq!(bench.refused(B, names(2)), Refusal::Suspect);
+        bench.go_to(at_ms(3_000 + 4 * 3_000));
+        bench.granted(B, names(2));
+    }
+}

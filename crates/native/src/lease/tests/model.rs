@@ -15,6 +15,7 @@ const LIMIT: Span = Span::from_secs(3);
 const CONFIG: LeaseConfig = LeaseConfig {
     term: Span::from_secs(10),
     patience: Span::from_secs(2),
+    most_doubt: Span::from_secs(600),
     contention_window: Span::from_secs(1),
     contention_recalls: 2,
     young: Span::from_millis(200),

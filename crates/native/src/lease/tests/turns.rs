@@ -204,3 +204,47 @@ fn a_change_writes_one_object_at_a_time() {
     let (two, three) = (bench.write(B, data(1)), bench.write(B, data(2)));
     assert!(bench.table.is_ready(one) && bench.table.is_ready(two) && !bench.table.is_ready(three));
 }
+
+/// Its pages stand under the names of their directory. Whoever writes asks for these, and they are given back when the stores are there.
+#[test]
+fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_stand() {
+    for flushes_first in [false, true] {
+        let mut bench = Bench::with(&[A, B, C]);
+        let names = names(9);
+        let held = bench.granted(A, names).id;
+        // Somebody else has its turn, so that what comes now waits behind it.
+        let first = bench.write(C, data(1));
+        let early = flushes_first.then(|| bench.flush(A, data(1)));
+        let writes = [write(data(1)), Change { key: names, names: Vec::new(), writes: false }];
+        let writer = bench.table.handle_change(bench.now, Some(B), &writes);
+        let recall = bench.only_recall(A);
+        bench.table.handle_done(bench.now, first);
+        let flush = match early {
+            // It was there before the writer, and is done before it.
+            Some(flush) => flush,
+            None => bench.table.handle_flush(bench.now, A, &writes),
+        };
+        assert!(bench.table.is_ready(flush), "the writer waits for what it belongs to");
+        assert!(!bench.table.is_ready(writer));
+        if early.is_none() {
+            assert!(bench.table.is_unbroken(bench.now, flush, (held, Covers::Names)));
+        }
+        bench.table.handle_done(bench.now, flush);
+        assert!(!bench.table.is_ready(writer), "what was asked for is not given back");
+        bench.acknowledge(A, recall);
+        assert!(bench.table.is_ready(writer));
+    }
+}
+
+/// It waited behind the writer before that asked for anything.
+#[test]
+fn a_flush_that_waits_goes_on_when_the_writer_asks_its_maker_for_more() {
+    let mut bench = Bench::with(&[A, B]);
+    let names = names(9);
+    bench.granted(A, names);
+    let writer = bench.write(B, data(1));
+    let flush = bench.flush(A, data(1));
+    assert!(bench.table.is_ready(writer) && !bench.table.is_ready(flush));
+    bench.table.handle_extend(bench.now, writer, &[change(names)]);
+    assert!(bench.table.is_ready(flush) && !bench.table.is_ready(writer));
+}

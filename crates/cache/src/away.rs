@@ -1,0 +1,317 @@
+//! The remote is away: what ends, who waits, and what is answered meanwhile.
+//!
+//! ```text
+//!              Lapsed                Restored            all claimed, and the kernel has forgotten
+//!   Stands ───────────────▶ Lapsed ────────────▶ Claiming ────────────────────────────────────────▶ Stands
+//!     │                       ▲                   ▲   │
+//!     │ Lost (from each)      └──────── Lapsed ───┼───┘
+//!     └──────────▶ Lost ──────────── Attached ────┘
+//! ```
+//!
+//! All grants end on the way out of `Stands`. What is out stays out, but with `Lost`: then it fails. Until it `Stands` again nothing
+//! is begun or answered but claims: the kernel may yet hold what it held before.
+
+use crate::cache::Cache;
+use crate::config::OnDisconnect;
+use crate::flight::{Flight, Purpose};
+use crate::op::{Answer, Caller, Op, Output};
+use nigh_types::{CallId, Errno, Name, OpId, Session, Span, Time};
+
+/// So long the kernel may take to forget: less than the grace of a server that was restarted.
+const KERNEL_MAY_TAKE: Span = Span::from_secs(10);
+
+/// How it stands with the remote.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// There was no session yet.
+    Awaited,
+    Stands,
+    /// The term has run out. Calls are taken, and answered when the remote is back.
+    Lapsed,
+    /// The session is over; another one may take its place.
+    Lost,
+    /// A session stands. What was open and locked is being claimed, if it has forgotten that, and the kernel is forgetting.
+    Claiming,
+}
+
+impl Cache {
+    /// Whether requests are answered from what was held, and from nothing else.
+    pub(crate) fn answers_stale(&self) -> bool {
+        self.config.on_disconnect == OnDisconnect::Stale
+            && matches!(self.standing, Standing::Lapsed | Standing::Lost)
+    }
+
+    /// Whether what is answered, or what the kernel believes, may not be so.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        let served = self.config.on_disconnect == OnDisconnect::Stale || self.kernel_is_slow;
+        self.answers_stale() || served && self.is_forgetting()
+    }
+
+    /// Whether the kernel may hold what it held when all grants ended.
+    #[must_use]
+    pub fn is_forgetting(&self) -> bool {
+        self.forgetting.is_some_and(|id| self.untold.contains(&id))
+    }
+
+    /// Whether what a session says that is back has to wait: the kernel may hold what it held before, and is not slow.
+    pub(crate) fn waits_for_kernel(&self) -> bool {
+        self.is_forgetting() && !self.kernel_is_slow
+    }
+
+    /// Whether a call is answered before the kernel has forgotten. Claims wait for nothing.
+    pub(crate) fn is_early(&self, call: CallId) -> bool {
+        let waits =
+            |flight: &Flight| !(flight.purpose.is_claim() || matches!(flight.purpose, Purpose::Walk { .. }));
+        self.standing == Standing::Claiming && self.flights.get(&call).is_some_and(waits)
+    }
+
+    /// A request while there is no session to ask.
+    pub(crate) fn start_away(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        if !self.answers_stale() {
+            self.parked.insert(id, (caller, op));
+            return None;
+        }
+        match refused_while_stale(&op) {
+            Some(errno) => Some(Answer::Failed(errno)),
+            None => self.start(now, id, caller, op).or(Some(Answer::Failed(Errno::IO))),
+        }
+    }
+
+    /// Answers and requests that waited for a session and the kernel are taken in.
+    pub(crate) fn start_parked(&mut self, now: Time) {
+        for (call, response) in std::mem::take(&mut self.deferred) {
+            self.handle_response(now, call, response);
+        }
+        for (op, (caller, what)) in std::mem::take(&mut self.parked) {
+            let pages = what.pages();
+            if let Some(answer) = self.start(now, op, caller, what) {
+                self.counters.waits += 1;
+                self.say(op, answer);
+                self.drop_behind(&[op], pages);
+            }
+        }
+        // Pages that a write had locked were left out when the kernel forgot: what it did not write of them is old.
+        self.flights.values_mut().for_each(|flight| flight.drop_data = true);
+    }
+
+    /// The term has run out: all grants have ended, calls that are out stay out.
+    pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
+        if matches!(self.standing, Standing::Stands | Standing::Claiming) {
+            tracing::warn!(target: "nigh::session", why, "the server is away for longer than its term");
+            self.grants_end(false);
+            self.leave(now, Standing::Lapsed);
+        }
+    }
+
+    /// The session is over: nothing that is out will be answered.
+    pub(crate) fn handle_lost(&mut self, now: Time, why: &str) {
+        tracing::warn!(target: "nigh::session", why, "the session is lost");
+        let stood = matches!(self.standing, Standing::Stands | Standing::Claiming);
+        let calls: Vec<CallId> = self.flights.keys().copied().collect();
+        calls.into_iter().for_each(|call| self.log_unknown(call));
+        let mut left_out = Vec::new();
+        for flight in std::mem::take(&mut self.flights).into_values() {
+            let pages = flight.purpose.pages().filter(|_| flight.drop_data);
+            if let Some(sequence) = flight.sequence {
+                self.overlay.finish(sequence);
+            }
+            let answer = if flight.purpose.ends_locks() { Answer::Done } else { Answer::Failed(Errno::IO) };
+            self.answer_all(&flight.waiters, &answer);
+            left_out.push((flight.waiters, pages));
+        }
+        self.deferred.clear();
+        (self.lookups, self.attrs, self.xattrs) = Default::default();
+        self.dirs.values_mut().for_each(|directory| directory.listing = None);
+        self.locks.lose_all();
+        self.locks.forget_calls();
+        self.forget_session();
+        if stood {
+            self.grants_end(false);
+            self.leave(now, Standing::Lost);
+        } else if self.standing != Standing::Awaited {
+            self.standing = Standing::Lost;
+        }
+        left_out.into_iter().for_each(|(ops, pages)| self.drop_behind(&ops, pages));
+    }
+
+    /// What was said and is yet to be said to a session is of no meaning to another.
+    fn forget_session(&mut self) {
+        self.after_invalidation.clear();
+        self.unreleased.clear();
+        self.locks.forget_unwanted();
+        (self.claims, self.claims_locks, self.reclaims, self.forget_by) = (0, false, false, None);
+    }
+
+    /// Answers of calls that are out are not kept. `unbroken`: their session is forgotten, before their time.
+    fn grants_end(&mut self, unbroken: bool) {
+        self.counters.lapses += 1;
+        self.space = None;
+        self.flights.values_mut().for_each(|flight| flight.seen.lapsed = true);
+        if self.config.on_disconnect != OnDisconnect::Stale {
+            self.have_all_forgotten(unbroken);
+        }
+    }
+
+    fn have_all_forgotten(&mut self, unbroken: bool) {
+        self.forgetting = self.forget_everything(unbroken).or(self.forgetting);
+        self.kernel_is_slow = false;
+    }
+
+    fn leave(&mut self, now: Time, to: Standing) {
+        self.standing = to;
+        self.forget_by = None;
+        self.end_signalled_waits();
+        if self.config.on_disconnect != OnDisconnect::Stale {
+            return;
+        }
+        self.keep_as_stale();
+        let waiting: Vec<OpId> = self.waiting.keys().copied().collect();
+        waiting.into_iter().for_each(|op| self.give_up(op, Errno::IO));
+        for (op, (caller, what)) in std::mem::take(&mut self.parked) {
+            let pages = what.pages();
+            if let Some(answer) = self.start_away(now, op, caller, what) {
+                self.say(op, answer);
+                self.drop_behind(&[op], pages);
+            }
+        }
+    }
+
+    /// A session stands. Without `kept` it knows nothing of what was open and locked.
+    pub(crate) fn handle_session(&mut self, now: Time, session: Session, kept: bool) {
+        match self.standing {
+            Standing::Stands | Standing::Claiming => {
+                self.grants_end(!kept);
+                self.forget_stale();
+            }
+            Standing::Lapsed | Standing::Lost => self.forget_stale(),
+            Standing::Awaited => {}
+        }
+        let first = self.standing == Standing::Awaited;
+        let same = first || (self.key == session.cookie_key && self.id_of(self.root) == Some(session.root));
+        self.standing = Standing::Claiming;
+        if !kept {
+            self.forget_session();
+            self.forget_claims();
+            self.park_flushes();
+        }
+        if !same {
+            self.lose_export();
+        }
+        self.adopt(session);
+        if kept {
+            let unreleased = std::mem::take(&mut self.unreleased);
+            unreleased.into_iter().for_each(|handle| self.release_handle(handle));
+            self.keep_all_open();
+        } else if !first {
+            self.claim_all(now);
+        }
+        self.kernel_is_slow = false;
+        self.forget_by = self.is_forgetting().then(|| now.after(KERNEL_MAY_TAKE));
+        self.end_claiming(now);
+    }
+
+    /// Facts that were served though their grants had ended.
+    fn forget_stale(&mut self) {
+        if self.config.on_disconnect == OnDisconnect::Stale {
+            self.have_all_forgotten(false);
+        }
+    }
+
+    fn adopt(&mut self, session: Session) {
+        if self.key != session.cookie_key {
+            // The server lost what it makes ids of, or is another: it would take ours for forged.
+            self.disown_ids();
+        }
+        self.key = session.cookie_key;
+        self.has_acls = session.has_acls;
+        self.root = session.root.ino;
+        self.term = session.term;
+        let root = self.inode(session.root);
+        root.lookups = root.lookups.max(1);
+    }
+
+    /// A request is answered without the call that it waits for: `INTR`, its caller being dead or the wait
+    /// interrupted, or `IO`. The call goes on if it changes something, and its reply is taken in.
+    pub(crate) fn give_up(&mut self, op: OpId, errno: Errno) {
+        let mut answer = Answer::Failed(errno);
+        if let Some((_, what)) = self.parked.remove(&op) {
+            self.say(op, answer);
+            return self.drop_behind(&[op], what.pages());
+        }
+        let Some(waiting) = self.waiting.remove(&op) else { return };
+        let away = !self.is_attached();
+        let Some(flight) = self.flights.get_mut(&waiting.call) else { return self.say(op, answer) };
+        flight.waiters.retain(|&waiter| waiter != op);
+        let ends_locks = flight.purpose.ends_locks();
+        if ends_locks && errno == Errno::IO {
+            // Who closes a file holds nothing of it any more, come what may.
+            answer = Answer::Done;
+        }
+        let told = matches!(flight.purpose, Purpose::Lock { cancelled: true, .. });
+        // What was to be unlocked is nobody's, whoever waits for that.
+        let goes_on = told || matches!(flight.purpose, Purpose::List { .. } | Purpose::Unlock { .. });
+        let cancel = (flight.waiters.is_empty() && !goes_on).then(|| flight.purpose.clone());
+        let left_out = flight.drop_data.then(|| flight.purpose.pages()).flatten();
+        if away || errno == Errno::IO {
+            self.log_unknown(waiting.call);
+        }
+        self.say(op, answer);
+        self.drop_behind(&[op], left_out);
+        if let Some(purpose) = cancel {
+            // Who asks the same from now on asks anew: this one is answered `EINTR`.
+            self.leave_joins(waiting.call, &purpose);
+            self.out.push_back(Output::Cancel(waiting.call));
+        }
+    }
+
+    /// A change was sent whose caller is not told what became of it.
+    fn log_unknown(&self, call: CallId) {
+        let Some(flight) = self.flights.get(&call).filter(|flight| flight.sequence.is_some()) else { return };
+        let names = flight.purpose.names().into_iter();
+        let mut paths: Vec<String> = names.map(|(dir, name)| self.shown_name(dir, name)).collect();
+        match flight.purpose {
+            Purpose::Open { ino, .. } | Purpose::Change { ino, .. } | Purpose::Write { ino, .. } => {
+                paths.push(self.shown_path(ino));
+            }
+            _ => {}
+        }
+        let (operation, path) = (flight.kind, paths.join(" to "));
+        tracing::warn!(target: "nigh::unknown", operation, path, "it may have taken effect, or yet take effect");
+    }
+
+    fn shown_name(&self, dir: u64, name: &Name) -> String {
+        format!("{}/{}", self.shown_path(dir), String::from_utf8_lossy(name.as_bytes()))
+    }
+
+    /// An inode's path from the root, for people.
+    pub(crate) fn shown_path(&self, ino: u64) -> String {
+        let names = self.id_of(ino).and_then(|id| self.path_to(id));
+        let Some(names) = names else { return format!("inode {ino}") };
+        names.iter().map(|name| String::from_utf8_lossy(name.as_bytes())).collect::<Vec<_>>().join("/")
+    }
+}
+
+/// What cannot be answered from memory, whatever is there.
+fn refused_while_stale(op: &Op) -> Option<Errno> {
+    match op {
+        Op::SetAttr { .. }
+        | Op::Symlink { .. }
+        | Op::Mknod { .. }
+        | Op::Mkdir { .. }
+        | Op::Unlink { .. }
+        | Op::Rmdir { .. }
+        | Op::Rename { .. }
+        | Op::Link { .. }
+        | Op::Create { .. }
+        | Op::Tmpfile { .. }
+        | Op::Write { .. }
+        | Op::SetXattr { .. }
+        | Op::RemoveXattr { .. }
+        | Op::Fallocate { .. }
+        | Op::CopyRange { .. } => Some(Errno::ROFS),
+        Op::Open { access, .. } if access.write || access.truncate => Some(Errno::ROFS),
+        Op::SetLock { .. } | Op::Unlock { .. } | Op::TestLock { .. } | Op::Fsync { .. } => Some(Errno::IO),
+        _ => None,
+    }
+}

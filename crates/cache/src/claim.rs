@@ -1,0 +1,280 @@
+//! Claiming open files and locks from a session that has forgotten them: files first, since who has one open may lock it.
+
+use crate::away::Standing;
+use crate::cache::Cache;
+use crate::flight::{Flight, NewFile, Purpose};
+use crate::op::{Answer, Fh, Op, Output};
+use crate::state::OpenFile;
+use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
+
+/// What pins an inode was opened for reading.
+const PINNED: Access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+
+impl Cache {
+    /// Puts out a call for everything that was open. Locks follow.
+    pub(crate) fn claim_all(&mut self, now: Time) {
+        (self.reclaims, self.claims_locks) = (true, true);
+        self.pin_all_open();
+        let mut files = Vec::new();
+        for (fh, file) in &self.files {
+            files.extend(
+                file.handle.map(|handle| (file.ino, Some(*fh), handle, file.access, Some(file.caller))),
+            );
+        }
+        let mut pins: Vec<_> = self.inodes.values().filter_map(|i| Some((i.id.ino, i.pinned?))).collect();
+        pins.sort_unstable();
+        files.extend(pins.into_iter().map(|(ino, handle)| (ino, None, handle, PINNED, None)));
+        for (ino, fh, handle, access, caller) in files {
+            let generation = fh.and_then(|fh| self.files.get(&fh)).map(|file| file.generation);
+            match self.place(ino) {
+                Some(node) if generation.is_none_or(|opened| opened == node.node.generation) => {
+                    self.claims += 1;
+                    let purpose = Purpose::Reopen { ino, fh, handle };
+                    self.send(now, caller, purpose, Call::Reopen { node, handle, access });
+                }
+                // Its number is another inode's by now.
+                _ => self.lose_file(ino, fh, handle, Errno::STALE),
+            }
+        }
+        self.claim_deferred(now);
+        self.claim_locks(now);
+    }
+
+    /// When all files have their answers, locks are claimed: whether the server lets one have a lock may go by what is open.
+    fn claim_locks(&mut self, now: Time) {
+        if self.claims > 0 || !std::mem::take(&mut self.claims_locks) {
+            return;
+        }
+        let asked = self.flights.values().filter_map(|flight| match flight.purpose {
+            Purpose::Lock { holder, range, .. } if !flight.is_given_up() => Some((holder, range)),
+            _ => None,
+        });
+        for (holder, range) in self.locks.claims(&asked.collect::<Vec<_>>()) {
+            self.claims += u64::from(self.claim_lock(now, holder, range));
+        }
+    }
+
+    /// Answers of the session that is forgotten which are not taken in yet. What they opened is claimed with the rest, under the
+    /// same number; a lock is asked for again, since nobody was told of it.
+    fn claim_deferred(&mut self, now: Time) {
+        let mut left = Vec::new();
+        for (call, mut response) in std::mem::take(&mut self.deferred) {
+            let Some(flight) = self.flights.get(&call) else { continue };
+            let is_lock = matches!(flight.purpose, Purpose::Lock { .. }) && response.result.is_ok();
+            if is_lock && self.put_out_again(now, call) {
+                continue;
+            }
+            let opened = self.flights.get(&call).and_then(|flight| opened_by(flight, &response));
+            match (&mut response.result, opened) {
+                (result, _) if is_lock => *result = Err(Errno::INTR),
+                // Who has it open claims it under a number of ours.
+                (Ok(Reply::Removed { kept, .. } | Reply::Renamed { kept, .. }), _) => *kept = None,
+                (_, Some((node, handle, file))) => {
+                    self.claims += 1;
+                    let access = Access { truncate: false, ..file.access };
+                    let purpose = Purpose::Reopen { ino: node.node.ino, fh: None, handle };
+                    self.send(now, Some(file.caller), purpose, Call::Reopen { node, handle, access });
+                }
+                _ => {}
+            }
+            left.push((call, response));
+        }
+        self.deferred = left;
+    }
+
+    /// A call goes out once more; false if nobody waits for it.
+    fn put_out_again(&mut self, now: Time, id: CallId) -> bool {
+        let Some(flight) = self.flights.get_mut(&id).filter(|flight| !flight.is_given_up()) else {
+            return false;
+        };
+        let Some(call) = flight.again.clone() else { return false };
+        flight.sent = now;
+        let caller = flight.caller;
+        self.out.push_back(Output::Call { id, caller, name: None, call });
+        true
+    }
+
+    /// The answer, not yet taken in, that opened a file under this number.
+    fn gives(&mut self, handle: Handle) -> Option<&mut Response> {
+        let mut deferred = self.deferred.iter_mut().map(|(_, response)| response);
+        deferred.find(|response| opened_as(response) == Some(handle))
+    }
+
+    /// Another session is to be asked: answers to earlier claims are of no interest.
+    pub(crate) fn forget_claims(&mut self) {
+        self.flights.retain(|_, flight| !flight.purpose.is_claim());
+        // Its listings begin again.
+        for flight in self.flights.values_mut() {
+            if flight.begun {
+                flight.aside = Some(Box::default());
+                flight.grants.clear();
+            }
+        }
+    }
+
+    /// Whether a handle is being claimed.
+    pub(crate) fn is_claiming(&self, handle: Handle) -> bool {
+        let claims =
+            |flight: &Flight| matches!(flight.purpose, Purpose::Reopen { handle: h, .. } if h == handle);
+        self.claims > 0 && self.flights.values().any(claims)
+    }
+
+    /// A claim has its answer.
+    pub(crate) fn claim_answered(&mut self, now: Time, flight: &Flight, response: &Response) {
+        match flight.purpose {
+            Purpose::Reopen { ino, fh, handle } => self.reopened(now, flight, (ino, fh, handle), response),
+            Purpose::Reclaim { holder, range } => self.lock_reclaimed(now, holder, range, response),
+            _ => return,
+        }
+        self.claims = self.claims.saturating_sub(1);
+        self.claim_locks(now);
+        self.end_claiming(now);
+    }
+
+    fn reopened(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        (ino, fh, handle): (u64, Option<Fh>, Handle),
+        response: &Response,
+    ) {
+        let attr = match &response.result {
+            Ok(Reply::Opened { handle: opened, attr }) if *opened == handle => *attr,
+            Ok(_) => return self.lose_file(ino, fh, handle, Errno::PROTO),
+            Err(errno) => return self.lose_file(ino, fh, handle, *errno),
+        };
+        if self.gives(handle).is_some() {
+            return;
+        }
+        let wanted = match fh {
+            Some(fh) => self.files.get(&fh).is_some_and(|file| file.handle == Some(handle)),
+            None => self.inodes.get(&ino).is_some_and(|inode| inode.pinned == Some(handle)),
+        };
+        match self.id_of(ino).filter(|_| wanted) {
+            Some(id) => {
+                self.learn_attr(now, flight, id, attr, &response.grants);
+                self.learn_data_grant(now, flight, id, response);
+                // By one that is only read nothing is written back.
+                if fh.and_then(|fh| self.files.get(&fh)).is_some_and(|file| file.access.write) {
+                    self.pages_go_on(now, flight, (id, &attr), response);
+                }
+            }
+            None => self.release_handle(handle),
+        }
+    }
+
+    /// All has been claimed, and the kernel has forgotten: others may change things, and what waited begins.
+    pub(crate) fn end_claiming(&mut self, now: Time) {
+        if self.standing != Standing::Claiming || self.claims > 0 || self.waits_for_kernel() {
+            return;
+        }
+        self.standing = Standing::Stands;
+        self.forget_by = None;
+        if std::mem::take(&mut self.reclaims) {
+            self.out.push_back(Output::Reclaimed);
+        }
+        self.start_parked(now);
+        self.drop_old();
+    }
+
+    /// An open file could not be had again: it fails until it is closed, and so do its requests that are out. One that was
+    /// opened without the remote may be read by its place as before, if it is still there.
+    fn lose_file(&mut self, ino: u64, fh: Option<Fh>, handle: Handle, errno: Errno) {
+        if let Some(response) = self.gives(handle) {
+            response.result = Err(errno);
+        }
+        let mut lost = Vec::new();
+        match fh {
+            Some(fh) => lost.push(fh),
+            None => {
+                let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.pinned == Some(handle)) else {
+                    return;
+                };
+                inode.pinned = None;
+                let id = inode.id;
+                let pinned = |file: &OpenFile| file.ino == ino && file.is_unknown_of(id);
+                if errno == Errno::STALE {
+                    lost.extend(self.files.iter().filter(|(_, file)| pinned(file)).map(|(fh, _)| *fh));
+                }
+            }
+        }
+        for fh in &lost {
+            let Some(file) = self.files.get_mut(fh) else { continue };
+            file.lost = true;
+            if file.handle.take().is_some() {
+                self.unpinned += 1;
+                if let Some(inode) = self.inodes.get_mut(&ino) {
+                    inode.opens_unpinned += 1;
+                }
+            }
+            let path = self.shown_path(ino);
+            tracing::warn!(target: "nigh::session", path, %errno, "an open file could not be opened again");
+        }
+        self.fail_through(&lost.into_iter().collect());
+        let needs = |flight: &&Flight| flight.handles.contains(&Some(handle));
+        let waiters = self.flights.values().filter(needs).flat_map(|flight| flight.waiters.iter().copied());
+        let waiters: Vec<OpId> = waiters.collect();
+        waiters.into_iter().for_each(|op| self.give_up(op, Errno::IO));
+    }
+
+    /// The server exports something else, or has lost what it makes ids of: nothing of before can be had again.
+    pub(crate) fn lose_export(&mut self) {
+        tracing::error!(
+            target: "nigh::session",
+            "the server exports something else than what was mounted: what was open fails; unmount and mount again"
+        );
+        self.files.values_mut().for_each(|file| (file.handle, file.lost) = (None, true));
+        self.unpinned = self.files.len() as u64;
+        self.inodes.values_mut().for_each(|inode| (inode.opens_unpinned, inode.pinned) = (0, None));
+        for file in self.files.values() {
+            if let Some(inode) = self.inodes.get_mut(&file.ino) {
+                inode.opens_unpinned += 1;
+            }
+        }
+        self.locks.lose_all();
+        self.deferred.iter_mut().for_each(|(_, response)| response.result = Err(Errno::IO));
+        let calls: Vec<CallId> = self.flights.keys().copied().collect();
+        for call in calls {
+            let Some(flight) = self.flights.get_mut(&call) else { continue };
+            let waiters = std::mem::take(&mut flight.waiters);
+            let pages = flight.purpose.pages().filter(|_| flight.drop_data);
+            self.answer_all(&waiters, &Answer::Failed(Errno::IO));
+            self.drop_behind(&waiters, pages);
+            self.out.push_back(Output::Cancel(call));
+        }
+    }
+
+    /// Whether a request goes through an open file that could not be had again, or whose locks could not.
+    pub(crate) fn is_lost(&self, op: &Op) -> bool {
+        let lost = |fh: &Fh| self.locks.are_lost(*fh) || self.files.get(fh).is_some_and(|file| file.lost);
+        op.through().iter().flatten().any(lost)
+    }
+}
+
+/// The number under which an answer says that a file was opened.
+fn opened_as(response: &Response) -> Option<Handle> {
+    match &response.result {
+        Ok(Reply::Opened { handle, .. }) => Some(*handle),
+        Ok(Reply::Made { handle, .. }) => *handle,
+        _ => None,
+    }
+}
+
+/// The same, with where it is, and how it was opened.
+fn opened_by(flight: &Flight, response: &Response) -> Option<(Place, Handle, NewFile)> {
+    let handle = opened_as(response)?;
+    let made = match &response.result {
+        Ok(Reply::Made { entry, .. }) => Some(entry.id),
+        _ => None,
+    };
+    match (&flight.purpose, &flight.again, made) {
+        (Purpose::Open { file, .. }, Some(Call::Open { node, .. }), None) => {
+            Some((node.clone(), handle, *file))
+        }
+        (Purpose::Make { name, file: Some(file), .. }, Some(Call::Create { dir, .. }), Some(node)) => {
+            Some((Place { node, hint: Some((dir.node, name.clone())) }, handle, *file))
+        }
+        (Purpose::Tmpfile { file }, _, Some(node)) => Some((Place::bare(node), handle, *file)),
+        _ => None,
+    }
+}

@@ -1,0 +1,36 @@
+//! How long requests may wait, where the mount says so ([`crate::OnDisconnect::Fail`]).
+
+use nigh_types::{OpId, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Requests that wait, by the moment at which they may no longer.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    due: BTreeSet<(Time, OpId)>,
+    of: BTreeMap<OpId, Time>,
+}
+
+impl Limits {
+    pub fn begin(&mut self, op: OpId, due: Time) {
+        self.of.insert(op, due);
+        self.due.insert((due, op));
+    }
+
+    /// It was answered.
+    pub fn end(&mut self, op: OpId) {
+        if let Some(due) = self.of.remove(&op) {
+            self.due.remove(&(due, op));
+        }
+    }
+
+    pub fn next(&self) -> Option<Time> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// One whose time is over.
+    pub fn take_over(&mut self, now: Time) -> Option<OpId> {
+        let (_, op) = *self.due.first().filter(|(due, _)| *due <= now)?;
+        self.end(op);
+        Some(op)
+    }
+}

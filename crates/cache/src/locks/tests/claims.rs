@@ -1,0 +1,275 @@
+//! What is claimed from a session that has forgotten it, in which order; and what one before it had answered.
+
+use super::*;
+use crate::{Invalidation, Stale};
+
+/// What the kernel is to be told, and has not been.
+#[derive(Default)]
+struct Untold(Vec<Invalidation>);
+
+impl Rig {
+    /// What is put out while the kernel has not forgotten.
+    fn put_out(&mut self, untold: &mut Untold) -> Vec<Output> {
+        let mut all = Vec::new();
+        loop {
+            match self.cache.poll_output() {
+                Output::Timeout(..) => return all,
+                Output::Invalidate { id, .. } => untold.0.push(id),
+                other => all.push(other),
+            }
+        }
+    }
+
+    /// A session that stands and has kept everything answers a call, which is not taken in yet; then it is lost, and another takes
+    /// its place. What is put out to that one.
+    fn answered_by_a_session_that_is_forgotten(
+        &mut self,
+        call: CallId,
+        result: Result<Reply, Errno>,
+        untold: &mut Untold,
+    ) -> Vec<Output> {
+        let lapsed = || Event::Lapsed { why: "test".into() };
+        self.cache.handle_event(T0, lapsed());
+        self.cache.handle_event(T0, Event::Restored { session: session(), kept: true });
+        self.cache.handle_event(T0, Event::Response { call, response: Response::plain(result) });
+        self.cache.handle_event(T0, lapsed());
+        assert_eq!(self.put_out(untold), [], "nothing is answered before the kernel has forgotten");
+        self.cache.handle_event(T0, Event::Restored { session: session(), kept: false });
+        self.put_out(untold)
+    }
+
+    /// The kernel has forgotten; what is put out then.
+    fn forgotten(&mut self, untold: Untold) -> Vec<Output> {
+        untold.0.into_iter().for_each(|id| self.cache.handle_invalidated(T0, id));
+        self.outputs()
+    }
+
+    fn say(&mut self, call: CallId, result: Result<Reply, Errno>, untold: &mut Untold) -> Vec<Output> {
+        self.cache.handle_event(T0, Event::Response { call, response: Response::plain(result) });
+        self.put_out(untold)
+    }
+}
+
+fn opened(handle: u64) -> Result<Reply, Errno> {
+    Ok(Reply::Opened { handle: Handle(handle), attr: attr() })
+}
+
+/// The calls, with the number of the file that each claims.
+fn reopens(outputs: &[Output]) -> Vec<(CallId, u64)> {
+    let reopen = |output: &Output| match output {
+        Output::Call { id, call: Call::Reopen { handle, .. }, .. } => (*id, handle.0),
+        other => panic!("{other:?}"),
+    };
+    outputs.iter().map(reopen).collect()
+}
+
+const WRITE: Access = Access { read: true, write: true, truncate: true, direct: false, sync: false };
+
+#[test]
+fn a_file_that_a_forgotten_session_had_opened_is_claimed_before_its_caller_is_told() {
+    for had in [Ok(()), Err(Errno::ACCES)] {
+        let (mut rig, mut untold) = (Rig::new(), Untold::default());
+        rig.open();
+        let (op, answer) = rig.ask(Op::Open { ino: FILE.ino, access: WRITE, append: false });
+        assert_eq!(answer, None);
+        let (call, _) = rig.call();
+        let claims = rig.answered_by_a_session_that_is_forgotten(call, opened(9), &mut untold);
+        let [(first, 3), (second, 9)] = reopens(&claims)[..] else { panic!("{claims:?}") };
+        assert!(
+            matches!(&claims[1], Output::Call { call: Call::Reopen { access, .. }, .. } if !access.truncate && access.write),
+            "it was truncated already"
+        );
+        assert_eq!(rig.say(first, opened(3), &mut untold), []);
+        assert_eq!(rig.say(second, had.and(opened(9)), &mut untold), []);
+        let after = rig.forgotten(untold);
+        match (had, &after[..]) {
+            (Ok(()), [Output::Reclaimed, Output::Answer { op: told, answer: Answer::Opened(file) }]) => {
+                assert_eq!(*told, op);
+                rig.ask(Op::Read { ino: FILE.ino, fh: file.fh, offset: 0, size: 1 });
+                assert!(matches!(rig.call().1, Call::Read { handle: Some(Handle(9)), .. }));
+            }
+            (Err(errno), [Output::Reclaimed, Output::Answer { op: told, answer }]) => {
+                assert_eq!((*told, answer), (op, &Answer::Failed(errno)));
+            }
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_file_that_a_forgotten_session_had_made_is_claimed_where_it_was_made() {
+    let (mut rig, mut untold) = (Rig::new(), Untold::default());
+    let name = Name::new(b"new").unwrap();
+    let access = Access { truncate: false, ..WRITE };
+    let create = Op::Create {
+        dir: 1,
+        name: name.clone(),
+        mode: 0o644,
+        umask: 0,
+        exclusive: true,
+        access,
+        append: false,
+    };
+    let (op, answer) = rig.ask(create);
+    assert_eq!(answer, None);
+    let (call, _) = rig.call();
+    let node = NodeId { ino: 8, generation: 8 };
+    let entry = Entry { id: node, attr: attr(), target: None, no_xattrs: true };
+    let made = Ok(Reply::Made { entry, handle: Some(Handle(9)), existed: false });
+    let claims = rig.answered_by_a_session_that_is_forgotten(call, made, &mut untold);
+    let [Output::Call { id, call: Call::Reopen { node: place, handle: Handle(9), .. }, .. }] = &claims[..]
+    else {
+        panic!("{claims:?}")
+    };
+    assert_eq!((place.node, place.hint.as_ref().map(|hint| &hint.1)), (node, Some(&name)));
+    assert_eq!(rig.say(*id, opened(9), &mut untold), []);
+    let after = rig.forgotten(untold);
+    let [Output::Reclaimed, Output::Answer { op: told, answer: Answer::Created(..) }] = after[..] else {
+        panic!("{after:?}")
+    };
+    assert_eq!(told, op);
+}
+
+#[test]
+fn a_lock_that_a_forgotten_session_had_granted_is_asked_for_again() {
+    for (result, answer) in
+        [(Ok(Reply::Done), Answer::Done), (Err(Errno::AGAIN), Answer::Failed(Errno::AGAIN))]
+    {
+        let (mut rig, mut untold) = (Rig::new(), Untold::default());
+        let fh = rig.open();
+        let op = rig.want(fh, span(1, (0, 9)), false);
+        let (call, _) = rig.call();
+        let out = rig.answered_by_a_session_that_is_forgotten(call, Ok(Reply::Done), &mut untold);
+        let [claim, Output::Call { id: again, call: Call::Lock { reclaim: false, .. }, .. }] = &out[..]
+        else {
+            panic!("{out:?}")
+        };
+        assert_eq!(*again, call);
+        let (claim, _) = reopens(std::slice::from_ref(claim))[0];
+        assert_eq!(rig.say(claim, opened(3), &mut untold), [], "it is held by nobody");
+        assert_eq!(rig.forgotten(untold), [Output::Reclaimed]);
+        assert_eq!(rig.respond(call, result), [(op, answer)]);
+    }
+}
+
+/// Nobody else may have what it was about to get.
+#[test]
+fn a_lock_that_a_forgotten_session_had_granted_to_the_dead_is_not_asked_for_again() {
+    let (mut rig, mut untold) = (Rig::new(), Untold::default());
+    let fh = rig.open();
+    let op = rig.want(fh, span(1, (0, 9)), false);
+    let (call, _) = rig.call();
+    rig.cache.handle_interrupt(op, true);
+    rig.outputs();
+    let out = rig.answered_by_a_session_that_is_forgotten(call, Ok(Reply::Done), &mut untold);
+    let [(claim, 3)] = reopens(&out)[..] else { panic!("{out:?}") };
+    assert_eq!(rig.say(claim, opened(3), &mut untold), []);
+    assert_eq!(rig.forgotten(untold), [Output::Reclaimed]);
+    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "it holds nothing");
+}
+
+/// A server may let one lock what it has open, and nothing else.
+#[test]
+fn locks_are_claimed_when_every_file_is_had_again() {
+    let mut rig = Rig::new();
+    let (fh, _) = (rig.open(), rig.open());
+    rig.lock(fh, span(1, (0, 9)));
+    rig.cache.handle_event(T0, Event::Restored { session: session(), kept: false });
+    let claims = rig.outputs();
+    let [(first, 3), (second, 3)] = reopens(&claims)[..] else { panic!("{claims:?}") };
+    let mut untold = Untold::default();
+    assert_eq!(rig.say(second, opened(3), &mut untold), [], "one is not had yet");
+    let out = rig.say(first, opened(3), &mut untold);
+    let [Output::Call { id, call: Call::Lock { reclaim: true, .. }, .. }] = out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(rig.say(id, Ok(Reply::Done), &mut untold), [Output::Reclaimed]);
+    assert!(rig.forgotten(untold).is_empty());
+}
+
+/// The forgotten session may have done it, or not.
+#[test]
+fn what_was_asked_to_be_a_weaker_lock_is_claimed_as_that() {
+    for refused in [false, true] {
+        let mut rig = Rig::new();
+        let fh = rig.open();
+        rig.lock(fh, span(1, (0, 99)));
+        let kind = LockKind::Read;
+        let weaker = Op::SetLock { ino: FILE.ino, fh, span: span(1, (10, 19)), kind, pid: 4, wait: false };
+        let (op, answer) = rig.ask(weaker);
+        assert_eq!(answer, None);
+        let (call, _) = rig.call();
+        rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+        rig.cache.handle_event(T0, Event::Restored { session: session(), kept: false });
+        let claims = rig.claims(|call| match call {
+            Call::Lock { .. } => Ok(Reply::Done),
+            _ => opened(3),
+        });
+        let locks = claims.iter().filter_map(|call| match call {
+            Call::Lock { kind, start, end, .. } => Some((*kind, *start, *end)),
+            _ => None,
+        });
+        let parts = [(LockKind::Write, 0, 9), (LockKind::Read, 10, 19), (LockKind::Write, 20, 99)];
+        assert_eq!(locks.collect::<Vec<_>>(), parts);
+        let response = |refused| Response::plain(if refused { Err(Errno::NOLCK) } else { Ok(Reply::Done) });
+        rig.cache.handle_event(T0, Event::Response { call, response: response(refused) });
+        let answer = if refused { Answer::Failed(Errno::IO) } else { Answer::Done };
+        let after = rig.outputs();
+        assert!(after.contains(&Output::Answer { op, answer }), "{after:?}");
+        let (_, read) = rig.ask(Op::Read { ino: FILE.ino, fh, offset: 0, size: 1 });
+        let told = Answer::Failed(Errno::IO);
+        assert_eq!(read, refused.then_some(told), "who believes to have more than it has is told");
+    }
+}
+
+/// A request whose pages were left out when the kernel was told to drop them fails: they show what was before.
+#[test]
+fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
+    let range = Stale::Data { ino: FILE.ino, offset: 0, length: 100 };
+    let read = |fh| Op::Read { ino: FILE.ino, fh, offset: 0, size: 100 };
+    let told = |rig: &mut Rig| {
+        let mut told = Vec::new();
+        loop {
+            match rig.cache.poll_output() {
+                Output::Timeout(..) => return told,
+                Output::Invalidate { id, stale, .. } => {
+                    rig.cache.handle_invalidated(T0, id);
+                    told.extend(stale);
+                }
+                _ => {}
+            }
+        }
+    };
+    let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
+    for killed in [false, true] {
+        // Behind a recall: it is refused, or its caller is killed.
+        let mut rig = Rig::new();
+        let fh = rig.open();
+        let (op, _) = rig.ask(read(fh));
+        let (call, _) = rig.call();
+        rig.cache.handle_event(T0, Event::Recall(recall.clone()));
+        told(&mut rig);
+        if killed {
+            rig.cache.handle_interrupt(op, true);
+            assert!(told(&mut rig).contains(&range), "its caller was killed");
+            assert!(
+                rig.cache.droppable(Invalidation(99), FILE.ino, (0, 0)).contains(&(0, 0)),
+                "nothing is locked"
+            );
+        }
+        let response = Response::plain(Err(Errno::IO));
+        rig.cache.handle_event(T0, Event::Response { call, response });
+        assert!(told(&mut rig).contains(&range), "it was refused");
+        // While the remote is away: one that waits, and one that is out when the session is over.
+        let (_, answer) = rig.ask(read(fh));
+        assert_eq!(answer, None);
+        rig.call();
+        rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+        let (op, _) = rig.ask(read(fh));
+        told(&mut rig);
+        rig.cache.handle_interrupt(op, true);
+        assert_eq!(told(&mut rig), std::slice::from_ref(&range), "of the one that waited");
+        rig.cache.handle_event(T0, Event::Lost { why: "test".into() });
+        assert!(told(&mut rig).contains(&range), "of the one that was out");
+    }
+}

@@ -1,0 +1,150 @@
+//! Dropping pages of files.
+//!
+//! Dropping waits for the reads and writes that have these pages locked; those that we know of are left out, since their
+//! answers may wait for our acknowledgement, and nobody may answer them while the remote is away. One may have come that we did
+//! not know of: then the worker that is stuck is left behind, and the rest dropped by another. A file's pages are told when they
+//! are gone but for such; what is only slow is not.
+
+use super::teller::{PATIENCE, Progress, Teller};
+use super::worker::{Crew, Worker};
+use nigh_cache::Stale;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How long dropping pages may take before it is asked what is in its way.
+const LOOK_AGAIN: Duration = Duration::from_micros(500);
+/// So many files that are not open are dropped together.
+const AT_ONCE: usize = 256;
+
+/// A file and what is to be dropped of it: its number, (offset, length); a length of 0: to the end.
+type File = (u64, (u64, u64));
+/// Ranges of a file that are being dropped: its number, and (offset, length).
+pub(super) type Ranges = (u64, Vec<(u64, u64)>);
+
+/// What a worker is dropping.
+pub(super) struct Dropping {
+    worker: Worker<Vec<Ranges>>,
+    files: Vec<File>,
+    ranges: Vec<Ranges>,
+}
+
+/// Why a worker is waited for no more.
+enum Ended {
+    Done,
+    /// A request of our own has pages locked.
+    InTheWay,
+    Slow,
+    /// Something goes first, or all ends.
+    Left,
+}
+
+pub(super) fn stale((ino, (offset, length)): File) -> Stale {
+    Stale::Data { ino, offset, length }
+}
+
+impl Teller<'_> {
+    /// A file, and with one that is not open those that come next and are not either: nothing of these can be locked now.
+    pub(super) fn take_files(&self, first: File, rest: &mut VecDeque<Stale>) -> Vec<File> {
+        let mut files = vec![first];
+        self.driver.with(|core, _| {
+            let mut next = first.0;
+            while files.len() < AT_ONCE
+                && !core.cache.is_open(next)
+                && let Some(&Stale::Data { ino, offset, length }) = rest.front()
+                && !core.cache.is_open(ino)
+            {
+                rest.pop_front();
+                files.push((ino, (offset, length)));
+                next = ino;
+            }
+        });
+        files
+    }
+
+    /// Drops pages of files. Those for which there is no worker are noted as untold. An error: the job is left, with these.
+    pub(super) fn drop_pages(
+        &mut self,
+        progress: &mut Progress,
+        mut files: Vec<File>,
+    ) -> Result<(), Vec<File>> {
+        let id = progress.id;
+        let mut most = progress.most();
+        loop {
+            let ranges: Vec<Ranges> = self.driver.with(|core, _| {
+                let all = files.iter().map(|(ino, range)| (*ino, core.cache.droppable(id, *ino, *range)));
+                all.filter(|(_, ranges)| !ranges.is_empty()).collect()
+            });
+            if ranges.is_empty() {
+                return Ok(());
+            }
+            let idle = self.pages.take_if(|_| self.notifier.crew.holds_to(most));
+            let Some(worker) = idle.or_else(|| self.start_pages(most)) else {
+                progress.untold.extend(files.into_iter().map(stale));
+                return Ok(());
+            };
+            worker.give(ranges.iter().map(|(ino, ranges)| (self.node(*ino), ranges.clone())).collect());
+            let dropping = Dropping { worker, files, ranges };
+            match self.wait_for(progress, &dropping, progress.first.then_some(PATIENCE)) {
+                Ended::Done => {
+                    self.pages = Some(dropping.worker);
+                    return Ok(());
+                }
+                Ended::Slow => {
+                    progress.slow.push_back(dropping);
+                    return Ok(());
+                }
+                Ended::Left => return Err(dropping.files),
+                Ended::InTheWay => files = dropping.files,
+            }
+            // Each store into a map that is not written back stops one: others need some too.
+            most = Crew::COMMON;
+        }
+    }
+
+    /// Waits for what was slow, all else being told. What is left for something else that goes first counts as untold.
+    pub(super) fn wait_for_slow(&mut self, progress: &mut Progress) {
+        while let Some(dropping) = progress.slow.pop_front() {
+            match self.wait_for(progress, &dropping, None) {
+                Ended::Done => self.pages = Some(dropping.worker),
+                Ended::InTheWay => {
+                    if let Err(left) = self.drop_pages(progress, dropping.files) {
+                        progress.untold.extend(left.into_iter().map(stale));
+                    }
+                }
+                Ended::Slow | Ended::Left => progress.untold.extend(dropping.files.into_iter().map(stale)),
+            }
+        }
+    }
+
+    /// With a `limit` it is slow beyond that.
+    fn wait_for(&self, progress: &Progress, dropping: &Dropping, limit: Option<Duration>) -> Ended {
+        let since = Instant::now();
+        let mut ended = Ended::Done;
+        let look = || {
+            let is_left = self.is_wanted(limit.is_some());
+            ended = match limit {
+                _ if is_left => Ended::Left,
+                _ if self.may_leave(progress) && self.is_in_the_way(progress, dropping) => Ended::InTheWay,
+                Some(limit) if since.elapsed() >= limit => Ended::Slow,
+                _ => return false,
+            };
+            true
+        };
+        if dropping.worker.wait(LOOK_AGAIN, look) { Ended::Done } else { ended }
+    }
+
+    /// Whether another worker could go on. What goes first, and what is left of it, waits for no request in any case.
+    fn may_leave(&self, progress: &Progress) -> bool {
+        progress.first || progress.behind || self.notifier.crew.has_room(Crew::COMMON)
+    }
+
+    fn is_in_the_way(&self, progress: &Progress, dropping: &Dropping) -> bool {
+        self.driver.with(|core, _| {
+            let cache = &core.cache;
+            let locked = |(ino, ranges): &Ranges| {
+                cache.is_open(*ino) && cache.is_in_the_way(progress.id, *ino, ranges)
+            };
+            dropping.ranges.iter().any(locked)
+        })
+    }
+}

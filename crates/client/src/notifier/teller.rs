@@ -1,0 +1,277 @@
+//! The notifier's thread: what it tells, and how long it waits for that.
+//!
+//! What is to be forgotten is told when it is gone, or when what stands in the way is a request of our own that waits for the
+//! remote: then it is its worker's, which goes on behind the answer.
+//!
+//! | waits for | at most |
+//! | --- | --- |
+//! | a name, where all can be dropped at once | [`PATIENCE`]; then all are |
+//! | a name, where they cannot | [`PATIENCE`]; the rest of its directory goes to the same worker. At the end all are waited for, until something goes first |
+//! | pages (`pages.rs`) | until a read or write comes that has them locked, or something goes first; then for the rest |
+//! | what goes first | [`PATIENCE`] for each; at the end for all that is slow, but for what waits for the remote |
+//!
+//! What there is no worker for is told later, and does not count as told until then.
+
+use super::pages::{Dropping, Ranges};
+use super::worker::{Crew, Worker};
+use super::{Job, Notifier};
+use crate::below::Below;
+use crate::driver::Driver;
+use nigh_cache::{Invalidation, Stale};
+use nigh_fuse::{Level, Notification, NotifyOutcome};
+use nigh_types::Name;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+/// After so long it is looked whether there are workers again.
+const AGAIN: Duration = Duration::from_millis(20);
+pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
+
+/// A name to be dropped, and the inode whose attributes are dropped right after it.
+type Named = (u64, Vec<u8>, Option<u64>);
+
+/// What the notifier's thread knows.
+pub(super) struct Teller<'a> {
+    pub(super) notifier: &'a Notifier,
+    pub driver: &'a Arc<Driver>,
+    pub below: Below,
+    expires: bool,
+    names: Option<Worker<Named>>,
+    pub(super) pages: Option<Worker<Vec<Ranges>>>,
+}
+
+/// What came of telling one job so far.
+pub(super) struct Progress {
+    pub id: Invalidation,
+    pub first: bool,
+    pub behind: bool,
+    /// Directories whose names wait, and how many do.
+    late: BTreeMap<u64, (Worker<Named>, u64)>,
+    /// Names that were given to these.
+    late_names: Vec<Stale>,
+    /// Of these the kernel did not know; an answer that brings them may be on its way inside the kernel.
+    unknown: Vec<u64>,
+    /// Of what goes first: pages that are being dropped, and take long.
+    pub slow: VecDeque<Dropping>,
+    /// There were no workers for these.
+    pub untold: VecDeque<Stale>,
+}
+
+impl Progress {
+    /// So many workers there may be while it takes one for what may get stuck.
+    pub fn most(&self) -> u64 {
+        if self.behind { Crew::COMMON } else { Crew::ALL }
+    }
+}
+
+impl Teller<'_> {
+    pub fn new<'a>(notifier: &'a Notifier, driver: &'a Arc<Driver>, expires: bool) -> Teller<'a> {
+        let below = Below::new(driver.mountpoint.get().cloned());
+        Teller { notifier, driver, below, expires, names: None, pages: None }
+    }
+
+    /// Whether all names can be dropped at once.
+    pub fn drops_all(&self) -> bool {
+        self.driver.transport.level() == Level::All && self.below.is_empty()
+    }
+
+    /// Where something is mounted below: what the kernel holds of names goes, once.
+    pub fn give_up_names(&mut self) -> Option<(Invalidation, VecDeque<Stale>)> {
+        if self.below.is_empty() {
+            return None;
+        }
+        let (id, names) = self.driver.with(|core, _| core.cache.handle_mounted_below())?;
+        Some((id, names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect()))
+    }
+
+    /// Tells what it can. What is left is told again, all of it if the job was left for one that goes first.
+    pub fn tell(&mut self, mut job: Job) -> VecDeque<Stale> {
+        let mut progress = Progress {
+            id: job.id,
+            first: job.first,
+            behind: job.behind,
+            late: BTreeMap::new(),
+            late_names: Vec::new(),
+            unknown: Vec::new(),
+            slow: VecDeque::new(),
+            untold: VecDeque::new(),
+        };
+        while let Some(one) = job.stale.pop_front() {
+            if self.is_wanted(progress.first) {
+                job.stale.push_front(one);
+                break;
+            }
+            if let Stale::Data { ino, offset, length } = one {
+                let files = self.take_files((ino, (offset, length)), &mut job.stale);
+                if let Err(left) = self.drop_pages(&mut progress, files) {
+                    left.into_iter().rev().for_each(|file| job.stale.push_front(super::pages::stale(file)));
+                    break;
+                }
+            } else {
+                self.tell_one(&mut progress, &one);
+            }
+        }
+        self.tell_unknown(&mut progress);
+        self.wait_for_slow(&mut progress);
+        if !self.wait_for_late(&progress) {
+            job.stale.extend(std::mem::take(&mut progress.late_names));
+        }
+        job.stale.append(&mut progress.untold);
+        if !job.stale.is_empty() && !self.notifier.is_wanted() {
+            std::thread::sleep(AGAIN);
+        }
+        job.stale
+    }
+
+    /// Whether the job is to be left.
+    pub(super) fn is_wanted(&self, first: bool) -> bool {
+        if first { self.notifier.is_stopped() } else { self.notifier.is_wanted() }
+    }
+
+    fn tell_one(&mut self, progress: &mut Progress, one: &Stale) {
+        match one {
+            Stale::Attr { ino } => self.tell_attributes(progress, *ino),
+            Stale::Epoch(_) if self.below.is_empty() => {
+                self.send(&Notification::IncEpoch);
+            }
+            Stale::Epoch(names) => {
+                names.iter().for_each(|(dir, name)| self.tell_name(progress, *dir, name));
+            }
+            Stale::Entry { dir, name } => self.tell_name(progress, *dir, name),
+            // See `pages.rs`.
+            Stale::Data { .. } => {}
+        }
+    }
+
+    /// Drops a name unless something is mounted at it or below it: that would be detached (measured). Such a
+    /// name is looked up again, or goes with its timeout.
+    fn tell_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
+        let stays = !self.below.is_empty() && {
+            let path = self.driver.with(|core, _| core.cache.path_of(dir, name));
+            path.is_none_or(|path| self.below.is_on_the_way(&path))
+        };
+        let parent = self.node(dir);
+        if !stays {
+            self.drop_name(progress, (dir, name), None);
+        } else if self.expires {
+            self.send(&Notification::InvalEntry { parent, name: name.as_bytes().into(), expire_only: true });
+        }
+    }
+
+    /// If the kernel does not know the inode, an answer that brings it may still be on its way inside the
+    /// kernel: dropping its name waits for that.
+    fn tell_attributes(&mut self, progress: &mut Progress, ino: u64) {
+        let attributes = Notification::attributes(self.node(ino));
+        if self.send(&attributes) != Some(NotifyOutcome::Unknown) {
+            return;
+        }
+        if progress.first {
+            progress.unknown.push(ino);
+        } else if let Some((dir, name)) = self.driver.home_of(ino) {
+            self.drop_name(progress, (dir, &name), Some(ino));
+            self.send(&attributes);
+        }
+    }
+
+    /// The same where it goes first, behind all that waits for nothing.
+    fn tell_unknown(&mut self, progress: &mut Progress) {
+        for ino in std::mem::take(&mut progress.unknown) {
+            match self.driver.home_of(ino) {
+                Some((dir, name)) => self.drop_name(progress, (dir, &name), Some(ino)),
+                None => {
+                    self.send(&Notification::attributes(self.node(ino)));
+                }
+            }
+        }
+    }
+
+    fn drop_name(&mut self, progress: &mut Progress, (dir, name): (u64, &Name), then: Option<u64>) {
+        let node = self.node(dir);
+        let named = (node, name.as_bytes().to_vec(), then.map(|ino| self.node(ino)));
+        let again = || {
+            let entry = Stale::Entry { dir, name: name.clone() };
+            std::iter::once(entry).chain(then.map(|ino| Stale::Attr { ino }))
+        };
+        if let Some((worker, waiting)) = progress.late.get_mut(&dir) {
+            worker.give(named);
+            *waiting += 1;
+            return progress.late_names.extend(again());
+        }
+        let most = progress.most();
+        let idle = self.names.take_if(|_| self.notifier.crew.holds_to(most));
+        let worker = idle.or_else(|| self.start_names(most));
+        let in_time = worker.as_ref().is_some_and(|worker| {
+            worker.give(named);
+            worker.wait(PATIENCE, || true)
+        });
+        if in_time {
+            self.names = worker;
+        } else if self.drops_all() && !progress.first {
+            self.notifier.epoch_fallbacks.fetch_add(1, Ordering::Relaxed);
+            self.send(&Notification::IncEpoch);
+            self.send(&Notification::contents(node));
+        } else if let Some(worker) = worker {
+            progress.late.insert(dir, (worker, 1));
+            progress.late_names.extend(again());
+        } else {
+            progress.untold.extend(again());
+        }
+    }
+
+    /// Names of directories that were locked. What goes first leaves them to their workers where it is a request of our own that has
+    /// them locked. False: the job is to be left for another that goes first.
+    fn wait_for_late(&self, progress: &Progress) -> bool {
+        let is_ours = |dir| self.driver.with(|core, _| core.cache.is_locked(dir));
+        progress.late.iter().all(|(dir, (worker, waiting))| {
+            let give_up = || self.notifier.is_wanted() || progress.first && is_ours(*dir);
+            (0..*waiting).all(|_| worker.wait(PATIENCE, give_up)) || !self.notifier.is_wanted()
+        })
+    }
+
+    fn start_names(&self, most: u64) -> Option<Worker<Named>> {
+        self.notifier.crew.start(most, self.driver, |driver, (dir, name, then): Named| {
+            send(driver, &Notification::entry(dir, &name));
+            if let Some(ino) = then {
+                send(driver, &Notification::attributes(ino));
+            }
+        })
+    }
+
+    pub(super) fn start_pages(&self, most: u64) -> Option<Worker<Vec<Ranges>>> {
+        self.notifier.crew.start(most, self.driver, |driver, files: Vec<Ranges>| {
+            files.iter().for_each(|(node, ranges)| drop_ranges(driver, *node, ranges));
+        })
+    }
+
+    pub(super) fn node(&self, ino: u64) -> u64 {
+        if ino == self.driver.root() { ROOT } else { ino }
+    }
+
+    fn send(&self, notification: &Notification<'_>) -> Option<NotifyOutcome> {
+        send(self.driver, notification)
+    }
+}
+
+fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
+    for &(offset, length) in ranges {
+        let (offset, len) = (clamp(offset), clamp(length));
+        send(driver, &Notification::InvalInode { ino: node, offset, len });
+    }
+}
+
+fn send(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {
+    match driver.transport.notify(notification) {
+        Ok(outcome) => Some(outcome),
+        Err(error) => {
+            tracing::debug!(target: "nigh::kernel", %error, ?notification, "not told");
+            None
+        }
+    }
+}
+
+fn clamp(offset: u64) -> i64 {
+    i64::try_from(offset).unwrap_or(i64::MAX)
+}

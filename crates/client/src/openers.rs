@@ -1,0 +1,132 @@
+//! With whose rights files were opened, as these were then: by them they are opened again when a session has
+//! forgotten them, also when whoever opened them is gone.
+
+use nigh_types::{Call, CallId, Credentials, Handle, Reply, Response};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Default)]
+pub(crate) struct Openers {
+    opening: BTreeMap<CallId, Credentials>,
+    /// The same of files that are opened again.
+    claiming: BTreeMap<CallId, Credentials>,
+    open: BTreeMap<Handle, Credentials>,
+    /// Of these, the ones that the present session knows.
+    known: BTreeSet<Handle>,
+}
+
+impl Openers {
+    /// A call is put out; on whose behalf it goes.
+    pub fn credentials(&mut self, id: CallId, call: &Call, now: Credentials) -> Credentials {
+        match call {
+            Call::Open { .. } | Call::Create { .. } | Call::Tmpfile { .. } => {
+                self.opening.insert(id, now.clone());
+            }
+            Call::Reopen { handle, .. } => {
+                let opener = self.open.get(handle).cloned().unwrap_or(now);
+                self.claiming.insert(id, opener.clone());
+                return opener;
+            }
+            Call::Release { handles } => handles.iter().for_each(|handle| {
+                self.open.remove(handle);
+                self.known.remove(handle);
+            }),
+            _ => {}
+        }
+        now
+    }
+
+    pub fn answered(&mut self, id: CallId, response: &Response) {
+        let credentials = self.opening.remove(&id).or_else(|| self.claiming.remove(&id));
+        let Some(credentials) = credentials else { return };
+        let opened = match &response.result {
+            Ok(Reply::Opened { handle, .. }) => Some(*handle),
+            Ok(Reply::Made { handle, .. }) => *handle,
+            _ => None,
+        };
+        self.known.extend(opened);
+        self.open.extend(opened.map(|handle| (handle, credentials)));
+    }
+
+    /// A session stands that knows nothing of what was open.
+    pub fn forgotten(&mut self) {
+        self.claiming.clear();
+        self.known.clear();
+    }
+
+    /// What was open has been claimed from it. The numbers of all else are other files' from now on.
+    pub fn claimed(&mut self) {
+        self.open.retain(|handle, _| self.known.contains(handle));
+    }
+
+    /// Calls that are out will not be answered, and what was open is forgotten.
+    pub fn lost(&mut self) {
+        self.opening.clear();
+        self.forgotten();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_types::{Access, Attr, Errno, NodeId, Place};
+
+    #[test]
+    fn a_file_is_opened_again_with_the_rights_with_which_it_was_opened() {
+        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let node = Place::bare(NodeId { ino: 2, generation: 1 });
+        let who = |uid| Credentials { uid, gid: uid, groups: vec![uid] };
+        let mut openers = Openers::default();
+        let open = Call::Open { node: node.clone(), access };
+        assert_eq!(openers.credentials(CallId(1), &open, who(7)), who(7));
+        let handle = Handle(3);
+        let opened = Response::plain(Ok(Reply::Opened { handle, attr: Attr::default() }));
+        openers.answered(CallId(1), &opened);
+        let again = Call::Reopen { node, handle, access };
+        assert_eq!(openers.credentials(CallId(2), &again, who(0)), who(7));
+        openers.answered(CallId(2), &opened);
+        openers.credentials(CallId(3), &Call::Release { handles: vec![handle] }, who(0));
+        assert_eq!(openers.credentials(CallId(4), &again, who(0)), who(0), "it is another file by now");
+        openers.credentials(CallId(5), &open, who(8));
+        openers.lost();
+        openers.answered(CallId(5), &opened);
+        assert_eq!(openers.credentials(CallId(6), &again, who(0)), who(0));
+    }
+
+    #[test]
+    fn what_was_not_claimed_again_speaks_for_no_other_file() {
+        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let node = Place::bare(NodeId { ino: 2, generation: 1 });
+        let who = |uid| Credentials { uid, gid: uid, groups: vec![uid] };
+        let mut openers = Openers::default();
+        let opened = |openers: &mut Openers, call: u64, handle: u64| {
+            let attr = Attr::default();
+            let result = Ok(Reply::Opened { handle: Handle(handle), attr });
+            openers.answered(CallId(call), &Response::plain(result));
+        };
+        let reopen = |handle| Call::Reopen { node: node.clone(), handle: Handle(handle), access };
+        for n in 1..=4 {
+            openers.credentials(CallId(n), &Call::Open { node: node.clone(), access }, who(7));
+            opened(&mut openers, n, n);
+        }
+        // The first was closed meanwhile, and the second cannot be had again.
+        openers.forgotten();
+        for n in 2..=4 {
+            assert_eq!(openers.credentials(CallId(10 + n), &reopen(n), who(0)), who(7));
+        }
+        opened(&mut openers, 13, 3);
+        openers.answered(CallId(12), &Response::plain(Err(Errno::STALE)));
+        // Forgotten once more: what was claimed by then says nothing.
+        openers.forgotten();
+        for n in 2..=4 {
+            assert_eq!(openers.credentials(CallId(20 + n), &reopen(n), who(0)), who(7));
+        }
+        openers.answered(CallId(22), &Response::plain(Err(Errno::STALE)));
+        opened(&mut openers, 24, 4);
+        // Led to it, and asked again.
+        assert_eq!(openers.credentials(CallId(23), &reopen(3), who(0)), who(7));
+        opened(&mut openers, 23, 3);
+        openers.claimed();
+        let after = [1, 2, 3, 4].map(|n| openers.credentials(CallId(30 + n), &reopen(n), who(0)));
+        assert_eq!(after, [who(0), who(0), who(7), who(7)]);
+    }
+}

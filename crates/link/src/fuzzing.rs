@@ -1,0 +1,92 @@
+//! What strangers say first, for the fuzzers (`fuzz`) and the tests that replay their seeds. Not part of any
+//! build that is used.
+
+use crate::link::Link;
+use crate::socket::{Bounds, Socket};
+use crate::token::Token;
+use crate::{preamble, ssh};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Far more than a script needs.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Any bytes as the other end's part of the preamble. The first says which end that is; nobody is let in who does
+/// not have the token, and what is wrong is one line.
+pub fn preamble(input: &[u8]) {
+    let Some((&choice, said)) = input.split_first() else { return };
+    let (ours, _theirs) = hearing(said);
+    let link = Link::from(ours);
+    let token = Token::parse(&"5".repeat(64)).expect("64 digits are a token");
+    let result = match choice % 4 {
+        0 => preamble::greet_server(&link, None, "x"),
+        1 => preamble::greet_server(&link, Some(&token), "x"),
+        2 => preamble::greet_client(&link, None, "x"),
+        _ => preamble::greet_client(&link, Some(&token), "x"),
+    };
+    match result {
+        Ok(()) => assert!(choice.is_multiple_of(2), "whoever has no token got in"),
+        Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
+    }
+}
+
+/// Any bytes as what a login prints before the relay is there. What comes behind [`ssh::READY`] is left.
+pub fn banner(input: &[u8]) {
+    let (ours, _theirs) = hearing(input);
+    let socket = Socket::new(OwnedFd::from(ours));
+    let most = 4 << 10;
+    socket
+        .bound(Some(Bounds { until: Instant::now() + PATIENCE, bytes: most }))
+        .expect("a socket has timeouts");
+    let ready = input.windows(ssh::READY.len()).position(|bytes| bytes == ssh::READY);
+    let begins = ready.map(|at| at + ssh::READY.len()).filter(|begins| *begins <= most);
+    match (ssh::await_ready(&socket), begins) {
+        (Ok(()), Some(begins)) => {
+            socket.bound(None).expect("a socket has timeouts");
+            let mut rest = vec![0; input.len() + 1];
+            let mut count = 0;
+            while let Ok(more @ 1..) = socket.recv(&mut rest[count..]) {
+                count += more;
+            }
+            assert_eq!(rest[..count], input[begins..], "the stream begins elsewhere");
+        }
+        (Err(_), None) => {}
+        (result, begins) => panic!("ready at {begins:?}, and the end is {result:?}"),
+    }
+}
+
+/// A stream whose other end said that, and says nothing more; it takes what is answered.
+fn hearing(said: &[u8]) -> (UnixStream, UnixStream) {
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    // All that is of any use here fits the socket's buffer.
+    let said = &said[..said.len().min(64 << 10)];
+    theirs.write_all(said).expect("a socket takes 64 KiB");
+    theirs.shutdown(std::net::Shutdown::Write).expect("a socket is shut down");
+    (ours, theirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    fn replay(target: &str, act: fn(&[u8])) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus-hex").join(target);
+        let mut count = 0;
+        for file in std::fs::read_dir(dir).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+            let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            act(&digits.chunks(2).map(byte).collect::<Vec<u8>>());
+            count += 1;
+        }
+        assert!(count > 0);
+    }
+
+    #[test]
+    fn what_strangers_said_to_the_fuzzers_is_answered_by_the_rules() {
+        replay("link_preamble", super::preamble);
+        replay("link_banner", super::banner);
+    }
+}

@@ -1,0 +1,201 @@
+//! How a session begins, goes on over another connection, lapses, and begins anew.
+
+use super::{ClientSession, State};
+use crate::ProtocolError;
+use crate::frame::{FrameReader, MAX_BODY};
+use crate::handshake::{
+    COMPRESSED, Hello, Limits, MAX_VERSION, MIN_VERSION, Refused, Resume, Resumed, Welcome,
+};
+use crate::message::Message;
+use crate::stream::{Incoming, Outgoing};
+use nigh_remote::{Event, Output, Reason, Session};
+use nigh_types::{Span, Time};
+
+/// How long a client waits for the server's first message on a connection: at first, when there is much to be opened, and
+/// where a session stood before, whose callers wait.
+const GREETING: Span = Span::from_secs(30);
+const GREETING_AGAIN: Span = Span::from_secs(10);
+
+impl ClientSession {
+    /// Why a connection is wanted, in the place of one that has ended or is to be ended now; for people.
+    /// `None`: none is.
+    #[must_use]
+    pub fn wants_connection(&self) -> Option<&str> {
+        (self.state == State::Unlinked).then_some(&self.why)
+    }
+
+    /// Whether a server answers for this session: its hello was accepted on the connection that stands.
+    #[must_use]
+    pub fn is_linked(&self) -> bool {
+        self.state == State::Linked
+    }
+
+    /// Whether frames may have packed bodies ([`crate::pack`]) on the connection that stands.
+    #[must_use]
+    pub fn packs(&self) -> bool {
+        self.packs
+    }
+
+    /// Whether the session is lost, and nothing comes of it any more.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.state == State::Lost
+    }
+
+    /// There is a connection: says hello. Only where one is wanted; else it does nothing.
+    pub fn handle_connect(&mut self, now: Time) {
+        if self.state != State::Unlinked {
+            return;
+        }
+        self.state = State::Greeting;
+        self.greeted = now;
+        self.refused = None;
+        self.packs = false;
+        self.frames = FrameReader::new(MAX_BODY);
+        let resume = match (self.established, self.replaces) {
+            (true, _) => Some(Resume { session_id: self.session_id, received: self.incoming.say() }),
+            // No session has this number.
+            (false, true) => Some(Resume { session_id: 0, received: 0 }),
+            (false, false) => None,
+        };
+        self.send(&Message::Hello(Hello {
+            min_version: MIN_VERSION,
+            max_version: MAX_VERSION,
+            features: self.config.features,
+            client: self.config.client,
+            incarnation: self.config.incarnation,
+            attach: self.config.attach.clone(),
+            term: self.config.term,
+            moment: now.0,
+            resume,
+        }));
+    }
+
+    /// The connection is of no use any more; what counts is put out again on the next one.
+    pub(super) fn unlink(&mut self, why: &str) {
+        self.state = State::Unlinked;
+        why.clone_into(&mut self.why);
+        self.outputs.retain(|output| !matches!(output, Output::Transmit(_)));
+    }
+
+    /// The term has run out: nothing holds any more, and the connection, if there is one, is of no use.
+    pub(super) fn lapse(&mut self, now: Time) {
+        let asked = self.ping.1 > self.confirmed || now < self.confirmed.after(self.session_term);
+        let why = match asked {
+            true => "the server has not answered for too long",
+            false => "the server was not asked for too long, and may have gone on without us",
+        };
+        self.lapsed = true;
+        self.outdate_calls();
+        self.unlink(why);
+        self.event(Event::Lapsed { why: why.to_owned() });
+    }
+
+    /// Whether the term has run out and nobody was told.
+    pub(super) fn has_lapsed(&self, now: Time) -> bool {
+        self.state != State::Lost && self.established && !self.lapsed && now >= self.lapses()
+    }
+
+    /// 0.9 of the session's term after the latest message that is known to have arrived.
+    fn lapses(&self) -> Time {
+        match self.session_term {
+            Span::FOREVER => Time::FAR,
+            Span(term) => self.confirmed.after(Span(term / 10 * 9)),
+        }
+    }
+
+    /// The next moment at which something is due.
+    pub(super) fn due(&self) -> (Time, Reason) {
+        let end = match self.established && !self.lapsed {
+            true => self.lapses(),
+            false => Time::FAR,
+        };
+        let next = match self.state {
+            State::Lost => return (Time::FAR, Reason::Idle),
+            State::Unlinked => (Time::FAR, Reason::Idle),
+            State::Greeting => {
+                let again = self.established || self.replaces;
+                (self.greeted.after(if again { GREETING_AGAIN } else { GREETING }), Reason::SessionEnd)
+            }
+            State::Linked if self.session_term == Span::FOREVER => (Time::FAR, Reason::Idle),
+            State::Linked => {
+                let renewal = self.confirmed.max(self.ping.1).after(Span(self.session_term.0 / 3));
+                (renewal, Reason::Renewal)
+            }
+        };
+        if end <= next.0 && end != Time::FAR { (end, Reason::SessionEnd) } else { next }
+    }
+
+    pub(super) fn take_refused(&mut self, refused: Refused) {
+        let why = refused.message.clone();
+        self.refused = Some(refused);
+        if self.established { self.unlink(&why) } else { self.lose(why) }
+    }
+
+    pub(super) fn take_welcome(&mut self, now: Time, welcome: Welcome) -> Result<(), ProtocolError> {
+        let Welcome { version, features, session_id, session_term, limits, session, resumed } = welcome;
+        if !(MIN_VERSION..=MAX_VERSION).contains(&version) {
+            return Err(ProtocolError::Version(version));
+        }
+        self.packs = features & self.config.features & COMPRESSED != 0;
+        self.limits = limits;
+        self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
+        self.session_term = session_term;
+        match resumed {
+            Some(resumed) if self.established && session_id == self.session_id => {
+                self.go_on(now, session, resumed)?;
+            }
+            Some(_) => return Err(ProtocolError::Malformed("another session goes on than the one named")),
+            None => {
+                self.session_id = session_id;
+                self.begin(session);
+            }
+        }
+        self.send_waiting(now);
+        Ok(())
+    }
+
+    /// The session goes on where it was.
+    fn go_on(&mut self, now: Time, session: Session, resumed: Resumed) -> Result<(), ProtocolError> {
+        self.outgoing.resume(resumed.received)?;
+        self.state = State::Linked;
+        if resumed.lapsed && !self.lapsed {
+            self.outdate_calls();
+        }
+        if resumed.lapsed || self.lapsed {
+            self.lapsed = false;
+            self.confirmed = self.greeted;
+            self.event(Event::Restored { session, kept: true });
+        }
+        self.put_out();
+        if self.session_term != Span::FOREVER {
+            // The welcome renews nothing: a server says it even to whom it does not answer otherwise.
+            self.send_ping(now);
+        }
+        Ok(())
+    }
+
+    /// A session of which the server knows nothing yet.
+    fn begin(&mut self, session: Session) {
+        self.state = State::Linked;
+        self.confirmed = self.greeted;
+        self.ping.1 = self.greeted;
+        if !self.established {
+            self.established = true;
+            self.reclaiming = self.replaces;
+            self.cookie_key = session.cookie_key;
+            self.event(Event::Attached(session));
+            return;
+        }
+        self.lapsed = false;
+        self.reclaiming = true;
+        (self.outgoing, self.incoming) = (Outgoing::default(), Incoming::default());
+        self.recalls.begin_session();
+        self.grants.begin_session();
+        // A server that lost the secret of its ids has lost this key with it.
+        let same_ids = self.cookie_key == session.cookie_key;
+        self.cookie_key = session.cookie_key;
+        self.event(Event::Restored { session, kept: false });
+        self.take_up_calls(same_ids);
+    }
+}

@@ -1,0 +1,180 @@
+//! What one client alone has made of a file's data.
+
+use nigh_types::{DataStamp, Timestamp};
+use std::collections::VecDeque;
+
+/// Stretches of time that are remembered: each setting back of a file's times begins one.
+const STRETCHES: usize = 8;
+
+/// States of a file's data that followed one another without anybody else's doing, up to the latest change of one client
+/// (docs/decisions/0008-leases.md, rule 12).
+///
+/// **Contract.** `handle_begin` before and `handle_end` after each change of that client's, with the state that the file is in then. Changes
+/// that overlap are all the client's own: others' are kept out by whoever calls this.
+#[derive(Clone, Debug, Default)]
+pub struct OwnChanges {
+    /// The state in which each stretch began, and that in which it ended.
+    stretches: VecDeque<(DataStamp, DataStamp)>,
+    under_way: u32,
+}
+
+impl OwnChanges {
+    /// A change begins. `before` is looked at where no other is under way.
+    pub fn handle_begin<E>(&mut self, before: impl FnOnce() -> Result<DataStamp, E>) -> Result<(), E> {
+        if self.under_way == 0 {
+            let before = before()?;
+            if self.stretches.back().is_none_or(|(_, end)| *end != before) {
+                // Somebody else was here.
+                self.stretches.clear();
+                self.stretches.push_back((before, before));
+            }
+        }
+        self.under_way += 1;
+        Ok(())
+    }
+
+    /// A change has ended, whatever came of it. `after` is looked at where it is the last that was under way; `None`: it cannot be
+    /// told, and so nothing is known any more.
+    pub fn handle_end(&mut self, after: impl FnOnce() -> Option<DataStamp>) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if self.under_way > 0 {
+            return;
+        }
+        match (after(), self.stretches.back_mut()) {
+            (Some(after), Some((_, end))) if time(after) >= time(*end) => *end = after,
+            (Some(after), Some(_)) => {
+                self.stretches.push_back((after, after));
+                if self.stretches.len() > STRETCHES {
+                    self.stretches.pop_front();
+                }
+            }
+            _ => self.stretches.clear(),
+        }
+    }
+
+    /// Whether nobody else has changed the data since it was `then`; asked between begin and end. States are told apart by their times,
+    /// which go up within a stretch; of those in the very moment in which one began only that counts.
+    #[must_use]
+    pub fn have_followed(&self, then: DataStamp) -> bool {
+        let within = |(first, end): &(DataStamp, DataStamp)| {
+            *first == then || time(*first) < time(then) && (time(then) <= time(*end) || self.is_open(end))
+        };
+        self.stretches.iter().any(within)
+    }
+
+    /// Nobody else has changed the data since it was `then`, as is known from elsewhere; said between begin and end.
+    pub fn handle_known(&mut self, then: DataStamp) {
+        if let Some((first, _)) = self.stretches.front_mut()
+            && time(then) < time(*first)
+        {
+            *first = then;
+        }
+    }
+
+    /// A stretch that a change under way goes on with has no end yet.
+    fn is_open(&self, end: &DataStamp) -> bool {
+        self.under_way > 1 && self.stretches.back().is_some_and(|(_, last)| std::ptr::eq(last, end))
+    }
+}
+
+fn time(of: DataStamp) -> (i64, u32) {
+    let Timestamp { secs, nanos } = of.mtime;
+    (secs, nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: i64, size: u64) -> DataStamp {
+        DataStamp { size, mtime: Timestamp { secs, nanos: 0 } }
+    }
+
+    fn change(own: &mut OwnChanges, before: DataStamp, after: DataStamp) {
+        own.handle_begin(|| Ok::<_, ()>(before)).unwrap();
+        own.handle_end(|| Some(after));
+    }
+
+    /// Whether a write may go over what was there `then`, where the file is `now`.
+    fn may(own: &mut OwnChanges, then: DataStamp, now: DataStamp) -> bool {
+        own.handle_begin(|| Ok::<_, ()>(now)).unwrap();
+        let may = own.have_followed(then);
+        own.handle_end(|| Some(now));
+        may
+    }
+
+    #[test]
+    fn every_state_that_own_changes_went_through_counts() {
+        let mut own = OwnChanges::default();
+        assert!(may(&mut own, at(1, 4), at(1, 4)), "nothing has happened");
+        for second in 1..1000 {
+            change(&mut own, at(second, 4), at(second + 1, 4));
+        }
+        for then in [1, 2, 500, 999, 1000] {
+            assert!(may(&mut own, at(then, 4), at(1000, 4)), "{then}");
+        }
+        assert!(!may(&mut own, at(0, 4), at(1000, 4)), "what was before nobody knows");
+        assert!(!may(&mut own, at(1001, 4), at(1000, 4)), "nor what never was");
+    }
+
+    #[test]
+    fn a_change_of_somebody_else_ends_all_of_before() {
+        let mut own = OwnChanges::default();
+        change(&mut own, at(1, 4), at(2, 4));
+        assert!(!may(&mut own, at(2, 4), at(3, 4)));
+        change(&mut own, at(3, 4), at(4, 4));
+        assert!(!may(&mut own, at(2, 4), at(4, 4)));
+        assert!(may(&mut own, at(3, 4), at(4, 4)));
+        // In the same moment, by its size.
+        assert!(!may(&mut own, at(4, 4), at(4, 5)));
+        assert!(!may(&mut own, at(4, 4), at(4, 5)));
+    }
+
+    #[test]
+    fn what_is_known_from_elsewhere_counts_from_then_on() {
+        let mut own = OwnChanges::default();
+        change(&mut own, at(3, 4), at(4, 4));
+        own.handle_begin(|| Ok::<_, ()>(at(4, 4))).unwrap();
+        own.handle_known(at(1, 4));
+        own.handle_end(|| Some(at(5, 4)));
+        assert!(may(&mut own, at(1, 4), at(5, 4)));
+        assert!(!may(&mut own, at(0, 4), at(5, 4)));
+    }
+
+    #[test]
+    fn changes_that_overlap_are_one() {
+        let mut own = OwnChanges::default();
+        own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
+        own.handle_begin(|| Err("it is not looked at")).unwrap();
+        assert!(own.have_followed(at(1, 4)));
+        assert!(own.have_followed(at(2, 8)), "the first may have come so far");
+        assert!(!own.have_followed(at(0, 4)));
+        own.handle_end(|| panic!("one is under way"));
+        own.handle_end(|| Some(at(3, 8)));
+        assert!(may(&mut own, at(2, 8), at(3, 8)));
+    }
+
+    #[test]
+    fn times_that_are_set_back_begin_another_stretch() {
+        let mut own = OwnChanges::default();
+        change(&mut own, at(10, 4), at(12, 4));
+        change(&mut own, at(12, 4), at(5, 4));
+        change(&mut own, at(5, 4), at(20, 4));
+        for then in [5, 6, 10, 11, 20] {
+            assert!(may(&mut own, at(then, 4), at(20, 4)), "{then}");
+        }
+        assert!(!may(&mut own, at(4, 4), at(20, 4)));
+        for second in (0..20).rev() {
+            change(&mut own, at(second + 1, 4), at(second, 4));
+        }
+        assert!(own.stretches.len() <= STRETCHES);
+    }
+
+    #[test]
+    fn a_change_after_which_nothing_is_known_ends_all() {
+        let mut own = OwnChanges::default();
+        own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
+        own.handle_end(|| None);
+        assert!(!may(&mut own, at(1, 4), at(2, 4)));
+    }
+}

@@ -1,0 +1,61 @@
+//! Whether somebody else may have changed what a writer's kernel has pages of (rule 12).
+
+use super::*;
+
+fn data(ino: u64) -> LeaseKey {
+    LeaseKey { object: object(ino), covers: Covers::Data }
+}
+
+/// A change of A's own, and whether nobody else changed that data since the grant.
+fn is_unbroken(bench: &mut Bench, key: LeaseKey, since: GrantId) -> bool {
+    let change = bench.change(A, key);
+    let unbroken = bench.table.is_unbroken(bench.now, change, (since, key.covers));
+    bench.table.handle_done(bench.now, change);
+    bench.outputs();
+    unbroken
+}
+
+#[test]
+fn a_grant_and_those_that_take_its_place_go_on_until_one_ends() {
+    let mut bench = Bench::with(&[A, B]);
+    let first = bench.granted(A, data(1)).id;
+    let later = bench.granted(A, data(1)).id;
+    assert!(is_unbroken(&mut bench, data(1), first) && is_unbroken(&mut bench, data(1), later));
+    assert!(!is_unbroken(&mut bench, inode(1), first), "it is on something else");
+    bench.whole_change(Some(B), data(1));
+    assert!(!is_unbroken(&mut bench, data(1), later), "it was given back");
+    let anew = bench.granted(A, data(1)).id;
+    assert!(is_unbroken(&mut bench, data(1), anew));
+    assert!(!is_unbroken(&mut bench, data(1), later), "there was a gap");
+}
+
+#[test]
+fn what_is_asked_for_stands_until_it_is_given_back_or_has_ended() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.table.handle_limit(bench.now, A, Span::from_secs(5));
+    let held = bench.granted(A, data(1)).id;
+    let waits = bench.change(B, data(1));
+    let (_, recall) = bench.recall();
+    assert!(is_unbroken(&mut bench, data(1), held), "whoever asked has not changed it yet");
+    let end = T0.after(Span::from_millis(5_500));
+    bench.go_to(end);
+    assert!(bench.table.is_ready(waits) && !is_unbroken(&mut bench, data(1), held));
+    bench.acknowledge(A, recall.id);
+    bench.table.handle_done(bench.now, waits);
+    assert!(!is_unbroken(&mut bench, data(1), held));
+}
+
+#[test]
+fn a_new_grant_after_a_fence_does_not_make_the_old_one_good() {
+    let mut bench = Bench::with(&[A, B]);
+    let held = bench.granted(A, data(1)).id;
+    while bench.table.knows(A) {
+        let next = bench.now.after(Span::from_secs(1));
+        bench.go_to(next);
+        assert!(bench.heard(B));
+    }
+    bench.table.handle_attach(bench.now, A, false);
+    assert!(!is_unbroken(&mut bench, data(1), held));
+    let anew = bench.granted(A, data(1)).id;
+    assert!(is_unbroken(&mut bench, data(1), anew) && !is_unbroken(&mut bench, data(1), held));
+}

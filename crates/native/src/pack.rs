@@ -1,0 +1,127 @@
+//! Bodies made shorter on their way, where both ends agreed on it. Layout: docs/protocol.md, "Packed bodies".
+
+use crate::ProtocolError;
+use crate::frame::{self, Frame, FrameType, HEADER_BYTES, PACKED};
+use lz4_flex::block::{compress_into, decompress_into, get_maximum_output_size};
+
+/// Shorter bodies go as they are.
+const LEAST: usize = 512;
+/// The most that a byte of an LZ4 block can stand for.
+const RATIO: usize = 255;
+
+/// The same frame with its body packed (LZ4, block format); `None`: that is not worth its while, or
+/// frames of its type go as they are.
+///
+/// To be done when a frame is written to a connection, not before: what is agreed on one may not be on the next.
+#[must_use]
+pub fn pack(whole: &[u8]) -> Option<Vec<u8>> {
+    let (head, body) = whole.split_at_checked(HEADER_BYTES as usize)?;
+    let (frame_type, flags) = (FrameType::of(head[4])?, head[5]);
+    if body.len() < LEAST || flags & PACKED != 0 || !frame_type.is_counted() {
+        return None;
+    }
+    let mut packed = frame::start(4 + get_maximum_output_size(body.len()));
+    packed.extend_from_slice(&crate::wire::length(body.len()).to_le_bytes());
+    let begin = packed.len();
+    packed.resize(begin + get_maximum_output_size(body.len()), 0);
+    let length = compress_into(body, &mut packed[begin..]).ok()?;
+    packed.truncate(begin + length);
+    if packed.len() > whole.len() - whole.len() / 8 {
+        return None;
+    }
+    let id = u64::from_le_bytes(head[8..16].try_into().ok()?);
+    frame::seal(&mut packed, frame_type, flags | PACKED, id);
+    Some(packed)
+}
+
+/// The frame as it was before it was packed, in `space`, which is empty.
+pub(crate) fn unpack<'a>(
+    packed: Frame<'a>,
+    limit: u32,
+    space: &'a mut Vec<u8>,
+) -> Result<Frame<'a>, ProtocolError> {
+    let (length, block) =
+        packed.body.split_first_chunk().ok_or(ProtocolError::Malformed("ends too early"))?;
+    let length = u32::from_le_bytes(*length);
+    if length > limit {
+        return Err(ProtocolError::FrameTooLong { length, limit });
+    }
+    let wrong = ProtocolError::Malformed("a packed body is not what it says");
+    let length = usize::try_from(length).map_err(|_| wrong)?;
+    // Memory grows with the bytes that arrive.
+    if length / RATIO > block.len() {
+        return Err(wrong);
+    }
+    space.resize(length, 0);
+    if decompress_into(block, space).ok() != Some(length) {
+        return Err(wrong);
+    }
+    Ok(Frame { flags: packed.flags & !PACKED, body: space, ..packed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FrameReader, MAX_BODY, Message};
+    use nigh_types::{CallId, Reply, Response};
+
+    fn data(bytes: Vec<u8>) -> Vec<u8> {
+        Message::Response(CallId(7), Response::plain(Ok(Reply::Data(bytes)))).encode()
+    }
+
+    fn read(limit: u32, agreed: bool, mut bytes: &[u8]) -> Result<Option<Message>, ProtocolError> {
+        let mut reader = FrameReader::new(limit);
+        reader.allow_packed(agreed);
+        let frame = reader.next(&mut bytes)?;
+        frame.map(|frame| Message::decode(&frame)).transpose()
+    }
+
+    #[test]
+    fn a_packed_frame_says_the_same_however_the_stream_is_cut() {
+        let plain = data(b"every file and directory ".repeat(400));
+        let packed = pack(&plain).unwrap();
+        assert!(packed.len() < plain.len() / 10 && pack(&packed).is_none());
+        let message = Message::decode(&FrameReader::new(MAX_BODY).next(&mut &plain[..]).unwrap().unwrap());
+        assert_eq!(read(MAX_BODY, true, &packed), message.clone().map(Some));
+        let stream = [&packed[..], &plain, &packed].concat();
+        for at in 0..stream.len() {
+            let mut reader = FrameReader::new(MAX_BODY);
+            reader.allow_packed(true);
+            let mut messages = Vec::new();
+            for mut chunk in [&stream[..at], &stream[at..]] {
+                while let Some(frame) = reader.next(&mut chunk).unwrap() {
+                    messages.push(Message::decode(&frame));
+                }
+            }
+            assert_eq!(messages, [message.clone(), message.clone(), message.clone()], "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn what_would_not_be_shorter_or_does_not_count_goes_as_it_is() {
+        let mut random = 1_u64;
+        let mut noise = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            random.to_le_bytes()[7]
+        };
+        assert!(pack(&data((0..10_000).map(|_| noise()).collect())).is_none());
+        assert!(pack(&data(vec![0; 100])).is_none());
+        assert!(pack(&Message::Bye(" ".repeat(5_000)).encode()).is_none());
+    }
+
+    #[test]
+    fn one_that_was_not_agreed_on_or_lies_about_its_length_is_refused() {
+        let packed = pack(&data(vec![0; 10_000])).unwrap();
+        assert!(matches!(read(MAX_BODY, false, &packed), Err(ProtocolError::Malformed(_))));
+        assert!(matches!(read(9_000, true, &packed), Err(ProtocolError::FrameTooLong { .. })));
+        let at = HEADER_BYTES as usize;
+        for (length, right) in [(10_000_u32, false), (0, false), (4 << 20, false), (u32::MAX, false)] {
+            let mut lying = packed.clone();
+            lying[at..at + 4].copy_from_slice(&length.to_le_bytes());
+            assert_eq!(read(MAX_BODY, true, &lying).is_ok(), right, "{length}");
+        }
+        let mut short = packed[..at + 3].to_vec();
+        short[0..4].copy_from_slice(&3_u32.to_le_bytes());
+        assert!(matches!(read(MAX_BODY, true, &short), Err(ProtocolError::Malformed(_))));
+    }
+}

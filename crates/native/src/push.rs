@@ -1,0 +1,128 @@
+//! Changes told in two steps, so that a grant outlives them: what is to change is held back, then what it has
+//! become is committed (decision 5 of the design). Layout: docs/protocol.md, "Pushes".
+//!
+//! Agreed on by no build yet, so neither end sends them; their layout is fixed for those that will.
+
+use crate::ProtocolError;
+use crate::wire::{Reader, Wire, Writer};
+use nigh_types::{Attr, Covers, Entry, Name, NodeId, RecallId};
+
+/// The bytes of the shortest held facts: a node, what is covered of it, and no names.
+const HELD_BYTES: u32 = 16 + 1 + 4;
+
+/// Facts that are about to change: nobody is served them until their commit. Answered with an acknowledgement
+/// of its number, when the kernel has none of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hold {
+    /// Of the same numbers as recalls.
+    pub id: RecallId,
+    /// At least one.
+    pub facts: Vec<Held>,
+}
+
+/// Facts of one object under one grant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    pub node: NodeId,
+    pub covers: Covers,
+    /// With [`Covers::Names`]: only these. Empty: all of them.
+    pub names: Vec<Name>,
+}
+
+/// The end of a hold: these facts are so from now on. What was held and is not named is as it was; the grants
+/// go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Commit {
+    /// The hold's.
+    pub id: RecallId,
+    pub facts: Vec<Fact>,
+}
+
+/// What has become of a held fact.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fact {
+    /// The name leads there; `None`: nowhere.
+    Name {
+        dir: NodeId,
+        name: Name,
+        entry: Option<Entry>,
+    },
+    Attr {
+        node: NodeId,
+        attr: Attr,
+    },
+}
+
+impl Wire for Held {
+    fn put(&self, w: &mut Writer) {
+        self.node.put(w);
+        self.covers.put(w);
+        self.names.put(w);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Held, ProtocolError> {
+        let held =
+            Held { node: NodeId::parse(r)?, covers: Covers::parse(r)?, names: r.sequence(3, Name::parse)? };
+        if held.covers != Covers::Names && !held.names.is_empty() {
+            return Err(ProtocolError::Malformed("a recall that is not of names carries some"));
+        }
+        Ok(held)
+    }
+}
+
+impl Wire for Fact {
+    fn put(&self, w: &mut Writer) {
+        match self {
+            Fact::Name { dir, name, entry } => {
+                w.u8(1);
+                w.record(|w| {
+                    dir.put(w);
+                    name.put(w);
+                    entry.put(w);
+                });
+            }
+            Fact::Attr { node, attr } => {
+                w.u8(2);
+                w.record(|w| {
+                    node.put(w);
+                    attr.put(w);
+                });
+            }
+        }
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Fact, ProtocolError> {
+        let tag = r.u8()?;
+        let r = &mut r.record()?;
+        match tag {
+            1 => Ok(Fact::Name {
+                dir: NodeId::parse(r)?,
+                name: Name::parse(r)?,
+                entry: Option::<Entry>::parse(r)?,
+            }),
+            2 => Ok(Fact::Attr { node: NodeId::parse(r)?, attr: Attr::parse(r)? }),
+            _ => Err(ProtocolError::Malformed("unknown kind of committed fact")),
+        }
+    }
+}
+
+/// Without its number, which stands in the frame's header; so too a commit's.
+pub(crate) fn put_hold(w: &mut Writer, hold: &Hold) {
+    w.sequence(&hold.facts, |w, held| held.put(w));
+}
+
+pub(crate) fn take_hold(id: RecallId, r: &mut Reader<'_>) -> Result<Hold, ProtocolError> {
+    let facts = r.sequence(HELD_BYTES, Held::parse)?;
+    if facts.is_empty() {
+        return Err(ProtocolError::Malformed("a hold of nothing"));
+    }
+    Ok(Hold { id, facts })
+}
+
+pub(crate) fn put_commit(w: &mut Writer, commit: &Commit) {
+    w.sequence(&commit.facts, |w, fact| fact.put(w));
+}
+
+pub(crate) fn take_commit(id: RecallId, r: &mut Reader<'_>) -> Result<Commit, ProtocolError> {
+    Ok(Commit { id, facts: r.sequence(5, Fact::parse)? })
+}

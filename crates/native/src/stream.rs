@@ -1,0 +1,216 @@
+//! The counted stream of a session: it goes on where it was when a connection takes another's place, so
+//! that each frame takes effect once and in order (docs/decisions/0009-sessions-over-connections.md).
+
+use crate::ProtocolError;
+use crate::frame::FrameBytes;
+use std::collections::VecDeque;
+
+/// Bytes that are put out and not confirmed; with so many nothing more is put out.
+pub const WINDOW_BYTES: u64 = 8 << 20;
+/// Frames and bytes that arrive before the other end is told of them.
+const FRAMES_UNSAID: u64 = 64;
+const BYTES_UNSAID: u64 = 1 << 20;
+
+/// Frames on their way to the other end, until it has said that it has them.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    /// How many the other end has.
+    confirmed: u64,
+    /// Those behind them, in order.
+    frames: VecDeque<Kept>,
+    /// How many of `frames` were put out on this connection, and their bytes.
+    put: u64,
+    put_bytes: u64,
+    /// How many were put out on any connection.
+    sent: u64,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    frame: FrameBytes,
+    /// The sequence of the named operation to which it is the answer.
+    answers: Option<u64>,
+}
+
+impl Outgoing {
+    pub(crate) fn push(&mut self, frame: FrameBytes) {
+        self.push_answer(frame, None);
+    }
+
+    /// A frame that is the answer to the named operation of that sequence.
+    pub(crate) fn push_answer(&mut self, frame: FrameBytes, answers: Option<u64>) {
+        self.bytes += frame.len() as u64;
+        self.frames.push_back(Kept { frame, answers });
+    }
+
+    /// The next frame for this connection, if there is one and room for it.
+    pub(crate) fn poll(&mut self) -> Option<FrameBytes> {
+        if self.put_bytes >= WINDOW_BYTES {
+            return None;
+        }
+        let Kept { frame, .. } = self.frames.get(usize::try_from(self.put).ok()?)?;
+        self.put += 1;
+        self.put_bytes += frame.len() as u64;
+        self.sent = self.sent.max(self.put);
+        Some(FrameBytes::clone(frame))
+    }
+
+    /// The other end says how many it has.
+    ///
+    /// # Errors
+    /// It cannot be so many, or it had more before.
+    pub(crate) fn confirm(&mut self, count: u64) -> Result<(), ProtocolError> {
+        let arrived = self.arrived(count, self.put)?;
+        self.put -= arrived;
+        self.put_bytes -= self.drop_first(arrived);
+        Ok(())
+    }
+
+    /// A new connection, whose other end has so many: all others are put out again.
+    ///
+    /// # Errors
+    /// As for [`Outgoing::confirm`].
+    pub(crate) fn resume(&mut self, count: u64) -> Result<(), ProtocolError> {
+        let arrived = self.arrived(count, self.sent)?;
+        self.drop_first(arrived);
+        (self.put, self.put_bytes) = (0, 0);
+        Ok(())
+    }
+
+    /// Bytes of frames that are kept.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that wait for room.
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        self.bytes - self.put_bytes
+    }
+
+    /// Answers to named operations that the other end is not known to have, by their sequence.
+    pub(crate) fn answers(&self) -> impl Iterator<Item = (u64, &FrameBytes)> {
+        self.frames.iter().filter_map(|kept| Some((kept.answers?, &kept.frame)))
+    }
+
+    fn arrived(&self, count: u64, most: u64) -> Result<u64, ProtocolError> {
+        let (least, most) = (self.confirmed, self.confirmed + most);
+        if (least..=most).contains(&count) {
+            Ok(count - least)
+        } else {
+            Err(ProtocolError::Count { claimed: count, least, most })
+        }
+    }
+
+    /// Their bytes.
+    fn drop_first(&mut self, count: u64) -> u64 {
+        let count_here = usize::try_from(count).expect("no more than are kept");
+        let bytes = self.frames.drain(..count_here).map(|kept| kept.frame.len() as u64).sum();
+        self.confirmed += count;
+        self.sent -= count;
+        self.bytes -= bytes;
+        bytes
+    }
+}
+
+/// Frames that arrived, and what the other end was told of them.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    count: u64,
+    frames_unsaid: u64,
+    bytes_unsaid: u64,
+}
+
+impl Incoming {
+    /// One more.
+    pub(crate) fn take(&mut self, bytes: u64) {
+        self.count += 1;
+        self.frames_unsaid += 1;
+        self.bytes_unsaid += bytes;
+    }
+
+    /// Whether the other end is to be told now.
+    pub(crate) fn is_due(&self) -> bool {
+        self.frames_unsaid >= FRAMES_UNSAID || self.bytes_unsaid >= BYTES_UNSAID
+    }
+
+    /// How many there are; the other end is told.
+    pub(crate) fn say(&mut self) -> u64 {
+        (self.frames_unsaid, self.bytes_unsaid) = (0, 0);
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn frame(length: u64) -> FrameBytes {
+        Arc::new(vec![0; usize::try_from(length).unwrap()])
+    }
+
+    fn put(outgoing: &mut Outgoing) -> u64 {
+        std::iter::from_fn(|| outgoing.poll()).count() as u64
+    }
+
+    #[test]
+    fn what_is_not_confirmed_is_put_out_again_on_the_next_connection() {
+        let mut outgoing = Outgoing::default();
+        (0..5).for_each(|n| outgoing.push(frame(n)));
+        assert_eq!(put(&mut outgoing), 5);
+        outgoing.confirm(2).unwrap();
+        outgoing.confirm(2).unwrap();
+        assert_eq!((put(&mut outgoing), outgoing.bytes()), (0, 9));
+        outgoing.resume(3).unwrap();
+        outgoing.push(frame(7));
+        assert_eq!((put(&mut outgoing), outgoing.frames.len()), (3, 3));
+        outgoing.resume(3).unwrap();
+        outgoing.poll().unwrap();
+        // It said so on the connection before; on this one it cannot have more than one more.
+        assert!(outgoing.confirm(6).is_err());
+        outgoing.resume(6).unwrap();
+        assert_eq!((put(&mut outgoing), outgoing.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_refused() {
+        let mut outgoing = Outgoing::default();
+        (0..3).for_each(|_| outgoing.push(frame(1)));
+        outgoing.poll().unwrap();
+        outgoing.poll().unwrap();
+        outgoing.confirm(1).unwrap();
+        let impossible = |claimed| Err(ProtocolError::Count { claimed, least: 1, most: 2 });
+        for claimed in [0, 3, u64::MAX] {
+            assert_eq!(outgoing.confirm(claimed), impossible(claimed));
+            assert_eq!(outgoing.resume(claimed), impossible(claimed));
+        }
+        assert_eq!(outgoing.frames.len(), 2);
+    }
+
+    #[test]
+    fn no_more_is_put_out_than_the_window_holds() {
+        let mut outgoing = Outgoing::default();
+        (0..5).for_each(|_| outgoing.push(frame(3 << 20)));
+        assert_eq!(put(&mut outgoing), 3);
+        assert_eq!(outgoing.waiting_bytes(), 6 << 20);
+        outgoing.confirm(1).unwrap();
+        assert_eq!(put(&mut outgoing), 1);
+        outgoing.resume(1).unwrap();
+        assert_eq!(put(&mut outgoing), 3, "the window is the connection's");
+    }
+
+    #[test]
+    fn the_other_end_is_told_after_64_frames_or_a_mebibyte() {
+        let mut incoming = Incoming::default();
+        (0..63).for_each(|_| incoming.take(10));
+        assert!(!incoming.is_due());
+        incoming.take(10);
+        assert!(incoming.is_due());
+        assert_eq!(incoming.say(), 64);
+        assert!(!incoming.is_due());
+        incoming.take(1 << 20);
+        assert!(incoming.is_due());
+        assert_eq!(incoming.say(), 65);
+    }
+}

@@ -1,0 +1,324 @@
+//! Sessions over connections that are cut anywhere: each frame takes effect once, and in order.
+
+mod common;
+
+use common::cuts::{Dice, Effect, World};
+use common::pair::{T0, client};
+use common::samples;
+use nigh_native::*;
+use nigh_remote::{Event, Output, Reason, Remote};
+use nigh_types::*;
+
+/// Calls, answers in one part and in several, cancellations, recalls, acknowledgements and returns, with a cut now and then at any byte of either
+/// direction, also before the welcome of a resumption arrived.
+#[test]
+fn cut_anywhere_each_frame_takes_effect_once_and_in_order() {
+    let (mut cancels, mut parts) = (0, 0);
+    for seed in 0..200 {
+        let mut dice = Dice(seed);
+        let mut world = World::new();
+        let most_bytes = if seed % 50 == 0 { 1 << 20 } else { 100 };
+        for _ in 0..120 {
+            for _ in 0..dice.below(5) {
+                world.act(&mut dice, most_bytes);
+            }
+            world.put_out();
+            if dice.below(4) == 0 {
+                let (up, down) = (dice.below(300), dice.below(300));
+                world.deliver_up(up);
+                world.put_out();
+                world.deliver_down(down);
+                world.cut();
+                for _ in 0..dice.below(3) {
+                    world.act(&mut dice, most_bytes);
+                }
+                world.connect();
+                world.put_out();
+            } else {
+                let (up, down) = (dice.below(2000), dice.below(2000));
+                world.deliver_up(up);
+                world.put_out();
+                world.deliver_down(down);
+            }
+        }
+        world.check();
+        cancels += world.done.iter().filter(|effect| matches!(effect, Effect::Cancel(_))).count();
+        parts += world
+            .heard
+            .iter()
+            .filter(|e| matches!(e, Event::Response { response, .. } if !response.last))
+            .count();
+    }
+    assert!(
+        cancels > 200 && parts > 200,
+        "{cancels} cancellations arrived, {parts} parts that were not the last"
+    );
+}
+
+/// One exchange, cut after each of its bytes in either direction.
+#[test]
+fn cut_at_every_byte_nothing_is_lost_and_nothing_comes_twice() {
+    let script = |world: &mut World| {
+        world.call(3);
+        world.call(5);
+        world.recall();
+        world.put_out();
+        world.deliver_up(u64::MAX);
+        world.answer(0);
+        world.put_out();
+    };
+    let mut whole = World::new();
+    script(&mut whole);
+    let lengths = (whole.to_server.len() as u64, whole.to_client.len() as u64);
+    assert!(lengths.0 == 0 && lengths.1 > 50);
+    for down in 0..=lengths.1 {
+        for welcome in [0, 1, 20, 100, 1000] {
+            let mut world = World::new();
+            script(&mut world);
+            world.deliver_down(down);
+            world.put_out();
+            world.cut();
+            world.connect();
+            world.put_out();
+            world.deliver_up(u64::MAX);
+            world.put_out();
+            world.deliver_down(welcome);
+            world.cut();
+            world.connect();
+            world.check();
+        }
+    }
+    let mut up = 0;
+    loop {
+        let mut world = World::new();
+        world.call(3);
+        world.recall();
+        world.call(4);
+        world.put_out();
+        let all = world.to_server.len() as u64;
+        world.deliver_up(up);
+        world.cut();
+        world.connect();
+        world.check();
+        if up == all {
+            break;
+        }
+        up += 1;
+    }
+}
+
+#[test]
+fn a_window_that_is_full_goes_on_over_another_connection() {
+    let mut world = World::new();
+    for _ in 0..30 {
+        world.call(1 << 20);
+    }
+    world.put_out();
+    assert!((world.to_server.len() as u64) < WINDOW_BYTES + (2 << 20), "no more is put out than the window");
+    world.cut();
+    world.connect();
+    world.check();
+    assert_eq!(world.done.len(), 30);
+}
+
+fn drain(client: &mut ClientSession) -> (Vec<Message>, Vec<Event>, (Time, Reason)) {
+    let (mut messages, mut events) = (vec![], vec![]);
+    loop {
+        match client.poll_output() {
+            Output::Event(event) => events.push(event),
+            Output::Transmit(bytes) => messages.push(common::decode(&bytes).unwrap().unwrap()),
+            Output::Timeout(moment, reason) => return (messages, events, (moment, reason)),
+        }
+    }
+}
+
+fn later(ms: u64) -> Time {
+    T0.after(Span::from_millis(ms))
+}
+
+fn welcome(session_id: u64, resumed: Option<Resumed>) -> Vec<u8> {
+    let session = samples::session();
+    let (version, features, session_term, limits) = (MAX_VERSION, 0, SESSION_TERM, Limits::default());
+    Message::Welcome(Welcome { version, features, session_id, session_term, limits, session, resumed })
+        .encode()
+}
+
+fn attached() -> ClientSession {
+    let mut client = client(T0);
+    client.handle_input(T0, &welcome(9, None));
+    drain(&mut client);
+    client
+}
+
+fn granted(id: u64) -> Response {
+    let grant = Grant { id: GrantId(id), ..samples::grant() };
+    Response { grants: vec![grant], ..Response::plain(Ok(Reply::Looked(None))) }
+}
+
+fn look(client: &mut ClientSession, now: Time, id: u64) {
+    let call = Call::Lookup { dir: samples::dir(), name: samples::name("x") };
+    client.handle_call(now, CallId(id), samples::request(call));
+}
+
+#[test]
+fn a_lapsed_client_comes_again_and_believes_nothing_that_was_granted_before() {
+    let mut client = attached();
+    look(&mut client, T0, 1);
+    client.handle_disconnect(later(1_000), "cut");
+    assert_eq!(drain(&mut client).2, (later(13_500), Reason::SessionEnd));
+    client.handle_connect(later(2_000));
+    client.handle_timeout(later(13_500));
+    let (messages, events, _) = drain(&mut client);
+    assert!(messages.is_empty() && matches!(events[..], [Event::Lapsed { .. }]), "{messages:?} {events:?}");
+    client.handle_connect(later(14_000));
+    let (messages, ..) = drain(&mut client);
+    let resume = Some(Resume { session_id: 9, received: 0 });
+    assert!(matches!(&messages[..], [Message::Hello(hello)] if hello.resume == resume));
+    client.handle_input(later(14_100), &welcome(9, Some(Resumed { received: 0, lapsed: true })));
+    let (messages, events, timeout) = drain(&mut client);
+    assert_eq!(events, [Event::Restored { session: samples::session(), kept: true }]);
+    assert!(matches!(messages[..], [Message::Request(CallId(1), _), Message::Ping(..)]), "{messages:?}");
+    assert_eq!(timeout.1, Reason::Renewal);
+    client.handle_input(later(14_200), &encode_response(CallId(1), &granted(5)));
+    let (messages, events, _) = drain(&mut client);
+    assert_eq!(messages, [Message::Return(vec![GrantId(5)])]);
+    assert!(matches!(&events[..], [Event::Response { response, .. }] if response.grants.is_empty()));
+}
+
+#[test]
+fn a_server_that_does_not_greet_is_waited_for_less_where_a_session_stood() {
+    let mut first = client(T0);
+    assert_eq!(drain(&mut first).2, (later(30_000), Reason::SessionEnd));
+    let mut again = attached();
+    again.handle_disconnect(later(1_000), "cut");
+    again.handle_connect(later(1_000));
+    again.handle_timeout(later(10_999));
+    assert_eq!(again.wants_connection(), None);
+    assert_eq!(drain(&mut again).2, (later(11_000), Reason::SessionEnd));
+    again.handle_timeout(later(11_000));
+    assert_eq!(again.wants_connection(), Some("the server does not greet"));
+}
+
+#[test]
+fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_claims() {
+    let mut client = attached();
+    let mkdir = Call::Mkdir { dir: samples::dir(), name: samples::name("x"), mode: 0, umask: 0 };
+    client.handle_call(T0, CallId(1), samples::request(mkdir.clone()));
+    look(&mut client, T0, 2);
+    client.handle_cancel(T0, CallId(2));
+    client.handle_input(T0, &encode_response(CallId(2), &granted(5)));
+    let recall = Recall { id: RecallId(7), node: samples::id(1), covers: Covers::Inode, names: vec![] };
+    client.handle_input(T0, &Message::Recall(recall.clone()).encode());
+    drain(&mut client);
+    client.handle_disconnect(later(1), "cut");
+    client.handle_connect(later(2));
+    drain(&mut client);
+    client.handle_input(later(3), &welcome(4, None));
+    let (messages, events, _) = drain(&mut client);
+    assert_eq!(messages, []);
+    assert_eq!(events, [Event::Restored { session: samples::session(), kept: false }]);
+    // What is of the forgotten session means nothing in this one.
+    client.handle_acknowledge(later(3), RecallId(7));
+    client.handle_return(later(3), vec![GrantId(5)]);
+    look(&mut client, later(3), 3);
+    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let reopen = Call::Reopen { node: samples::place(), handle: Handle(4), access };
+    client.handle_call(later(3), CallId(4), samples::request(reopen));
+    let (messages, ..) = drain(&mut client);
+    assert!(matches!(messages[..], [Message::Request(CallId(4), _)]), "{messages:?}");
+    client.handle_reclaimed(later(4));
+    client.handle_reclaimed(later(4));
+    let (messages, ..) = drain(&mut client);
+    let again = Message::Again(CallId(1), samples::request(mkdir));
+    assert_eq!(messages[..2], [Message::Reclaimed, again]);
+    assert!(matches!(messages[2..], [Message::Request(CallId(3), _)]));
+    // Numbers of both sessions are told apart.
+    client.handle_input(later(5), &encode_response(CallId(3), &granted(5)));
+    client.handle_input(later(5), &Message::Recall(recall.clone()).encode());
+    let (_, events, _) = drain(&mut client);
+    let [Event::Response { response, .. }, Event::Recall(second)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((response.grants[0].id, second.id), (GrantId(10), RecallId(14)));
+    client.handle_acknowledge(later(6), second.id);
+    client.handle_return(later(6), vec![GrantId(10)]);
+    let (messages, ..) = drain(&mut client);
+    assert_eq!(messages, [Message::Acknowledge(RecallId(7)), Message::Return(vec![GrantId(5)])]);
+}
+
+#[test]
+fn a_listing_that_begins_anew_goes_on_where_it_was() {
+    let key = samples::session().cookie_key;
+    let mut names = ["a", "b", "c", "d"];
+    names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
+    let part = |names: &[&str], last| {
+        let entries = names.iter().map(|leaf| (samples::name(leaf), samples::entry(0o100_644))).collect();
+        Response { last, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+    };
+    let mut client = attached();
+    client.handle_call(T0, CallId(1), samples::request(Call::List { dir: samples::dir() }));
+    client.handle_input(T0, &encode_response(CallId(1), &part(&names[..2], false)));
+    client.handle_disconnect(T0, "cut");
+    client.handle_connect(T0);
+    client.handle_input(T0, &welcome(4, None));
+    client.handle_reclaimed(T0);
+    drain(&mut client);
+    // One of those passed on is gone by now, which is not told any more.
+    client.handle_input(T0, &encode_response(CallId(1), &part(&[names[1], names[2]], false)));
+    client.handle_input(T0, &encode_response(CallId(1), &part(&names[3..], true)));
+    let (_, events, _) = drain(&mut client);
+    let listed = |event: &Event| match event {
+        Event::Response { response: Response { result: Ok(Reply::Listed(part)), .. }, .. } => {
+            part.entries.len()
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(events.iter().map(listed).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn counts_that_cannot_be_end_the_session() {
+    let attach = || {
+        let mut server = ServerConnection::new(T0, ServerConfig::default());
+        server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();
+        server.poll_event();
+        server.accept(samples::session());
+        server
+            .handle_input(
+                T0,
+                &Message::Request(CallId(1), samples::request(samples::queries().remove(0))).encode(),
+            )
+            .unwrap();
+        server.respond(CallId(1), &Response::plain(Err(Errno::IO)));
+        while server.poll_transmit().is_some() {}
+        server
+    };
+    for message in [Message::Received(2), Message::Ping(1, 2), Message::Pong(1, 2)] {
+        let mut server = attach();
+        let result = server.handle_input(T0, &message.encode());
+        assert_eq!(result, Err(ProtocolError::Count { claimed: 2, least: 0, most: 1 }));
+        assert!(server.is_ended());
+    }
+    let mut server = attach();
+    server.handle_input(T0, &Message::Received(1).encode()).unwrap();
+    assert!(server.handle_input(T0, &Message::Received(0).encode()).is_err(), "it had more before");
+    for received in [2, u64::MAX] {
+        let mut server = attach();
+        server.cut();
+        assert!(server.resume(T0, received, false, samples::session()).is_err());
+        let farewell = common::decode(&server.poll_transmit().unwrap()).unwrap();
+        assert!(matches!(farewell, Some(Message::Bye(_))));
+    }
+    let mut client = attached();
+    client.handle_disconnect(T0, "cut");
+    client.handle_connect(T0);
+    client.handle_input(T0, &welcome(9, Some(Resumed { received: 1, lapsed: false })));
+    assert!(matches!(&drain(&mut client).1[..], [Event::Lost { .. }]));
+    let mut client = attached();
+    client.handle_disconnect(T0, "cut");
+    client.handle_connect(T0);
+    client.handle_input(T0, &welcome(8, Some(Resumed { received: 0, lapsed: false })));
+    assert!(client.wants_connection().is_some(), "not the session that was named");
+    client.handle_connect(T0);
+    client.handle_input(T0, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    assert!(client.wants_connection().is_some(), "whoever it is, it is not the server");
+    assert!(!client.is_lost());
+}

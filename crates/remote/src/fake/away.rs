@@ -1,0 +1,190 @@
+//! A client that is cut off for longer than its term, and comes back: what [`crate::Remote`] says of that.
+
+use super::core::Core;
+use super::{Event, Span};
+use nigh_types::{Call, CallId, Errno, NodeId, RecallId, Reply, Request, Response};
+use std::collections::{BTreeSet, VecDeque};
+
+/// How a session is cut off.
+#[derive(Default)]
+pub(super) struct Absence {
+    pub(super) is_away: bool,
+    /// What the client's own end says, before anything else.
+    pub(super) said: VecDeque<Event>,
+    /// Calls that were made meanwhile, or while others are reclaimed.
+    pub(super) unsent: Vec<(CallId, Request)>,
+    /// Calls that nobody waits for any more since.
+    cancelled: BTreeSet<CallId>,
+    /// To be put out again with the end of reclaiming; `None`: nothing is being reclaimed.
+    again: Option<Vec<CallId>>,
+    /// Acknowledged or not, nobody waits for these any more.
+    pub(super) recalls: BTreeSet<RecallId>,
+}
+
+/// Calls that a remote which has forgotten their session does not put out again.
+pub(super) fn is_claim(call: &Call) -> bool {
+    matches!(call, Call::Reopen { .. } | Call::Lock { reclaim: true, .. })
+}
+
+impl Core {
+    /// Both ends have counted the term: the client's grants have ended, and others do not wait for it.
+    pub(super) fn lapse(&mut self, client: u64, why: &str) {
+        let session = self.client_mut(client);
+        if session.absence.is_away {
+            return;
+        }
+        session.absence.is_away = true;
+        session.absence.said.push_back(Event::Lapsed { why: why.to_owned() });
+        session.grants.clear();
+        let owed: Vec<RecallId> = std::mem::take(&mut session.recalls).into_keys().collect();
+        session.absence.recalls.extend(&owed);
+        self.settle(&owed);
+    }
+
+    pub(super) fn free_locks(&mut self, client: u64) {
+        assert!(self.client(client).absence.is_away, "who is here keeps its locks");
+        let answered = self.locks.forget(client);
+        self.lock_answers(answered);
+    }
+
+    /// The client is back; with `kept` the server has kept what it had open and locked.
+    pub(super) fn restore(&mut self, client: u64, kept: bool) {
+        let event = Event::Restored { session: self.session(), kept };
+        let absence = &mut self.client_mut(client).absence;
+        assert!(std::mem::take(&mut absence.is_away), "it is away");
+        absence.said.push_back(event);
+        if kept {
+            return self.put_unsent(client);
+        }
+        absence.unsent.clear();
+        let cancelled = std::mem::take(&mut absence.cancelled);
+        self.forget(client, &cancelled);
+    }
+
+    /// Nothing passes for a while, and nobody's term runs out.
+    pub(super) fn cut(&mut self, client: u64) {
+        self.client_mut(client).absence.is_away = true;
+    }
+
+    pub(super) fn mend(&mut self, client: u64) {
+        let is_away = &mut self.client_mut(client).absence.is_away;
+        assert!(std::mem::take(is_away), "it is cut off");
+        self.put_unsent(client);
+    }
+
+    /// What waited for the link passes.
+    fn put_unsent(&mut self, client: u64) {
+        let absence = &mut self.client_mut(client).absence;
+        let (unsent, cancelled) =
+            (std::mem::take(&mut absence.unsent), std::mem::take(&mut absence.cancelled));
+        for (call, request) in unsent {
+            self.put_in_turn(client, call, request);
+        }
+        for call in cancelled {
+            if !self.cancel_while_away(client, call) {
+                self.cancel(client, call);
+            }
+        }
+    }
+
+    /// Puts a call out, now or later.
+    pub(super) fn put_in_turn(&mut self, client: u64, call: CallId, request: Request) {
+        let absence = &mut self.client_mut(client).absence;
+        let at_once = is_claim(&request.call) || matches!(request.call, Call::Walk { .. });
+        if absence.is_away || absence.again.is_some() && !at_once {
+            absence.unsent.push((call, request));
+        } else {
+            self.put(client, call, request);
+        }
+    }
+
+    /// The session was forgotten: a new one stands in its place.
+    fn forget(&mut self, client: u64, cancelled: &BTreeSet<CallId>) {
+        let session = self.client_mut(client);
+        session.events.clear();
+        session.arriving.clear();
+        session.held.clear();
+        session.held_replies.clear();
+        session.outstanding.retain(|_, request| !is_claim(&request.call));
+        let again: Vec<CallId> = session.outstanding.keys().copied().collect();
+        let cancelled: BTreeSet<CallId> = cancelled.iter().chain(&session.cancelled).copied().collect();
+        session.absence.again = Some(again);
+        let handles: Vec<_> = std::mem::take(&mut session.handles).into_iter().collect();
+        self.tree.release(&handles);
+        self.tree.forget_walks();
+        self.pending.retain(|pending| pending.client != client);
+        let answered = self.locks.forget(client);
+        self.lock_answers(answered);
+        for call in cancelled {
+            self.cancel_while_away(client, call);
+        }
+    }
+
+    /// What was open and locked has been claimed: what was out goes out again.
+    pub(super) fn reclaimed(&mut self, client: u64) {
+        let absence = &mut self.client_mut(client).absence;
+        assert!(!absence.is_away, "whoever is away has not reclaimed");
+        let Some(again) = absence.again.take() else { return };
+        let unsent = std::mem::take(&mut absence.unsent);
+        self.locks.claimed(client);
+        for call in again {
+            if let Some(request) = self.client(client).outstanding.get(&call).cloned() {
+                self.put(client, call, request);
+            }
+        }
+        for (call, request) in unsent {
+            self.put(client, call, request);
+        }
+    }
+
+    /// A call that is not on its way now: false if it is.
+    pub(super) fn cancel_while_away(&mut self, client: u64, call: CallId) -> bool {
+        let absence = &mut self.client_mut(client).absence;
+        if absence.is_away {
+            absence.cancelled.insert(call);
+            return true;
+        }
+        let Some(again) = &mut absence.again else { return false };
+        let before = again.len() + absence.unsent.len();
+        again.retain(|waiting| *waiting != call);
+        absence.unsent.retain(|(waiting, _)| *waiting != call);
+        let removed = again.len() + absence.unsent.len() < before;
+        if removed {
+            let response = Response::plain(Err(Errno::INTR));
+            self.send(client, Span::ZERO, Event::Response { call, response });
+        }
+        removed
+    }
+
+    /// What a mutation was answered that comes again. `None`: it was not done, or what it opened is gone.
+    pub(super) fn recollect(&mut self, client: u64, request: &Request) -> Option<Vec<Response>> {
+        let mut responses = self.remembered.get(&request.name?)?.clone();
+        for response in &mut responses {
+            response.grants.clear();
+            let Ok(reply) = &mut response.result else { continue };
+            let (node, handle) = match (&*reply, &request.call) {
+                (Reply::Made { entry, handle: Some(handle), .. }, _) => (entry.id, *handle),
+                (Reply::Opened { handle, .. }, Call::Open { node, .. }) => (node.node, *handle),
+                (Reply::Removed { node, kept: Some(handle) }, _) => (*node, *handle),
+                (Reply::Renamed { replaced: Some(node), kept: Some(handle), .. }, _) => (*node, *handle),
+                _ => continue,
+            };
+            if self.has_again(client, node, handle) {
+                continue;
+            }
+            match reply {
+                Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => *kept = None,
+                _ => return None,
+            }
+        }
+        Some(responses)
+    }
+
+    fn has_again(&mut self, client: u64, node: NodeId, handle: nigh_types::Handle) -> bool {
+        let pinned = self.tree.pin_again(node, handle);
+        if pinned {
+            self.client_mut(client).handles.insert(handle);
+        }
+        pinned
+    }
+}

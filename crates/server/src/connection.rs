@@ -1,0 +1,332 @@
+//! One connection: its hello, the session that it begins or goes on with, and what it brings.
+
+use crate::events::{self, Story};
+use crate::files::SessionFiles;
+use crate::intake;
+use crate::leases::Holding;
+use crate::outbox::Outbox;
+use crate::server::{End, Server};
+use crate::session::{Attached, Resumption, Session, now};
+use nigh_link::{Link, Peer, Ticket};
+use nigh_native::{ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent};
+use nigh_types::{Errno, Term, Time};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often a connection that brings nothing looks after idle descriptors.
+const TICK: Duration = Duration::from_secs(2);
+/// Bytes read from a connection at a time.
+const READ_BYTES: usize = 256 << 10;
+
+/// How a connection came to its end.
+pub(crate) enum Ended {
+    /// Its client has dropped everything.
+    Goodbye,
+    /// Its client broke a rule.
+    Broken,
+    /// It may come again.
+    Cut,
+    /// It came again already.
+    Replaced,
+}
+
+/// Who says hello, and for what.
+struct Hello {
+    who: (u64, u64),
+    export: Vec<u8>,
+    term: Term,
+    features: u64,
+    moment: u64,
+    resume: Option<Resume>,
+}
+
+impl Hello {
+    fn of(event: ServerEvent) -> Option<Hello> {
+        let ServerEvent::Attach { client, incarnation, export, term, features, moment, resume, .. } = event
+        else {
+            return None;
+        };
+        Some(Hello { who: (client, incarnation), export, term, features, moment, resume })
+    }
+}
+
+/// What comes of waiting for a hello.
+enum Greeting {
+    Hello(Box<ServerConnection>, Hello),
+    /// There is none, and why.
+    Nothing(String),
+}
+
+type Refusal = (Errno, String);
+
+impl Server {
+    /// Serves one client over a connection until that ends; `peer` says what it may claim.
+    pub fn serve_link(&self, link: Link, peer: Peer) -> io::Result<()> {
+        self.serve_stranger(link, peer, None)
+    }
+
+    /// The same for one that may be told to go as long as it has attached to nothing: until then its ticket
+    /// is kept.
+    pub(crate) fn serve_stranger(&self, link: Link, peer: Peer, ticket: Option<Ticket>) -> io::Result<()> {
+        link.set_write_timeout(Some(Outbox::PATIENCE))?;
+        link.set_read_timeout(Some(TICK))?;
+        self.greeting.fetch_add(1, Ordering::SeqCst);
+        let admitted = self.greet(&link, peer);
+        self.greeting.fetch_sub(1, Ordering::SeqCst);
+        drop(ticket);
+        let Some((session, number)) = admitted? else { return Ok(()) };
+        let writer = Arc::clone(&session);
+        let writer = std::thread::Builder::new()
+            .name(format!("nigh-write-{}", session.id))
+            .spawn(move || writer.outbox.write(number));
+        let read = match &writer {
+            Ok(_) => self.read(&session, number, &link),
+            Err(error) => Err(io::Error::other(format!("no thread for it: {error}"))),
+        };
+        match &read {
+            Ok(Ended::Replaced) => {}
+            Ok(Ended::Goodbye) => self.forget(&session, End::Goodbye),
+            Ok(Ended::Broken) => self.forget(&session, End::Cut),
+            Ok(Ended::Cut) | Err(_) if session.outbox.is_deaf() => {
+                self.cut(&session, number, "the client does not read");
+            }
+            Ok(Ended::Cut) => self.cut(&session, number, "the connection was lost"),
+            Err(error) => self.cut(&session, number, &error.to_string()),
+        }
+        // Its own failures are the connection's.
+        let _ = writer?.join();
+        read.map(drop)
+    }
+
+    fn cut(&self, session: &Arc<Session>, number: u64, why: &str) {
+        if session.cut(number) {
+            if !self.is_ending() {
+                events::cut(session, why);
+            }
+            if self.work.is_stopping() {
+                session.outbox.drop_held();
+            }
+        }
+        // Nobody comes again to a server that stops.
+        if session.is_over() || (self.is_ending() && session.away().is_some()) {
+            self.forget(session, End::Cut);
+        }
+    }
+
+    /// A stream to this server, served by a thread of this process.
+    pub fn serve_in_process(self: &Arc<Server>) -> io::Result<UnixStream> {
+        let (theirs, ours) = UnixStream::pair()?;
+        let server = Arc::clone(self);
+        std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
+            // What ended it stands in the log.
+            let _ = server.serve_link(ours.into(), Peer::in_process());
+        })?;
+        Ok(theirs)
+    }
+
+    /// Waits for the hello. The session that the connection begins or goes on with, and its number there;
+    /// `None`: it was not wanted, or said nothing right.
+    pub(crate) fn greet(&self, link: &Link, peer: Peer) -> io::Result<Option<(Arc<Session>, u64)>> {
+        let story = Story::new(&self.meter.limits, link.kind());
+        let id = self.next_session_id();
+        events::connected(&story, id, &peer);
+        let why = match self.wait_for_hello(link, id) {
+            Ok(Greeting::Hello(connection, hello)) => {
+                return Ok(self.admit((link, peer, story), connection, &hello));
+            }
+            Ok(Greeting::Nothing(why)) => why,
+            Err(error) => error.to_string(),
+        };
+        self.meter.count_ended(link.bytes());
+        events::left(&story, id, &peer, &why);
+        Ok(None)
+    }
+
+    fn wait_for_hello(&self, link: &Link, session_id: u64) -> io::Result<Greeting> {
+        let (session_term, limits) = (self.options.session_term, self.options.bounds.limits());
+        let config = ServerConfig { session_id, session_term, limits };
+        let mut connection = ServerConnection::new(now(), config);
+        // Whatever is said until then: a byte now and then is no hello.
+        let until = connection.lapses();
+        let mut buffer = vec![0; READ_BYTES];
+        let nothing = |why: &str| Ok(Greeting::Nothing(why.to_owned()));
+        loop {
+            let Some(count) = read_some(link, &mut buffer)? else {
+                return nothing("the connection was lost");
+            };
+            if until < now() {
+                return nothing("it did not say hello in time");
+            }
+            if count == 0 {
+                if self.is_ending() {
+                    return nothing("the server stops");
+                }
+                // By that nothing was heard of it.
+                continue;
+            }
+            let taken = connection.handle_input(now(), &buffer[..count]);
+            let event = connection.poll_event();
+            while let Some(frame) = connection.poll_transmit() {
+                link.write_all(&frame)?;
+            }
+            if let Err(error) = taken {
+                return nothing(&format!("the client broke the protocol: {error}"));
+            }
+            match event {
+                Some(ServerEvent::Bye { why }) => return nothing(&format!("goodbye: {why}")),
+                Some(event) => {
+                    if let Some(hello) = Hello::of(event) {
+                        return Ok(Greeting::Hello(Box::new(connection), hello));
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn admit(
+        &self,
+        (link, peer, story): (&Link, Peer, Story),
+        connection: Box<ServerConnection>,
+        hello: &Hello,
+    ) -> Option<(Arc<Session>, u64)> {
+        if let Some((session, resume)) = self.named(&peer, hello)
+            && !self.work.is_stopping()
+        {
+            match go_on(&session, link, (hello.moment, resume.received)) {
+                Ok(Resumption::Link(number)) => {
+                    events::resumed(&session, connection.session_id());
+                    return Some((session, number));
+                }
+                Ok(Resumption::Stale) => {
+                    self.meter.count_ended(link.bytes());
+                    let why = "its client has made another connection since";
+                    events::left(&story, connection.session_id(), &peer, why);
+                    return None;
+                }
+                Ok(Resumption::Forgotten) => {}
+                Err(error) => {
+                    session.story.ends(|| format!("the client broke the protocol: {error}"));
+                    self.forget(&session, End::Cut);
+                    return None;
+                }
+            }
+        }
+        let of = (link.clone(), peer, hello.moment);
+        let session = Arc::new(Session::new(*connection, of, story, &self.leases, &self.keeper));
+        if let Err((errno, message)) = self.attach(&session, hello) {
+            events::refused(&session, errno, &message);
+            session.with_connection(|connection| connection.refuse(errno, &message));
+            session.outbox.end();
+            session.outbox.write(session.first_link());
+            self.meter.count_ended(session.outbox.bytes());
+            events::ended(&session, End::Cut);
+            return None;
+        }
+        let number = session.first_link();
+        Some((session, number))
+    }
+
+    /// The session that a hello names, if it is this client's: whoever cannot prove what that one proved, or
+    /// does not know its incarnation, is told of it no more than of one that never was.
+    fn named(&self, peer: &Peer, hello: &Hello) -> Option<(Arc<Session>, Resume)> {
+        let resume = hello.resume?;
+        let session = self.session(resume.session_id)?;
+        let attached = session.attached()?;
+        let same = attached.who == hello.who && attached.name == hello.export && session.peer.is_same(peer);
+        same.then_some((session, resume))
+    }
+
+    fn attach(&self, session: &Arc<Session>, hello: &Hello) -> Result<(), Refusal> {
+        if self.work.is_stopping() {
+            return Err((Errno::AGAIN, "the server stops: try again in a moment".into()));
+        }
+        let asked = &hello.export[..];
+        let (root, path) = self.options.exports.open(asked, &session.peer)?;
+        let path = path.as_path();
+        let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
+        let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
+        let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
+            .vouched(session.admission.vouches());
+        let Hello { who, features, term, .. } = *hello;
+        let (name, locks) = (asked.to_vec(), Arc::clone(&self.locks));
+        session.attach(Attached { name, features, term, export, files, locks, who });
+        let Some(attached) = session.attached() else { return Err((Errno::IO, "not attached".into())) };
+        let agreed = agree(session, attached)
+            .map_err(|errno| (errno, format!("cannot look at {}: {errno}", path.display())))?;
+        let overtaken = || (Errno::STALE, "a later connection of this client is served".to_owned());
+        if self.sessions_of(session, attached).iter().any(|other| other.moment() > hello.moment) {
+            return Err(overtaken());
+        }
+        self.forget_earlier(session, attached, hello.resume.is_none());
+        if hello.resume.is_some() && !self.memory.is_settled(hello.who) {
+            return Err((Errno::AGAIN, "what this client asked for before is still being done".into()));
+        }
+        let whole = hello.resume.is_none();
+        let room = self.room.lock();
+        self.make_room(session)?;
+        self.register.begin(session.id, hello.who, whole).map_err(|problem| (Errno::IO, problem))?;
+        let begun = self.begin(session, attached, hello.resume.is_none());
+        drop(room);
+        if !begun {
+            self.register.end(session.id, Time(0));
+            return Err(overtaken());
+        }
+        if hello.resume.is_none() {
+            self.returned(hello.who);
+        }
+        events::attached(session, agreed.term);
+        session.with_connection(|connection| connection.accept(agreed));
+        Ok(())
+    }
+
+    fn read(&self, session: &Arc<Session>, number: u64, link: &Link) -> io::Result<Ended> {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut tick = Instant::now();
+        loop {
+            let Some(count) = read_some(link, &mut buffer)? else { return Ok(Ended::Cut) };
+            if count > 0
+                && let Some(ended) = self.hear(session, number, &buffer[..count])
+            {
+                return Ok(ended);
+            }
+            if tick.elapsed() >= TICK {
+                tick = Instant::now();
+                session.attached().into_iter().for_each(|attached| attached.export.close_idle(tick));
+            }
+        }
+    }
+}
+
+/// The session goes on over this link, if it can.
+fn go_on(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumption, ProtocolError> {
+    let Some(Ok(agreed)) = session.attached().map(|attached| agree(session, attached)) else {
+        return Ok(Resumption::Forgotten);
+    };
+    let resumption = session.go_on(link.clone(), at, agreed)?;
+    Ok(resumption)
+}
+
+/// What the client is told of its export.
+fn agree(session: &Session, attached: &Attached) -> Result<nigh_native::Session, Errno> {
+    let mut agreed = attached.export.session(&attached.files)?;
+    intake::introduce(&mut agreed, &attached.export, &session.admission, attached.features);
+    Ok(agreed)
+}
+
+/// How many bytes came; 0 where nothing did for a while, `None` at the end.
+fn read_some(link: &Link, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        return match link.read(buffer) {
+            Ok(0) => Ok(None),
+            Ok(count) => Ok(Some(count)),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Ok(Some(0)),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            Err(e) => Err(e),
+        };
+    }
+}

@@ -1,0 +1,164 @@
+//! What clients say, and who does it.
+
+use crate::connection::Ended;
+use crate::intake;
+use crate::pool::Job;
+use crate::server::Server;
+use crate::session::{Session, now};
+use nigh_native::{ProtocolError, ServerEvent};
+use nigh_types::{Call, CallId, Errno, Request, Response, WriteFlags};
+use std::sync::Arc;
+
+/// Grants are taken back so many at a time: others wait for the table of leases meanwhile.
+const RETURNED_AT_A_TIME: usize = 4_096;
+
+impl Server {
+    /// Takes in what came over a link, one link after the other.
+    pub(crate) fn hear(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Ended> {
+        session.intake(link, || self.take_in(session, bytes)).unwrap_or(Some(Ended::Replaced))
+    }
+
+    /// Takes in what a client said. Only while its lease goes on by that is it answered: where it owes
+    /// acknowledgements for too long, all else that it says waits until it has given them.
+    fn take_in(&self, session: &Arc<Session>, mut bytes: &[u8]) -> Option<Ended> {
+        let is_heard = || self.leases.is_heard(session.holder());
+        let heard = is_heard();
+        loop {
+            let (taken, events) = session.with_connection(|connection| {
+                connection.mute(!heard);
+                let taken = connection.handle_some(now(), &mut bytes);
+                (taken, std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>())
+            });
+            let ended = self.take_all(session, events);
+            if let Err(error) = taken {
+                if error != ProtocolError::Ended {
+                    session.story.ends(|| format!("the client broke the protocol: {error}"));
+                }
+                return Some(ended.unwrap_or(Ended::Broken));
+            }
+            if ended.is_some() {
+                return ended;
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        if heard || !is_heard() {
+            return None;
+        }
+        let events = session.with_connection(|connection| {
+            connection.mute(false);
+            // What is answered now renews the lease, also here.
+            let _ = connection.handle_input(now(), &[]);
+            std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>()
+        });
+        self.take_all(session, events)
+    }
+
+    fn take_all(&self, session: &Arc<Session>, events: Vec<ServerEvent>) -> Option<Ended> {
+        events.into_iter().find_map(|event| self.take(session, event))
+    }
+
+    /// Answers how the session ended, if it did.
+    pub(crate) fn take(&self, session: &Arc<Session>, event: ServerEvent) -> Option<Ended> {
+        match event {
+            // Taken before there was a session.
+            ServerEvent::Attach { .. } => return Some(Ended::Broken),
+            ServerEvent::Request { call, request, again } => {
+                return self.request(session, call, request, again);
+            }
+            ServerEvent::Cancel(call) => self.cancel(session, call),
+            ServerEvent::Acknowledge(recall) => self.leases.acknowledge(session.holder(), recall),
+            ServerEvent::Return(grants) => {
+                let some = grants.chunks(RETURNED_AT_A_TIME);
+                some.for_each(|some| self.leases.give_back(session.holder(), some));
+            }
+            ServerEvent::Reclaimed => self.reclaimed(session),
+            ServerEvent::Bye { why } => {
+                session.story.ends(|| format!("goodbye: {why}"));
+                return Some(Ended::Goodbye);
+            }
+        }
+        None
+    }
+
+    /// `again`: its client put it out before, in a session that is forgotten.
+    pub(crate) fn request(
+        &self,
+        session: &Arc<Session>,
+        call: CallId,
+        mut request: Request,
+        again: bool,
+    ) -> Option<Ended> {
+        if again {
+            forget_grant(&mut request.call);
+        }
+        let attached = session.attached()?;
+        if let Err(broken) = intake::check(&attached.export, &request) {
+            session.end(&broken.to_string());
+            return Some(Ended::Broken);
+        }
+        match &request.call {
+            Call::Release { handles } => {
+                // Closing the last descriptor of a large file may take long, and this thread has to listen.
+                if let Some(closing) = attached.files.take(handles) {
+                    self.pool.drop_later(Box::new(closing));
+                }
+                return None;
+            }
+            Call::Keep { node, names, handle } => {
+                let who = session.admit(request.credentials);
+                attached.export.keep(&attached.files, &who, (node, names), *handle);
+                return None;
+            }
+            Call::Unlock { .. } => {
+                let result = self.locks.unlock(session.id, &request.call);
+                session.answer(call, Response::plain(result));
+                return None;
+            }
+            _ => {}
+        }
+        if let Some(name) = request.name.filter(|_| again)
+            && session.answer_again(&self.memory, call, name)
+        {
+            return None;
+        }
+        // While the server stops it stays unanswered: the client hears of the end instead.
+        let taken = self.work.take()?;
+        if request.call.waits_for_lock() {
+            self.locks.expect(session.id, call);
+        }
+        let session = Arc::clone(session);
+        let job = self.grace.admit(Job { session, call, request, change: None, taken, listing: None });
+        job.into_iter().for_each(|job| self.pool.submit(job));
+        None
+    }
+
+    /// Noted before looking, so that a call on its way from one to the other is not missed.
+    fn cancel(&self, session: &Arc<Session>, call: CallId) {
+        let Some(locks) = session.note_cancelled(call) else { return };
+        let job = self.grace.take_back(session, call);
+        let job = job.or_else(|| self.pool.take_back(session, call));
+        let job = job.or_else(|| self.leases.take_back(session, call));
+        if let Some(job) = job.or_else(|| session.outbox.take_back(call)) {
+            job.give_up();
+        } else if locks && self.locks.cancel(session.id, call) {
+            session.answer(call, Response::plain(Err(Errno::INTR)));
+        }
+    }
+
+    /// The client has claimed what it wants to have again.
+    fn reclaimed(&self, session: &Arc<Session>) {
+        let attached = session.attached();
+        self.locks.claimed(session.id);
+        self.register.claimed(session.id);
+        attached.into_iter().for_each(|attached| self.returned(attached.who));
+    }
+}
+
+/// A grant that a call names is of the session in which it was put out first.
+fn forget_grant(call: &mut Call) {
+    if let Call::Write { flags: WriteFlags { since: Some(since), .. }, .. } = call {
+        since.under = None;
+    }
+}

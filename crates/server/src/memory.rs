@@ -1,0 +1,180 @@
+//! Answers that clients of forgotten sessions may not have: who comes with the same operation again is answered
+//! from here, so that it takes effect once (docs/decisions/0009-sessions-over-connections.md).
+
+use crate::files::{OpenFile, SessionFiles};
+use crate::room;
+use crate::session::{Attached, Session};
+use nigh_link::Peer;
+use nigh_types::{Errno, Handle, OpName, Reply, Response};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long they are remembered.
+const KEPT: Duration = Duration::from_secs(600);
+/// Of so many sessions, and so many altogether; then the earliest goes of the client of which most is remembered.
+const MOST_SESSIONS: usize = 1_024;
+const MOST_ALTOGETHER: usize = 1 << 18;
+/// Answers of one session. A client has fewer calls outstanding.
+const MOST_ANSWERS: usize = 4_096;
+/// How long calls of a forgotten session may go on before its client may begin another.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What forgotten sessions left behind.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// The latest is last.
+    left: Mutex<VecDeque<Left>>,
+}
+
+/// What one session left behind.
+pub(crate) struct Left {
+    /// Calls of its may still be executed.
+    session: Weak<Session>,
+    peer: Peer,
+    who: (u64, u64),
+    export: Vec<u8>,
+    since: Instant,
+    answers: Arc<Answers>,
+}
+
+/// Answers of one session to named operations, by their sequence.
+#[derive(Default)]
+pub(crate) struct Answers {
+    told: Mutex<BTreeMap<u64, Told>>,
+}
+
+struct Told {
+    response: Response,
+    /// The open file that it names.
+    file: Option<Arc<OpenFile>>,
+}
+
+impl Answers {
+    /// Notes one, with the file that it names, which stays open.
+    pub(crate) fn note(&self, sequence: u64, mut response: Response, files: &SessionFiles) {
+        // Who was led astray looks for the way and asks again.
+        if !response.last || response.result == Err(Errno::STALE) {
+            return;
+        }
+        response.grants.clear();
+        let file = handle(&mut response).and_then(|handle| files.share(*handle));
+        let mut told = self.told.lock();
+        if told.len() < MOST_ANSWERS {
+            told.insert(sequence, Told { response, file });
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.told.lock().len()
+    }
+
+    fn take(&self, sequence: u64, files: &SessionFiles) -> Option<Response> {
+        let Told { mut response, file } = self.told.lock().remove(&sequence)?;
+        if let Some(handle) = handle(&mut response) {
+            match file.map(|file| files.adopt(file)) {
+                Some(Ok(adopted)) => *handle = adopted,
+                Some(Err(fault)) => response.result = Err(fault.into()),
+                None => response.result = Err(Errno::IO),
+            }
+        }
+        Some(response)
+    }
+}
+
+impl Memory {
+    /// The session is forgotten; these are its answers, to which those of calls that go on are added. What has
+    /// to make way, to be dropped with no lock held.
+    #[must_use]
+    pub(crate) fn keep(
+        &self,
+        session: &Arc<Session>,
+        attached: &Attached,
+        answers: Arc<Answers>,
+    ) -> Vec<Left> {
+        let left = Left {
+            session: Arc::downgrade(session),
+            peer: session.peer.clone(),
+            who: attached.who,
+            export: attached.name.clone(),
+            since: Instant::now(),
+            answers,
+        };
+        let mut all = self.left.lock();
+        all.push_back(left);
+        std::iter::from_fn(|| make_way(&mut all)).collect()
+    }
+
+    /// The answer to an operation that a client puts out again, if it was done.
+    pub(crate) fn recall(&self, session: &Session, name: OpName) -> Option<Response> {
+        let attached = session.attached()?;
+        let answers = self.answers_of(session, attached);
+        answers.into_iter().find_map(|answers| answers.take(name.sequence, &attached.files))
+    }
+
+    fn answers_of(&self, session: &Session, attached: &Attached) -> Vec<Arc<Answers>> {
+        let left = self.left.lock();
+        let theirs = left.iter().filter(|left| {
+            left.who == attached.who && left.export == attached.name && left.peer.is_same(&session.peer)
+        });
+        theirs.map(|left| Arc::clone(&left.answers)).collect()
+    }
+
+    /// Waits until no call of this client's forgotten sessions is executed any more or may come to be: those that
+    /// come again must find their answers here. False: that takes too long.
+    pub(crate) fn is_settled(&self, who: (u64, u64)) -> bool {
+        let give_up = Instant::now() + PATIENCE;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let left = self.left.lock();
+            let theirs = left.iter().filter(|left| left.who == who);
+            let sessions: Vec<_> = theirs.filter_map(|left| left.session.upgrade()).collect();
+            drop(left);
+            if sessions.iter().all(|session| session.is_settled()) {
+                return true;
+            }
+            if Instant::now() >= give_up {
+                return false;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    /// Forgets what is too old. Whether anything is left.
+    pub(crate) fn tidy(&self) -> bool {
+        let mut left = self.left.lock();
+        let old = left.iter().take_while(|left| left.since.elapsed() > KEPT).count();
+        let dropped: Vec<Left> = left.drain(..old).collect();
+        let busy = !left.is_empty();
+        drop(left);
+        drop(dropped); // closes files
+        busy
+    }
+}
+
+/// Takes out what one session left behind, if there is too much.
+fn make_way(all: &mut VecDeque<Left>) -> Option<Left> {
+    if all.len() <= MOST_SESSIONS
+        && all.iter().map(|left| left.answers.count()).sum::<usize>() <= MOST_ALTOGETHER
+    {
+        return None;
+    }
+    let client = |left: &Left| (left.peer.origin(), left.who.0);
+    let shares = all.iter().zip(0..).map(|(left, at)| (client(left), 1 + left.answers.count() as u64, at));
+    let most = room::most(shares)?;
+    let at = all.iter().position(|left| client(left) == most)?;
+    all.remove(at)
+}
+
+/// The number of the open file that an answer names.
+fn handle(response: &mut Response) -> Option<&mut Handle> {
+    match response.result.as_mut().ok()? {
+        Reply::Opened { handle, .. } => Some(handle),
+        Reply::Made { handle, .. } => handle.as_mut(),
+        Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => kept.as_mut(),
+        _ => None,
+    }
+}

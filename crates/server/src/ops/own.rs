@@ -1,0 +1,56 @@
+//! A session's own changes of a file's data, seen from beginning to end.
+
+use super::Context;
+use crate::error::Result;
+use crate::stat;
+use nigh_native::lease::OwnChanges;
+use nigh_types::{DataStamp, NodeId};
+use parking_lot::Mutex;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// One of them. It ends when this is dropped, also if it has failed (a write for which the disk had no room may have set the file's times),
+/// and that is before others may change the file.
+pub(crate) struct OwnChange<'f> {
+    fd: BorrowedFd<'f>,
+    own: Option<Arc<Mutex<OwnChanges>>>,
+}
+
+impl<'f> OwnChange<'f> {
+    /// Begins one of a file that is this node. The turn of the call's session on its data keeps others' out.
+    pub(crate) fn begin(cx: Context<'_>, node: NodeId, fd: &'f impl AsFd) -> Result<OwnChange<'f>> {
+        let fd = fd.as_fd();
+        let own = cx.files.own_changes(node);
+        if let Some(own) = &own {
+            own.lock().handle_begin(|| stamp(fd))?;
+        }
+        Ok(OwnChange { fd, own })
+    }
+
+    /// Whether nobody else has changed the data since it was `then`.
+    pub(crate) fn has_followed(&self, then: DataStamp) -> Result<bool> {
+        match &self.own {
+            Some(own) => Ok(own.lock().have_followed(then)),
+            None => Ok(stamp(self.fd)? == then),
+        }
+    }
+
+    /// The table of leases knows it.
+    pub(crate) fn is_known_since(&self, then: DataStamp) {
+        if let Some(own) = &self.own {
+            own.lock().handle_known(then);
+        }
+    }
+}
+
+impl Drop for OwnChange<'_> {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            own.lock().handle_end(|| stamp(self.fd).ok());
+        }
+    }
+}
+
+fn stamp(fd: BorrowedFd<'_>) -> Result<DataStamp> {
+    Ok(DataStamp::of(&stat::of_fd(fd)?.attr))
+}

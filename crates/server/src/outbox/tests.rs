@@ -1,0 +1,234 @@
+use super::*;
+use nigh_link::tcp::{Door, Target, Trust};
+use nigh_native::Message;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+fn outbox() -> Arc<Outbox> {
+    Arc::new(Outbox::new(Weak::new()))
+}
+
+/// A link with its writer thread.
+fn pair(outbox: &Arc<Outbox>) -> (JoinHandle<()>, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let number = outbox.connect(ours.into());
+    let writer = Arc::clone(outbox);
+    (std::thread::spawn(move || writer.write(number)), theirs)
+}
+
+/// Both ends of a link over TCP with TLS.
+fn tls_pair() -> (Link, Link) {
+    let dir = tempfile::tempdir().unwrap();
+    let door = Door::with_tls(&dir.path().join("server"), None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
+    let target = Target { host, port, trust: Trust::Known(dir.path().join("known")), token: None };
+    let theirs = std::thread::spawn(move || target.connect().unwrap());
+    let (stream, _) = listener.accept().unwrap();
+    let ours = door.admit(stream).unwrap();
+    (ours, theirs.join().unwrap())
+}
+
+/// All that comes until the link ends.
+fn read_to_end(link: &Link) -> Vec<u8> {
+    let (mut all, mut buffer) = (Vec::new(), vec![0; 1 << 20]);
+    loop {
+        match link.read(&mut buffer).unwrap() {
+            0 => return all,
+            count => all.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+fn read_all(mut from: UnixStream) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        from.read_to_end(&mut all).unwrap();
+        all
+    })
+}
+
+#[test]
+fn frames_arrive_whole_and_in_order_though_the_socket_is_full() {
+    let outbox = outbox();
+    let (writer, theirs) = pair(&outbox);
+    let reader = read_all(theirs);
+    let mut expected = Vec::new();
+    for n in 100..250_u8 {
+        let frame = vec![n; 10_000];
+        expected.extend_from_slice(&frame);
+        outbox.add([Arc::new(frame)], 0, 0);
+        outbox.send();
+    }
+    outbox.end();
+    writer.join().unwrap();
+    assert!(reader.join().unwrap() == expected);
+}
+
+#[test]
+fn a_client_that_does_not_read_loses_its_connection_and_may_come_again() {
+    let outbox = outbox();
+    let (writer, theirs) = pair(&outbox);
+    outbox.add([Arc::new(vec![100; 8 << 20])], 0, 0);
+    outbox.send();
+    assert!(!outbox.has_room());
+    writer.join().unwrap();
+    outbox.add([Arc::new(vec![101; 16])], 8 << 20, 8 << 20);
+    assert!(!outbox.has_room(), "what is kept for it counts");
+    let (writer, again) = pair(&outbox);
+    outbox.add([Arc::new(vec![102; 16])], 0, 0);
+    assert!(outbox.has_room());
+    outbox.send();
+    outbox.end();
+    writer.join().unwrap();
+    assert_eq!(read_all(again).join().unwrap(), [102; 16], "nothing of the connection before");
+    drop(theirs);
+}
+
+#[test]
+fn whoever_writes_to_a_link_that_was_replaced_leaves_the_next_one_alone() {
+    let outbox = outbox();
+    let (writer, _theirs) = pair(&outbox);
+    outbox.add([Arc::new(vec![100; 4 << 20])], 0, 0);
+    outbox.send();
+    let (second, theirs) = pair(&outbox);
+    writer.join().unwrap();
+    let reader = read_all(theirs);
+    outbox.disconnect(1);
+    outbox.add([Arc::new(vec![103; 16])], 0, 0);
+    outbox.send();
+    outbox.end();
+    second.join().unwrap();
+    assert_eq!(reader.join().unwrap(), [103; 16]);
+    assert_eq!(outbox.bytes().0, 0);
+}
+
+/// A count that overtook a later one would be taken for one that cannot be.
+#[test]
+fn what_is_urgent_goes_before_what_is_queued_and_behind_what_was_begun_in_its_order() {
+    let outbox = outbox();
+    let frame = |number: u8| Arc::new(vec![number; 1 << 20]);
+    let urgent = [Message::Received(5), Message::Pong(1, 6), Message::Received(7)];
+    let urgent = urgent.map(|message| Arc::new(message.encode()));
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    let number = outbox.connect(ours.into());
+    // The first does not fit the socket, so it is sent in part.
+    outbox.add([frame(100), frame(101)], 0, 0);
+    outbox.send();
+    outbox.add(urgent.clone(), 0, 0);
+    outbox.end();
+    let writer = Arc::clone(&outbox);
+    let writer = std::thread::spawn(move || writer.write(number));
+    let mut all = Vec::new();
+    theirs.read_to_end(&mut all).unwrap();
+    writer.join().unwrap();
+    let [a, b, c] = &urgent;
+    assert!(all == [&frame(100)[..], a, b, c, &frame(101)].concat());
+}
+
+/// TLS seals a part of a frame before the socket takes it, and reports nothing until it has taken all of that.
+#[test]
+fn over_tls_too_nothing_overtakes_a_frame_that_was_begun() {
+    let outbox = outbox();
+    let (ours, theirs) = tls_pair();
+    ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    let number = outbox.connect(ours);
+    let frames: Vec<FrameBytes> = (0..200_u8).map(|n| Arc::new(vec![100 + n % 150; 60_000])).collect();
+    outbox.add(frames.iter().cloned(), 0, 0);
+    outbox.send();
+    let begun = {
+        let queue = outbox.queue.lock();
+        assert_eq!(queue.begun, Some(0), "nothing of it is reported");
+        frames.len() - queue.frames.len()
+    };
+    let pong = Arc::new(Message::Pong(1, 6).encode());
+    outbox.add([Arc::clone(&pong)], 0, 0);
+    outbox.end();
+    let writer = Arc::clone(&outbox);
+    let writer = std::thread::spawn(move || writer.write(number));
+    let all = read_to_end(&theirs);
+    writer.join().unwrap();
+    let (before, after) = frames.split_at(begun + 1);
+    let frames = before.iter().chain([&pong]).chain(after);
+    assert!(all == frames.flat_map(|frame| frame.iter().copied()).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_bug_ends_the_connection_and_does_not_leave_it_mute() {
+    let outbox = outbox();
+    let (ours, theirs) = tls_pair();
+    // The link has these in hand, and takes it for a bug if something else is written.
+    while ours.write(&[7; 64 << 10], false).is_ok() {}
+    outbox.connect(ours);
+    outbox.add([Arc::new(vec![100; 16])], 0, 0);
+    outbox.send();
+    assert!(outbox.queue.lock().link.is_none());
+    assert!(read_to_end(&theirs).iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_session_that_is_over_keeps_nothing_for_who_does_not_read() {
+    let outbox = outbox();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    let number = outbox.connect(ours.into());
+    let writer = Arc::clone(&outbox);
+    let writer = std::thread::spawn(move || writer.write(number));
+    outbox.add([Arc::new(vec![100; 8 << 20]), Arc::new(vec![101; 16])], 0, 0);
+    outbox.send();
+    std::thread::sleep(Duration::from_millis(50));
+    let begun = Instant::now();
+    outbox.finish();
+    writer.join().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5), "the link was waited for");
+    assert_eq!(outbox.queue.lock().bytes, 0);
+    assert!(read_all(theirs).join().unwrap().len() < 8 << 20);
+}
+
+#[test]
+fn the_last_word_of_a_session_is_said_if_the_link_takes_it() {
+    let outbox = outbox();
+    let (writer, theirs) = pair(&outbox);
+    outbox.add([Arc::new(vec![102; 16])], 0, 0);
+    outbox.send();
+    outbox.finish();
+    writer.join().unwrap();
+    assert_eq!(read_all(theirs).join().unwrap(), [102; 16]);
+}
+
+#[test]
+fn a_link_is_closed_when_the_client_has_what_was_left_for_it_or_has_had_its_time() {
+    let outbox = outbox();
+    let (writer, _theirs) = pair(&outbox);
+    outbox.add([], 1, 1);
+    outbox.end();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!writer.is_finished());
+    outbox.add([], 0, 0);
+    outbox.send();
+    let begun = Instant::now();
+    writer.join().unwrap();
+    assert!(begun.elapsed() < Outbox::FAREWELL);
+    let (writer, _theirs) = pair(&outbox);
+    outbox.add([], 1, 1);
+    writer.join().unwrap();
+}
+
+#[test]
+fn what_a_slow_link_takes_in_a_second_is_enough_to_be_queued() {
+    let mut pace = Pace::default();
+    assert_eq!(pace.calm(), Outbox::CALM, "nothing is known yet");
+    for _ in 0..20 {
+        pace.note(100_000, Duration::from_millis(100));
+    }
+    assert!((900_000..1_100_000).contains(&pace.calm()), "{}", pace.calm());
+    (0..50).for_each(|_| pace.note(1_000, Duration::from_millis(500)));
+    assert_eq!(pace.calm(), Outbox::CALM_LEAST);
+    (0..50).for_each(|_| pace.note(50 << 20, Duration::from_millis(500)));
+    assert_eq!(pace.calm(), Outbox::CALM);
+}

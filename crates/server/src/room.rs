@@ -1,0 +1,186 @@
+//! How much one client can have of a server beside others (docs/decisions/0009-sessions-over-connections.md, "Bounds").
+//!
+//! What there is too much of is taken from the origin that has most, and there from the client that has most. So
+//! whoever makes up clients takes from itself.
+
+use crate::server::{End, Server};
+use crate::session::Session;
+use nigh_link::Origin;
+use nigh_native::{Limits, MAX_UNANSWERED_BYTES};
+use nigh_types::Errno;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a server has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// Sessions, dormant ones included.
+    pub sessions: u64,
+    /// Sessions of one origin ([`nigh_link::Origin`]).
+    pub sessions_per_origin: u64,
+    /// Of one client, sessions whose lease ran out while it was away.
+    pub dormant_per_client: u64,
+    /// Bytes kept for all sessions: what they asked for and is not answered, and what they were answered and have
+    /// not confirmed.
+    pub bytes: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            sessions: 8_192,
+            sessions_per_origin: 2_048,
+            dormant_per_client: 256,
+            bytes: (memory_bytes() / 4).max(256 << 20),
+        }
+    }
+}
+
+impl Bounds {
+    /// What a client is told to keep to: so sixteen that write as much at a time as they may have room.
+    pub(crate) fn limits(&self) -> Limits {
+        let max_bytes = (self.bytes / 16).clamp(16 << 20, MAX_UNANSWERED_BYTES);
+        Limits { max_bytes, ..Limits::default() }
+    }
+}
+
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
+
+/// A client of an origin.
+pub(crate) type Client = (Origin, u64);
+
+/// Whose turn it is to give something back. `shares`: whose it is, how much, and its number, of which the latest
+/// goes first where several have the same.
+pub(crate) fn most(shares: impl Iterator<Item = (Client, u64, u64)>) -> Option<Client> {
+    let mut origins = BTreeMap::<Origin, (u64, u64, BTreeMap<u64, (u64, u64)>)>::new();
+    for ((origin, client), much, number) in shares {
+        let of_origin = origins.entry(origin).or_default();
+        let of_client = of_origin.2.entry(client).or_default();
+        *of_client = (of_client.0 + much, of_client.1.max(number));
+        (of_origin.0, of_origin.1) = (of_origin.0 + much, of_origin.1.max(number));
+    }
+    let (origin, (.., clients)) =
+        origins.into_iter().max_by_key(|(_, (much, latest, _))| (*much, *latest))?;
+    let (client, _) = clients.into_iter().max_by_key(|(_, share)| *share)?;
+    Some((origin, client))
+}
+
+impl Session {
+    /// Whose it is.
+    pub(crate) fn client(&self) -> Client {
+        (self.peer.origin(), self.attached().map_or(0, |attached| attached.who.0))
+    }
+}
+
+impl Server {
+    /// Room for one more session: a dormant one makes way for it.
+    ///
+    /// # Errors
+    /// What its client is told.
+    pub(crate) fn make_room(&self, session: &Session) -> Result<(), (Errno, String)> {
+        let bounds = self.options.bounds;
+        let origin = session.peer.origin();
+        loop {
+            let all = self.all_sessions();
+            let count = all.len();
+            let theirs = all.iter().filter(|other| other.peer.origin() == origin).count() as u64;
+            let crowded = theirs >= bounds.sessions_per_origin;
+            if !crowded && (count as u64) < bounds.sessions {
+                return Ok(());
+            }
+            let dormant = all.into_iter().filter(|other| other.standing.is_dormant());
+            let dormant = dormant.filter(|other| !crowded || other.peer.origin() == origin);
+            let Some(first) = first_to_go(dormant.map(|session| (session, 1)).collect()) else {
+                let why = match crowded {
+                    true => format!(
+                        "{origin} has {theirs} sessions, which is all that it may: unmount what is not needed there, \
+                         and try again"
+                    ),
+                    false => format!(
+                        "this server has {count} sessions, which is all that it may: try again when other machines \
+                         have unmounted something"
+                    ),
+                };
+                return Err((Errno::AGAIN, why));
+            };
+            self.send_away(&first, "others need the room");
+        }
+    }
+
+    /// Of each client that has too many dormant sessions, those go that are away for longest.
+    pub(crate) fn bound_dormant(&self) {
+        let mut dormant: Vec<(Instant, Arc<Session>)> = Vec::new();
+        for session in self.all_sessions() {
+            if session.standing.is_dormant()
+                && let Some(since) = session.away()
+            {
+                dormant.push((since, session));
+            }
+        }
+        dormant.sort_by_key(|(since, _)| std::cmp::Reverse(*since));
+        let mut counts = BTreeMap::<Client, u64>::new();
+        for (_, session) in dormant {
+            let count = counts.entry(session.client()).or_default();
+            *count += 1;
+            if *count > self.options.bounds.dormant_per_client {
+                self.send_away(&session, "too many sessions of its client are dormant");
+            }
+        }
+    }
+
+    /// While more is kept than there is room for, the session goes for which most is.
+    pub(crate) fn bound_bytes(&self) {
+        while self.keeper.is_crowded() {
+            let all = self.all_sessions().into_iter();
+            let shares = all.map(|session| (session.kept_bytes().1, session)).filter(|(bytes, _)| *bytes > 0);
+            let Some(first) = first_to_go(shares.map(|(bytes, session)| (session, bytes)).collect()) else {
+                return;
+            };
+            first.doom("too much is kept for its client");
+            self.forget(&first, End::Forgotten);
+        }
+    }
+
+    fn send_away(&self, session: &Arc<Session>, why: &str) {
+        // It may be back.
+        if session.standing.doom_dormant() {
+            session.story.ends(|| why.to_owned());
+            self.forget(session, End::Forgotten);
+        }
+    }
+}
+
+/// With how much each has.
+fn first_to_go(shares: Vec<(Arc<Session>, u64)>) -> Option<Arc<Session>> {
+    let client = most(shares.iter().map(|(session, much)| (session.client(), *much, session.id)))?;
+    let theirs = shares.into_iter().filter(|(session, _)| session.client() == client);
+    theirs.max_by_key(|(session, much)| (*much, session.id)).map(|(session, _)| session)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_link::{Claims, Peer, Squash};
+    use nigh_types::Credentials;
+
+    fn client(host: &str, number: u64) -> Client {
+        let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![] });
+        (Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap()).origin(), number)
+    }
+
+    #[test]
+    fn whoever_makes_up_clients_takes_from_itself() {
+        let good = (0..20_u64).map(|nth| (client("10.0.0.1", 1), 50, nth));
+        let made_up = (100..1_200_u64).map(|nth| (client("10.0.0.2", nth), 1, nth));
+        let all: Vec<_> = good.chain(made_up).collect();
+        assert_eq!(most(all.iter().cloned()), Some(client("10.0.0.2", 1_199)), "of equals the latest");
+        let larger = all.iter().cloned().chain([(client("10.0.0.2", 300), 1, 5)]);
+        assert_eq!(most(larger), Some(client("10.0.0.2", 300)), "the client that has most");
+        assert_eq!(most(all.into_iter().take(20)), Some(client("10.0.0.1", 1)));
+        assert_eq!(most(std::iter::empty()), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! What is left of sessions that were forgotten or lost (docs/decisions/0009-sessions-over-connections.md).
+
+mod common;
+
+use common::client::Client;
+use common::world::World;
+use common::*;
+use nigh_remote::Remote;
+use nigh_types::*;
+use std::time::{Duration, Instant};
+
+fn mkdir(dir: &Place, text: &str) -> Call {
+    Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 }
+}
+
+fn lock(node: &Place, owner: u64, wait: bool) -> Call {
+    let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
+    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim: false }
+}
+
+fn append(node: &Place, handle: Handle, record: u64) -> Call {
+    let flags = WriteFlags { append: true, ..WriteFlags::default() };
+    let data = format!("{record:015}\n").into_bytes();
+    Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data, flags }
+}
+
+/// Lets its timeouts come.
+fn tick(client: &mut Client) {
+    client.pump();
+    let now = client.now();
+    client.session.handle_timeout(now);
+    client.drain();
+}
+
+/// The answer to a call, of a client that looks after its lease.
+fn answer(client: &mut Client, call: CallId) -> Result<Reply, Errno> {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !client.is_answered(call) {
+        assert!(Instant::now() < give_up);
+        tick(client);
+    }
+    client.answer(call).result
+}
+
+fn ask(client: &mut Client, call: Call) -> Result<Reply, Errno> {
+    let call = client.send(call);
+    answer(client, call)
+}
+
+#[test]
+fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
+    let world = World::hasty();
+    let mut holder = world.client();
+    holder.obliging = true;
+    let (d, f) = (holder.place("d"), holder.place("d/f"));
+    let handle = holder.open(&f, BOTH);
+    assert!(ask(&mut holder, lock(&f, 1, false)).is_ok());
+    let create = Call::Create {
+        dir: d.clone(),
+        name: name("made"),
+        mode: 0o400,
+        umask: 0,
+        exclusive: true,
+        access: BOTH,
+    };
+    let unlink = Call::Unlink { dir: d.clone(), name: name("h"), keep: None };
+    let calls = [mkdir(&d, "once"), append(&f, handle, 7), create, unlink].map(|call| holder.send(call));
+    // Its answers are on their way, and never arrive.
+    let there = |text: &str| world.dir.path().join("d").join(text).symlink_metadata().is_ok();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while !there("once") || !there("made") || there("h") {
+        assert!(Instant::now() < give_up);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let mut other = world.client();
+    let waiting = other.place("d/f");
+    let waiting = other.send(lock(&waiting, 2, true));
+    while !other.is_answered(waiting) {
+        tick(&mut other);
+        assert!(Instant::now() < give_up);
+    }
+    holder.session.handle_disconnect(holder.now(), "cut");
+    let now = holder.now();
+    holder.session.handle_timeout(now);
+    holder.drain();
+    holder.go_on_over(world.server.serve_in_process().unwrap());
+    assert_eq!(holder.wait_linked(), Some(false), "it is forgotten");
+    assert!(ask(&mut holder, Call::Reopen { node: f.clone(), handle, access: BOTH }).is_ok());
+    let now = holder.now();
+    holder.session.handle_reclaimed(now);
+    holder.drain();
+    let [made, appended, created, removed] = calls.map(|call| answer(&mut holder, call));
+    assert!(matches!(made, Ok(Reply::Made { existed: false, .. })), "{made:?}");
+    assert_eq!(appended, Ok(Reply::Written { offset: 8, count: 16 }));
+    assert!(matches!(removed, Ok(Reply::Removed { .. })), "{removed:?}");
+    let Ok(Reply::Made { entry, handle: Some(file), existed: false }) = created else {
+        panic!("{created:?}")
+    };
+    // Whose leases would be waited for.
+    other.leave();
+    // It is open for what it was made for, whatever its mode says.
+    let node = Place { node: entry.id, hint: Some((d.node, name("made"))) };
+    assert_eq!(ask(&mut holder, append(&node, file, 1)), Ok(Reply::Written { offset: 0, count: 16 }));
+    assert_eq!(std::fs::read(world.dir.path().join("d/f")).unwrap().len(), 24);
+    // What is new is done, and what was answered from memory is answered once.
+    assert_eq!(ask(&mut holder, mkdir(&d, "once")), Err(Errno::EXIST));
+}
+
+/// Its kernel may not have dropped everything yet, so what it was granted stands until it says so, or for its lease.
+#[test]
+fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
+    let world = World::hasty();
+    let (mut lost, mut other) = (world.client(), world.client());
+    let d = lost.place("d");
+    assert!(!lost.list(&d).1.is_empty());
+    let there = other.place("d");
+    let began = Instant::now();
+    lost.lose_and_begin_again(world.server.serve_in_process().unwrap());
+    let made = other.send(mkdir(&there, "new"));
+    assert!(!other.is_answered(made));
+    while !other.is_answered(made) {
+        tick(&mut other);
+        tick(&mut lost);
+        assert!(began.elapsed() < Duration::from_secs(8));
+    }
+    assert!(other.answer(made).result.is_ok());
+    // Whoever begins without a word of an earlier session has dropped everything.
+    let mut fresh = world.client();
+    let d = fresh.place("d");
+    assert!(!fresh.list(&d).1.is_empty());
+    let made = other.send(mkdir(&there, "second"));
+    assert!(!other.is_answered(made));
+    let incarnation = fresh.incarnation;
+    let stream = world.server.serve_in_process().unwrap();
+    let mut after = Client::over(stream, world.dir.path(), Term::Session, incarnation);
+    after.root();
+    assert!(other.answer(made).result.is_ok());
+}

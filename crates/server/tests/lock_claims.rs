@@ -1,0 +1,182 @@
+//! Locks that clients claim from a server which has forgotten them (docs/decisions/0011-locks.md).
+
+mod common;
+
+use common::client::Client;
+use common::name;
+use common::world::World;
+use nigh_remote::Remote;
+use nigh_types::*;
+use serde_json::Value;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+fn lock(node: &Place, owner: u64, wait: bool, reclaim: bool) -> Call {
+    let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
+    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
+}
+
+/// A server that forgets soon.
+fn forgetful() -> World {
+    World::with(|options| options.session_term = Span::from_secs(4))
+}
+
+/// Comes to a server that has forgotten it.
+fn again(world: &World, client: &mut Client) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !client.session.is_linked() {
+        assert!(Instant::now() < give_up, "{:?}", client.events);
+        tick(client);
+        client.go_on_over(world.server.serve_in_process().unwrap());
+        while !client.session.is_linked() && client.session.wants_connection().is_none() {
+            client.pump();
+        }
+    }
+    assert_eq!(client.wait_linked(), Some(false));
+}
+
+/// Its connection ends.
+fn cut(client: &mut Client) {
+    let now = client.now();
+    client.session.handle_disconnect(now, "cut");
+    client.drain();
+}
+
+/// The same, and the server sees it.
+fn hang_up(world: &World, client: &mut Client) {
+    let (nobody, _) = UnixStream::pair().unwrap();
+    client.go_on_over(nobody);
+    let give_up = Instant::now() + Duration::from_secs(20);
+    let is_away = |session: &Value| session["connected"] == false;
+    while !world.server.status()["sessions"].as_array().unwrap().iter().any(is_away) {
+        assert!(Instant::now() < give_up);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server that was started again has to be led there.
+fn walk(client: &mut Client, f: &Place) {
+    let names = vec![name("d"), name("f")];
+    assert_eq!(client.call(Call::Walk { node: f.node, names }).result, Ok(Reply::Done));
+}
+
+/// Lets its timeouts come.
+fn tick(client: &mut Client) {
+    client.pump();
+    let now = client.now();
+    client.session.handle_timeout(now);
+    client.drain();
+}
+
+/// Away until the server has forgotten it, because another client wants a lock that it holds; that one has the lock
+/// then.
+fn forgotten_for(world: &World, holder: &mut Client, other: &mut Client) {
+    let there = other.place("d/f");
+    let waiting = other.send(lock(&there, 9, true, false));
+    cut(holder);
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !other.is_answered(waiting) {
+        tick(other);
+        tick(holder);
+        assert!(Instant::now() < give_up);
+    }
+    assert!(other.answer(waiting).result.is_ok());
+    assert!(world.server.session_count() > 0);
+}
+
+#[test]
+fn a_lock_that_another_had_meanwhile_is_not_given_back() {
+    let world = forgetful();
+    let (mut holder, mut other) = (world.client(), world.client());
+    holder.obliging = true;
+    let (f, h) = (holder.place("d/f"), holder.place("d/h"));
+    assert!(holder.call(lock(&f, 1, false, false)).result.is_ok());
+    assert!(holder.call(lock(&h, 1, false, false)).result.is_ok());
+    forgotten_for(&world, &mut holder, &mut other);
+    let there = other.place("d/f");
+    let unlock = Call::Unlock { node: there, owner: 9, flock: false, start: 0, end: u64::MAX };
+    assert!(other.call(unlock).result.is_ok());
+    again(&world, &mut holder);
+    assert_eq!(other.call(lock(&h, 9, false, true)).result, Err(Errno::AGAIN), "a stranger");
+    assert_eq!(holder.call(lock(&f, 1, false, true)).result, Err(Errno::AGAIN), "nobody has it, but had");
+    assert_eq!(holder.call(lock(&h, 1, false, true)).result, Ok(Reply::Done), "nobody had it since");
+    assert_eq!(other.call(lock(&h, 9, false, false)).result, Err(Errno::AGAIN));
+    let now = holder.now();
+    holder.session.handle_reclaimed(now);
+    assert!(holder.call(lock(&f, 1, false, false)).result.is_ok(), "as anybody may");
+}
+
+#[test]
+fn after_a_restart_a_lock_is_not_given_to_who_had_lost_it_before() {
+    for comes_between in [false, true] {
+        let mut world = forgetful();
+        let (mut holder, mut other) = (world.client(), world.client());
+        let f = holder.place("d/f");
+        assert!(holder.call(lock(&f, 1, false, false)).result.is_ok());
+        forgotten_for(&world, &mut holder, &mut other);
+        if comes_between {
+            again(&world, &mut holder);
+        }
+        world.restart();
+        cut(&mut holder);
+        again(&world, &mut holder);
+        walk(&mut holder, &f);
+        assert_eq!(holder.call(lock(&f, 1, false, true)).result, Err(Errno::AGAIN), "{comes_between}");
+        cut(&mut other);
+        again(&world, &mut other);
+        assert_eq!(other.call(lock(&f, 9, false, true)).result, Ok(Reply::Done));
+        let now = other.now();
+        other.session.handle_reclaimed(now);
+        assert_eq!(other.call(lock(&f, 8, false, true)).result, Err(Errno::AGAIN), "it has claimed");
+    }
+}
+
+#[test]
+fn in_the_grace_a_stranger_claims_nothing() {
+    let mut world = World::new();
+    let mut holder = world.client();
+    let f = holder.place("d/f");
+    assert!(holder.call(lock(&f, 1, false, false)).result.is_ok());
+    world.restart();
+    let mut stranger = world.client();
+    let there = stranger.place("d/f");
+    assert_eq!(stranger.call(lock(&there, 2, false, true)).result, Err(Errno::AGAIN));
+    let asked = stranger.send(lock(&there, 2, false, false));
+    cut(&mut holder);
+    again(&world, &mut holder);
+    assert!(!stranger.is_answered(asked));
+    assert_eq!(holder.call(lock(&f, 1, false, true)).result, Ok(Reply::Done));
+    let now = holder.now();
+    holder.session.handle_reclaimed(now);
+    holder.drain();
+    assert_eq!(stranger.answer(asked).result, Err(Errno::AGAIN));
+}
+
+#[test]
+fn a_server_that_stops_gives_nobody_what_its_holder_comes_back_for() {
+    let mut world = World::new();
+    let (mut holder, mut other) = (world.client(), world.client());
+    let f = holder.place("d/f");
+    assert!(holder.call(lock(&f, 1, false, false)).result.is_ok());
+    let there = other.place("d/f");
+    let waiting = other.send(lock(&there, 9, true, false));
+    assert!(!other.is_answered(waiting));
+    hang_up(&world, &mut holder);
+    world.server.end_sessions("the test stops it");
+    assert!(!other.is_answered(waiting), "its holder was told nothing");
+    world.restart();
+    again(&world, &mut holder);
+    walk(&mut holder, &f);
+    assert_eq!(holder.call(lock(&f, 1, false, true)).result, Ok(Reply::Done));
+    cut(&mut other);
+    again(&world, &mut other);
+    for client in [&mut holder, &mut other] {
+        let now = client.now();
+        client.session.handle_reclaimed(now);
+        client.drain();
+    }
+    assert!(!other.is_answered(waiting), "it is held");
+    let unlock = Call::Unlock { node: f, owner: 1, flock: false, start: 0, end: u64::MAX };
+    assert!(holder.call(unlock).result.is_ok());
+    assert_eq!(other.answer(waiting).result, Ok(Reply::Done));
+}

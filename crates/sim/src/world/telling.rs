@@ -1,0 +1,303 @@
+//! A notifier and its kernel, step by step: what is told in which order, and what waits for whom.
+
+use super::{Client, World, name_of, words};
+use nigh_cache::{Invalidation, Level, Op, Stale};
+use nigh_types::OpId;
+use std::collections::VecDeque;
+
+/// What a kernel is to be told for one reason.
+struct Job {
+    id: Invalidation,
+    stale: VecDeque<Stale>,
+    /// Before all others; it waits for no request.
+    first: bool,
+    /// Of what goes first: there was no worker for these.
+    untold: VecDeque<Stale>,
+    /// What is left of one that went first: others need not wait for it.
+    behind: bool,
+}
+
+/// A part of a file that a worker drops.
+struct Stuck {
+    ino: u64,
+    range: (u64, u64),
+    ranges: Vec<(u64, u64)>,
+    /// As soon as the kernel has written back what was stored there.
+    flush: Option<OpId>,
+}
+
+/// What a kernel is yet to be told.
+#[derive(Default)]
+pub(super) struct Telling {
+    jobs: VecDeque<Job>,
+    /// The first job waits for this.
+    stuck: Option<Stuck>,
+    /// At its end it waits for these.
+    slow: Vec<Stuck>,
+    /// Nobody waits for these any more: a request of our own is in their way.
+    left: Vec<Stuck>,
+}
+
+impl Job {
+    fn new(id: Invalidation, stale: impl IntoIterator<Item = Stale>, first: bool) -> Job {
+        Job { id, stale: stale.into_iter().collect(), first, untold: VecDeque::new(), behind: false }
+    }
+}
+
+impl Telling {
+    pub fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Whether the kernel is about to be told to forget an inode's data or listing.
+    pub fn is_told(&self, ino: u64) -> bool {
+        let about = |stale: &Stale| matches!(stale, Stale::Data { ino: i, .. } if *i == ino);
+        self.jobs.iter().any(|job| job.stale.iter().chain(&job.untold).any(about))
+            || self.stuck.iter().chain(&self.slow).any(|stuck| stuck.ino == ino)
+    }
+
+    fn has_worker(&self, workers: u32) -> bool {
+        ((self.slow.len() + self.left.len()) as u64) < u64::from(workers)
+    }
+}
+
+impl Client {
+    /// Whether what its kernel believes must be so. Of a machine that sleeps it need not.
+    pub(super) fn is_judged(&self) -> bool {
+        !(self.cache.is_stale() || self.asleep && self.cache.is_forgetting())
+    }
+}
+
+impl World {
+    /// Something is mounted below a client's mount, of which its daemon hears.
+    pub fn mount_below(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        client.kernel.mounted_below = true;
+        if let Some((id, names)) = client.cache.handle_mounted_below() {
+            let stale = names.into_iter().map(|(dir, name)| Stale::Entry { dir, name });
+            // Behind what is being told.
+            let behind = client.telling.jobs.iter().filter(|job| job.first).count();
+            let behind = behind.max(usize::from(client.telling.stuck.is_some()));
+            client.telling.jobs.insert(behind, Job::new(id, stale, false));
+        }
+        self.settle();
+    }
+
+    /// Kernel notifications that were held are carried out.
+    pub fn let_invalidate(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        (client.hold_invalidations, client.asleep) = (false, false);
+        self.settle();
+    }
+
+    /// A kernel writes back stores into maps, as at msync(2).
+    pub fn write_back(&mut self, at: usize, ino: u64) {
+        if let Some(op) = self.clients[at].kernel.kept.write_back(ino) {
+            self.put(at, op);
+        }
+        self.settle();
+    }
+
+    /// Pages are dropped as fast as ever.
+    pub fn let_drop(&mut self, at: usize) {
+        self.clients[at].drops_slowly = false;
+        self.settle();
+    }
+
+    /// Whether a client's kernel was told all that it was to be told, and has done it.
+    #[must_use]
+    pub fn is_told(&self, at: usize) -> bool {
+        let telling = &self.clients[at].telling;
+        telling.is_idle() && telling.left.is_empty()
+    }
+
+    pub(super) fn queue(&mut self, at: usize, id: Invalidation, stale: Vec<Stale>, first: bool) {
+        let client = &mut self.clients[at];
+        if client.hold_invalidations && (client.asleep || !first) {
+            self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
+        }
+        let mut job = Job::new(id, stale, first);
+        if first && client.cache.level() != Level::All {
+            // No epoch drops what the others were to drop, and they may wait.
+            let named = |one: &&Stale| matches!(one, Stale::Entry { .. } | Stale::Epoch(_));
+            let others = client.telling.jobs.iter().flat_map(|other| &other.stale);
+            job.stale.extend(others.filter(named).cloned());
+        }
+        if !first {
+            return client.telling.jobs.push_back(job);
+        }
+        // What is being told is left for it, and told again behind it.
+        let mut left: Vec<Stuck> = client.telling.stuck.take().into_iter().collect();
+        if let Some(told) = client.telling.jobs.front_mut() {
+            for stuck in client.telling.slow.drain(..) {
+                told.untold.push_back(stuck.stale());
+                left.push(stuck);
+            }
+        }
+        let behind = client.telling.jobs.iter().filter(|job| job.first).count();
+        client.telling.jobs.insert(behind, job);
+        for stuck in left {
+            self.trace.push(format!("{}'s kernel is left writing back {}", name_of(at), stuck.ino));
+            self.clients[at].telling.left.push(stuck);
+        }
+    }
+
+    /// Tells a kernel what is due, as far as it goes; whether anything was.
+    pub(super) fn tell(&mut self, at: usize) -> bool {
+        let mut moved = self.end_left(at);
+        let mut told = 0;
+        while self.tell_one(at) {
+            moved = true;
+            told += 1;
+            let last = self.trace.len().saturating_sub(20);
+            assert!(told < 10_000, "it tells without an end:\n{}", self.trace[last..].join("\n"));
+        }
+        moved
+    }
+
+    /// What was left is dropped as soon as it is written back.
+    fn end_left(&mut self, at: usize) -> bool {
+        let left = std::mem::take(&mut self.clients[at].telling.left);
+        let (over, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|stuck| self.is_over(at, stuck));
+        self.clients[at].telling.left = left;
+        for stuck in &over {
+            self.drop_pages(at, stuck.ino, &stuck.ranges);
+        }
+        !over.is_empty()
+    }
+
+    fn is_over(&self, at: usize, stuck: &Stuck) -> bool {
+        let client = &self.clients[at];
+        !client.drops_slowly && stuck.flush.is_none_or(|flush| !client.ops.contains_key(&flush))
+    }
+
+    fn tell_one(&mut self, at: usize) -> bool {
+        if let Some(stuck) = self.clients[at].telling.stuck.take() {
+            return self.wait_for(at, stuck);
+        }
+        let client = &mut self.clients[at];
+        let Some(job) = client.telling.jobs.front() else { return false };
+        if client.hold_invalidations && (client.asleep || !job.first) {
+            return false;
+        }
+        match job.stale.front().cloned() {
+            Some(one) => self.tell_stale(at, one),
+            None => self.end_job(at),
+        }
+    }
+
+    /// The job waits for a worker; what goes first does so at its end.
+    fn wait_for(&mut self, at: usize, stuck: Stuck) -> bool {
+        let over = self.is_over(at, &stuck);
+        let client = &mut self.clients[at];
+        let telling = &mut client.telling;
+        let job = &mut telling.jobs[0];
+        if over {
+            job.stale.pop_front();
+            self.drop_pages(at, stuck.ino, &stuck.ranges);
+        } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
+            telling.left.push(stuck);
+        } else if job.first {
+            job.stale.pop_front();
+            telling.slow.push(stuck);
+        } else {
+            telling.stuck = Some(stuck);
+            return false;
+        }
+        true
+    }
+
+    /// All is told but for what is slow, and what there was no worker for.
+    fn end_job(&mut self, at: usize) -> bool {
+        let mut moved = false;
+        for stuck in std::mem::take(&mut self.clients[at].telling.slow) {
+            let over = self.is_over(at, &stuck);
+            let client = &mut self.clients[at];
+            let job = &mut client.telling.jobs[0];
+            if over {
+                self.drop_pages(at, stuck.ino, &stuck.ranges);
+            } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
+                job.stale.push_back(stuck.stale());
+                client.telling.left.push(stuck);
+            } else {
+                client.telling.slow.push(stuck);
+                continue;
+            }
+            moved = true;
+        }
+        let telling = &mut self.clients[at].telling;
+        if moved || !telling.slow.is_empty() {
+            return moved;
+        }
+        let Some(Job { id, untold, .. }) = telling.jobs.pop_front() else { return false };
+        if untold.is_empty() {
+            self.clients[at].cache.handle_invalidated(self.now, id);
+        } else {
+            telling.jobs.push_back(Job { behind: true, ..Job::new(id, untold, false) });
+        }
+        true
+    }
+
+    /// There is no worker for pages that the first job is about.
+    fn put_off(&mut self, at: usize, one: Stale) -> bool {
+        let jobs = &mut self.clients[at].telling.jobs;
+        if jobs[0].first {
+            jobs[0].stale.pop_front();
+            jobs[0].untold.push_back(one);
+        } else if jobs[0].behind && jobs.iter().any(|job| !job.behind) {
+            jobs.rotate_left(1);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn tell_stale(&mut self, at: usize, one: Stale) -> bool {
+        let client = &mut self.clients[at];
+        let job = &mut client.telling.jobs[0];
+        let Stale::Data { ino, offset, length } = one else {
+            job.stale.pop_front();
+            self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&one)));
+            client.kernel.forget(&one);
+            return true;
+        };
+        // As a notifier does: what the kernel has locked for its own requests is left out.
+        let ranges = client.cache.droppable(job.id, ino, (offset, length));
+        if !ranges.is_empty() && !client.telling.has_worker(client.workers) {
+            return self.put_off(at, one);
+        }
+        // The kernel drops pages when it has written back what was stored there.
+        let locks = ranges.iter().any(|range| range.0 == 0);
+        let is_flush = |op: &Op| matches!(op, Op::Write { ino: i, from_page_cache: true, .. } if *i == ino);
+        let out = client.ops.iter().find(|(_, op)| is_flush(op)).map(|(id, _)| *id);
+        let flush = match out {
+            None if locks => client.kernel.kept.write_back(ino).map(|op| {
+                self.trace.push(format!("{}'s kernel writes back {ino}", name_of(at)));
+                self.put(at, op)
+            }),
+            out => out.filter(|_| locks),
+        };
+        let client = &mut self.clients[at];
+        if flush.is_some() || client.drops_slowly && !ranges.is_empty() {
+            client.telling.stuck = Some(Stuck { ino, range: (offset, length), ranges, flush });
+        } else {
+            client.telling.jobs[0].stale.pop_front();
+            self.drop_pages(at, ino, &ranges);
+        }
+        true
+    }
+
+    fn drop_pages(&mut self, at: usize, ino: u64, ranges: &[(u64, u64)]) {
+        for &(offset, length) in ranges {
+            let part = Stale::Data { ino, offset, length };
+            self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&part)));
+            self.clients[at].kernel.forget(&part);
+        }
+    }
+}
+
+impl Stuck {
+    fn stale(&self) -> Stale {
+        Stale::Data { ino: self.ino, offset: self.range.0, length: self.range.1 }
+    }
+}
