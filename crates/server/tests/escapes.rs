@@ -1,0 +1,163 @@
+//! Ways out of an export that need somebody on the server's own disk, and ids that somebody else was given
+//! (docs/attacks.md).
+
+mod common;
+
+use common::client::Client;
+use common::*;
+use nigh_link::{Claims, Peer, Squash};
+use nigh_server::{Exports, Server, ServerOptions};
+use nigh_types::*;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a directory that was moved away may be taken for where it was (`crates/server/src/reach.rs`).
+const MOVED: Duration = Duration::from_millis(150);
+
+fn create(dir: &Place, text: &str) -> Call {
+    Call::Create { dir: dir.clone(), name: name(text), mode: 0o600, umask: 0, exclusive: false, access: BOTH }
+}
+
+#[test]
+fn a_directory_that_turns_into_a_symlink_and_back_leads_nowhere_else() {
+    let outer = tempfile::tempdir().unwrap();
+    fs::create_dir(outer.path().join("target")).unwrap();
+    for text in ["f", "g"] {
+        fs::write(outer.path().join("target").join(text), "outside").unwrap();
+    }
+    let foreign = fs::metadata(outer.path().join("target/f")).unwrap().ino();
+    let x = Exported::of(tempfile::tempdir_in(outer.path()).unwrap());
+    fs::create_dir(x.path("d")).unwrap();
+    fs::write(x.path("d/f"), "inside").unwrap();
+    let (d, f) = (x.place("d"), x.place("d/f"));
+    let (stop, mut reached, mut missed, mut made) = (AtomicBool::new(false), 0, 0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fs::rename(x.path("d"), x.path("real")).unwrap();
+                symlink(outer.path().join("target"), x.path("d")).unwrap();
+                std::thread::yield_now();
+                fs::remove_file(x.path("d")).unwrap();
+                fs::rename(x.path("real"), x.path("d")).unwrap();
+            }
+        });
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(1_500) {
+            match x.read(&f, None) {
+                Ok(data) => {
+                    reached += 1;
+                    assert_eq!(data, b"inside");
+                }
+                Err(_) => missed += 1,
+            }
+            if let Ok(Reply::Looked(Some(entry))) = x.call(Call::Lookup { dir: d.clone(), name: name("f") }) {
+                assert_ne!(entry.id.ino, foreign);
+            }
+            let walk = Call::Walk { node: f.node, names: vec![name("d"), name("f")] };
+            let _ = x.call(walk);
+            made += u64::from(x.call(create(&d, &format!("made-{reached}"))).is_ok());
+            let now = x.call(Call::Lookup { dir: x.top(), name: name("d") });
+            if let Ok(Reply::Looked(Some(entry))) = now {
+                let at = Place { node: entry.id, hint: Some((x.root, name("d"))) };
+                let _ = x.call(create(&at, "through"));
+                let _ = x.call(Call::Unlink { dir: at, name: name("g"), keep: None });
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("{reached} reads reached it, {missed} did not; {made} files made");
+    assert!(reached > 0 && made > 0, "nothing was tried");
+    let left = fs::read_dir(outer.path().join("target")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut left: Vec<_> = left.collect();
+    left.sort();
+    assert_eq!(left, ["f", "g"], "something was made or removed outside");
+    assert_eq!(fs::read(outer.path().join("target/f")).unwrap(), b"outside");
+}
+
+#[test]
+fn a_file_whose_last_name_inside_is_gone_is_out_of_reach_though_it_has_one_outside() {
+    let outer = tempfile::tempdir().unwrap();
+    let x = Exported::of(tempfile::tempdir_in(outer.path()).unwrap());
+    fs::write(x.path("f"), "data").unwrap();
+    let f = x.place("f");
+    let Ok(Reply::Opened { handle, .. }) = x.call(Call::Open { node: f.clone(), access: READ }) else {
+        panic!()
+    };
+    x.responses(&me(), Call::Release { handles: vec![handle] });
+    fs::hard_link(x.path("f"), outer.path().join("f")).unwrap();
+    fs::remove_file(x.path("f")).unwrap();
+    std::thread::sleep(MOVED);
+    for place in [&f, &Place::bare(f.node)] {
+        assert_eq!(x.attr(place), Err(Errno::STALE));
+        assert_eq!(x.read(place, None), Err(Errno::STALE));
+        let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+        assert_eq!(x.call(Call::SetAttr { node: place.clone(), handle: None, set }), Err(Errno::STALE));
+        let link = Call::Link { node: place.clone(), dir: x.top(), name: name("again") };
+        assert_eq!(x.call(link), Err(Errno::STALE));
+    }
+    assert_eq!(fs::metadata(outer.path().join("f")).unwrap().nlink(), 1);
+}
+
+#[test]
+fn an_id_that_somebody_else_was_given_gives_no_rights() {
+    if !needs_root("an_id_that_somebody_else_was_given_gives_no_rights") {
+        return;
+    }
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.path().join("private")).unwrap();
+    fs::set_permissions(dir.path().join("private"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(dir.path().join("private/f"), "secret").unwrap();
+    fs::set_permissions(dir.path().join("private/f"), fs::Permissions::from_mode(0o600)).unwrap();
+    let mut exports = Exports::default();
+    exports.add(format!("world={}", dir.path().display()).as_ref()).unwrap();
+    let options = ServerOptions { exports, ..ServerOptions::new(state.path().to_owned()) };
+    let server = Server::new(options).unwrap();
+    let soon = Term::Limited(Span::from_secs(5));
+    let mut root = Client::connect(&server, dir.path(), soon);
+    let (private, f) = (root.place("private"), root.place("private/f"));
+    root.open(&f, READ);
+
+    let mut user = as_user(&server, Path::new("world"), 4_000);
+    let node = f.clone();
+    let attempts = [
+        Call::Open { node: node.clone(), access: READ },
+        Call::Read { node: node.clone(), handle: None, offset: 0, length: 6 },
+        Call::Write {
+            node: node.clone(),
+            handle: None,
+            offset: 0,
+            data: b"forged".to_vec(),
+            flags: WriteFlags::default(),
+        },
+        Call::SetAttr {
+            node: node.clone(),
+            handle: None,
+            set: SetAttr { mode: Some(0o666), ..SetAttr::default() },
+        },
+        Call::List { dir: private.clone() },
+        Call::Lookup { dir: private.clone(), name: name("f") },
+        create(&private, "new"),
+        Call::Unlink { dir: private, name: name("f"), keep: Some(node.node) },
+    ];
+    for call in attempts {
+        let what = call.type_name();
+        let result = user.call(call).result;
+        assert!(matches!(result, Err(Errno::ACCES | Errno::PERM)), "{what}: {result:?}");
+    }
+    assert_eq!(fs::read(dir.path().join("private/f")).unwrap(), b"secret");
+}
+
+/// A client that can be nobody else.
+fn as_user(server: &Arc<Server>, path: &Path, uid: u32) -> Client {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    let who = Credentials { uid, gid: uid, groups: vec![] };
+    let (server, peer) = (Arc::clone(server), Peer::new("test", Claims::Only(who), Squash::None));
+    std::thread::spawn(move || server.serve_link(ours.into(), peer));
+    Client::over(theirs, path, Term::Session, 1 << 45)
+}

@@ -1,0 +1,133 @@
+//! Packed bodies, of which a few bytes stand for very many: a server makes no more of them than it may, and others are
+//! answered in time (docs/protocol.md, "Packed bodies").
+
+mod common;
+
+use common::beside::{Rogue, alone, beside, eventually, lines};
+use common::world::World;
+use nigh_native::{COMPRESSED, HEADER_BYTES, MAX_BODY, Message, encode_request, pack};
+use nigh_types::*;
+use std::io::{Read, Write};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A frame with an empty list, as bytes; how many of them stand behind its count, and behind the length of the record
+/// that it is in.
+struct Listing {
+    frame: Vec<u8>,
+    item: &'static [u8],
+    behind: usize,
+    record: Option<usize>,
+    /// Items that are taken.
+    most: u32,
+}
+
+impl Listing {
+    /// All that a client can say with lists as long as it likes.
+    fn all(node: NodeId) -> [Listing; 4] {
+        let frame = |call| {
+            let request = Request { credentials: Credentials::default(), name: None, call };
+            encode_request(CallId(1), &request)
+        };
+        let (place, handle) = (Place::bare(node), Handle(Handle::CHOSEN | 1));
+        let (name, number) = (&b"\x01\0a"[..], &[0; 8][..]);
+        let walk = frame(Call::Walk { node, names: vec![] });
+        let keep = frame(Call::Keep { node: place, names: vec![], handle });
+        let release = frame(Call::Release { handles: vec![] });
+        let give_back = Message::Return(vec![]).encode();
+        let listing = |frame, item, behind, record, most| Listing { frame, item, behind, record, most };
+        [
+            listing(walk, name, 0, Some(20), Call::MOST_NAMES),
+            listing(keep, name, 8, Some(33), Call::MOST_NAMES),
+            listing(release, number, 0, Some(4), Call::MOST_HANDLES),
+            listing(give_back, number, 0, None, 65_536),
+        ]
+    }
+
+    /// The same with so many items, packed.
+    fn of(&self, count: u32) -> Vec<u8> {
+        let mut frame = self.frame.clone();
+        let items = self.item.repeat(count as usize);
+        if let Some(record) = self.record {
+            let at = frame.len() - record - 4;
+            add(&mut frame[at..at + 4], items.len());
+        }
+        let at = frame.len() - self.behind - 4;
+        add(&mut frame[at..at + 4], count as usize);
+        add(&mut frame[..4], items.len());
+        frame.splice(at + 4..at + 4, items);
+        pack(&frame).expect("equal items can be packed")
+    }
+
+    /// With as many as a frame can have.
+    fn longest(&self) -> Vec<u8> {
+        let room = MAX_BODY + HEADER_BYTES - u32::try_from(self.frame.len()).unwrap();
+        self.of(room / u32::try_from(self.item.len()).unwrap())
+    }
+}
+
+/// To a number that stands there.
+fn add(number: &mut [u8], more: usize) {
+    let sum = u32::from_le_bytes(number.try_into().unwrap()) + u32::try_from(more).unwrap();
+    number.copy_from_slice(&sum.to_le_bytes());
+}
+
+#[test]
+fn a_list_that_is_too_long_ends_whoever_packed_it_before_it_costs_anything() {
+    let _alone = alone();
+    let world = World::new();
+    let root = world.client().root().node;
+    // As much as a server reads at a time.
+    let much = |frame: Vec<u8>| frame.repeat((256 << 10) / frame.len());
+    let all = Listing::all(root);
+    let longest = all.iter().map(|listing| much(listing.longest()));
+    let attacks: Vec<Vec<u8>> =
+        longest.chain(all.iter().map(|listing| listing.of(listing.most + 1))).collect();
+    let mut ended = 0;
+    beside(&world, "packs lists that are too long", 64 << 20, |stop| {
+        while !stop.load(Ordering::Relaxed) || ended == 0 {
+            for attack in &attacks {
+                let mut rogue = Rogue::wanting(&world, COMPRESSED);
+                // It may have ended the session by then.
+                let _ = rogue.stream.write_all(attack);
+                rogue.ended();
+                ended += 1;
+            }
+        }
+    });
+    let broke =
+        || lines(&["event=\"ended\"", "the client broke the protocol: ", "more names, handles"]).len();
+    // Of very many not each has a line.
+    eventually("each has its line", Duration::from_secs(10), || broke() >= ended.min(400));
+    println!("packs lists that are too long: {ended} sessions, {} lines", broke());
+}
+
+#[test]
+fn lists_that_are_as_long_as_they_may_be_keep_nobody_waiting() {
+    let _alone = alone();
+    let world = World::new();
+    let root = world.client().root().node;
+    // Nobody is told anything of what these say.
+    let [_, keep, release, give_back] = Listing::all(root);
+    let said: Vec<Vec<u8>> = [keep, release, give_back]
+        .map(|listing| {
+            let frame = listing.of(listing.most);
+            frame.repeat((64 << 10) / frame.len())
+        })
+        .into();
+    let mut count = 0;
+    beside(&world, "packs long lists", 64 << 20, |stop| {
+        let mut rogue = Rogue::wanting(&world, COMPRESSED);
+        rogue.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut buffer = vec![0; 1 << 16];
+        while !stop.load(Ordering::Relaxed) || count == 0 {
+            for some in &said {
+                rogue.stream.write_all(some).unwrap();
+                let _ = rogue.stream.read(&mut buffer);
+                count += 1;
+            }
+        }
+    });
+    println!("packs long lists: {count} times 64 KiB");
+    assert_eq!(lines(&["event=\"ended\"", "broke the protocol"]).len(), 0, "it broke no rule");
+}
