@@ -1,0 +1,7 @@
+//! What a login prints before the relay is there: `crates/link/src/fuzzing.rs`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| nigh_link::fuzzing::banner(input));

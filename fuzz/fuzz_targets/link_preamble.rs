@@ -1,0 +1,7 @@
+//! What strangers say first over TCP: `crates/link/src/fuzzing.rs`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| nigh_link::fuzzing::preamble(input));

@@ -1,0 +1,10 @@
+//! Both ends of a session over pipes that hold back and cut: `fuzz/src/native/pipe.rs`.
+
+#![no_main]
+
+#[path = "../src/native/mod.rs"]
+mod native;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| drop(native::pipe(input)));

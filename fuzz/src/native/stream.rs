@@ -1,0 +1,75 @@
+//! What is seen of a counted stream from outside (docs/protocol.md, "Connections").
+
+use super::said;
+use nigh_native::{Message, Resumed};
+
+/// Bytes of a frame's header; the length of the body comes first, its type is the fifth byte.
+const HEADER: usize = 16;
+const COUNTED: [u8; 9] = [4, 5, 6, 7, 8, 9, 14, 15, 16];
+const WELCOME: u8 = 2;
+
+fn is_counted(frame: &[u8]) -> bool {
+    COUNTED.contains(&frame[4])
+}
+
+/// Cuts into frames what an end hears on a connection.
+#[derive(Default)]
+pub struct Heard(Vec<u8>);
+
+/// What has become whole.
+#[derive(Default)]
+pub struct Whole {
+    pub counted: u64,
+    /// Of the welcome among it.
+    pub welcome: Option<Option<Resumed>>,
+}
+
+impl Heard {
+    /// Bytes that the end found no fault with.
+    pub fn take(&mut self, bytes: &[u8]) -> Whole {
+        self.0.extend(bytes);
+        let mut whole = Whole::default();
+        while let Some(length) = self.0.first_chunk() {
+            let total = HEADER + u32::from_le_bytes(*length) as usize;
+            if self.0.len() < total {
+                break;
+            }
+            let frame: Vec<u8> = self.0.drain(..total).collect();
+            whole.counted += u64::from(is_counted(&frame));
+            if frame[4] == WELCOME
+                && let [Message::Welcome(welcome)] = &said(&frame)[..]
+            {
+                whole.welcome = Some(welcome.resumed);
+            }
+        }
+        whole
+    }
+}
+
+/// The counted frames that an end has put out: each has its number, whichever connection carries it.
+#[derive(Default)]
+pub struct Put {
+    frames: Vec<Vec<u8>>,
+    /// The number of the next one on this connection.
+    next: usize,
+}
+
+impl Put {
+    /// It puts out this on the connection that stands.
+    pub fn put(&mut self, frame: &[u8]) {
+        if !is_counted(frame) {
+            return;
+        }
+        match self.frames.get(self.next) {
+            Some(before) => assert_eq!(before, frame, "another frame has the number of one that was put out"),
+            None => self.frames.push(frame.to_vec()),
+        }
+        self.next += 1;
+    }
+
+    /// It believes that so many have arrived, and goes on over another connection.
+    pub fn resume(&mut self, received: u64) {
+        assert!(received <= self.frames.len() as u64, "more is believed to have arrived than was put out");
+        self.next = received as usize;
+    }
+}
