@@ -64,7 +64,8 @@ pub fn fuzz(options: &Fuzz) -> Result<bool> {
         let seconds = options.minutes * 60;
         let mut command = Command::new(root::cargo());
         command.current_dir(&fuzz).env("RUSTC_BOOTSTRAP", "1").args(["fuzz", "run", &target]);
-        command.arg(&corpus).args(["--", &format!("-max_total_time={seconds}")]);
+        // Nothing that a peer says in so few bytes is worth 64 MiB.
+        command.arg(&corpus).args(["--", &format!("-max_total_time={seconds}"), "-malloc_limit_mb=64"]);
         let ran =
             command.status().context("cargo fuzz; install it with `cargo install --locked cargo-fuzz`")?;
         if !ran.success() {

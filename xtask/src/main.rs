@@ -6,6 +6,7 @@ mod check;
 mod hunt;
 mod licences;
 mod link;
+mod load;
 mod matrix;
 mod process;
 mod race;
@@ -51,6 +52,8 @@ enum Chore {
     Workload(bench::workload::Options),
     /// Two threads on two paths to one directory; says whether each saw what the other had done.
     Race(race::Options),
+    /// Works in a directory whose server dies, or whose link does, and says whether all came as it must.
+    Load(load::Options),
     /// Mounts the null daemon: a filesystem that answers from memory and keeps nothing.
     NullDaemon(bench::null::Options),
 }
@@ -69,8 +72,10 @@ fn main() -> ExitCode {
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
         Chore::Race(options) => race::run(&options),
+        Chore::Load(options) => load::run(&options),
         Chore::NullDaemon(options) => bench::null::run(&options),
     };
+    test::ending::leave_to_signal();
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -11,7 +11,7 @@ use crate::root;
 use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::table::{self, Table, Verdict, Verdicts};
-use crate::test::world::{As, World};
+use crate::test::world::{As, Length, World};
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<bool> {
     if !root::is_root() {
         bail!("the matrix needs root: it mounts as root and as an ordinary user");
     }
-    let world = World::new(options.nigh.as_deref(), true)?;
+    let world = World::new(options.nigh.as_deref(), Length::Short)?;
     let mut users = vec![As::Us];
     if process::which("fusermount3").is_some() {
         users.extend(world.tester);

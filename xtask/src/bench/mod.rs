@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::root;
 use crate::test::over::Over;
-use crate::test::world::{As, World};
+use crate::test::world::{As, Length, World};
 use measure::Row;
 use places::{Distant, Null};
 use workload::Workload;
@@ -36,6 +36,9 @@ pub struct Options {
     /// Over which link: `local`, `nigh` or `ssh`.
     #[arg(long, value_enum, default_value_t = Over::Local)]
     over: Over,
+    /// Pack what goes over the link.
+    #[arg(long)]
+    compress: bool,
     /// For how long nigh may believe that nobody changes the folder beside it.
     #[arg(long, default_value = "forever")]
     host_timeout: String,
@@ -73,7 +76,7 @@ pub fn run(options: &Options) -> Result<bool> {
     if options.pinned {
         latency::pin_all()?;
     }
-    let world = World::new(options.nigh.as_deref(), true)?;
+    let world = World::new(options.nigh.as_deref(), Length::Short)?;
     println!("building trees: {}", plan.sizes);
     let source = world.dir("source", As::Us)?;
     trees::build(&source, &plan.sizes)?;
@@ -90,13 +93,15 @@ pub fn run(options: &Options) -> Result<bool> {
     drop(null);
     for rtt in &plan.rtts {
         let distant =
-            Distant::start(&world, &source, options.over, (rtt, &options.bandwidth), &options.host_timeout)?;
+            Distant::start(&world, &source, options.over, (rtt, &options.bandwidth), &options.host_timeout)?
+                .compressed(options.compress);
         for work in &plan.workloads {
             take(&mut rows, &mut missing, *work, measure::distant(&world, *work, &distant, &plan.sizes));
         }
     }
     let near =
-        Distant::start(&world, &source, options.over, ("0ms", &options.bandwidth), &options.host_timeout)?;
+        Distant::start(&world, &source, options.over, ("0ms", &options.bandwidth), &options.host_timeout)?
+            .compressed(options.compress);
     let mount = near.mount(&world)?;
     latency.push(latency::of("nigh", &mount.point, mount.daemon(), plan.latency_calls)?);
     let memory = if options.long { Some(latency::missing_names(&world, &mount, 10_000_000)?) } else { None };
@@ -143,6 +148,7 @@ fn figures(options: &Options, plan: &Plan, rows: &[Row], latency: &[Value], memo
         "bandwidth": options.bandwidth,
         "host_timeout": options.host_timeout,
         "over": options.over.name(),
+        "compress": options.compress,
         "pinned": options.pinned,
         "user": if root::is_root() { "root" } else { "user" },
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),

@@ -67,6 +67,8 @@ pub struct Distant<'w> {
     host_timeout: String,
     /// Over which link, and where the emulator listens.
     over: (Over, Option<u16>),
+    /// Whether what goes over it is packed.
+    compress: bool,
     /// Keeps the server up while there is no other mount.
     _keeper: Mount<'w>,
 }
@@ -101,7 +103,13 @@ impl<'w> Distant<'w> {
         };
         let (rtt, host_timeout) = (rtt.to_owned(), host_timeout.to_owned());
         let source = source.to_owned();
-        Ok(Distant { rtt, link, source, host_timeout, over: (over, near), _keeper: keeper })
+        Ok(Distant { rtt, link, source, host_timeout, over: (over, near), compress: false, _keeper: keeper })
+    }
+
+    /// The same, with what goes over the link packed or not.
+    #[must_use]
+    pub fn compressed(self, compress: bool) -> Distant<'w> {
+        Distant { compress, ..self }
     }
 
     /// A fresh mount: nothing is known, and the server's own cache is warm.
@@ -113,6 +121,9 @@ impl<'w> Distant<'w> {
             how = how.set("NIGH_LINK", &self.link.socket.display().to_string());
         }
         how.over = Some(self.over);
+        if self.compress {
+            how = how.with("-ocompress");
+        }
         Mount::new(world, &self.source, &point, &how.with(&format!("--host-timeout={}", self.host_timeout)))
     }
 }

@@ -82,6 +82,20 @@ impl Emulator {
         self.ask("resume").map(drop)
     }
 
+    /// Ends all connections; others can be made at once.
+    pub fn cut(&self) -> Result<()> {
+        self.ask("cut").map(drop)
+    }
+
+    /// Ends all connections, and those that are tried until it is up.
+    pub fn down(&self) -> Result<()> {
+        self.ask("down").map(drop)
+    }
+
+    pub fn up(&self) -> Result<()> {
+        self.ask("up").map(drop)
+    }
+
     fn ask(&self, command: &str) -> Result<String> {
         let mut stream = UnixStream::connect(&self.control)?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;

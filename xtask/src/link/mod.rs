@@ -1,7 +1,8 @@
 //! The link emulator: a relay that delays what passes by half a round trip each way, paces it to a
 //! bandwidth, and counts bytes and flights (a burst after silence in that direction).
 //!
-//! `--control unix:PATH` answers one line commands: `counts` (JSON), `pause`, `resume`, `quit`. On SIGTERM the
+//! `--control unix:PATH` answers one line commands: `counts` (JSON), `pause`, `resume`, `cut`
+//! (ends all connections), `down` (and those that come), `up`, `quit`. On SIGTERM the
 //! counts are printed.
 
 pub mod client;
@@ -82,6 +83,18 @@ fn answer(stream: &UnixStream, link: &Link) -> std::io::Result<()> {
         "resume" => {
             link.pause(false);
             "resumed".to_owned()
+        }
+        "cut" => {
+            link.cut();
+            "cut".to_owned()
+        }
+        "down" => {
+            link.down(true);
+            "down".to_owned()
+        }
+        "up" => {
+            link.down(false);
+            "up".to_owned()
         }
         "quit" => {
             TERMINATED.store(true, Ordering::Relaxed);

@@ -21,6 +21,10 @@ pub struct Link {
     silence: Duration,
     bits_per_second: u64,
     paused: AtomicBool,
+    /// What connects is let go at once.
+    down: AtomicBool,
+    /// Both ends of each connection since the latest cut.
+    wires: Mutex<Vec<Wire>>,
     to_server: Lane,
     to_client: Lane,
 }
@@ -55,6 +59,8 @@ impl Link {
             silence: (rtt / 4).max(Duration::from_millis(1)),
             bits_per_second,
             paused: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            wires: Mutex::default(),
             to_server: Lane::new(),
             to_client: Lane::new(),
         }
@@ -70,21 +76,50 @@ impl Link {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Relays every connection until the process ends.
+    /// Ends all connections; what is on its way is lost.
+    pub fn cut(&self) {
+        for wire in self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            wire.end(Shutdown::Both);
+        }
+    }
+
+    /// While down no connection lasts.
+    pub fn down(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
+        if down {
+            self.cut();
+        }
+    }
+
+    /// Relays every connection until the process ends. What goes wrong with one is said, and is not the end of others.
     pub fn serve(self: Arc<Self>, listener: &Listener, to: &str) {
-        while let Ok(near) = listener.accept() {
-            match Wire::connect(to) {
-                Ok(far) => {
-                    if let Err(e) = self.relay(&near, &far) {
-                        eprintln!("link emulator: {e}");
-                    }
+        let mut said = String::new();
+        loop {
+            let relayed = match listener.accept() {
+                Ok(_) if self.down.load(Ordering::SeqCst) => Ok(()),
+                Ok(near) => Wire::connect(to)
+                    .map_err(|e| format!("{to}: {e}"))
+                    .and_then(|far| self.relay(&near, &far).map_err(|e| e.to_string())),
+                Err(e) => {
+                    std::thread::sleep(Duration::from_millis(20));
+                    Err(format!("no connection: {e}"))
                 }
-                Err(e) => eprintln!("link emulator: {to}: {e}"),
+            };
+            if let Err(problem) = relayed
+                && problem != said
+            {
+                eprintln!("link emulator: {problem}");
+                said = problem;
             }
         }
     }
 
     fn relay(self: &Arc<Self>, near: &Wire, far: &Wire) -> io::Result<()> {
+        let both = [near.duplicate()?, far.duplicate()?];
+        self.wires.lock().unwrap_or_else(PoisonError::into_inner).extend(both);
+        if self.down.load(Ordering::SeqCst) {
+            self.cut();
+        }
         for to_server in [true, false] {
             let (from, to) = if to_server { (near, far) } else { (far, near) };
             let (mut from, mut to) = (from.duplicate()?, to.duplicate()?);
@@ -129,7 +164,7 @@ impl Link {
                 return;
             }
         }
-        to.finish();
+        to.end(Shutdown::Write);
     }
 }
 
@@ -210,10 +245,10 @@ impl Wire {
         }
     }
 
-    fn finish(&self) {
+    fn end(&self, how: Shutdown) {
         let _ = match self {
-            Wire::Unix(stream) => stream.shutdown(Shutdown::Write),
-            Wire::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Wire::Unix(stream) => stream.shutdown(how),
+            Wire::Tcp(stream) => stream.shutdown(how),
         };
     }
 }
@@ -263,6 +298,60 @@ mod tests {
         assert_eq!(counts["to_server"]["bytes"], 60);
         assert_eq!(counts["to_server"]["flights"], 15);
         assert_eq!(counts["to_client"]["flights"], 15);
+    }
+
+    #[test]
+    fn a_cut_ends_connections_and_none_lasts_while_it_is_down() {
+        // It takes connections, and says nothing.
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap().to_string();
+        let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
+        let Listener::Tcp(inner) = &listener else { unreachable!() };
+        let address = inner.local_addr().unwrap();
+        let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000));
+        let serving = Arc::clone(&link);
+        std::thread::spawn(move || serving.serve(&listener, &to));
+        let connect = || {
+            let client = TcpStream::connect(address).unwrap();
+            client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            client
+        };
+        let stands = |mut client: &TcpStream| match client.read(&mut [0; 4]) {
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            Ok(count) => count > 0,
+        };
+        let client = connect();
+        assert!(stands(&client));
+        link.cut();
+        assert!(!stands(&client), "it is cut");
+        let client = connect();
+        assert!(stands(&client));
+        link.down(true);
+        assert!(!stands(&client) && !stands(&connect()), "it is down");
+        link.down(false);
+        assert!(stands(&connect()), "it is up again");
+    }
+
+    #[test]
+    fn a_connection_that_cannot_be_had_is_not_the_end_of_the_link() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap().to_string();
+        let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
+        let Listener::Tcp(inner) = &listener else { unreachable!() };
+        // While nobody connects, accepting fails.
+        inner.set_nonblocking(true).unwrap();
+        let address = inner.local_addr().unwrap();
+        let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000));
+        std::thread::spawn(move || link.serve(&listener, &to));
+        std::thread::sleep(Duration::from_millis(100));
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"ping").unwrap();
+        server.set_nonblocking(true).unwrap();
+        let give_up = Instant::now() + Duration::from_secs(5);
+        while let Err(error) = server.accept() {
+            assert!(Instant::now() < give_up, "nothing is relayed: {error}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

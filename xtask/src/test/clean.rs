@@ -1,27 +1,31 @@
-//! Removes what tests made, and nothing else.
+//! Removes what tests made and ends what they started, and nothing else.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::mount::{abort_connection, connection_of};
-use super::world::{PREFIX, TESTER};
+use super::world::{PREFIX, TESTER, in_memory};
 use crate::{process, root};
 
 /// `cargo xtask clean`. Always true: what cannot be removed is said.
 pub fn run() -> Result<bool> {
-    for entry in fs::read_dir(std::env::temp_dir())?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(owner) = name.strip_prefix(PREFIX) else { continue };
+    let named = fs::read_dir(std::env::temp_dir())?.flatten().filter_map(|entry| of_tests(&entry.path()));
+    // A directory that is gone may have left processes.
+    let used = processes().into_iter().filter_map(program).filter_map(|program| of_tests(&program));
+    for dir in named.chain(used).collect::<BTreeSet<_>>() {
         // Tests that still run, perhaps of somebody else.
-        if owner.parse::<u32>().is_ok_and(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
-            println!("left: {} (process {owner} runs)", entry.path().display());
+        if let Some(owner) = owner(&dir).filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+            println!("left: {} (process {owner} runs)", dir.display());
             continue;
         }
-        println!("removing {}", entry.path().display());
-        below(&entry.path());
+        println!("removing {}", dir.display());
+        below(&dir);
     }
     if root::is_root()
         && Command::new("id").arg(TESTER).stderr(Stdio::null()).output().is_ok_and(|o| o.status.success())
@@ -42,25 +46,57 @@ pub fn others_run() -> bool {
     owners.any(|pid| pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists())
 }
 
-/// Processes started from below this directory, mounts on it, loop devices over its files, and it.
+/// The directory of tests in which a path lies.
+fn of_tests(path: &Path) -> Option<PathBuf> {
+    let temporary = std::env::temp_dir();
+    let first = path.strip_prefix(&temporary).ok()?.components().next()?;
+    let dir = temporary.join(first);
+    owner(&dir).map(|_| dir)
+}
+
+/// Whose directory of tests it is: their process, by the name.
+fn owner(dir: &Path) -> Option<u32> {
+    dir.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// Processes that belong to this directory, mounts on it, loop devices over its files, and it.
 pub fn below(dir: &Path) {
-    for point in mounts_below(dir) {
-        if let Some(id) = connection_of(&point) {
-            abort_connection(id);
+    // Those that wait for a mount are killed when it answers no more, and while they live it may be busy.
+    for _ in 0..2 {
+        for point in mounts_below(dir) {
+            if let Some(id) = connection_of(&point) {
+                abort_connection(id);
+            }
+            let lazily = Command::new("umount").arg("--lazy").arg(&point).stderr(Stdio::null()).status();
+            if !lazily.is_ok_and(|s| s.success()) {
+                let _ =
+                    Command::new("fusermount3").args(["-u", "-z"]).arg(&point).stderr(Stdio::null()).status();
+            }
         }
-        let lazily = Command::new("umount").arg("--lazy").arg(&point).stderr(Stdio::null()).status();
-        if !lazily.is_ok_and(|s| s.success()) {
-            let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&point).stderr(Stdio::null()).status();
-        }
-    }
-    for pid in processes_below(dir) {
-        process::signal(pid, libc::SIGKILL);
+        end_processes_below(dir);
     }
     for device in loops_below(dir) {
         let _ = Command::new("losetup").arg("--detach").arg(device).stderr(Stdio::null()).status();
     }
-    if let Err(e) = fs::remove_dir_all(dir) {
-        println!("left: {}: {e}", dir.display());
+    if let Some(dir) = in_memory(dir) {
+        let _ = fs::remove_dir_all(dir);
+    }
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => println!("left: {}: {e}", dir.display()),
+        _ => {}
+    }
+}
+
+/// Kills them, and waits until they are gone, for at most two seconds.
+fn end_processes_below(dir: &Path) {
+    let end = Instant::now() + Duration::from_secs(2);
+    loop {
+        let pids = processes_below(dir);
+        if pids.is_empty() || Instant::now() > end {
+            return;
+        }
+        pids.into_iter().for_each(|pid| process::signal(pid, libc::SIGKILL));
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -74,13 +110,36 @@ fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     points
 }
 
-/// Programs are copied below the test's directory before they run, so where a program lies says whose
-/// process it is.
-fn processes_below(dir: &Path) -> Vec<u32> {
+/// Programs are copied below the test's directory before they run, or have their home there: so it is seen whose
+/// process it is. Those that have ended and wait for their parent are left out, and so are we.
+pub fn processes_below(dir: &Path) -> Vec<u32> {
+    let is_of =
+        |pid: &u32| *pid != std::process::id() && places(*pid).iter().any(|place| place.starts_with(dir));
+    processes().into_iter().filter(is_of).collect()
+}
+
+fn processes() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|e| e.file_name().to_string_lossy().parse::<u32>().ok());
-    pids.filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(dir)))
-        .collect()
+    entries.flatten().filter_map(|e| e.file_name().to_string_lossy().parse::<u32>().ok()).collect()
+}
+
+/// Processes of that program.
+#[must_use]
+pub fn running(path: &Path) -> Vec<u32> {
+    processes().into_iter().filter(|pid| program(*pid).as_deref() == Some(path)).collect()
+}
+
+fn program(pid: u32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
+/// Where a process' program lies, and its home. To be asked when no mount of ours hangs any more: the kernel locks the
+/// memory of the process to tell its variables.
+fn places(pid: u32) -> Vec<PathBuf> {
+    let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let home = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"HOME="));
+    let home = home.map(|home| PathBuf::from(std::ffi::OsStr::from_bytes(home)));
+    [program(pid), home].into_iter().flatten().collect()
 }
 
 fn loops_below(dir: &Path) -> Vec<String> {
@@ -95,4 +154,48 @@ fn loops_below(dir: &Path) -> Vec<String> {
         .filter(|(_, file)| Path::new(file.trim()).starts_with(dir))
         .map(|(name, _)| name.to_owned())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Child;
+
+    /// A process with that home, ended with this.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn new(program: &Path, home: &Path) -> Sleeper {
+            Sleeper(Command::new(program).arg("60").env("HOME", home).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_directory_of_tests_is_ended_and_nothing_else() {
+        // No process has such a number.
+        let [ours, others] =
+            [u32::MAX, u32::MAX - 1].map(|n| std::env::temp_dir().join(format!("{PREFIX}{n}")));
+        for dir in [&ours, &others] {
+            fs::create_dir_all(dir.join("home")).unwrap();
+        }
+        let sleep = process::which("sleep").unwrap();
+        fs::copy(&sleep, ours.join("sleep")).unwrap();
+        let mut by_home = Sleeper::new(&sleep, &ours.join("home"));
+        let mut by_program = Sleeper::new(&ours.join("sleep"), Path::new("/"));
+        let mut another = Sleeper::new(&sleep, &others.join("home"));
+        below(&ours);
+        assert!(by_home.0.try_wait().unwrap().is_some() && by_program.0.try_wait().unwrap().is_some());
+        assert!(another.0.try_wait().unwrap().is_none(), "it belongs to another");
+        assert!(!ours.exists() && others.exists());
+        fs::remove_dir_all(&others).unwrap();
+        assert_eq!(of_tests(&others.join("bin/nigh")), Some(others.clone()));
+        assert_eq!(of_tests(Path::new("/tmp/nigh-testing/x")), None);
+    }
 }

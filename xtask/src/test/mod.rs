@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every group of tests that this machine can run.
 
 pub mod clean;
+pub mod ending;
 pub mod groups;
 pub mod mount;
 pub mod over;
@@ -35,9 +36,22 @@ pub struct Options {
     /// Shorter forms of the long tests (fsx with 50,000 operations).
     #[arg(long)]
     short: bool,
+    /// Longer forms of the races: 10,000 of each kind at every notification level, and with protocol 7.31.
+    #[arg(long, conflicts_with = "short")]
+    long: bool,
     /// Test this binary instead of building one.
     #[arg(long, value_name = "PATH")]
     nigh: Option<std::path::PathBuf>,
+}
+
+impl Options {
+    fn length(&self) -> world::Length {
+        match (self.short, self.long) {
+            (true, _) => world::Length::Short,
+            (_, true) => world::Length::Long,
+            _ => world::Length::Usual,
+        }
+    }
 }
 
 pub fn run(options: &Options) -> Result<bool> {
@@ -64,7 +78,7 @@ pub fn run(options: &Options) -> Result<bool> {
             groups::Run::Mounted(run) => {
                 let made = match world.take() {
                     Some(world) => Ok(world),
-                    None => World::new(options.nigh.as_deref(), options.short),
+                    None => World::new(options.nigh.as_deref(), options.length()),
                 };
                 match made {
                     Ok(ready) => {

@@ -92,12 +92,12 @@ impl<'w> Mount<'w> {
                 bail!("nigh mount ended with {status}: {}", self.said());
             }
             // What is mounted there may still be the dead mount of a daemon that was killed, whose attributes
-            // the kernel goes on to tell; statfs always asks the daemon.
-            if device_of(&self.point).is_some() {
+            // the kernel goes on to tell; statfs always asks the daemon. Between the two there is neither.
+            if let Some(device) = device_of(&self.point) {
                 self.connection = connection_of(&self.point);
                 let mut look = self.world.command("stat", self.how.who);
                 look.arg("--file-system").arg(&self.point);
-                if self.run(look, READY_LIMIT)?.ok() {
+                if self.run(look, READY_LIMIT)?.ok() && device_of(&self.point) == Some(device) {
                     return Ok(());
                 }
             }

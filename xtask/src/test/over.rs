@@ -60,7 +60,8 @@ impl Drop for Serving {
 }
 
 impl Serving {
-    fn start(world: &World, mut command: Command, port: u16) -> Result<Serving> {
+    /// Waits until it listens on `port`.
+    pub fn start(world: &World, mut command: Command, port: u16) -> Result<Serving> {
         let log = world.log();
         let file = File::create(&log)?;
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -145,11 +146,13 @@ fn home(world: &World, who: As) -> PathBuf {
     })
 }
 
-fn socket(world: &World, who: As) -> PathBuf {
+/// The socket of that user's `nigh serve`.
+pub fn socket(world: &World, who: As) -> PathBuf {
     home(world, who).join("served.sock")
 }
 
-fn token(world: &World, who: As) -> PathBuf {
+/// The token of that user's `nigh serve`.
+pub fn token(world: &World, who: As) -> PathBuf {
     home(world, who).join("token")
 }
 

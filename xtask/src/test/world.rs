@@ -22,6 +22,11 @@ pub const PREFIX: &str = "nigh-test-";
 /// The ordinary user.
 pub const TESTER: &str = "nightest";
 
+/// What belongs to a directory of tests and has no disk behind it.
+pub fn in_memory(root: &Path) -> Option<PathBuf> {
+    Some(Path::new("/dev/shm").join(root.file_name()?))
+}
+
 /// Who runs a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum As {
@@ -41,10 +46,19 @@ impl As {
     }
 }
 
+/// How long tests last that can last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Length {
+    Short,
+    Usual,
+    Long,
+}
+
 /// What mounted tests stand on.
 pub struct World {
     pub root: PathBuf,
     pub short: bool,
+    pub long: bool,
     pub tester: Option<As>,
     /// How mounts reach their servers, unless they say so themselves.
     pub over: Mutex<Over>,
@@ -56,9 +70,10 @@ pub struct World {
 
 impl World {
     /// Builds the binaries, makes the directory and the user. Fails with what a person can mend.
-    pub fn new(nigh: Option<&Path>, short: bool) -> Result<World> {
+    pub fn new(nigh: Option<&Path>, length: Length) -> Result<World> {
         let made = if root::is_root() { own_namespace()? } else { Vec::new() };
         let root = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
+        super::ending::clean_up_at_signals(&root)?;
         fs::create_dir_all(root.join("bin"))?;
         fs::create_dir_all(root.join("log"))?;
         for dir in ["", "bin"] {
@@ -66,7 +81,8 @@ impl World {
         }
         let mut world = World {
             root,
-            short,
+            short: length == Length::Short,
+            long: length == Length::Long,
             tester: None,
             over: Mutex::new(Over::Local),
             servers: Mutex::default(),
@@ -139,6 +155,13 @@ impl World {
         fs::create_dir_all(&path)?;
         self.give(&path, who)?;
         Ok(path)
+    }
+
+    /// A directory of the tests that no disk is behind, if there is one: what is said there is said however busy that is.
+    #[must_use]
+    pub fn in_memory(&self) -> PathBuf {
+        let dir = in_memory(&self.root).filter(|dir| fs::create_dir_all(dir).is_ok());
+        dir.unwrap_or_else(|| self.root.clone())
     }
 
     pub fn give(&self, path: &Path, who: As) -> Result<()> {

@@ -1,6 +1,6 @@
-//! docs/semantics.md: each paragraph names a test that exists, as `test: name`. A name is a Rust
+//! docs/semantics.md and docs/attacks.md name tests that exist. Of the first each paragraph does, as `test: name`. A name is a Rust
 //! function, a case of the POSIX table, or `group NAME` of `cargo xtask test`. A promise that is not kept
-//! yet says `test: not yet`.
+//! yet says `test: not yet`. Of the second each line of a table does, in its last column.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,31 @@ use crate::test::groups;
 const PATH: &str = "docs/semantics.md";
 /// Whose tests are functions in a table, without an attribute.
 const TABLES: &[&str] = &["crates/remote/src/conformance", "xtask/src/test/groups"];
+const ATTACKS: &str = "docs/attacks.md";
 
 pub fn check(sources: &[Source]) -> Vec<Problem> {
+    let mut found = check_promises(sources);
+    found.extend(check_attacks(sources));
+    found
+}
+
+fn check_attacks(sources: &[Source]) -> Vec<Problem> {
+    let Some(page) = sources.iter().find(|s| s.path == ATTACKS) else { return Vec::new() };
+    let known = known_names(sources);
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(page.text.lines()) {
+        let Some(row) = line.strip_suffix(" |").filter(|row| row.starts_with("| ")) else { continue };
+        let last = row.rsplit(" | ").next().unwrap_or("");
+        for name in last.split(", ").filter(|name| !matches!(*name, "tests" | "---")) {
+            if !known.contains(name) {
+                found.push(Problem::new("semantics", ATTACKS, number, format!("no test is called {name}")));
+            }
+        }
+    }
+    found
+}
+
+fn check_promises(sources: &[Source]) -> Vec<Problem> {
     let Some(page) = sources.iter().find(|s| s.path == PATH) else { return Vec::new() };
     let known = known_names(sources);
     let mut found = Vec::new();
@@ -131,6 +154,17 @@ mod tests {
         let page = "# T\nintro\n\n## S1\nOne tree. `test: recall_overtakes_reply`\n\nNothing named.\n";
         assert_eq!(found(page).len(), 1);
         assert_eq!(found(page)[0].line, 7);
+    }
+
+    #[test]
+    fn each_attack_names_tests_that_exist() {
+        let page = "| attack | tests |\n| --- | --- |\n| a | b_c, d_e |\n| f | |\n";
+        let found = check(&[
+            Source { path: ATTACKS.into(), text: page.into() },
+            Source { path: "crates/a/src/lib.rs".into(), text: "#[test]\nfn b_c() {}".into() },
+        ]);
+        let lines: Vec<u32> = found.iter().map(|problem| problem.line).collect();
+        assert_eq!(lines, [3, 4], "d_e, and none");
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! `cargo test --workspace`; its own closing lines, summed.
+//! `cargo test --workspace`; its own closing lines, summed. A test that finds that it cannot run says `SKIPPED: WHY` and
+//! passes; it is told as skipped here.
 
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use crate::root;
@@ -8,6 +10,7 @@ use crate::tally::Tally;
 pub fn run(tally: &mut Tally) {
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args(["test", "--workspace", "--locked", "--no-fail-fast"]);
+    command.args(["--", "--show-output"]);
     let out = match command.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
         Ok(out) => out,
         Err(e) => return tally.fail("unit", &e.to_string()),
@@ -23,8 +26,13 @@ pub fn run(tally: &mut Tally) {
     if !out.status.success() && sums.failed == 0 {
         tally.fail("unit", &format!("cargo test ended with {}", out.status));
     }
-    println!("{} unit tests pass", sums.passed);
-    tally.passed_quietly(sums.passed);
+    let skipped = skipped(&said);
+    for (name, why) in &skipped {
+        tally.skip(&format!("unit: {name}"), why);
+    }
+    let passed = sums.passed.saturating_sub(skipped.len() as u64);
+    println!("{passed} unit tests pass");
+    tally.passed_quietly(passed);
     tally.skipped += sums.ignored;
 }
 
@@ -61,6 +69,19 @@ fn failures(said: &str) -> Vec<String> {
     failed.filter_map(|l| l.split_whitespace().nth(1)).map(str::to_owned).collect()
 }
 
+/// Tests that passed and said that they, or a part of them, could not run; with the first reason.
+fn skipped(said: &str) -> BTreeMap<String, String> {
+    let (mut skipped, mut test) = (BTreeMap::new(), "?");
+    for line in said.lines() {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            test = name;
+        } else if let Some(why) = line.strip_prefix("SKIPPED: ") {
+            skipped.entry(test.to_owned()).or_insert_with(|| why.to_owned());
+        }
+    }
+    skipped
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,5 +93,15 @@ mod tests {
             test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.01s\n";
         assert_eq!(sums(said), Sums { passed: 7, failed: 1, ignored: 2 });
         assert_eq!(failures(said), ["b::c"]);
+    }
+
+    #[test]
+    fn tests_that_could_not_run_are_told_once_each() {
+        let said = "\nsuccesses:\n\n---- a::b stdout ----\nSKIPPED: a::b needs root\nSKIPPED: more of it\n\n\
+            ---- c stdout ----\n12 clients\n\n---- d stdout ----\nhere\nSKIPPED: no mkfs.ext4\n\n\
+            successes:\n    a::b\n    c\n    d\n";
+        let expected = [("a::b", "a::b needs root"), ("d", "no mkfs.ext4")];
+        let skipped = skipped(said);
+        assert!(skipped.iter().map(|(name, why)| (name.as_str(), why.as_str())).eq(expected));
     }
 }

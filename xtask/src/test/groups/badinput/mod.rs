@@ -1,18 +1,22 @@
 //! Mistakes: one line that says what happened and how to mend it, exit 1 or 2, nothing mounted, nothing
 //! left behind. And what remains after a daemon was killed can be mended.
 
+mod links;
+
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::Ended;
 use crate::root;
 use crate::tally::Tally;
+use crate::test::clean;
 use crate::test::mount::{How, Mount, device_of};
-use crate::test::world::{As, World};
+use crate::test::world::{As, PREFIX, World};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -25,6 +29,8 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("a mount point that is busy", point_busy),
         ("a cache of size 0", |w| refused_option(w, &["--cache-size", "0"], &[1, 2])),
         ("a bare number for a time", |w| refused_option(w, &["--host-timeout=5"], &[1, 2])),
+        ("a limit of nothing", |w| refused_option(w, &["--request-timeout=0s"], &[2])),
+        ("a way to go on that nobody knows", |w| refused_option(w, &["--on-disconnect=hope"], &[2])),
         ("a time with an unknown unit", |w| refused_option(w, &["--host-timeout=5 parsecs"], &[1, 2])),
         ("an option that nobody knows", |w| refused_option(w, &["--no-such-option"], &[2])),
         ("a mount option that nobody knows", |w| refused_option(w, &["-o", "nonsense"], &[1, 2])),
@@ -35,12 +41,14 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("a daemon that was killed: mounting again", mount_after_kill),
         ("a daemon that was killed: umount", umount_after_kill),
         ("mount in the background, then umount", background),
+        ("these tests, ended by a signal", tests_ended),
     ];
     for (name, test) in tests {
         let start = Instant::now();
         let result = test(world);
         tally.record(name, start.elapsed(), result);
     }
+    links::run(world, tally);
     let start = Instant::now();
     match world.tester.filter(|_| root::is_root()) {
         Some(who) => {
@@ -176,8 +184,8 @@ fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
 
 fn mount_after_kill(world: &World) -> Result<()> {
     let (source, point) = killed(world)?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
-    ensure!(fs::read(point.join("f"))? == b"contents");
+    let mount = Mount::new(world, &source, &point, &How::new(As::Us)).context("mounting again")?;
+    ensure!(fs::read(point.join("f")).context("reading from the new mount")? == b"contents");
     mount.unmount()?;
     ensure!(device_of(&point).is_none(), "the dead mount is still below");
     Ok(())
@@ -203,5 +211,35 @@ fn background(world: &World) -> Result<()> {
     if !umount.ok() || device_of(&point).is_some() {
         bail!("nigh umount: {}", umount.tail(3));
     }
+    Ok(())
+}
+
+/// Tests that are ended by a signal leave no process, no mount and no directory.
+fn tests_ended(world: &World) -> Result<()> {
+    let mut command = Command::new(world.root.join("bin/xtask"));
+    command.args(["test", "--no-install", "--short", "--groups", "signals", "--nigh"]).arg(world.nigh());
+    let log = fs::File::create(world.log())?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+    let mut tests = command.spawn()?;
+    let root = std::env::temp_dir().join(format!("{PREFIX}{}", tests.id()));
+    let end = Instant::now() + Duration::from_secs(120);
+    // A server and a mount.
+    while clean::running(&root.join("bin/nigh")).len() < 2 {
+        if tests.try_wait()?.is_some() || Instant::now() > end {
+            crate::process::kill_group(tests.id());
+            bail!("the tests within did not begin");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    crate::process::signal(tests.id(), libc::SIGTERM);
+    let status = crate::process::wait(&mut tests, Duration::from_secs(20))?;
+    crate::process::kill_group(tests.id());
+    ensure!(
+        status.is_some_and(|status| status.code() == Some(128 + libc::SIGTERM)),
+        "they ended with {status:?}"
+    );
+    let left = clean::processes_below(&root);
+    ensure!(left.is_empty(), "processes {left:?} are left");
+    ensure!(!root.exists(), "{} is left", root.display());
     Ok(())
 }

@@ -1,5 +1,9 @@
 //! The server is killed under a mount: nothing hangs, what can go on goes on, and what is mounted below stays.
 
+mod away;
+mod load;
+mod stall;
+
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -20,10 +24,19 @@ pub fn run(world: &World, tally: &mut Tally) {
     let tests: &[super::Test] = &[
         ("a server that was killed: the mount goes on", goes_on),
         ("a server that was killed: what was removed while open is read on", removed_stays),
+        ("a server that was killed: an open file that was replaced meanwhile fails", away::replaced_fails),
+        ("a server that is killed again and again under a load", load::killed_servers),
+        ("a link that is cut again and again under a load", load::cut_links),
+        ("the same over nigh://", load::cut_links_by_tcp),
+        ("a link that was cut: requests wait, and can be killed", away::waits),
+        ("a link that was cut: what was stored into a map is kept, whoever is killed", away::stores_are_kept),
+        ("--on-disconnect=fail", away::fails),
+        ("--on-disconnect=stale", away::answers_stale),
     ];
     for (name, test) in tests {
         let start = Instant::now();
-        tally.record(name, start.elapsed(), test(world));
+        let result = test(world);
+        tally.record(name, start.elapsed(), result);
     }
     if root::is_root() {
         let start = Instant::now();
@@ -32,9 +45,17 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// The process at the other end of the server's socket dies without a word.
+/// The process at the other end of the server's socket dies without a word. Where a server died just now the next
+/// is waited for.
 fn kill_server(world: &World) -> Result<()> {
-    let stream = UnixStream::connect(world.server_socket(As::Us)).context("the server's socket")?;
+    let give_up = Instant::now() + Duration::from_secs(10);
+    let stream = loop {
+        match UnixStream::connect(world.server_socket(As::Us)) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() > give_up => bail!("no server after 10 s: {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = libc::socklen_t::try_from(size_of_val(&peer))?;
     // SAFETY: the kernel writes at most `size` bytes into `peer`.
@@ -58,7 +79,7 @@ fn goes_on(world: &World) -> Result<()> {
     for round in 0..5 {
         kill_server(world)?;
         let made = point.join(format!("made-{round}"));
-        retry(|| fs::write(&made, b"after").map_err(Into::into))?;
+        fs::write(&made, b"after").with_context(|| format!("round {round}"))?;
         ensure!(fs::read(source.join(format!("made-{round}")))? == b"after", "round {round}");
         ensure!(fs::read_dir(&point)?.count() == round + 2, "round {round}: the listing is wrong");
     }
@@ -76,7 +97,7 @@ fn goes_on(world: &World) -> Result<()> {
 /// Files that were removed, and replaced, while they were open to be read.
 fn removed_stays(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
-    for name in ["removed", "replaced", "new"] {
+    for name in ["removed", "replaced", "written", "new"] {
         fs::write(source.join(name), name.repeat(50_000))?;
     }
     let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
@@ -86,11 +107,14 @@ fn removed_stays(world: &World) -> Result<()> {
         file.read_exact(&mut [0; 10])?;
         open.push((name, file));
     }
+    let written = fs::OpenOptions::new().read(true).write(true).open(point.join("written"))?;
+    open.push(("written", written));
     fs::remove_file(point.join("removed"))?;
+    fs::remove_file(point.join("written"))?;
     fs::rename(point.join("new"), point.join("replaced"))?;
     for round in 0..3_u32 {
         kill_server(world)?;
-        retry(|| fs::write(point.join("made"), b"after").map_err(Into::into))?;
+        fs::write(point.join("made"), b"after").with_context(|| format!("round {round}"))?;
         for (name, file) in &open {
             let mut got = vec![0; 4096];
             let at = 20_000 + u64::from(round) * 90_000;
@@ -101,23 +125,16 @@ fn removed_stays(world: &World) -> Result<()> {
             let links = file.metadata()?.nlink();
             ensure!(links == 0, "{name}, round {round}: {links} links");
         }
+        let (_, written) = open.last().context("three files")?;
+        written.write_all_at(b"on", 7)?;
+        let mut got = [0; 2];
+        written.read_exact_at(&mut got, 7)?;
+        ensure!(got == *b"on", "round {round}: not what was written");
         ensure!(fs::read_dir(&point)?.count() == 2, "round {round}: the listing is wrong");
     }
     drop(open);
     mount.unmount()?;
     no_orphans(&source)
-}
-
-/// A call that was under way fails (EIO, told to its caller); a later one waits for the next server.
-fn retry(mut call: impl FnMut() -> Result<()>) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        match call() {
-            Ok(()) => return Ok(()),
-            Err(error) if Instant::now() > until => bail!("no server after 10 s: {error:#}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
 }
 
 fn below_stays(world: &World) -> Result<()> {
@@ -129,7 +146,7 @@ fn below_stays(world: &World) -> Result<()> {
     let result = (|| {
         fs::write(below.join("inside"), b"here")?;
         kill_server(world)?;
-        retry(|| fs::write(point.join("beside"), b"").map_err(Into::into))?;
+        fs::write(point.join("beside"), b"")?;
         ensure!(fs::read(below.join("inside"))? == b"here", "what was mounted below is gone");
         Ok(())
     })();

@@ -26,12 +26,18 @@ use crate::test::world::{As, World};
 /// What would begin later fails instead: one thing that is slow or hangs must not hold up everything.
 const LIMIT: Duration = Duration::from_secs(480);
 const SHORT_LIMIT: Duration = Duration::from_secs(240);
+const LONG_LIMIT: Duration = Duration::from_secs(4 * 3600);
 
 pub fn run(world: &World, tally: &mut Tally) {
     if !root::is_root() && process::which("fusermount3").is_none() {
         return tally.not_run("two", "fusermount3 is missing: install the package fuse3");
     }
-    let deadline = Deadline(Instant::now() + if world.short { SHORT_LIMIT } else { LIMIT });
+    let limit = match (world.short, world.long) {
+        (true, _) => SHORT_LIMIT,
+        (_, true) => LONG_LIMIT,
+        _ => LIMIT,
+    };
+    let deadline = Deadline(Instant::now() + limit);
     let parts: &[(&str, Part)] = &[
         ("tables", tables::run),
         ("counts", counts::run),

@@ -52,6 +52,22 @@ const PROGRAMS: &[Program] = &[
         short_rounds: 30,
         text: SQLITE_AT_ONCE,
     },
+    Program {
+        name: "sqlite WAL on one mount",
+        needs: &[PYTHON],
+        needs_locks: true,
+        rounds: 300,
+        short_rounds: 100,
+        text: SQLITE_WAL_ON_ONE,
+    },
+    Program {
+        name: "sqlite WAL across mounts: what happens",
+        needs: &[PYTHON],
+        needs_locks: true,
+        rounds: 100,
+        short_rounds: 30,
+        text: SQLITE_WAL_ACROSS,
+    },
 ];
 
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
@@ -79,7 +95,10 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
 fn try_program(world: &World, program: &Program) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
     let rounds = if world.short { program.short_rounds } else { program.rounds };
-    mounts.sh(&format!("ROUNDS={rounds}; export ROUNDS\n{SAME}{}", program.text), LIMIT)?;
+    let said = mounts.sh(&format!("ROUNDS={rounds}; export ROUNDS\n{SAME}{}", program.text), LIMIT)?;
+    if program.name.ends_with("what happens") {
+        println!("  {}", said.trim());
+    }
     mounts.unmount()
 }
 
@@ -208,4 +227,70 @@ c = sqlite3.connect(sys.argv[1])
 print(c.execute("select n from t").fetchone()[0], c.execute("pragma integrity_check").fetchone()[0])' "$m/db")" \
         "$(( 2 * ROUNDS )) ok"
 done
+"#;
+
+/// Two processes on one mount, with what the journal needs in shared memory: they count up at once.
+const SQLITE_WAL_ON_ONE: &str = r#"
+cat > "$WORK/two-wal.py" <<'PY'
+import os, sqlite3, sys
+c = sqlite3.connect(os.path.join(sys.argv[1], "db"), isolation_level=None, timeout=60)
+assert c.execute("pragma journal_mode").fetchone() == ("wal",), "the journal is no WAL"
+for i in range(int(os.environ["ROUNDS"])):
+    c.execute("begin immediate")
+    n = c.execute("select n from t").fetchone()[0]
+    c.execute("update t set n = ?", (n + 1,))
+    c.execute("commit")
+    assert c.execute("select n from t").fetchone()[0] > n
+PY
+/usr/bin/python3 -c 'import sqlite3, sys
+c = sqlite3.connect(sys.argv[1], isolation_level=None)
+c.execute("pragma journal_mode=wal"); c.execute("create table t (n)"); c.execute("insert into t values (0)")' "$A/db"
+/usr/bin/python3 "$WORK/two-wal.py" "$A" & one=$!
+/usr/bin/python3 "$WORK/two-wal.py" "$A" & two=$!
+wait $one
+wait $two
+same "the count" "$(/usr/bin/python3 -c 'import sqlite3, sys
+c = sqlite3.connect(sys.argv[1])
+print(c.execute("select n from t").fetchone()[0], c.execute("pragma integrity_check").fetchone()[0])' "$A/db")" \
+    "$(( 2 * ROUNDS )) ok"
+# Who closes it last takes journal and shared memory away: with the file alone the other mount goes on.
+same "what is left" "$(ls -A "$B")" "db"
+"#;
+
+/// Across mounts a WAL is not supported (docs/semantics.md). What happens is told; whatever it is, both processes come
+/// to their end, and say what went wrong in words of SQLite.
+const SQLITE_WAL_ACROSS: &str = r#"
+cat > "$WORK/two-wal-across.py" <<'PY'
+import os, sqlite3, sys
+said, done = {}, 0
+try:
+    c = sqlite3.connect(os.path.join(sys.argv[1], "db"), isolation_level=None, timeout=2)
+    for i in range(int(os.environ["ROUNDS"])):
+        try:
+            c.execute("begin immediate")
+            n = c.execute("select n from t").fetchone()[0]
+            c.execute("update t set n = ?", (n + 1,))
+            c.execute("commit")
+            done += 1
+        except sqlite3.Error as error:
+            said[str(error)] = said.get(str(error), 0) + 1
+            if c.in_transaction:
+                c.execute("rollback")
+except sqlite3.Error as error:
+    said[str(error)] = said.get(str(error), 0) + 1
+print(done, "transactions,", said or "no error")
+PY
+/usr/bin/python3 -c 'import sqlite3, sys
+c = sqlite3.connect(sys.argv[1], isolation_level=None)
+c.execute("pragma journal_mode=wal"); c.execute("create table t (n)"); c.execute("insert into t values (0)")' "$A/db"
+/usr/bin/python3 "$WORK/two-wal-across.py" "$A" > "$WORK/two-wal-a" & one=$!
+/usr/bin/python3 "$WORK/two-wal-across.py" "$B" > "$WORK/two-wal-b" & two=$!
+wait $one
+wait $two
+echo "one: $(cat "$WORK/two-wal-a"); the other: $(cat "$WORK/two-wal-b"); in the end: $(/usr/bin/python3 -c 'import sqlite3, sys
+try:
+    c = sqlite3.connect(sys.argv[1])
+    print(c.execute("select n from t").fetchone()[0], c.execute("pragma integrity_check").fetchone()[0])
+except sqlite3.Error as error:
+    print(error)' "$A/db")"
 "#;

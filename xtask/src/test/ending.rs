@@ -1,0 +1,67 @@
+//! Who is ended by a signal leaves nothing behind: what the tests started is ended first.
+
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
+
+use super::clean;
+
+const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// Where the handler writes which signal came.
+static PIPE: AtomicI32 = AtomicI32::new(-1);
+
+static CAME: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    CAME.store(true, Ordering::SeqCst);
+    let byte = u8::try_from(signal).unwrap_or(0);
+    // SAFETY: one byte of ours; write(2) may be called in a handler.
+    unsafe { libc::write(PIPE.load(Ordering::SeqCst), (&raw const byte).cast(), 1) };
+}
+
+/// From now on a signal that ends us first ends all that belongs to this directory of tests. Programs that we start
+/// do not inherit that.
+pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
+    let mut ends = [-1; 2];
+    // SAFETY: the kernel writes two descriptors, which nobody else has.
+    let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    if made != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let [reader, writer] = ends.map(|end| unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(end) });
+    let earlier = PIPE.swap(writer.into_raw_fd(), Ordering::SeqCst);
+    assert_eq!(earlier, -1, "there is one directory of tests");
+    for signal in SIGNALS {
+        // SAFETY: the handler does nothing but write(2).
+        unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };
+    }
+    let root = root.to_owned();
+    std::thread::spawn(move || {
+        let mut byte = 0_u8;
+        // SAFETY: one byte of ours.
+        while unsafe { libc::read(reader.as_raw_fd(), (&raw mut byte).cast(), 1) } != 1 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        eprintln!("xtask: ended by signal {byte}; ending what the tests started");
+        // A test that goes on meanwhile may start something more.
+        for _ in 0..2 {
+            clean::below(&root);
+        }
+        std::process::exit(128 + i32::from(byte));
+    });
+    Ok(())
+}
+
+/// To be called before the process ends: where a signal came, that ends it when everything else has ended. For a
+/// while, should it not.
+pub fn leave_to_signal() {
+    for _ in 0..100 {
+        if !CAME.load(Ordering::SeqCst) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -1,0 +1,212 @@
+//! The server is away under each policy: what waits, what fails, what is answered, and that nothing is unkillable.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::link::client::Emulator;
+use crate::process;
+use crate::test::mount::{How, Mount};
+use crate::test::world::{As, World};
+
+const WHO: As = As::Us;
+
+/// A mount over a link that can be cut. The server is kept up by a second mount beside it.
+struct Cut<'w> {
+    link: Option<Emulator>,
+    mount: Mount<'w>,
+    _keeper: Mount<'w>,
+}
+
+impl<'w> Cut<'w> {
+    fn new(world: &'w World, arguments: &[&str]) -> Result<Cut<'w>> {
+        let (idle, keep) = (world.dir("keeper-source", WHO)?, world.dir("keeper", WHO)?);
+        let keeper = Mount::new(world, &idle, &keep, &How::new(WHO))?;
+        let xtask = world.root.join("bin/xtask");
+        let link = Emulator::start(&xtask, &world.root, &world.server_socket(WHO), "1ms", "1Gbit")?;
+        let (source, point) = (world.dir("source", WHO)?, world.dir("mnt", WHO)?);
+        fs::write(source.join("file"), b"here")?;
+        fs::create_dir(source.join("unknown"))?;
+        fs::write(source.join("unknown/file"), b"there")?;
+        let mut how = How::new(WHO).set("NIGH_LINK", &link.socket.display().to_string());
+        for argument in arguments {
+            how = how.with(argument);
+        }
+        let mount = Mount::new(world, &source, &point, &how)?;
+        ensure!(fs::read(point.join("file"))? == b"here", "before the link was cut");
+        ensure!(fs::read_dir(&point)?.count() == 2, "before the link was cut");
+        Ok(Cut { link: Some(link), mount, _keeper: keeper })
+    }
+
+    /// The link ends and cannot be made again; waits until the mount knows.
+    fn cut(&mut self) -> Result<()> {
+        self.link = None;
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.mount.status()?["remote"]["connected"] == true {
+            ensure!(Instant::now() < end, "20 s after its link ended the mount does not know");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let lapses = self.mount.status()?["remote"]["lapses"].as_u64();
+        ensure!(lapses == Some(1), "remote.lapses is {lapses:?}");
+        Ok(())
+    }
+
+    fn at(&self, name: &str) -> std::path::PathBuf {
+        self.mount.point.join(name)
+    }
+}
+
+fn errno<T>(result: std::io::Result<T>) -> i32 {
+    result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
+}
+
+/// SIGKILL ends a process that waits within a second (and without a load far sooner: the group `signals`).
+pub fn killed(words: &[&str], mount: &Mount<'_>) -> Result<()> {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    std::thread::sleep(Duration::from_millis(150));
+    ensure!(child.try_wait()?.is_none(), "{} did not wait", words.join(" "));
+    process::signal(child.id(), libc::SIGKILL);
+    if process::wait(&mut child, Duration::from_secs(1))?.is_none() {
+        mount.abort();
+        let _ = process::wait(&mut child, Duration::from_secs(5));
+        anyhow::bail!("{} lives 1 s after SIGKILL", words.join(" "));
+    }
+    Ok(())
+}
+
+fn killed_in_all_ways(cut: &Cut<'_>) -> Result<()> {
+    let text = |path: &Path| path.display().to_string();
+    killed(&["stat", &text(&cut.at("unknown/file"))], &cut.mount)?;
+    killed(&["mkdir", &text(&cut.at("new"))], &cut.mount)?;
+    killed(&["flock", &text(&cut.at("file")), "true"], &cut.mount)
+}
+
+pub fn waits(world: &World) -> Result<()> {
+    let mut cut = Cut::new(world, &[])?;
+    cut.cut()?;
+    killed_in_all_ways(&cut)?;
+    drop(cut);
+    Ok(())
+}
+
+/// What a process stored into a map is not given up with it: it ends when that is written back, or with the connection.
+pub fn stores_are_kept(world: &World) -> Result<()> {
+    let mut cut = Cut::new(world, &[])?;
+    let child = store_and_stay(&cut.at("file"))?;
+    cut.cut()?;
+    process::signal(child, libc::SIGKILL);
+    let waited = !ends(child, Duration::from_secs(1));
+    cut.mount.abort();
+    ensure!(ends(child, Duration::from_secs(5)), "it lives 5 s after the connection");
+    ensure!(waited, "what it had stored was given up");
+    Ok(())
+}
+
+/// Starts a process that stores into a shared map of a file and does nothing else; its number, when it has.
+fn store_and_stay(file: &Path) -> Result<u32> {
+    let path = std::ffi::CString::new(file.as_os_str().as_encoded_bytes())?;
+    let (mut reader, writer) = std::io::pipe()?;
+    // SAFETY: the child makes system calls and nothing else.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a mapping of one page of a file that is not empty, which stays until the end.
+        unsafe {
+            let fd = libc::open(path.as_ptr(), libc::O_RDWR);
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let at = libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, fd, 0);
+            if at == libc::MAP_FAILED {
+                libc::_exit(1);
+            }
+            at.cast::<u8>().write_volatile(b'H');
+            libc::write(writer.as_raw_fd(), at, 1);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    drop(writer);
+    let mut stored = [0];
+    reader.read_exact(&mut stored)?;
+    ensure!(stored == *b"H", "{stored:?} was stored");
+    Ok(u32::try_from(child)?)
+}
+
+fn ends(child: u32, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    while Instant::now() < end {
+        // SAFETY: nothing is written.
+        let gone = unsafe { libc::waitpid(child.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) };
+        if gone != 0 {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// The limit counts whether the link is known to be cut or only silent.
+pub fn fails(world: &World) -> Result<()> {
+    for options in [["--on-disconnect=fail", "--request-timeout=1500ms"], ["-o", "soft,timeo=15"]] {
+        let mut cut = Cut::new(world, &options)?;
+        if let Some(link) = &cut.link {
+            link.pause()?;
+        }
+        let mut took = Vec::new();
+        for known in [false, true] {
+            if known {
+                cut.cut()?;
+            }
+            let start = Instant::now();
+            ensure!(errno(fs::metadata(cut.at("unknown/file"))) == libc::EIO, "a question");
+            took.push(start.elapsed());
+            ensure!(errno(fs::create_dir(cut.at("new"))) == libc::EIO, "a change");
+        }
+        let fits = |took: &Duration| (1_400..4_000).contains(&took.as_millis());
+        ensure!(took.iter().all(fits), "1.5 s were asked for, it took {took:?}");
+        killed_in_all_ways(&cut)?;
+    }
+    Ok(())
+}
+
+pub fn answers_stale(world: &World) -> Result<()> {
+    let mut cut = Cut::new(world, &["--on-disconnect=stale", "--host-timeout=500ms"])?;
+    std::thread::sleep(Duration::from_millis(700));
+    cut.cut()?;
+    ensure!(fs::metadata(cut.at("file"))?.len() == 4, "what was known is answered");
+    ensure!(errno(fs::metadata(cut.at("nothing"))) == libc::ENOENT, "what was known to be absent");
+    ensure!(fs::read_dir(&cut.mount.point)?.count() == 2, "and a listing");
+    let start = Instant::now();
+    ensure!(errno(fs::metadata(cut.at("unknown/file"))) == libc::EIO, "a miss");
+    ensure!(errno(fs::create_dir(cut.at("new"))) == libc::EROFS, "a change");
+    let write = fs::OpenOptions::new().write(true).open(cut.at("file"));
+    ensure!(errno(write) == libc::EROFS, "opening for writing");
+    ensure!(start.elapsed() < Duration::from_secs(1), "none of them waits");
+    let status = cut.mount.status()?;
+    ensure!(status["guarantees"]["S1"] == false, "S1 is {}", status["guarantees"]["S1"]);
+    Ok(())
+}
+
+/// A file that was replaced on the server's disk before its server died cannot be opened again: whoever has it open is
+/// told so, and does not get what stands in its place.
+pub fn replaced_fails(world: &World) -> Result<()> {
+    let (source, point) = (world.dir("source", WHO)?, world.dir("mnt", WHO)?);
+    fs::write(source.join("victim"), b"old")?;
+    let mount = Mount::new(world, &source, &point, &How::new(WHO))?;
+    let mut victim = fs::OpenOptions::new().read(true).write(true).open(point.join("victim"))?;
+    fs::write(source.join("new"), b"new")?;
+    fs::rename(source.join("new"), source.join("victim"))?;
+    super::kill_server(world)?;
+    fs::write(point.join("after"), b"")?;
+    ensure!(errno(victim.write(b"x")) == libc::EIO, "the file that was open is gone");
+    ensure!(errno(victim.read(&mut [0; 3])) == libc::EIO, "and cannot be read");
+    ensure!(fs::read(source.join("victim"))? == b"new", "the file in its place is untouched");
+    drop(victim);
+    mount.unmount()
+}
