@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod crowd;
 mod hunt;
 mod licences;
 mod link;
@@ -44,6 +45,8 @@ enum Chore {
     Sim(hunt::Sim),
     /// The fuzz targets, from the kept seeds.
     Fuzz(hunt::Fuzz),
+    /// Many simulated clients on one server: memory, times and order.
+    Crowd(crowd::Options),
     /// How many lines of the pure crates their tests run.
     Coverage,
     /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Chore::Matrix(options) => matrix::run(&options),
         Chore::Sim(options) => hunt::sim(&options),
         Chore::Fuzz(options) => hunt::fuzz(&options),
+        Chore::Crowd(options) => crowd::run(&options),
         Chore::Coverage => hunt::coverage(),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),

@@ -2,6 +2,7 @@
 
 mod badinput;
 mod beside;
+mod crowd;
 mod demo;
 mod exercisers;
 mod filesystems;
@@ -70,6 +71,7 @@ pub fn all() -> &'static [Group] {
             true,
         ),
         group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
+        group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];

@@ -1,0 +1,172 @@
+//! Carries the bytes of all simulated clients on one thread.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nigh_types::{Call, CallId, Credentials};
+use rustix::event::{Timespec, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use super::member::{Answer, Link, Member};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// So many clients say hello at a time: a server lets few strangers in at once.
+const HELLOS: usize = 16;
+
+/// The timer among the members.
+const TIMER: u64 = u64::MAX;
+
+/// All simulated clients, by number from 0.
+pub struct Crowd {
+    pub members: Vec<Member>,
+    link: Link,
+    socket: PathBuf,
+    export: String,
+    who: Credentials,
+    epoll: OwnedFd,
+    /// `epoll_wait` counts in ms, which is too coarse for a link.
+    timer: OwnedFd,
+    /// When somebody has something to do, and the same by member.
+    due: BTreeSet<(Instant, usize)>,
+    due_of: Vec<Option<Instant>>,
+    buffer: Vec<u8>,
+}
+
+impl Crowd {
+    pub fn new(socket: &Path, export: &str) -> Result<Crowd> {
+        let who = Credentials {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: Vec::new(),
+        };
+        let (epoll, timer) = (
+            epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?,
+        );
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TIMER), epoll::EventFlags::IN)?;
+        Ok(Crowd {
+            members: Vec::new(),
+            link: Link { began: Instant::now(), delay: Duration::ZERO },
+            socket: socket.to_owned(),
+            export: export.to_owned(),
+            who,
+            epoll,
+            timer,
+            due: BTreeSet::new(),
+            due_of: Vec::new(),
+            buffer: vec![0; 1 << 18],
+        })
+    }
+
+    /// From now on; what is on its way arrives as it would have.
+    pub fn set_round_trip(&mut self, rtt: Duration) {
+        self.link.delay = rtt / 2;
+    }
+
+    /// Adds clients and waits until they are attached; the number of the first.
+    pub fn attach(&mut self, count: usize) -> Result<usize> {
+        let first = self.members.len();
+        let all = first + count;
+        while self.members.len() < all {
+            let begun = self.members.len();
+            for number in begun..all.min(begun + HELLOS) {
+                let stream = UnixStream::connect(&self.socket).context("the server's socket")?;
+                let identity = number as u64 + 1;
+                let member = Member::new(stream, self.link, identity, &self.export)?;
+                let events = epoll::EventFlags::IN;
+                epoll::add(&self.epoll, &member.stream, epoll::EventData::new_u64(number as u64), events)?;
+                self.members.push(member);
+                self.due_of.push(None);
+                self.advance(number)?;
+            }
+            self.until("clients attach", |crowd| {
+                crowd.members[begun..].iter().all(|m| m.attached.is_some())
+            })?;
+        }
+        Ok(first)
+    }
+
+    /// Sends a call of a client.
+    pub fn call(&mut self, number: usize, call: Call) -> Result<CallId> {
+        let id = self.members[number].call(self.link, &self.who, call);
+        self.advance(number)?;
+        Ok(id)
+    }
+
+    /// Waits for an answer.
+    pub fn answer(&mut self, number: usize, id: CallId) -> Result<Answer> {
+        self.until("an answer", |crowd| crowd.members[number].answers.contains_key(&id))?;
+        self.members[number].answers.remove(&id).context("the answer is there")
+    }
+
+    /// Waits until all calls are answered.
+    pub fn settle(&mut self) -> Result<()> {
+        self.until("all answers", |crowd| crowd.members.iter().all(|m| m.outstanding() == 0))
+    }
+
+    pub fn run_for(&mut self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.step(end)?;
+        }
+        Ok(())
+    }
+
+    pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&Crowd) -> bool) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while !is_so(self) {
+            if Instant::now() > end {
+                bail!("waited {} s until {what}", PATIENCE.as_secs());
+            }
+            self.step(end)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for something to happen, at most until `end`, and carries it on.
+    pub fn step(&mut self, end: Instant) -> Result<()> {
+        let next = self.due.first().map_or(end, |(at, _)| end.min(*at));
+        let wait = next.saturating_duration_since(Instant::now());
+        let at_once = wait.is_zero().then(Timespec::default);
+        if at_once.is_none() {
+            let once = Itimerspec { it_interval: Timespec::default(), it_value: Timespec::try_from(wait)? };
+            timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        }
+        let mut ready =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 256];
+        let count = match epoll::wait(&self.epoll, &mut ready[..], at_once.as_ref()) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(e) => return Err(e.into()),
+        };
+        for event in ready[..count].iter().filter(|event| event.data.u64() != TIMER) {
+            let number = usize::try_from(event.data.u64())?;
+            self.members[number].receive(self.link, &mut self.buffer)?;
+            if self.members[number].closed {
+                epoll::delete(&self.epoll, &self.members[number].stream)?;
+            }
+            self.advance(number)?;
+        }
+        while let Some((_, number)) = self.due.first().copied().filter(|(at, _)| *at <= Instant::now()) {
+            self.advance(number)?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, number: usize) -> Result<()> {
+        let next = self.members[number].advance(self.link)?;
+        if let Some(before) = self.due_of[number].take() {
+            self.due.remove(&(before, number));
+        }
+        self.due_of[number] = next;
+        self.due.extend(next.map(|at| (at, number)));
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! Times, summed up.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Times of one sort.
+#[derive(Default)]
+pub struct Times(Vec<Duration>);
+
+impl Times {
+    pub fn note(&mut self, time: Duration) {
+        self.0.push(time);
+    }
+
+    pub fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// The shortest time that so many of a thousand do not pass; zero of none.
+    pub fn permille(&self, share: usize) -> Duration {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let at = (sorted.len() * share).div_ceil(1000);
+        sorted.get(at.saturating_sub(1)).copied().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |share| self.permille(share).as_secs_f64() * 1e3;
+        write!(
+            f,
+            "{}: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms",
+            self.count(),
+            ms(500),
+            ms(990),
+            ms(1000)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_the_time_that_so_many_do_not_pass() {
+        let mut times = Times::default();
+        assert_eq!(times.permille(990), Duration::ZERO);
+        (1..=200).rev().for_each(|ms| times.note(Duration::from_millis(ms)));
+        let ms = |share| times.permille(share).as_millis();
+        assert_eq!((ms(500), ms(990), ms(1000)), (100, 198, 200));
+    }
+}

@@ -1,0 +1,207 @@
+//! One simulated client: a session, its socket, and what is on its way in either direction.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::{Event, Output, Remote};
+use nigh_types::{Call, CallId, Credentials, OpName, RecallId, Request, Response, Session, Term, Time};
+
+/// Bytes, and when they arrive at the other end of the emulated link.
+type OnTheirWay = VecDeque<(Instant, Vec<u8>)>;
+
+/// An answer that came whole, and when.
+pub struct Answer {
+    pub at: Instant,
+    /// Of a listing: its parts.
+    pub parts: Vec<Response>,
+}
+
+/// The clock and the link of all members.
+#[derive(Clone, Copy)]
+pub struct Link {
+    pub began: Instant,
+    /// From one end to the other.
+    pub delay: Duration,
+}
+
+impl Link {
+    fn time(self, at: Instant) -> Time {
+        let ns = at.saturating_duration_since(self.began).as_nanos();
+        Time(u64::try_from(ns).unwrap_or(u64::MAX - 1) + 1)
+    }
+
+    fn instant(self, time: Time) -> Option<Instant> {
+        (time != Time::FAR).then(|| self.began + Duration::from_nanos(time.0))
+    }
+}
+
+/// A client of the server under test. What it is told to do takes effect in [`Member::advance`].
+pub struct Member {
+    pub stream: UnixStream,
+    session: ClientSession,
+    incoming: OnTheirWay,
+    outgoing: OnTheirWay,
+    number: u64,
+    calls: u64,
+    pub attached: Option<Session>,
+    pub lost: Option<String>,
+    /// The server closed the connection.
+    pub closed: bool,
+    /// Whether it gives back what is recalled.
+    pub obliging: bool,
+    /// Recalls that arrived, and when the latest acknowledgement of one left the session.
+    pub recalled: u64,
+    pub acknowledged_at: Option<Instant>,
+    /// Calls that wait for their answers, and the parts that came.
+    waiting: BTreeMap<CallId, Vec<Response>>,
+    pub answers: BTreeMap<CallId, Answer>,
+}
+
+impl Member {
+    /// A client that says hello; `number` is its identity.
+    pub fn new(stream: UnixStream, link: Link, number: u64, export: &str) -> Result<Member> {
+        stream.set_nonblocking(true)?;
+        let attach = export.as_bytes().to_vec();
+        let config =
+            ClientConfig { client: number, incarnation: number, attach, term: Term::Session, features: 0 };
+        Ok(Member {
+            stream,
+            session: ClientSession::new(link.time(Instant::now()), config),
+            incoming: VecDeque::new(),
+            outgoing: VecDeque::new(),
+            number,
+            calls: 0,
+            attached: None,
+            lost: None,
+            closed: false,
+            obliging: true,
+            recalled: 0,
+            acknowledged_at: None,
+            waiting: BTreeMap::new(),
+            answers: BTreeMap::new(),
+        })
+    }
+
+    pub fn renewals(&self) -> u64 {
+        self.session.counters().renewals
+    }
+
+    /// Calls that are not answered yet.
+    pub fn outstanding(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
+    pub fn call(&mut self, link: Link, who: &Credentials, call: Call) -> CallId {
+        self.calls += 1;
+        let id = CallId(self.calls);
+        let named = call.is_mutation();
+        let name = named.then_some(OpName { client: self.number, incarnation: self.number, sequence: id.0 });
+        self.waiting.insert(id, Vec::new());
+        let request = Request { credentials: who.clone(), name, call };
+        self.session.handle_call(link.time(Instant::now()), id, request);
+        id
+    }
+
+    /// The server sent something: takes it off the socket, onto the link.
+    pub fn receive(&mut self, link: Link, buffer: &mut [u8]) -> Result<()> {
+        loop {
+            match self.stream.read(buffer) {
+                Ok(0) => {
+                    self.closed = true;
+                    self.session.handle_disconnect(link.time(Instant::now()), "end of stream");
+                    return Ok(());
+                }
+                Ok(count) => {
+                    let arrives = Instant::now() + link.delay;
+                    self.incoming.push_back((arrives, buffer[..count].to_vec()));
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e).context("a simulated client's socket"),
+            }
+        }
+    }
+
+    /// Does all that is due; the moment of what comes next, if anything does.
+    pub fn advance(&mut self, link: Link) -> Result<Option<Instant>> {
+        let mut now = Instant::now();
+        while let Some(bytes) = arrived(&mut self.incoming, now) {
+            self.session.handle_input(link.time(now), &bytes);
+            self.drain(link, now);
+        }
+        let mut timer = self.drain(link, now);
+        while let Some(at) = timer.filter(|at| *at <= now) {
+            self.session.handle_timeout(link.time(at.max(now)));
+            timer = self.drain(link, now);
+            now = Instant::now();
+        }
+        while let Some(bytes) = arrived(&mut self.outgoing, now) {
+            if let Some(rest) = self.write(bytes)? {
+                self.outgoing.push_front((now + Duration::from_millis(1), rest));
+                break;
+            }
+        }
+        let fronts = [self.incoming.front(), self.outgoing.front()];
+        Ok(fronts.into_iter().flatten().map(|(at, _)| *at).chain(timer).min())
+    }
+
+    /// What the socket did not take.
+    fn write(&mut self, bytes: Vec<u8>) -> Result<Option<Vec<u8>>> {
+        match self.stream.write(&bytes) {
+            Ok(count) if count == bytes.len() => Ok(None),
+            Ok(count) => Ok(Some(bytes[count..].to_vec())),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Some(bytes)),
+            // Its end is read too.
+            Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(None),
+            Err(e) => bail!("a simulated client's socket: {e}"),
+        }
+    }
+
+    /// Takes what the session puts out; when it wants to be told the time.
+    fn drain(&mut self, link: Link, now: Instant) -> Option<Instant> {
+        loop {
+            match self.session.poll_output() {
+                Output::Transmit(bytes) => self.outgoing.push_back((now + link.delay, bytes.to_vec())),
+                Output::Event(event) => self.take(link, now, event),
+                Output::Timeout(time, _) => return link.instant(time),
+            }
+        }
+    }
+
+    fn take(&mut self, link: Link, now: Instant, event: Event) {
+        match event {
+            Event::Attached(session) => self.attached = Some(session),
+            Event::Lost { why } | Event::Lapsed { why } => self.lost = Some(why),
+            // Who lapsed counts as lost.
+            Event::Restored { .. } => {}
+            Event::Recall(recall) => self.take_recall(link, now, recall.id),
+            Event::Response { call, response } => {
+                let last = response.last;
+                let parts = self.waiting.entry(call).or_default();
+                parts.push(response);
+                if last {
+                    let parts = self.waiting.remove(&call).unwrap_or_default();
+                    self.answers.insert(call, Answer { at: now, parts });
+                }
+            }
+        }
+    }
+
+    fn take_recall(&mut self, link: Link, now: Instant, recall: RecallId) {
+        self.recalled += 1;
+        if self.obliging {
+            self.acknowledged_at = Some(now);
+            self.session.handle_acknowledge(link.time(now), recall);
+        }
+    }
+}
+
+/// The first bytes of the link whose moment has come.
+fn arrived(link: &mut OnTheirWay, now: Instant) -> Option<Vec<u8>> {
+    link.front().filter(|(at, _)| *at <= now)?;
+    link.pop_front().map(|(_, bytes)| bytes)
+}

@@ -1,0 +1,85 @@
+//! The server under test: a process of its own, and what it takes of the machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+/// Serves one directory on a unix socket, and ends when it is dropped.
+pub struct Server {
+    child: Child,
+    pub socket: PathBuf,
+    log: PathBuf,
+}
+
+/// What a process takes at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Taken {
+    /// Memory that is in use (VmRSS).
+    pub bytes: u64,
+    pub threads: u64,
+    /// Of all its threads, in user and kernel mode.
+    pub cpu: Duration,
+}
+
+impl Server {
+    /// `dir` is empty and stays the caller's.
+    pub fn start(nigh: &Path, dir: &Path) -> Result<Server> {
+        let (export, socket, log) = (dir.join("export"), dir.join("crowd.sock"), dir.join("log"));
+        fs::create_dir_all(&export)?;
+        let mut command = Command::new(nigh);
+        command.arg("serve").arg("--export").arg(format!("crowd={}", export.display()));
+        command.arg("--listen").arg(format!("unix://{}", socket.display()));
+        command.env("NIGH_RUNTIME_DIR", dir.join("run")).env("NIGH_STATE_DIR", dir.join("state"));
+        let said = fs::File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        let child = command.spawn().with_context(|| nigh.display().to_string())?;
+        let mut server = Server { child, socket, log };
+        let end = Instant::now() + Duration::from_secs(10);
+        while !server.socket.exists() {
+            if Instant::now() > end || server.child.try_wait()?.is_some() {
+                bail!("the server does not start: {}", server.said());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn taken(&self) -> Result<Taken> {
+        let of = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", self.child.id()));
+        let (status, stat) = (of("status")?, of("stat")?);
+        let number = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).context("a line of status")?;
+            let digits = line.split_whitespace().next().context("a number")?;
+            digits.parse::<u64>().context("a number of status")
+        };
+        // Behind the name, which may have spaces: utime and stime are fields 14 and 15 (proc_pid_stat(5)).
+        let fields = stat.rsplit(')').next().context("stat")?.split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        // SAFETY: it looks up a constant.
+        let second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) })?.max(1);
+        Ok(Taken {
+            bytes: number("VmRSS:")? << 10,
+            threads: number("Threads:")?,
+            cpu: Duration::from_millis(ticks * 1_000 / second),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        process::signal(self.child.id(), libc::SIGTERM);
+        if !matches!(process::wait(&mut self.child, Duration::from_secs(15)), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What the measurements stand on: the server, its directories, one client that changes things and many that
+//! hold them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use nigh_types::{Call, CallId, Covers, Name, NodeId, Place, Reply};
+
+use super::carrier::Crowd;
+use super::server::Server;
+
+/// The member that changes things; it holds nothing of what it changes.
+pub const MAKER: usize = 0;
+
+pub struct Stage {
+    pub server: Server,
+    pub crowd: Crowd,
+    /// All but the maker.
+    pub clients: Range<usize>,
+    root: NodeId,
+    places: BTreeMap<String, NodeId>,
+}
+
+impl Stage {
+    /// A server with these directories, each with one file, and the maker attached to it.
+    pub fn new(nigh: &Path, dir: &Path, directories: impl Iterator<Item = String>) -> Result<Stage> {
+        for name in directories {
+            let path = dir.join("export").join(name);
+            fs::create_dir_all(&path)?;
+            fs::write(path.join("file"), "")?;
+        }
+        let server = Server::start(nigh, dir)?;
+        let mut crowd = Crowd::new(&server.socket, "crowd")?;
+        crowd.attach(1)?;
+        let root = crowd.members[MAKER].attached.as_ref().context("the maker is attached")?.root;
+        let mut stage = Stage { server, crowd, clients: 1..1, root, places: BTreeMap::new() };
+        stage.list()?;
+        Ok(stage)
+    }
+
+    /// Where everything is. Ids are the same for all clients.
+    fn list(&mut self) -> Result<()> {
+        let id = self.crowd.call(MAKER, Call::List { dir: Place::bare(self.root) })?;
+        for part in self.crowd.answer(MAKER, id)?.parts {
+            let Ok(Reply::Listed(listed)) = part.result else { bail!("the listing: {:?}", part.result) };
+            for (name, entry) in listed.entries {
+                self.places.insert(String::from_utf8_lossy(name.as_bytes()).into_owned(), entry.id);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn attach(&mut self, count: usize) -> Result<()> {
+        let first = self.crowd.attach(count)?;
+        self.clients = first..first + count;
+        Ok(())
+    }
+
+    pub fn place(&self, directory: &str) -> Result<Place> {
+        let node = *self.places.get(directory).with_context(|| format!("no directory {directory}"))?;
+        Ok(Place { node, hint: Some((self.root, name(directory)?)) })
+    }
+
+    /// These clients are granted the names of these directories; how many grants that is.
+    pub fn hold(&mut self, clients: Range<usize>, directories: &[String]) -> Result<u64> {
+        // As much at a time as each client may have outstanding is no use: the server has eight threads.
+        const AT_ONCE: usize = 16;
+        let mut granted = 0;
+        for some in directories.chunks(AT_ONCE) {
+            let mut asked: Vec<(usize, CallId, NodeId)> = Vec::new();
+            for number in clients.clone() {
+                for directory in some {
+                    let dir = self.place(directory)?;
+                    let node = dir.node;
+                    let id = self.crowd.call(number, Call::Lookup { dir, name: name("absent")? })?;
+                    asked.push((number, id, node));
+                }
+            }
+            self.crowd.settle()?;
+            for (number, id, node) in asked {
+                let answer = self.crowd.answer(number, id)?;
+                let mut grants = answer.parts.iter().flat_map(|part| &part.grants);
+                let given = grants.any(|grant| (grant.node, grant.covers) == (node, Covers::Names));
+                ensure!(given, "client {number} was not granted the names of inode {}", node.ino);
+                granted += 1;
+            }
+        }
+        Ok(granted)
+    }
+
+    /// Nobody lost its session.
+    pub fn check_all_stand(&self) -> Result<()> {
+        for (number, member) in self.crowd.members.iter().enumerate() {
+            if let Some(why) = &member.lost {
+                bail!("client {number} lost its session: {why}");
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn name(text: &str) -> Result<Name> {
+    Name::new(text.as_bytes()).ok().with_context(|| format!("{text} is no name"))
+}
+
+pub fn mkdir(dir: Place, text: &str) -> Result<Call> {
+    Ok(Call::Mkdir { dir, name: name(text)?, mode: 0o700, umask: 0 })
+}

@@ -1,0 +1,17 @@
+//! Many clients on one server: that each is asked once for what it holds, and is waited for.
+
+use std::time::Instant;
+
+use crate::crowd;
+use crate::tally::Tally;
+use crate::test::world::World;
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let start = Instant::now();
+    let result = crowd::check(world);
+    tally.record(
+        "100 clients: who holds is asked once, and nobody waits for another's silence",
+        start.elapsed(),
+        result,
+    );
+}
