@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_secs(2);
 /// Bytes read from a connection at a time.
 const READ_BYTES: usize = 256 << 10;
+/// The same until so many came at once: most clients say little, and there may be many.
+const FIRST_BYTES: usize = 4 << 10;
 
 /// How a connection came to its end.
 pub(crate) enum Ended {
@@ -151,7 +153,7 @@ impl Server {
         let mut connection = ServerConnection::new(now(), config);
         // Whatever is said until then: a byte now and then is no hello.
         let until = connection.lapses();
-        let mut buffer = vec![0; READ_BYTES];
+        let mut buffer = vec![0; FIRST_BYTES];
         let nothing = |why: &str| Ok(Greeting::Nothing(why.to_owned()));
         loop {
             let Some(count) = read_some(link, &mut buffer)? else {
@@ -284,7 +286,7 @@ impl Server {
     }
 
     fn read(&self, session: &Arc<Session>, number: u64, link: &Link) -> io::Result<Ended> {
-        let mut buffer = vec![0; READ_BYTES];
+        let mut buffer = vec![0; FIRST_BYTES];
         let mut tick = Instant::now();
         loop {
             let Some(count) = read_some(link, &mut buffer)? else { return Ok(Ended::Cut) };
@@ -292,6 +294,9 @@ impl Server {
                 && let Some(ended) = self.hear(session, number, &buffer[..count])
             {
                 return Ok(ended);
+            }
+            if count == buffer.len() && count < READ_BYTES {
+                buffer = vec![0; count * 4];
             }
             if tick.elapsed() >= TICK {
                 tick = Instant::now();
