@@ -10,7 +10,7 @@ mod names;
 mod records;
 
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,23 +55,16 @@ fn fixed(n: u64) -> String {
 }
 
 /// When something was done, in ns since the machine began.
-fn moment() -> u64 {
-    let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut at) };
+#[must_use]
+pub fn moment() -> u64 {
+    let at = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(at.tv_sec * 1_000_000_000 + at.tv_nsec).unwrap_or(0)
 }
 
-/// What a killer writes on the load's standard input.
+/// What a killer writes on the load's standard input; two of [`moment`].
 #[must_use]
 pub fn kill_line(began: u64, ended: u64) -> String {
     format!("{began} {ended}\n")
-}
-
-/// The moment, for [`kill_line`].
-#[must_use]
-pub fn now() -> u64 {
-    moment()
 }
 
 /// What all workers share.
@@ -233,11 +226,4 @@ fn listing(dir: &Path) -> io::Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
-}
-
-/// All of a file.
-fn whole(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

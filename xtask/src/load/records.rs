@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Calls, GIVEN, moment, whole};
+use super::{Calls, GIVEN, moment};
 
 /// Appends records, each with its number, through one descriptor. In the end each is there once and in order; twice
 /// in a row only where the server was killed while it was written.
@@ -25,7 +25,7 @@ pub fn appends(path: &Path, calls: &mut Calls<'_>) -> Result<()> {
             calls.must("fsync", || file.sync_all())?;
         }
     }
-    let bytes = calls.must("read", || whole(path))?;
+    let bytes = calls.must("read", || fs::read(path))?;
     let mut counts = BTreeMap::<u64, u64>::new();
     let mut latest = 0;
     for line in String::from_utf8(bytes).context("not what was written")?.lines() {
@@ -70,7 +70,7 @@ pub fn in_place(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
             break;
         }
     }
-    let bytes = calls.must("read", || whole(&path))?;
+    let bytes = calls.must("read", || fs::read(&path))?;
     for (place, value) in (0..).zip(written) {
         let at: usize = place * 512;
         let there = bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);

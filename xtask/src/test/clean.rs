@@ -20,7 +20,7 @@ pub fn run() -> Result<bool> {
     let used = processes().into_iter().filter_map(program).filter_map(|program| of_tests(&program));
     for dir in named.chain(used).collect::<BTreeSet<_>>() {
         // Tests that still run, perhaps of somebody else.
-        if let Some(owner) = owner(&dir).filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        if let Some(owner) = owner(&dir).filter(|pid| runs(*pid)) {
             println!("left: {} (process {owner} runs)", dir.display());
             continue;
         }
@@ -41,9 +41,12 @@ pub fn run() -> Result<bool> {
 #[must_use]
 pub fn others_run() -> bool {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return false };
-    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut owners = names.filter_map(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok());
-    owners.any(|pid| pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists())
+    let mut owners = entries.flatten().filter_map(|entry| owner(&entry.path()));
+    owners.any(|pid| pid != std::process::id() && runs(pid))
+}
+
+fn runs(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// The directory of tests in which a path lies.
@@ -118,7 +121,9 @@ pub fn processes_below(dir: &Path) -> Vec<u32> {
     processes().into_iter().filter(is_of).collect()
 }
 
-fn processes() -> Vec<u32> {
+/// Every process that runs.
+#[must_use]
+pub fn processes() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|e| e.file_name().to_string_lossy().parse::<u32>().ok()).collect()
 }

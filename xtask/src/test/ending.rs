@@ -1,7 +1,7 @@
 //! Who is ended by a signal leaves nothing behind: what the tests started is ended first.
 
-use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::io::{self, Read};
+use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
@@ -23,28 +23,22 @@ extern "C" fn on_signal(signal: libc::c_int) {
 }
 
 /// From now on a signal that ends us first ends all that belongs to this directory of tests. Programs that we start
-/// do not inherit that.
+/// do not inherit that. There is one such directory in a process: another call changes nothing.
 pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
-    let mut ends = [-1; 2];
-    // SAFETY: the kernel writes two descriptors, which nobody else has.
-    let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
-    if made != 0 {
-        return Err(io::Error::last_os_error());
+    if PIPE.load(Ordering::SeqCst) != -1 {
+        return Ok(());
     }
-    let [reader, writer] = ends.map(|end| unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(end) });
-    let earlier = PIPE.swap(writer.into_raw_fd(), Ordering::SeqCst);
-    assert_eq!(earlier, -1, "there is one directory of tests");
+    let (mut reader, writer) = io::pipe()?;
+    PIPE.store(writer.into_raw_fd(), Ordering::SeqCst);
     for signal in SIGNALS {
         // SAFETY: the handler does nothing but write(2).
         unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };
     }
     let root = root.to_owned();
     std::thread::spawn(move || {
-        let mut byte = 0_u8;
-        // SAFETY: one byte of ours.
-        while unsafe { libc::read(reader.as_raw_fd(), (&raw mut byte).cast(), 1) } != 1 {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let mut bytes = [0];
+        reader.read_exact(&mut bytes).expect("the other end stays open");
+        let [byte] = bytes;
         eprintln!("xtask: ended by signal {byte}; ending what the tests started");
         // A test that goes on meanwhile may start something more.
         for _ in 0..2 {
@@ -63,5 +57,18 @@ pub fn leave_to_signal() {
             return;
         }
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_could_not_begin_may_try_again() {
+        // No process has such a number.
+        let root = std::env::temp_dir().join(format!("{}{}", crate::test::world::PREFIX, u32::MAX - 2));
+        clean_up_at_signals(&root).unwrap();
+        clean_up_at_signals(&root).unwrap();
     }
 }

@@ -20,6 +20,7 @@ use crate::link::client::Emulator;
 use crate::process;
 use crate::root;
 use crate::tally::Tally;
+use crate::test::clean;
 use crate::test::mount::{How, Mount};
 use crate::test::over::{self, Over, Serving};
 use crate::test::world::{As, World};
@@ -72,13 +73,8 @@ fn cannot_mount(world: &World, source: &str, options: &[&str], names: &[&str]) -
         let mut words = said.split(|byte| *byte == 0);
         words.any(|word| word == b"mount") && words.any(|word| word == point.as_bytes())
     };
-    let left = || -> Result<Option<u32>> {
-        let pids =
-            fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        Ok(pids.into_iter().find(ours))
-    };
     let end = Instant::now() + Duration::from_secs(5);
-    while let Some(pid) = left()? {
+    while let Some(pid) = clean::processes().into_iter().find(ours) {
         ensure!(Instant::now() < end, "process {pid} stays");
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -38,9 +38,9 @@ pub fn killed_servers(world: &World) -> Result<()> {
     let mount = Mount::new(world, &source, &point, &How::new(WHO).with("--host-timeout=forever"))?;
     let mut under = Under::start(world, mount, Over::Local, source)?;
     for round in 0..rounds(world) {
-        let began = load::now();
+        let began = load::moment();
         kill_server(world)?;
-        let ended = load::now() + u64::try_from(DYING.as_nanos())?;
+        let ended = load::moment() + u64::try_from(DYING.as_nanos())?;
         under.work.tell(&load::kill_line(began, ended))?;
         under.locks_are_free([false, false]).with_context(|| format!("kill {round}"))?;
         under.goes_on().with_context(|| format!("kill {round}"))?;
