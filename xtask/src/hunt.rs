@@ -4,8 +4,9 @@ use crate::root;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 
 #[derive(Args)]
 pub struct Sim {
@@ -46,7 +47,8 @@ pub struct Fuzz {
     target: Option<String>,
 }
 
-/// Runs the fuzz targets on the toolchain in use, from the kept seeds. A crash is kept as a seed.
+/// Runs the fuzz targets on the toolchain in use, from the kept seeds, by cargo-fuzz. Says for each how many inputs it
+/// ran, or which one crashed it; that is for a person to keep as a seed.
 pub fn fuzz(options: &Fuzz) -> Result<bool> {
     let fuzz = root::checkout().join("fuzz");
     let mut targets = Vec::new();
@@ -58,21 +60,63 @@ pub fn fuzz(options: &Fuzz) -> Result<bool> {
     if targets.is_empty() {
         bail!("no such target; they are the directories of fuzz/corpus-hex");
     }
+    let tool = tool("cargo-fuzz")?;
+    let mut all_ran = true;
     for target in targets {
         let corpus = root::target().join("fuzz-corpus").join(&target);
         plant(&fuzz.join("corpus-hex").join(&target), &corpus)?;
         let seconds = options.minutes * 60;
-        let mut command = Command::new(root::cargo());
+        let mut command = Command::new(&tool);
         command.current_dir(&fuzz).env("RUSTC_BOOTSTRAP", "1").args(["fuzz", "run", &target]);
         // Nothing that a peer says in so few bytes is worth 64 MiB.
         command.arg(&corpus).args(["--", &format!("-max_total_time={seconds}"), "-malloc_limit_mb=64"]);
-        let ran =
-            command.status().context("cargo fuzz; install it with `cargo install --locked cargo-fuzz`")?;
-        if !ran.success() {
-            return Ok(false);
+        let mut child = command.stderr(Stdio::piped()).spawn()?;
+        let said = pass_on(BufReader::new(child.stderr.take().context("it has an end")?), std::io::stderr())?;
+        let status = child.wait()?;
+        match outcome(&said, status) {
+            Ok(runs) => println!("{target}: {runs} runs, ok"),
+            Err(why) => {
+                println!("{target}: {why}");
+                all_ran = false;
+            }
         }
     }
-    Ok(true)
+    Ok(all_ran)
+}
+
+/// What a fuzzer says, passed on as it says it; of that, the lines that [`outcome`] knows.
+fn pass_on(mut from: impl BufRead, mut to: impl Write) -> Result<Vec<String>> {
+    let (mut kept, mut line) = (Vec::new(), Vec::new());
+    while from.read_until(b'\n', &mut line)? > 0 {
+        to.write_all(&line)?;
+        let text = String::from_utf8_lossy(&line);
+        if runs(&text).is_some() || crash(&text).is_some() {
+            kept.push(text.into_owned());
+        }
+        line.clear();
+    }
+    Ok(kept)
+}
+
+/// How many inputs it ran, or why it did not end well.
+fn outcome(said: &[String], status: ExitStatus) -> Result<u64, String> {
+    // Inputs that only took long are kept too.
+    let last = said.last().map_or("", String::as_str);
+    match (status.success(), runs(last), crash(last)) {
+        (true, Some(runs), _) => Ok(runs),
+        (false, _, Some(path)) => Err(format!("crashed: {path}")),
+        _ => Err(format!("failed: {status}")),
+    }
+}
+
+/// libFuzzer says how many inputs it tried when its time is over,
+fn runs(line: &str) -> Option<u64> {
+    line.strip_prefix("Done ")?.split_once(" runs in ")?.0.parse().ok()
+}
+
+/// and where it put the one with which it ended before.
+fn crash(line: &str) -> Option<&str> {
+    Some(line.split_once("Test unit written to ")?.1.trim_end())
 }
 
 /// Seeds are kept as text; the fuzzer wants bytes.
@@ -102,16 +146,7 @@ fn unhex(text: &str) -> Result<Vec<u8>> {
 /// Lines of the pure crates that their own tests run, by cargo-tarpaulin (which needs no component of the
 /// toolchain). Fails below 85 %.
 pub fn coverage() -> Result<bool> {
-    let tools = root::target().join("tools");
-    let tool = tools.join("bin/cargo-tarpaulin");
-    if !tool.is_file() {
-        let mut install = Command::new(root::cargo());
-        install.args(["install", "--quiet", "--locked", "cargo-tarpaulin", "--root"]).arg(&tools);
-        if !install.status()?.success() {
-            bail!("cargo-tarpaulin cannot be installed");
-        }
-    }
-    let mut command = Command::new(tool);
+    let mut command = Command::new(tool("cargo-tarpaulin")?);
     command.current_dir(root::checkout()).arg("tarpaulin").args(["--engine", "ptrace", "--skip-clean"]);
     command
         .args(["--fail-under", "85", "--out", "Stdout", "--target-dir"])
@@ -128,6 +163,20 @@ pub fn coverage() -> Result<bool> {
     Ok(command.status()?.success())
 }
 
+/// Where a program is that cargo calls; it is installed below the target directory at the first use.
+fn tool(name: &str) -> Result<PathBuf> {
+    let tools = root::target().join("tools");
+    let tool = tools.join("bin").join(name);
+    if !tool.is_file() {
+        let mut install = Command::new(root::cargo());
+        install.args(["install", "--quiet", "--locked", name, "--root"]).arg(&tools);
+        if !install.status()?.success() {
+            bail!("{name} cannot be installed");
+        }
+    }
+    Ok(tool)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,5 +186,21 @@ mod tests {
         assert_eq!(unhex("00 ff\n7F").unwrap(), [0, 255, 127]);
         assert!(unhex("0").is_err());
         assert!(unhex("0g").is_err());
+    }
+
+    /// Its own words, among others.
+    #[test]
+    fn what_a_fuzzer_came_to_is_told_in_a_line() {
+        let [ended, crashed] = [0, 77].map(|code| std::os::unix::process::ExitStatusExt::from_raw(code << 8));
+        let told = |said: &str, status| outcome(&pass_on(said.as_bytes(), std::io::sink()).unwrap(), status);
+        let slow = "artifact_prefix='/f/'; Test unit written to /f/slow-unit-1c\n";
+        let done = format!("#524288\tpulse  cov: 36\n{slow}Done 1114112 runs in 61 second(s)\n");
+        assert_eq!(told(&done, ended), Ok(1_114_112));
+        let crash =
+            format!("{slow}artifact_prefix='/f/'; Test unit written to /f/crash-0eb8\nBase64: MTI=\n");
+        assert_eq!(told(&crash, crashed), Err("crashed: /f/crash-0eb8".to_owned()));
+        for said in ["error: could not compile\n", &done] {
+            assert_eq!(told(said, crashed), Err("failed: exit status: 77".to_owned()));
+        }
     }
 }
