@@ -3,10 +3,11 @@
 mod common;
 
 use common::cuts::{Dice, Effect, World};
+use common::ends::{drain, later};
 use common::pair::{T0, client};
 use common::samples;
 use nigh_native::*;
-use nigh_remote::{Event, Output, Reason, Remote};
+use nigh_remote::{Event, Reason, Remote};
 use nigh_types::*;
 
 /// Calls, answers in one part and in several, cancellations, recalls, acknowledgements and returns, with a cut now and then at any byte of either
@@ -119,21 +120,6 @@ fn a_window_that_is_full_goes_on_over_another_connection() {
     world.connect();
     world.check();
     assert_eq!(world.done.len(), 30);
-}
-
-fn drain(client: &mut ClientSession) -> (Vec<Message>, Vec<Event>, (Time, Reason)) {
-    let (mut messages, mut events) = (vec![], vec![]);
-    loop {
-        match client.poll_output() {
-            Output::Event(event) => events.push(event),
-            Output::Transmit(bytes) => messages.push(common::decode(&bytes).unwrap().unwrap()),
-            Output::Timeout(moment, reason) => return (messages, events, (moment, reason)),
-        }
-    }
-}
-
-fn later(ms: u64) -> Time {
-    T0.after(Span::from_millis(ms))
 }
 
 fn welcome(session_id: u64, resumed: Option<Resumed>) -> Vec<u8> {

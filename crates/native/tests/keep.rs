@@ -2,10 +2,11 @@
 
 mod common;
 
+use common::ends::drain;
 use common::pair::{T0, client};
 use common::{decode, samples};
 use nigh_native::*;
-use nigh_remote::{Output, Remote};
+use nigh_remote::Remote;
 use nigh_types::*;
 
 fn keep(handle: u64) -> Call {
@@ -15,14 +16,7 @@ fn keep(handle: u64) -> Call {
 const OURS: u64 = Handle::CHOSEN | 3;
 
 fn sent(client: &mut ClientSession) -> Vec<Message> {
-    let mut messages = Vec::new();
-    loop {
-        match client.poll_output() {
-            Output::Transmit(bytes) => messages.push(decode(&bytes).unwrap().unwrap()),
-            Output::Event(_) => {}
-            Output::Timeout(..) => return messages,
-        }
-    }
+    drain(client).0
 }
 
 #[test]

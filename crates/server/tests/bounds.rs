@@ -15,14 +15,6 @@ use nigh_types::*;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < give_up, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Sessions of which that is so, by the status.
 fn count(world: &World, key: &str, value: bool) -> usize {
     let status = world.server.status();

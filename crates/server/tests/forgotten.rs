@@ -9,35 +9,12 @@ use nigh_remote::Remote;
 use nigh_types::*;
 use std::time::{Duration, Instant};
 
-fn mkdir(dir: &Place, text: &str) -> Call {
-    Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 }
-}
-
-fn lock(node: &Place, owner: u64, wait: bool) -> Call {
-    let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
-    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim: false }
-}
-
-fn append(node: &Place, handle: Handle, record: u64) -> Call {
-    let flags = WriteFlags { append: true, ..WriteFlags::default() };
-    let data = format!("{record:015}\n").into_bytes();
-    Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data, flags }
-}
-
-/// Lets its timeouts come.
-fn tick(client: &mut Client) {
-    client.pump();
-    let now = client.now();
-    client.session.handle_timeout(now);
-    client.drain();
-}
-
 /// The answer to a call, of a client that looks after its lease.
 fn answer(client: &mut Client, call: CallId) -> Result<Reply, Errno> {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !client.is_answered(call) {
         assert!(Instant::now() < give_up);
-        tick(client);
+        client.tick();
     }
     client.answer(call).result
 }
@@ -54,7 +31,7 @@ fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
     holder.obliging = true;
     let (d, f) = (holder.place("d"), holder.place("d/f"));
     let handle = holder.open(&f, BOTH);
-    assert!(ask(&mut holder, lock(&f, 1, false)).is_ok());
+    assert!(ask(&mut holder, lock(&f, 1, false, false)).is_ok());
     let create = Call::Create {
         dir: d.clone(),
         name: name("made"),
@@ -75,9 +52,9 @@ fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
     std::thread::sleep(Duration::from_millis(100));
     let mut other = world.client();
     let waiting = other.place("d/f");
-    let waiting = other.send(lock(&waiting, 2, true));
+    let waiting = other.send(lock(&waiting, 2, true, false));
     while !other.is_answered(waiting) {
-        tick(&mut other);
+        other.tick();
         assert!(Instant::now() < give_up);
     }
     holder.session.handle_disconnect(holder.now(), "cut");
@@ -120,8 +97,8 @@ fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
     let made = other.send(mkdir(&there, "new"));
     assert!(!other.is_answered(made));
     while !other.is_answered(made) {
-        tick(&mut other);
-        tick(&mut lost);
+        other.tick();
+        lost.tick();
         assert!(began.elapsed() < Duration::from_secs(8));
     }
     assert!(other.answer(made).result.is_ok());

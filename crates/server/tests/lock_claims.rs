@@ -3,18 +3,13 @@
 mod common;
 
 use common::client::Client;
-use common::name;
 use common::world::World;
+use common::{eventually, lock, name};
 use nigh_remote::Remote;
 use nigh_types::*;
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-
-fn lock(node: &Place, owner: u64, wait: bool, reclaim: bool) -> Call {
-    let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
-    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
-}
 
 /// A server that forgets soon.
 fn forgetful() -> World {
@@ -26,7 +21,7 @@ fn again(world: &World, client: &mut Client) {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !client.session.is_linked() {
         assert!(Instant::now() < give_up, "{:?}", client.events);
-        tick(client);
+        client.tick();
         client.go_on_over(world.server.serve_in_process().unwrap());
         while !client.session.is_linked() && client.session.wants_connection().is_none() {
             client.pump();
@@ -46,26 +41,16 @@ fn cut(client: &mut Client) {
 fn hang_up(world: &World, client: &mut Client) {
     let (nobody, _) = UnixStream::pair().unwrap();
     client.go_on_over(nobody);
-    let give_up = Instant::now() + Duration::from_secs(20);
     let is_away = |session: &Value| session["connected"] == false;
-    while !world.server.status()["sessions"].as_array().unwrap().iter().any(is_away) {
-        assert!(Instant::now() < give_up);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the server sees it", || {
+        world.server.status()["sessions"].as_array().unwrap().iter().any(is_away)
+    });
 }
 
 /// A server that was started again has to be led there.
 fn walk(client: &mut Client, f: &Place) {
     let names = vec![name("d"), name("f")];
     assert_eq!(client.call(Call::Walk { node: f.node, names }).result, Ok(Reply::Done));
-}
-
-/// Lets its timeouts come.
-fn tick(client: &mut Client) {
-    client.pump();
-    let now = client.now();
-    client.session.handle_timeout(now);
-    client.drain();
 }
 
 /// Away until the server has forgotten it, because another client wants a lock that it holds; that one has the lock
@@ -76,8 +61,8 @@ fn forgotten_for(world: &World, holder: &mut Client, other: &mut Client) {
     cut(holder);
     let give_up = Instant::now() + Duration::from_secs(20);
     while !other.is_answered(waiting) {
-        tick(other);
-        tick(holder);
+        other.tick();
+        holder.tick();
         assert!(Instant::now() < give_up);
     }
     assert!(other.answer(waiting).result.is_ok());

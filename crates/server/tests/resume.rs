@@ -13,27 +13,6 @@ use nigh_types::*;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-fn lock(node: &Place, owner: u64, wait: bool, reclaim: bool) -> Call {
-    let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
-    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
-}
-
-/// Lets its timeouts come.
-fn tick(client: &mut Client) {
-    client.pump();
-    let now = client.now();
-    client.session.handle_timeout(now);
-    client.drain();
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < give_up, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Until that session's lease has run out, as the server sees it.
 fn wait_dormant(world: &World, session: u64) {
     eventually("it is dormant", || {
@@ -88,7 +67,7 @@ fn a_lapsed_session_keeps_files_and_locks_until_somebody_wants_them() {
     let stay_away = |client: &mut Client| {
         client.session.handle_disconnect(client.now(), "cut");
         wait_dormant(&world, client.session.session_id());
-        tick(client);
+        client.tick();
         assert!(client.events.iter().any(|e| matches!(e, Event::Lapsed { .. })));
         client.events.clear();
     };
@@ -104,8 +83,8 @@ fn a_lapsed_session_keeps_files_and_locks_until_somebody_wants_them() {
     holder.session.handle_disconnect(holder.now(), "cut");
     let give_up = Instant::now() + Duration::from_secs(10);
     while !other.is_answered(waiting) {
-        tick(&mut other);
-        tick(&mut holder);
+        other.tick();
+        holder.tick();
         assert!(Instant::now() < give_up);
     }
     again(&world, &mut holder);
@@ -313,7 +292,7 @@ fn who_does_not_come_back_is_waited_for_no_longer_than_its_lease() {
     let d = other.place("d");
     let made = other.send(mkdir(&d, "new"));
     while !other.is_answered(made) {
-        tick(&mut other);
+        other.tick();
         assert!(restarted.elapsed() < Duration::from_secs(8));
     }
     assert!(restarted.elapsed() > Duration::from_secs(2));
@@ -356,7 +335,7 @@ fn what_has_lost_its_name_stays_with_a_session_and_goes_with_it() {
     client.session.handle_disconnect(client.now(), "cut");
     wait_dormant(&world, client.session.session_id());
     assert_eq!(aside(), 1, "its session is dormant");
-    tick(&mut client);
+    client.tick();
     again(&world, &mut client);
     assert_eq!(client.wait_linked(), Some(true));
     assert!(client.call(read).result.is_ok());

@@ -9,19 +9,6 @@ use nigh_remote::Event;
 use nigh_server::{LeaseConfig, page};
 use nigh_types::*;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
-
-fn mkdir(dir: &Place, text: &str) -> Call {
-    Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 }
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < give_up, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 fn session(status: &Value, number: u64) -> Value {
     let sessions = status["sessions"].as_array().unwrap();
@@ -39,7 +26,7 @@ fn the_status_says_who_holds_what_and_who_waits_for_whom() {
     let mut mutator = world.client();
     let here = mutator.place("d");
     let call = mutator.send(mkdir(&here, "new"));
-    until("parked", || session(&world.server.status(), 2)["calls"]["parked"] == 1);
+    eventually("parked", || session(&world.server.status(), 2)["calls"]["parked"] == 1);
     let status = world.server.status();
     let (one, two) = (session(&status, 1), session(&status, 2));
     assert_eq!(one["open_files"], 1);
@@ -54,7 +41,7 @@ fn the_status_says_who_holds_what_and_who_waits_for_whom() {
         (session["bytes"]["in"].as_u64().unwrap(), session["bytes"]["out"].as_u64().unwrap())
     };
     assert!(bytes(&one).0 > 100 && bytes(&one).1 > 100);
-    until("suspect", || session(&world.server.status(), 1)["suspect"] == true);
+    eventually("suspect", || session(&world.server.status(), 1)["suspect"] == true);
     assert!(page(&world.server.status()).contains("mkdir waits for session 1"));
     holder.pump();
     holder.give_back();
@@ -90,7 +77,7 @@ fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
     };
     assert!(one.call(lock(&f, false)).result.is_ok());
     two.send(lock(&g, true));
-    until("waiting", || session(&world.server.status(), 2)["calls"]["waiting_for_locks"] == 1);
+    eventually("waiting", || session(&world.server.status(), 2)["calls"]["waiting_for_locks"] == 1);
     let status = world.server.status();
     assert_eq!(session(&status, 1)["locks"], 1);
     assert_eq!(session(&status, 2)["waits"][0], json!({ "call": "lock", "for": [1], "since_ms": null }));
@@ -100,12 +87,12 @@ fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
         one.list(&d);
         two.list(&e);
         let a = one.send(mkdir(&d, &format!("a{round}")));
-        until("given back", || {
+        eventually("given back", || {
             two.pump();
             one.is_answered(a)
         });
         let b = two.send(mkdir(&e, &format!("b{round}")));
-        until("given back", || {
+        eventually("given back", || {
             one.pump();
             two.is_answered(b)
         });
@@ -116,7 +103,7 @@ fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
     assert!(contended.iter().any(|c| c["path"] == path && c["covers"] == "names"), "{contended:?}");
     one.list(&d);
     drop(one);
-    until("lost", || session(&world.server.status(), 1)["connected"] == false);
+    eventually("lost", || session(&world.server.status(), 1)["connected"] == false);
     assert_eq!(session(&world.server.status(), 1)["dormant"], false);
     assert!(page(&world.server.status()).contains("connection lost"));
 }
@@ -145,7 +132,7 @@ fn a_server_that_stops_ends_what_it_took_and_takes_nothing_more() {
     let mut mutator = world.client();
     let here = mutator.place("d");
     let parked = mutator.send(mkdir(&here, "new"));
-    until("parked", || session(&world.server.status(), 2)["calls"]["parked"] == 1);
+    eventually("parked", || session(&world.server.status(), 2)["calls"]["parked"] == 1);
     world.server.stop_taking();
     assert_eq!(world.server.calls_under_way(), 1);
     let late = mutator.send(mkdir(&here, "late"));
@@ -155,7 +142,7 @@ fn a_server_that_stops_ends_what_it_took_and_takes_nothing_more() {
     holder.pump();
     holder.give_back();
     assert!(mutator.answer(parked).result.is_ok());
-    until("done", || world.server.calls_under_way() == 0);
+    eventually("done", || world.server.calls_under_way() == 0);
     assert!(!mutator.is_answered(late));
     world.server.end_sessions("the server stops; come again");
     mutator.cut();

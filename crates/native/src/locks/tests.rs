@@ -322,25 +322,6 @@ fn a_forgotten_lock_is_claimed_unless_somebody_had_what_it_excludes() {
 }
 
 #[test]
-fn what_thousands_left_takes_no_time_from_others() {
-    let mut table = LockTable::default();
-    let begun = std::time::Instant::now();
-    for session in [1, 2] {
-        for number in 0..MAX_RANGES {
-            assert_eq!(table.handle_lock(whole(1, flock(session, number), READ), None), Tried::Granted);
-        }
-        table.handle_forgotten(session);
-    }
-    for number in 0..MAX_RANGES {
-        assert_eq!(table.handle_lock(whole(1, flock(3, number), READ), None), Tried::Granted);
-    }
-    assert_eq!(table.claimable(), 2 * MAX_RANGES, "readers share");
-    assert_eq!(table.handle_lock(whole(1, flock(4, 1), WRITE), None), Tried::Refused(Errno::AGAIN));
-    check_books(&table);
-    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
-}
-
-#[test]
 fn ranges_are_split_and_joined() {
     let mut ranges = Ranges::default();
     ranges.set(10, 29, WRITE, 1);

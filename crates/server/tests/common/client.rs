@@ -261,6 +261,13 @@ impl Client {
         self.events.iter().any(|e| matches!(e, Event::Response { call, .. } if *call == id))
     }
 
+    /// Takes in what came, and lets its timeouts come.
+    pub fn tick(&mut self) {
+        self.pump();
+        self.session.handle_timeout(self.now());
+        self.drain();
+    }
+
     pub fn cancel(&mut self, id: CallId) {
         self.session.handle_cancel(self.now(), id);
         self.drain();

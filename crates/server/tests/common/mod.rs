@@ -10,6 +10,7 @@ use nigh_server::{Export, ExportOptions, SessionFiles};
 use nigh_types::*;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub struct Exported {
@@ -48,6 +49,21 @@ pub fn append(node: &Place, handle: Handle, record: u64) -> Call {
     let flags = WriteFlags { append: true, ..WriteFlags::default() };
     let data = format!("{record:015}\n").into_bytes();
     Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data, flags }
+}
+
+/// A range lock of all of a file, for writing.
+pub fn lock(node: &Place, owner: u64, wait: bool, reclaim: bool) -> Call {
+    let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
+    Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
+}
+
+/// Waits for at most 20 s until that is so.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 pub fn me() -> Credentials {

@@ -1,0 +1,34 @@
+//! How long the table of locks takes when there are very many.
+
+use nigh_native::{Claim, LockOwner, LockTable, Tried};
+use nigh_types::{Errno, LockKind};
+use std::time::{Duration, Instant};
+
+/// Ranges that one session may hold.
+const MOST: u64 = 65_536;
+
+/// A flock of one object, which readers share.
+fn shared(session: u64, owner: u64) -> Claim<u64> {
+    let owner = LockOwner { session, flock: true, owner };
+    Claim { object: 1, owner, kind: LockKind::Read, start: 0, end: u64::MAX, pid: 1 }
+}
+
+#[test]
+fn what_thousands_left_takes_no_time_from_others() {
+    let mut table = LockTable::default();
+    let begun = Instant::now();
+    for session in [1, 2] {
+        for number in 0..MOST {
+            assert_eq!(table.handle_lock(shared(session, number), None), Tried::Granted);
+        }
+        assert_eq!(table.handle_lock(shared(session, MOST), None), Tried::Refused(Errno::NOLCK));
+        table.handle_forgotten(session);
+    }
+    for number in 0..MOST {
+        assert_eq!(table.handle_lock(shared(3, number), None), Tried::Granted);
+    }
+    assert_eq!(table.claimable(), 2 * MOST, "readers share");
+    let alone = Claim { kind: LockKind::Write, ..shared(4, 1) };
+    assert_eq!(table.handle_lock(alone, None), Tried::Refused(Errno::AGAIN));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
