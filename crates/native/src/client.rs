@@ -364,7 +364,7 @@ impl Remote for ClientSession {
             // Before the acknowledgement that follows, which does not wait in this line either.
             self.send_call(now, id, &request);
         } else if self.state != State::Lost {
-            let queue = match self.reclaiming && calls::serves_claiming(&request.call) {
+            let queue = match self.reclaiming && request.call.serves_claiming() {
                 true => &mut self.claims,
                 false => &mut self.waiting,
             };

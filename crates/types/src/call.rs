@@ -242,6 +242,18 @@ impl Call {
         matches!(self, Call::Write { flags: WriteFlags { flush: true, .. }, .. })
     }
 
+    /// Whether it claims what a server has forgotten of its session. In the session after it is of no meaning.
+    #[must_use]
+    pub fn is_claim(&self) -> bool {
+        matches!(self, Call::Reopen { .. } | Call::Lock { reclaim: true, .. })
+    }
+
+    /// Whether it goes out while others are claimed.
+    #[must_use]
+    pub fn serves_claiming(&self) -> bool {
+        self.is_claim() || matches!(self, Call::Walk { .. })
+    }
+
     /// The name under which `nigh status` counts this call (`remote.by_type`).
     #[must_use]
     pub fn type_name(&self) -> &'static str {

@@ -28,16 +28,6 @@ pub(super) struct Outstanding {
     outdated: bool,
 }
 
-/// Whether a call claims what a server has forgotten. In the session after it is of no meaning.
-fn is_claim(call: &Call) -> bool {
-    matches!(call, Call::Reopen { .. } | Call::Lock { reclaim: true, .. })
-}
-
-/// Whether a call goes out while others are claimed.
-pub(super) fn serves_claiming(call: &Call) -> bool {
-    is_claim(call) || matches!(call, Call::Walk { .. })
-}
-
 impl ClientSession {
     pub(super) fn send_waiting(&mut self, now: Time) {
         while self.has_room() {
@@ -63,7 +53,7 @@ impl ClientSession {
 
     fn has_room(&self) -> bool {
         self.state == State::Linked
-            && self.load.check(LONGEST_FRAME, self.limits.max_calls).is_ok()
+            && self.load.calls() < self.limits.max_calls
             && self.load.bytes() + LONGEST_FRAME <= self.limits.max_bytes
             && self.outgoing.bytes() < WINDOW_BYTES
     }
@@ -88,7 +78,7 @@ impl ClientSession {
         if expects_answer {
             self.counters.requests += 1;
             let expected = Expected::of(&request.call, now);
-            let (frame, claim) = (FrameBytes::clone(&frame), is_claim(&request.call));
+            let (frame, claim) = (FrameBytes::clone(&frame), request.call.is_claim());
             let outstanding =
                 Outstanding { expected, frame, type_name, claim, cancelled: false, outdated: false };
             self.note_outstanding(call, outstanding);
@@ -188,7 +178,7 @@ impl ClientSession {
         // What a release names is forgotten, and its number may be another file's soon.
         let waiting = std::mem::take(&mut self.claims).into_iter().chain(std::mem::take(&mut self.waiting));
         self.waiting =
-            waiting.filter(|(_, request)| request.call.is_answered() && !is_claim(&request.call)).collect();
+            waiting.filter(|(_, request)| request.call.is_answered() && !request.call.is_claim()).collect();
         self.again.append(&mut self.outstanding);
         self.again.retain(|_, outstanding| !outstanding.claim);
         if !same_ids {

@@ -21,11 +21,6 @@ pub(super) struct Absence {
     pub(super) recalls: BTreeSet<RecallId>,
 }
 
-/// Calls that a remote which has forgotten their session does not put out again.
-pub(super) fn is_claim(call: &Call) -> bool {
-    matches!(call, Call::Reopen { .. } | Call::Lock { reclaim: true, .. })
-}
-
 impl Core {
     /// Both ends have counted the term: the client's grants have ended, and others do not wait for it.
     pub(super) fn lapse(&mut self, client: u64, why: &str) {
@@ -90,7 +85,7 @@ impl Core {
     /// Puts a call out, now or later.
     pub(super) fn put_in_turn(&mut self, client: u64, call: CallId, request: Request) {
         let absence = &mut self.client_mut(client).absence;
-        let at_once = is_claim(&request.call) || matches!(request.call, Call::Walk { .. });
+        let at_once = request.call.serves_claiming();
         if absence.is_away || absence.again.is_some() && !at_once {
             absence.unsent.push((call, request));
         } else {
@@ -105,7 +100,7 @@ impl Core {
         session.arriving.clear();
         session.held.clear();
         session.held_replies.clear();
-        session.outstanding.retain(|_, request| !is_claim(&request.call));
+        session.outstanding.retain(|_, request| !request.call.is_claim());
         let again: Vec<CallId> = session.outstanding.keys().copied().collect();
         let cancelled: BTreeSet<CallId> = cancelled.iter().chain(&session.cancelled).copied().collect();
         session.absence.again = Some(again);
