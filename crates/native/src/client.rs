@@ -298,10 +298,12 @@ impl ClientSession {
         frames.allow_packed(self.packs);
         while let Some(frame) = frames.next(&mut input)? {
             let message = Message::decode(&frame)?;
-            if frame.frame_type.is_counted() {
-                self.incoming.take(frame.body.len() as u64 + u64::from(HEADER_BYTES));
-            }
+            let bytes = frame.body.len() as u64 + u64::from(HEADER_BYTES);
             self.take_message(now, frame.frame_type as u8, message)?;
+            // One that is refused has not arrived.
+            if frame.frame_type.is_counted() {
+                self.incoming.take(bytes);
+            }
             frames.allow_packed(self.packs);
             if !matches!(self.state, State::Greeting | State::Linked) {
                 return Ok(());

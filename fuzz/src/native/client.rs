@@ -142,7 +142,19 @@ impl Watched {
         }
     }
 
-    fn hear(&mut self, bytes: &[u8]) {
+    /// A frame at a time: one with which it finds fault has not arrived, and those before it have.
+    fn hear(&mut self, mut bytes: &[u8]) {
+        loop {
+            let (first, rest) = bytes.split_at(self.heard.missing(bytes));
+            self.hear_some(first);
+            if rest.is_empty() {
+                return;
+            }
+            bytes = rest;
+        }
+    }
+
+    fn hear_some(&mut self, bytes: &[u8]) {
         let hears = |session: &ClientSession| !session.is_lost() && session.wants_connection().is_none();
         let heard = hears(&self.session);
         self.session.handle_input(self.now, bytes);

@@ -299,17 +299,22 @@ impl Pair {
         }
     }
 
+    fn is_unlinked(&self) -> bool {
+        self.client.wants_connection().is_some()
+    }
+
     /// All that is under way arrives, and is done.
     fn finish(mut self) -> Reached {
-        if self.client.wants_connection().is_some() {
-            self.connect(false);
-        }
         loop {
+            if self.is_unlinked() {
+                self.connect(false);
+            }
             self.carry();
             self.acknowledge();
             self.execute(0);
             self.carry();
-            if self.up.is_empty() && self.down.is_empty() && self.arrived.is_empty() && self.seen.is_empty() {
+            let idle = self.up.is_empty() && self.down.is_empty();
+            if idle && self.arrived.is_empty() && self.seen.is_empty() && !self.is_unlinked() {
                 break;
             }
             self.up(u64::MAX);

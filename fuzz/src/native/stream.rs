@@ -25,6 +25,13 @@ pub struct Whole {
 }
 
 impl Heard {
+    /// How many of these bytes, which come next, belong to the frame that is not whole.
+    pub fn missing(&self, bytes: &[u8]) -> usize {
+        let next = [&self.0[..], bytes].concat();
+        let total = next.first_chunk().map_or(HEADER, |length| HEADER + u32::from_le_bytes(*length) as usize);
+        total.saturating_sub(self.0.len()).min(bytes.len())
+    }
+
     /// Bytes that the end found no fault with.
     pub fn take(&mut self, bytes: &[u8]) -> Whole {
         self.0.extend(bytes);
