@@ -125,6 +125,8 @@ pub struct ServerConnection {
     muted: bool,
     /// What arrived while muted: calls and their cancellations in order, and the latest ping.
     kept: VecDeque<ServerEvent>,
+    /// Those calls in it that are to be answered.
+    kept_calls: BTreeSet<CallId>,
     /// Of what is in it and is not answered.
     kept_load: Load,
     kept_ping: Option<u64>,
@@ -138,6 +140,8 @@ struct Outstanding {
     beyond: u64,
     /// Of its operation's name.
     sequence: Option<u64>,
+    /// Nobody waits for it any more, which was passed on.
+    cancelled: bool,
 }
 
 impl ServerConnection {
@@ -164,6 +168,7 @@ impl ServerConnection {
             pings: 0,
             muted: false,
             kept: VecDeque::new(),
+            kept_calls: BTreeSet::new(),
             kept_load: Load::default(),
             kept_ping: None,
         }
@@ -324,6 +329,7 @@ impl ServerConnection {
             self.say_pong(number);
         }
         self.events.append(&mut self.kept);
+        self.kept_calls.clear();
         self.kept_load = Load::default();
     }
 
@@ -369,7 +375,7 @@ impl ServerConnection {
         assert!(self.is_outstanding(call), "call {} is answered but not outstanding", call.0);
         let mut answers = None;
         if last {
-            if let Some(Outstanding { bytes, beyond, sequence }) = self.outstanding.remove(&call) {
+            if let Some(Outstanding { bytes, beyond, sequence, .. }) = self.outstanding.remove(&call) {
                 self.load.remove(bytes);
                 self.beyond -= beyond;
                 answers = sequence;
@@ -461,6 +467,7 @@ impl ServerConnection {
         (self.load, self.lock_load, self.beyond) = (Load::default(), Load::default(), 0);
         self.recalls.clear();
         self.kept.clear();
+        self.kept_calls.clear();
         self.kept_load = Load::default();
         self.frames = FrameReader::new(STRANGER_BODY);
     }

@@ -8,6 +8,7 @@ use common::samples;
 use nigh_native::*;
 use nigh_remote::{Event, Remote};
 use nigh_types::*;
+use std::time::{Duration, Instant};
 
 /// What a server puts out.
 fn transmitted(server: &mut ServerConnection) -> Vec<Message> {
@@ -71,6 +72,36 @@ fn a_muted_session_cannot_pile_up_what_nobody_answers() {
     let frame = Message::Request(CallId(9), samples::request(release)).encode();
     let sent = (0..256).map(|_| server.handle_input(T0, &frame)).take_while(Result::is_ok).count();
     assert_eq!(sent as u64, MAX_UNANSWERED_BYTES / frame.len() as u64);
+}
+
+#[test]
+fn calling_off_costs_the_same_however_much_is_outstanding_and_counts_once() {
+    let wait = |n| Message::Request(CallId(n), samples::request(lock(true))).encode();
+    // Locks that are waited for, kept by a muted session, and each called off so often.
+    let took = |locks: u64, times: u64, muted: bool| {
+        let (mut server, _) = told(Limits::default(), &[]);
+        server.mute(muted);
+        (0..locks).for_each(|n| server.handle_input(T0, &wait(n)).unwrap());
+        let cancels = |n| Message::Cancel(CallId(n)).encode();
+        let said: Vec<u8> = (0..times).flat_map(|_| (0..locks).flat_map(cancels)).collect();
+        let begun = Instant::now();
+        let mut rest = &said[..];
+        while !rest.is_empty() {
+            server.handle_some(T0, &mut rest).unwrap();
+        }
+        let took = begun.elapsed();
+        server.mute(false);
+        let events: Vec<ServerEvent> = std::iter::from_fn(|| server.poll_event()).collect();
+        let cancelled = events.iter().filter(|event| matches!(event, ServerEvent::Cancel(_))).count();
+        assert_eq!((cancelled as u64, events.len() as u64), (locks, locks * 2));
+        let is_call = |event: &ServerEvent| matches!(event, ServerEvent::Request { .. });
+        assert!(events[..events.len() / 2].iter().all(is_call), "none goes before its call");
+        took
+    };
+    for muted in [true, false] {
+        let (few, many) = (took(128, 128, muted), took(128 * 128, 1, muted));
+        assert!(many < few * 20 + Duration::from_millis(20), "{many:?} and {few:?} for as many, {muted}");
+    }
 }
 
 #[test]

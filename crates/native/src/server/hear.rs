@@ -55,16 +55,7 @@ impl ServerConnection {
             (State::Attached, Message::Again(call, request)) => {
                 self.take_request(call, request, bytes, true)?;
             }
-            (State::Attached, Message::Cancel(call)) => {
-                if self.is_outstanding(call) {
-                    let is_it =
-                        |e: &ServerEvent| matches!(e, ServerEvent::Request { call: c, .. } if *c == call);
-                    let queue = if self.kept.iter().any(is_it) { &mut self.kept } else { &mut self.events };
-                    if !queue.contains(&ServerEvent::Cancel(call)) {
-                        queue.push_back(ServerEvent::Cancel(call));
-                    }
-                }
-            }
+            (State::Attached, Message::Cancel(call)) => self.take_cancel(call),
             (State::Attached, Message::Acknowledge(recall)) => {
                 if !self.recalls.remove(&recall) {
                     return Err(ProtocolError::UnknownRecall(recall));
@@ -139,7 +130,7 @@ impl ServerConnection {
         }
         if request.call.is_answered() {
             let (sequence, beyond) = (request.name.map(|name| name.sequence), beyond_of(&request.call));
-            let outstanding = Outstanding { bytes, beyond, sequence };
+            let outstanding = Outstanding { bytes, beyond, sequence, cancelled: false };
             self.note_outstanding(call, request.call.waits_for_lock(), outstanding)?;
         } else if matches!(request.call, Call::Keep { .. }) {
             // What goes before an acknowledgement must not wait for it; it is not answered, so it renews
@@ -160,8 +151,20 @@ impl ServerConnection {
             handles.extend(more);
             return Ok(());
         }
+        if !at_once && request.call.is_answered() {
+            self.kept_calls.insert(call);
+        }
         queue.push_back(ServerEvent::Request { call, request, again });
         Ok(())
+    }
+
+    /// Only the first counts, and it stays behind the call.
+    fn take_cancel(&mut self, call: CallId) {
+        let outstanding = self.outstanding.get_mut(&call).or_else(|| self.lock_waits.get_mut(&call));
+        if outstanding.is_some_and(|call| !std::mem::replace(&mut call.cancelled, true)) {
+            let queue = if self.kept_calls.contains(&call) { &mut self.kept } else { &mut self.events };
+            queue.push_back(ServerEvent::Cancel(call));
+        }
     }
 
     fn note_outstanding(
