@@ -56,10 +56,13 @@ impl OwnChanges {
     /// which go up within a stretch; of those in the very moment in which one began only that counts.
     #[must_use]
     pub fn have_followed(&self, then: DataStamp) -> bool {
-        let within = |(first, end): &(DataStamp, DataStamp)| {
-            *first == then || time(*first) < time(then) && (time(then) <= time(*end) || self.is_open(end))
+        // That with which a change under way goes on has no end yet.
+        let open = self.stretches.len().checked_sub(1).filter(|_| self.under_way > 1);
+        let within = |(nth, (first, end)): (usize, &(DataStamp, DataStamp))| {
+            let ends_later = time(then) <= time(*end) || open == Some(nth);
+            *first == then || time(*first) < time(then) && ends_later
         };
-        self.stretches.iter().any(within)
+        self.stretches.iter().enumerate().any(within)
     }
 
     /// Nobody else has changed the data since it was `then`, as is known from elsewhere; said between begin and end.
@@ -69,11 +72,6 @@ impl OwnChanges {
         {
             *first = then;
         }
-    }
-
-    /// A stretch that a change under way goes on with has no end yet.
-    fn is_open(&self, end: &DataStamp) -> bool {
-        self.under_way > 1 && self.stretches.back().is_some_and(|(_, last)| std::ptr::eq(last, end))
     }
 }
 

@@ -242,7 +242,8 @@ impl LeaseTable {
         let change = &self.changes[&id];
         let Some(by) = change.by.filter(|_| change.part.flush) else { return false };
         let Some(state) = self.keys.get(&key) else { return false };
-        state.recalls.contains_key(&by) || state.turn.writing.is_some() && self.is_waited_for_at(by, key)
+        let others_write = state.turn.writing.is_some_and(|(maker, _)| maker != Some(by));
+        state.recalls.contains_key(&by) || others_write && self.is_waited_for_at(by, key)
     }
 
     /// Whether somebody who writes there waits for this holder, whatever that was asked for: its kernel may drop pages of a file because
@@ -250,7 +251,6 @@ impl LeaseTable {
     fn is_waited_for_at(&self, holder: Holder, key: LeaseKey) -> bool {
         let waits = |change: &ChangeState| {
             change.part.writes == Some(key)
-                && change.by != Some(holder)
                 && change.owed.iter().any(|recall| self.recalls[recall].holder == holder)
         };
         self.changes.values().any(waits)
@@ -266,7 +266,10 @@ impl LeaseTable {
 
     /// A holder was asked for data: its flushes there go before whoever asked.
     pub(super) fn press(&mut self, key: LeaseKey, holder: Holder) {
-        if key.covers != Covers::Data || self.keys.get(&key).is_none_or(|state| state.turn.is_free()) {
+        let may_be = |turn: &Turn| {
+            !turn.queue.is_empty() || turn.writing.is_some_and(|(maker, _)| maker == Some(holder))
+        };
+        if key.covers != Covers::Data || !self.keys.get(&key).is_some_and(|state| may_be(&state.turn)) {
             return;
         }
         let is_pressed = |change: &ChangeState| {
