@@ -186,8 +186,14 @@ impl Session {
             return Ok(Resumption::Stale);
         }
         let Some(attached) = self.attached() else { return Ok(Resumption::Forgotten) };
-        let lapsed = self.leases.resume(self, attached);
+        let mut lapsed = self.leases.resume(self, attached);
         let mut wire = self.wire.lock();
+        if !lapsed && self.standing.is_dormant() {
+            // A suspect's lease ran out in between: that it is heard renews it not.
+            drop(wire);
+            lapsed = self.leases.resume(self, attached);
+            wire = self.wire.lock();
+        }
         if wire.connection.is_ended() || !self.standing.resume() {
             return Ok(Resumption::Forgotten);
         }

@@ -285,3 +285,26 @@ fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
     });
     assert_eq!(closed, 0);
 }
+
+#[test]
+fn a_suspect_whose_lease_runs_out_while_it_comes_back_has_a_new_one() {
+    let (server, _state, dir) = world();
+    let (session, _theirs) = attached(&server, dir.path());
+    let Attached { export, files, who, .. } = session.attached().unwrap();
+    let agreed = export.session(files).unwrap();
+    let (ours, _again) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        let back = session.with_connection(|_| {
+            let back = scope.spawn(|| session.go_on(ours.into(), (u64::MAX, 0), agreed));
+            // It has asked the table, and waits for its stream.
+            std::thread::sleep(Duration::from_millis(100));
+            server.leases.leave(&session, *who, true);
+            session.standing.lapse();
+            back
+        });
+        assert!(matches!(back.join().unwrap(), Ok(Resumption::Link(_))));
+    });
+    assert!(!session.standing.is_dormant());
+    let holders = server.leases().holders;
+    assert!(holders.iter().any(|holder| holder.holder == session.holder()), "nobody would ever fence it");
+}
