@@ -307,6 +307,26 @@ fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
     assert_eq!(&text(&world, "d/f")[..9], "otherlain");
 }
 
+#[test]
+fn stores_into_a_map_go_over_what_their_own_session_truncates_by_creating_it() {
+    let world = World::new();
+    let limit = Term::Limited(Span::from_millis(500));
+    let mut late = Client::connect(&world.server, world.dir.path(), limit);
+    let mut other = world.client();
+    let f = Mapped::open(&mut late, "d/f");
+    // The session has changed it before: that is where its own changes are followed from.
+    assert!(late.call(f.flush(0, "one")).result.is_ok());
+    let dir = late.place("d");
+    let access = Access { truncate: true, ..BOTH };
+    let create = Call::Create { dir, name: name("f"), mode: 0o600, umask: 0, exclusive: false, access };
+    assert!(late.call(create).result.is_ok());
+    assert_eq!(text(&world, "d/f"), "");
+    std::thread::sleep(Duration::from_millis(700));
+    let f = Mapped { since: Since { under: None, ..f.since }, ..f };
+    assert!(beside(&mut late, &mut other, f.flush(0, "mine")).is_ok(), "nobody else changed it");
+    assert_eq!(text(&world, "d/f"), "mine");
+}
+
 /// Numbers of grants of an earlier server mean nothing to the next, in calls that it had not answered either.
 #[test]
 fn stores_into_a_map_are_compared_after_a_restart() {

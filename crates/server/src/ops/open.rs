@@ -32,10 +32,7 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
     if !access.truncate && !grant_open(cx, &mut grants, &node) {
         return Err(Fault::STALE);
     }
-    let fd = {
-        let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
-        open_as_caller(cx, &node, access)?
-    };
+    let fd = open_as_caller(cx, &node, access)?;
     cx.reach().note_handle(&node);
     let handle = keep(cx, &node, fd, access, counted)?;
     if access.truncate {
@@ -80,6 +77,7 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
         flags |= OFlags::TRUNC;
     }
     let fd = {
+        let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
         let _acting = cx.act()?;
         reopen(node, flags)?
     };
