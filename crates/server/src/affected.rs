@@ -114,21 +114,22 @@ impl Look<'_, '_, '_> {
                 self.rename(&Names { from, name, to, new_name }, *no_replace, *exchange)
             }
             Call::SetAttr { set, .. } if set.is_empty() => Ok(()),
-            Call::SetAttr { node, handle, set } => self.inode(node, *handle, set.size.is_some()),
-            Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => self.inode(node, None, false),
-            Call::Open { node, .. } => self.inode(node, None, true),
-            Call::Write { node, handle, flags, .. } if flags.flush && flags.since.is_some() => {
-                let object = match self.cx.files.find_told(*handle, node.node)? {
-                    Some(file) => file.object,
-                    None => self.cx.reach().node(node, self.cx.files)?.object,
-                };
-                // Nothing else changes it from comparing its state to writing it (rule 12).
-                self.take(object, Grip::Exclusive)?;
-                self.inode(node, *handle, true)
+            Call::SetAttr { node, handle, set } => {
+                self.inode(node, *handle, (set.size.is_some(), Grip::Shared))
             }
-            Call::Write { node, handle, .. }
-            | Call::Fallocate { node, handle, .. }
-            | Call::CopyRange { to: node, to_handle: handle, .. } => self.inode(node, *handle, true),
+            Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => {
+                self.inode(node, None, (false, Grip::Shared))
+            }
+            Call::Open { node, .. } => self.inode(node, None, (true, Grip::Shared)),
+            Call::Write { node, handle, flags, .. } => {
+                // Nothing else changes it from comparing its state to writing it (rule 12).
+                let alone = flags.flush && flags.since.is_some();
+                let grip = if alone { Grip::Exclusive } else { Grip::Shared };
+                self.inode(node, *handle, (true, grip))
+            }
+            Call::Fallocate { node, handle, .. } | Call::CopyRange { to: node, to_handle: handle, .. } => {
+                self.inode(node, *handle, (true, Grip::Shared))
+            }
             // A file without a name makes nothing false, and what is synced stays as it is.
             _ => Ok(()),
         }
@@ -144,7 +145,7 @@ impl Look<'_, '_, '_> {
             return Ok(());
         }
         let homes = &self.cx.files.holding().leases.homes;
-        self.take_file(there.object)?;
+        self.take_file(there.object, Grip::Shared)?;
         if homes.is_stray(there.object) {
             homes.shown(there.object, dir.object);
         }
@@ -195,18 +196,18 @@ impl Look<'_, '_, '_> {
         Ok(())
     }
 
-    /// An inode itself is changed: its attributes, and its data.
-    fn inode(&mut self, place: &Place, handle: Option<Handle>, data: bool) -> Looked<()> {
+    /// An inode itself is changed: its attributes, and perhaps its data.
+    fn inode(&mut self, place: &Place, handle: Option<Handle>, (data, grip): (bool, Grip)) -> Looked<()> {
         let open = self.cx.files.find_told(handle, place.node)?;
         let object = match open {
             Some(file) => {
-                self.take_file(file.object)?;
+                self.take_file(file.object, grip)?;
                 self.attributes(place, &file.fd, file.object)?;
                 file.object
             }
             None => {
                 let node = self.cx.reach().node(place, self.cx.files)?;
-                self.take_file(node.object)?;
+                self.take_file(node.object, grip)?;
                 self.attributes(place, &node.fd, node.object)?;
                 node.object
             }
@@ -301,9 +302,9 @@ impl Look<'_, '_, '_> {
         Ok(dir)
     }
 
-    /// Others may change the file too, unless it is one whose places are noted.
-    fn take_file(&mut self, object: Object) -> Looked<()> {
-        self.take(object, Grip::Shared)?;
+    /// With a shared grip others may change the file too, unless it is one whose places are noted.
+    fn take_file(&mut self, object: Object, grip: Grip) -> Looked<()> {
+        self.take(object, grip)?;
         if self.cx.files.holding().leases.homes.is_stray(object) {
             self.take(object, Grip::Exclusive)?;
         }

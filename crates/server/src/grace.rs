@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// While a client that had a session may still believe what the server before granted it, nobody changes
 /// anything, and nobody takes a lock but who had it. Calls that have to wait for that occupy no thread. Under its
-/// lock only that of the register is taken.
+/// lock no other is taken.
 pub(crate) struct Grace {
     /// Not over. Only ever cleared, with `state` held.
     stands: AtomicBool,
@@ -72,10 +72,12 @@ impl Grace {
         if !self.stands() {
             return Vec::new();
         }
-        let mut state = self.state.lock();
-        if !state.absent.is_empty() || !self.stands() || !record() {
+        let waits = !self.state.lock().absent.is_empty();
+        // Nobody is absent who was not before, so it need not be locked while that is recorded, which takes time.
+        if waits || !record() {
             return Vec::new();
         }
+        let mut state = self.state.lock();
         self.stands.store(false, Ordering::SeqCst);
         std::mem::take(&mut state.parked)
     }

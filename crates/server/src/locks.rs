@@ -187,8 +187,11 @@ impl Locks {
                     let tried = if reclaim {
                         table.handle_claim(claim, self.grace.believes(member.who))
                     } else {
-                        give_way(table, members, &claim);
-                        table.handle_lock(claim, wait.then_some(id))
+                        let tried = table.handle_lock(claim, wait.then_some(id));
+                        if tried != Tried::Granted {
+                            give_way(table, members, &claim);
+                        }
+                        tried
                     };
                     let Some(member) = members.get_mut(&session) else { return Some(Err(Errno::IO)) };
                     if table.is_used_by(&object, session) {
