@@ -47,7 +47,7 @@ pub fn banner(input: &[u8]) {
             socket.bound(None).expect("a socket has timeouts");
             let mut rest = vec![0; input.len() + 1];
             let mut count = 0;
-            while let Ok(more @ 1..) = socket.recv(&mut rest[count..]) {
+            while let Ok(more @ 1..) = socket.recv(&mut rest[count..], true) {
                 count += more;
             }
             assert_eq!(rest[..count], input[begins..], "the stream begins elsewhere");

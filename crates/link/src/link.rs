@@ -6,6 +6,7 @@ use crate::tls::Tls;
 use rustix::net::sockopt::Timeout;
 use std::fmt;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,9 +106,19 @@ impl Link {
 
     /// 0: the other end closed. `WouldBlock`: nothing came within the read timeout.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.take(buffer, true)
+    }
+
+    /// The same without waiting; `WouldBlock`: there is nothing. Only then does the descriptor
+    /// ([`AsFd`]) become readable when there is something again.
+    pub fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.take(buffer, false)
+    }
+
+    fn take(&self, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
         let count = match &self.0.tls {
-            Some(tls) => tls.read(&self.0.socket, buffer),
-            None => self.0.socket.recv(buffer),
+            Some(tls) => tls.read(&self.0.socket, buffer, wait),
+            None => self.0.socket.recv(buffer, wait),
         }?;
         self.0.read.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
@@ -176,6 +187,13 @@ impl Link {
             buffer = &mut buffer[count..];
         }
         Ok(())
+    }
+}
+
+/// To be told when there is something to read, and for nothing else.
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
     }
 }
 

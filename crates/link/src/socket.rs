@@ -2,9 +2,9 @@
 
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{SendFlags, Shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,8 @@ impl Socket {
         Ok(())
     }
 
-    /// 0: the other end closed. `WouldBlock`: nothing came within the read timeout.
-    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// 0: the other end closed. `WouldBlock`: nothing was there, or (with `wait`) came within the read timeout.
+    pub fn recv(&self, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
         let room = match self.left(Timeout::Recv)? {
             Some(0) => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it said too much"));
@@ -49,10 +49,11 @@ impl Socket {
             Some(bytes) => buffer.len().min(bytes),
             None => buffer.len(),
         };
+        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let count = loop {
-            match rustix::io::read(&self.fd, &mut buffer[..room]) {
+            match rustix::net::recv(&self.fd, &mut buffer[..room], flags) {
                 Err(rustix::io::Errno::INTR) => {}
-                other => break other?,
+                other => break other?.0,
             }
         };
         if self.bounded.load(Ordering::Acquire)
@@ -73,6 +74,10 @@ impl Socket {
                 other => return Ok(other?),
             }
         }
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     pub fn set_timeout(&self, which: Timeout, timeout: Option<Duration>) -> io::Result<()> {
@@ -123,7 +128,7 @@ mod tests {
             }
         });
         let error = loop {
-            if let Err(error) = ours.recv(&mut [0; 16]) {
+            if let Err(error) = ours.recv(&mut [0; 16], true) {
                 break error;
             }
         };
@@ -139,17 +144,17 @@ mod tests {
         let (ours, theirs) = pair();
         ours.bound(Some(Bounds { until: Instant::now() + Duration::from_secs(5), bytes: 10 })).unwrap();
         theirs.send(&[7; 64], true).unwrap();
-        assert_eq!(ours.recv(&mut [0; 64]).unwrap(), 10);
-        assert_eq!(ours.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(ours.recv(&mut [0; 64], true).unwrap(), 10);
+        assert_eq!(ours.recv(&mut [0; 64], true).unwrap_err().kind(), io::ErrorKind::InvalidData);
         ours.bound(None).unwrap();
-        assert_eq!(ours.recv(&mut [0; 64]).unwrap(), 54);
+        assert_eq!(ours.recv(&mut [0; 64], true).unwrap(), 54);
     }
 
     #[test]
     fn shutdown_wakes_reader_and_writer() {
         let (ours, _theirs) = pair();
         let reader = Arc::clone(&ours);
-        let reader = std::thread::spawn(move || reader.recv(&mut [0; 16]).unwrap());
+        let reader = std::thread::spawn(move || reader.recv(&mut [0; 16], true).unwrap());
         let writer = Arc::clone(&ours);
         let writer = std::thread::spawn(move || while writer.send(&[0; 65536], true).is_ok() {});
         std::thread::sleep(Duration::from_millis(50));

@@ -182,7 +182,7 @@ pub(crate) fn await_ready(socket: &Socket) -> std::io::Result<()> {
     let mut printed = Vec::new();
     let mut byte = [0];
     while !printed.ends_with(READY) {
-        if socket.recv(&mut byte)? == 0 {
+        if socket.recv(&mut byte, true)? == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         printed.push(byte[0]);

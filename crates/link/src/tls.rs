@@ -55,7 +55,7 @@ impl Tls {
             }
             // The connection takes less at a time than the socket gives (4 KiB of a message not yet whole).
             if raw.from == raw.to {
-                raw.fill(socket)?;
+                raw.fill(socket, true)?;
             }
             if let Err(error) = raw.feed(&mut connection)? {
                 // Our own error is the one to tell.
@@ -75,7 +75,8 @@ impl Tls {
         self.connection.lock().export_keying_material([0; 32], EXPORTER_LABEL, None)
     }
 
-    pub fn read(&self, socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
+    /// As [`crate::Link::read`], and with no `wait` as [`crate::Link::read_now`].
+    pub fn read(&self, socket: &Socket, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
         let mut raw = self.reading.lock();
         loop {
             {
@@ -93,7 +94,7 @@ impl Tls {
                     continue;
                 }
             }
-            match raw.fill(socket) {
+            match raw.fill(socket, wait) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 other => other?,
             }
@@ -131,10 +132,10 @@ impl Tls {
 }
 
 impl Raw {
-    /// Waits for bytes.
-    fn fill(&mut self, socket: &Socket) -> io::Result<()> {
+    /// Takes bytes off the socket.
+    fn fill(&mut self, socket: &Socket, wait: bool) -> io::Result<()> {
         (self.from, self.to) = (0, 0);
-        self.to = socket.recv(&mut self.bytes)?;
+        self.to = socket.recv(&mut self.bytes, wait)?;
         if self.to == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 

@@ -122,6 +122,56 @@ fn tls_carries_both_directions_at_once_and_the_key_is_known_again() {
     assert_eq!(fs::read_to_string(house.path("known_servers")).unwrap().lines().count(), 1);
 }
 
+/// What there is, and no more is waited for.
+fn read_all_now(link: &Link, size: usize) -> Vec<u8> {
+    let (mut all, mut buffer) = (Vec::new(), vec![0; size]);
+    loop {
+        match link.read_now(&mut buffer) {
+            Ok(count) => all.extend_from_slice(&buffer[..count]),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{error}");
+                return all;
+            }
+        }
+    }
+}
+
+fn is_readable(link: &Link, within: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let within = Timespec::try_from(within).unwrap();
+    poll(&mut [PollFd::new(link, PollFlags::IN)], Some(&within)).unwrap() > 0
+}
+
+#[test]
+fn what_is_read_without_waiting_is_all_there_is_and_more_makes_the_descriptor_readable() {
+    for tls in [true, false] {
+        let house = House::new(true, tls);
+        let target = if tls { house.target() } else { house.plain() };
+        let client = target.connect().unwrap();
+        let server = house.next().unwrap();
+        let sent: Vec<u8> = (0..200_u8).cycle().take(9_000).collect();
+        for size in [7, 4096, 1 << 16] {
+            assert_eq!(read_all_now(&server, size), b"");
+            assert!(
+                !is_readable(&server, Duration::from_millis(20)),
+                "nothing was left by {kind}",
+                kind = server.kind()
+            );
+            // Several records, and less is asked for at a time than is in one.
+            sent.chunks(3_000).for_each(|part| client.write_all(part).unwrap());
+            let mut got = Vec::new();
+            while got.len() < sent.len() {
+                assert!(is_readable(&server, Duration::from_secs(10)), "{} of {}", got.len(), sent.len());
+                got.extend(read_all_now(&server, size));
+            }
+            assert!(got == sent);
+        }
+        client.shutdown();
+        assert!(is_readable(&server, Duration::from_secs(10)));
+        assert_eq!(server.read_now(&mut [0; 8]).unwrap(), 0);
+    }
+}
+
 #[test]
 fn plaintext_needs_both_sides_and_a_token_all_the_same() {
     let house = House::new(true, false);

@@ -140,6 +140,23 @@ pub fn is_urgent(frame: &[u8]) -> bool {
     )
 }
 
+/// Whether bytes are whole frames of a client that ask for nothing: signs of life, and acknowledgements.
+pub(crate) fn ask_nothing(mut bytes: &[u8]) -> bool {
+    while let Ok((header, _)) = Header::read_from_prefix(bytes) {
+        let light = matches!(
+            FrameType::of(header.frame_type),
+            Some(FrameType::Acknowledge | FrameType::Ping | FrameType::Pong | FrameType::Received)
+        );
+        let total =
+            usize::try_from(header.length.get()).ok().and_then(|n| n.checked_add(HEADER_BYTES as usize));
+        match total.and_then(|total| bytes.get(total..)) {
+            Some(rest) if light && header.flags & PACKED == 0 => bytes = rest,
+            _ => return false,
+        }
+    }
+    bytes.is_empty()
+}
+
 /// One frame, still in the bytes in which it arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame<'a> {

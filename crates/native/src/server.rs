@@ -3,7 +3,7 @@
 mod hear;
 
 use crate::ProtocolError;
-use crate::frame::{FrameBytes, FrameReader, MAX_BODY};
+use crate::frame::{self, FrameBytes, FrameReader, MAX_BODY};
 use crate::handshake::{COMPRESSED, Limits, Refused, Resume, Resumed, SESSION_TERM, Welcome};
 use crate::load::Load;
 use crate::message::{Message, encode_response};
@@ -429,6 +429,14 @@ impl ServerConnection {
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.state == State::Ended
+    }
+
+    /// Whether these bytes, if they are the next input, ask for nothing and let nothing go on that was asked for
+    /// before: they are signs of life and acknowledgements, whole.
+    #[must_use]
+    pub fn asks_nothing(&self, bytes: &[u8]) -> bool {
+        let plain = self.state == State::Attached && !self.muted && self.kept.is_empty();
+        plain && self.frames.partial_bytes() == 0 && frame::ask_nothing(bytes)
     }
 
     /// Calls that are not answered yet, without those that wait for a lock.

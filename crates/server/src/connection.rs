@@ -5,6 +5,7 @@ use crate::files::SessionFiles;
 use crate::intake;
 use crate::leases::Holding;
 use crate::outbox::Outbox;
+use crate::quiet::Back;
 use crate::server::{End, Server};
 use crate::session::{Attached, Resumption, Session, now};
 use nigh_link::{Link, Peer, Ticket};
@@ -14,10 +15,10 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How often a connection that brings nothing looks after idle descriptors.
-const TICK: Duration = Duration::from_secs(2);
+/// How long a connection's thread waits for it before it leaves that to others.
+const BUSY: Duration = Duration::from_millis(200);
 /// Bytes read from a connection at a time.
 const READ_BYTES: usize = 256 << 10;
 /// The same until so many came at once: most clients say little, and there may be many.
@@ -74,7 +75,7 @@ impl Server {
     /// is kept.
     pub(crate) fn serve_stranger(&self, link: Link, peer: Peer, ticket: Option<Ticket>) -> io::Result<()> {
         link.set_write_timeout(Some(Outbox::PATIENCE))?;
-        link.set_read_timeout(Some(TICK))?;
+        link.set_read_timeout(Some(BUSY))?;
         self.greeting.fetch_add(1, Ordering::SeqCst);
         let admitted = self.greet(&link, peer);
         self.greeting.fetch_sub(1, Ordering::SeqCst);
@@ -287,20 +288,23 @@ impl Server {
 
     fn read(&self, session: &Arc<Session>, number: u64, link: &Link) -> io::Result<Ended> {
         let mut buffer = vec![0; FIRST_BYTES];
-        let mut tick = Instant::now();
         loop {
             let Some(count) = read_some(link, &mut buffer)? else { return Ok(Ended::Cut) };
-            if count > 0
-                && let Some(ended) = self.hear(session, number, &buffer[..count])
-            {
+            let ended = if count > 0 {
+                self.hear(session, number, &buffer[..count])
+            } else {
+                buffer = vec![0; FIRST_BYTES];
+                match self.quiet.wait(session, number, link) {
+                    Back::Said(bytes) if bytes.is_empty() => None,
+                    Back::Said(bytes) => self.hear(session, number, &bytes),
+                    Back::Ended(ended) => Some(ended),
+                }
+            };
+            if let Some(ended) = ended {
                 return Ok(ended);
             }
             if count == buffer.len() && count < READ_BYTES {
                 buffer = vec![0; count * 4];
-            }
-            if tick.elapsed() >= TICK {
-                tick = Instant::now();
-                session.attached().into_iter().for_each(|attached| attached.export.close_idle(tick));
             }
         }
     }
@@ -311,8 +315,7 @@ fn go_on(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumpti
     let Some(Ok(agreed)) = session.attached().map(|attached| agree(session, attached)) else {
         return Ok(Resumption::Forgotten);
     };
-    let resumption = session.go_on(link.clone(), at, agreed)?;
-    Ok(resumption)
+    session.go_on(link.clone(), at, agreed)
 }
 
 /// What the client is told of its export.

@@ -102,7 +102,7 @@ impl Server {
             Call::Release { handles } => {
                 // Closing the last descriptor of a large file may take long, and this thread has to listen.
                 if let Some(closing) = attached.files.take(handles) {
-                    self.pool.drop_later(Box::new(closing));
+                    self.pool.later(move || drop(closing));
                 }
                 return None;
             }

@@ -37,6 +37,7 @@ mod passed;
 mod place_locks;
 mod places;
 mod pool;
+mod quiet;
 mod reach;
 mod record;
 mod register;

@@ -66,7 +66,7 @@ struct Queues {
 /// What may take long.
 enum Work {
     Call(Box<Job>),
-    Drop(Box<dyn Send>),
+    Other(Box<dyn FnOnce() + Send>),
 }
 
 /// The fewest threads a pool has.
@@ -100,15 +100,15 @@ impl Pool {
         let queues = self.queues.lock();
         let long = queues.long.iter().filter_map(|work| match work {
             Work::Call(job) => Some(job),
-            Work::Drop(_) => None,
+            Work::Other(_) => None,
         });
         let jobs = queues.short.iter().chain(long);
         jobs.filter(|job| Arc::ptr_eq(&job.session, session)).count() as u64
     }
 
-    /// Drops something on a thread of the pool.
-    pub(crate) fn drop_later(&self, what: Box<dyn Send>) {
-        self.queues.lock().long.push_back(Work::Drop(what));
+    /// Does something that may take long on a thread of the pool, or never if the server stops before.
+    pub(crate) fn later(&self, what: impl FnOnce() + Send + 'static) {
+        self.queues.lock().long.push_back(Work::Other(Box::new(what)));
         self.wake.notify_one();
     }
 
@@ -157,7 +157,7 @@ impl Pool {
             drop(queues);
             match work {
                 Work::Call(job) => job.execute(),
-                Work::Drop(what) => drop(what),
+                Work::Other(what) => what(),
             }
             queues = self.queues.lock();
             if long {
@@ -225,7 +225,7 @@ mod tests {
             let taken = under_way.take().unwrap();
             let job = Job { session, call: call_id, request, change: None, taken, listing: None };
             queues.short.push_back(Box::new(job));
-            queues.long.push_back(Work::Drop(Box::new(())));
+            queues.long.push_back(Work::Other(Box::new(|| ())));
         }
         let mut next = || match queues.next(2) {
             Some((_, true)) => 'l',

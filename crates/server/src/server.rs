@@ -11,6 +11,7 @@ use crate::leases::Leases;
 use crate::locks::Locks;
 use crate::memory::Memory;
 use crate::pool::Pool;
+use crate::quiet::Quiet;
 use crate::register::{Register, Who};
 use crate::room::Bounds;
 use crate::session::{Attached, Session, now};
@@ -73,6 +74,7 @@ pub struct Server {
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) keeper: Arc<Keeper>,
+    pub(crate) quiet: Arc<Quiet>,
     /// By what they are and the mount by which they are reached.
     exports: Mutex<HashMap<(String, u64), Weak<Export>>>,
     /// Before the leases' table and `Session::wire` in lock order.
@@ -92,6 +94,8 @@ pub struct Server {
     pub(crate) greeting: AtomicU64,
     /// All sessions are being ended, since the server stops.
     ending: AtomicBool,
+    /// Somebody is at what is idle.
+    sweeping: Arc<AtomicBool>,
     /// Sessions that are forgotten but for their locks, as it could not be recorded that they lose them.
     unrecorded: Mutex<Vec<Unrecorded>>,
 }
@@ -137,6 +141,7 @@ impl Server {
             pool,
             leases,
             keeper: Arc::new(Keeper::new(options.bounds.bytes)),
+            quiet: Arc::new(Quiet::new()?),
             options,
             exports: Mutex::default(),
             sessions: Mutex::default(),
@@ -151,6 +156,7 @@ impl Server {
             room: Mutex::default(),
             greeting: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            sweeping: Arc::default(),
             unrecorded: Mutex::default(),
         });
         let (keeper, weak) = (Arc::clone(&server.keeper), Arc::downgrade(&server));
@@ -161,6 +167,8 @@ impl Server {
                 busy = server.tend();
             }
         })?;
+        let (quiet, weak) = (Arc::clone(&server.quiet), Arc::downgrade(&server));
+        std::thread::Builder::new().name("nigh-quiet".into()).spawn(move || quiet.listen(&weak))?;
         Ok(server)
     }
 
@@ -242,6 +250,7 @@ impl Server {
         if self.is_ending() {
             session.stop();
         }
+        self.keeper.call();
         true
     }
 
@@ -319,7 +328,7 @@ impl Server {
         }
     }
 
-    /// Looks after the sessions whose clients are away. Whether there are any.
+    /// Looks after the sessions whose clients are away, and after exports. Whether that is to be done again soon.
     fn tend(&self) -> bool {
         let now = now();
         if self.grace.run_out(now) > 0 {
@@ -328,7 +337,6 @@ impl Server {
         self.end_grace();
         let unrecorded = std::mem::take(&mut *self.unrecorded.lock());
         unrecorded.into_iter().for_each(|session| self.let_go(session));
-        let mut away = false;
         for session in self.all_sessions() {
             if let Some(why) = session.reason_to_go()
                 && session.standing.doom_dormant()
@@ -337,16 +345,29 @@ impl Server {
             }
             if session.standing.is_doomed() {
                 self.forget(&session, End::Forgotten);
-            } else if session.away().is_some() {
-                session.attached().into_iter().for_each(|a| a.export.close_idle(Instant::now()));
-                away = true;
             }
         }
+        let exports = self.sweep();
         self.bound_dormant();
         self.bound_bytes();
         self.register.tidy(now);
         let remembers = self.memory.tidy();
-        remembers || away || self.grace.stands() || !self.unrecorded.lock().is_empty()
+        remembers || exports > 0 || self.grace.stands() || !self.unrecorded.lock().is_empty()
+    }
+
+    /// Has exports close what is idle. How many there are.
+    fn sweep(&self) -> u64 {
+        let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
+        let count = exports.len() as u64;
+        if count > 0 && !self.sweeping.swap(true, Ordering::SeqCst) {
+            let sweeping = Arc::clone(&self.sweeping);
+            self.pool.later(move || {
+                exports.iter().for_each(|export| export.close_idle(Instant::now()));
+                drop(exports);
+                sweeping.store(false, Ordering::SeqCst);
+            });
+        }
+        count
     }
 
     /// This client is not waited for any more.
@@ -391,6 +412,7 @@ impl Drop for Server {
         self.keeper.stop();
         self.pool.stop();
         self.leases.stop();
+        self.quiet.stop();
     }
 }
 

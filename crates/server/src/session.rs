@@ -341,6 +341,11 @@ impl Session {
         self.wire.lock().connection.is_ended()
     }
 
+    /// Whether these bytes, if they are the next of its connection, ask for nothing.
+    pub(crate) fn asks_nothing(&self, bytes: &[u8]) -> bool {
+        self.wire.lock().connection.asks_nothing(bytes)
+    }
+
     /// Calls that are not answered yet, and those among them that threads execute.
     pub(crate) fn calls(&self) -> (u32, u32) {
         (self.wire.lock().connection.outstanding(), self.running.count())

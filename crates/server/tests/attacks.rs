@@ -355,3 +355,27 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
         });
     });
 }
+
+#[test]
+fn one_that_gives_nothing_but_signs_of_life_takes_the_ear_of_nobody() {
+    let _alone = alone();
+    let world = World::new();
+    let mut said = 0_u64;
+    beside(&world, "signs of life", 16 << 20, |stop| {
+        let mut rogue = Rogue::attached(&world);
+        // So long nothing comes of it that all who are quiet are listened to together.
+        std::thread::sleep(Duration::from_millis(400));
+        let ping = Message::Ping(1, 0).encode();
+        rogue.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut answers = vec![0; 1 << 16];
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..64 {
+                rogue.stream.write_all(&ping).unwrap();
+                said += 1;
+            }
+            let _ = rogue.stream.read(&mut answers);
+        }
+    });
+    println!("{said} signs of life");
+    assert!(said > 1_000);
+}

@@ -1,0 +1,170 @@
+//! Clients that have said nothing for a while: one thread listens to all of them.
+
+mod common;
+
+use common::client::Client;
+use common::raw::{Heard, Raw, hello};
+use common::world::{World, again};
+use common::*;
+use nigh_native::{Message, encode_request};
+use nigh_remote::Remote;
+use nigh_types::*;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// After so long a connection is quiet.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Threads of this process are looked at: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How often each thread of a connection was woken.
+fn woken() -> BTreeMap<u64, u64> {
+    let of_connection = |task: &fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "nigh-session")
+    };
+    let switches = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        Some((task.file_name().to_str()?.parse().ok()?, line.trim().parse().ok()?))
+    };
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks.filter(of_connection).filter_map(switches).collect()
+}
+
+fn mkdir_in(client: &mut Client, dir: &Place, text: &str) -> CallId {
+    client.send(Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 })
+}
+
+#[test]
+fn many_who_are_quiet_acknowledge_and_renew_and_none_of_their_threads_wakes() {
+    const HOLDERS: u64 = 40;
+    let _alone = alone();
+    let world = World::new();
+    let mut maker = world.client();
+    let d = maker.place("d");
+    let mut holders: Vec<Client> = (0..HOLDERS).map(|_| world.client()).collect();
+    for holder in &mut holders {
+        assert!(!holder.list(&d).1.is_empty());
+    }
+    std::thread::sleep(QUIET);
+    let before = woken();
+    let change = mkdir_in(&mut maker, &d, "new");
+    for (nth, holder) in holders.iter_mut().enumerate() {
+        while holder.recalls().is_empty() {
+            holder.pump();
+        }
+        let one_of_few = nth % 13 != 0;
+        assert!(one_of_few || !maker.is_answered(change), "somebody believes that there is no such name");
+        holder.give_back();
+    }
+    assert!(maker.answer(change).result.is_ok());
+    for holder in &mut holders {
+        // A sign of life is asked for long before the term of 15 s has run out.
+        let later = Time(holder.now().0 + 5_000_000_000);
+        holder.session.handle_timeout(later);
+        holder.drain();
+        assert_eq!(holder.session.counters().renewals, 1);
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let after = woken();
+    let slept = before.iter().filter(|(thread, times)| after.get(thread) == Some(times)).count() as u64;
+    // The maker's did not.
+    assert_eq!((slept, before.len() as u64), (HOLDERS, HOLDERS + 1), "{before:?} and {after:?}");
+    for holder in &mut holders {
+        assert_eq!(holder.entry(&d, "new").attr.kind(), Kind::Directory);
+    }
+}
+
+#[test]
+fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
+    let _alone = alone();
+    let world = World::new();
+    let mut client = world.client();
+    let f = client.place("d/f");
+    let handle = client.open(&f, BOTH);
+    let data: Vec<u8> = (0..1 << 20).map(|n: u32| n.to_le_bytes()[n as usize % 3]).collect();
+    for round in 0..3_u8 {
+        std::thread::sleep(QUIET);
+        // More than is read at a time, then calls behind it.
+        let data: Vec<u8> = data.iter().map(|byte| byte ^ round).collect();
+        let flags = WriteFlags::default();
+        let write =
+            Call::Write { node: f.clone(), handle: Some(handle), offset: 0, data: data.clone(), flags };
+        assert_eq!(client.call(write).result, Ok(Reply::Written { offset: 0, count: 1 << 20 }));
+        assert!(fs::read(world.dir.path().join("d/f")).unwrap() == data);
+        assert!(client.attr(&f).0.size == 1 << 20);
+    }
+    // A frame of which a part came, and then nothing for long.
+    let mut raw = Raw::hello(&world, None, hello(&world, 77, None));
+    let root = Place::bare(raw.welcome().session.root);
+    let call = Call::GetAttr { node: root };
+    let frame = encode_request(CallId(1), &Request { credentials: me(), name: None, call });
+    for part in [&frame[..3], &frame[3..20], &frame[20..]] {
+        std::thread::sleep(QUIET);
+        raw.stream.write_all(part).unwrap();
+    }
+    assert!(raw.answer().unwrap().result.is_ok());
+    std::thread::sleep(QUIET);
+    // Signs of life and a call in one.
+    let call = Call::GetAttr { node: Place::bare(client.root().node) };
+    let frame = encode_request(CallId(2), &Request { credentials: me(), name: None, call });
+    raw.stream.write_all(&[Message::Ping(1, 1).encode(), frame].concat()).unwrap();
+    assert!(matches!(raw.hear(), Heard::Message(Message::Pong(1, _))));
+    assert!(raw.answer().unwrap().result.is_ok());
+}
+
+#[test]
+fn who_was_quiet_and_breaks_a_rule_or_is_cut_is_treated_as_any_other() {
+    let _alone = alone();
+    let world = World::new();
+    for wrong in [Message::Acknowledge(RecallId(9)), Message::Pong(1, 99), Message::Received(1 << 40)] {
+        let mut raw = Raw::hello(&world, None, hello(&world, 88, None));
+        raw.welcome();
+        std::thread::sleep(QUIET);
+        raw.say(&wrong);
+        assert!(matches!(raw.message(), Message::Bye(why) if why.contains("protocol")), "{wrong:?}");
+        raw.ends();
+    }
+    let mut client = world.client();
+    let d = client.place("d");
+    let mut holder = world.client();
+    holder.list(&d);
+    for _ in 0..3 {
+        std::thread::sleep(QUIET);
+        again(&world, &mut client);
+        assert_eq!(client.wait_linked(), None, "it goes on, and nothing has ended");
+        assert_eq!(client.attr(&d).0.kind(), Kind::Directory);
+    }
+    // One that is gone while it is quiet gives nothing back; its end is noticed.
+    std::thread::sleep(QUIET);
+    holder.leave();
+    let begun = Instant::now();
+    let change = mkdir_in(&mut client, &d, "after");
+    assert!(client.answer(change).result.is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_server_that_stops_leaves_no_thread_of_who_is_quiet() {
+    let _alone = alone();
+    let mut world = World::new();
+    let mut clients: Vec<Client> = (0..8).map(|_| world.client()).collect();
+    let places: Vec<Place> = clients.iter_mut().map(|client| client.place("d")).collect();
+    std::thread::sleep(QUIET);
+    world.restart();
+    for (client, place) in clients.iter_mut().zip(&places) {
+        client.cut();
+        again(&world, client);
+        assert_eq!(client.wait_linked(), Some(false));
+        client.session.handle_reclaimed(client.now());
+        client.drain();
+        assert_eq!(client.attr(place).0.kind(), Kind::Directory);
+    }
+}
