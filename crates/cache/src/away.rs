@@ -74,7 +74,7 @@ impl Cache {
         }
         match refused_while_stale(&op) {
             Some(errno) => Some(Answer::Failed(errno)),
-            None => self.start(now, id, caller, op).or(Some(Answer::Failed(Errno::IO))),
+            None => self.start(now, id, caller, op),
         }
     }
 
@@ -99,7 +99,7 @@ impl Cache {
     pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
         if matches!(self.standing, Standing::Stands | Standing::Claiming) {
             tracing::warn!(target: "nigh::session", why, "the server is away for longer than its term");
-            self.grants_end(false);
+            self.grants_end();
             self.leave(now, Standing::Lapsed);
         }
     }
@@ -127,7 +127,7 @@ impl Cache {
         self.locks.forget_calls();
         self.forget_session();
         if stood {
-            self.grants_end(false);
+            self.grants_end();
             self.leave(now, Standing::Lost);
         } else if self.standing != Standing::Awaited {
             self.standing = Standing::Lost;
@@ -143,26 +143,29 @@ impl Cache {
         (self.claims, self.claims_locks, self.reclaims, self.forget_by) = (0, false, false, None);
     }
 
-    /// Answers of calls that are out are not kept. `unbroken`: their session is forgotten, before their time.
-    fn grants_end(&mut self, unbroken: bool) {
+    /// Answers of calls that are out are not kept.
+    fn grants_end(&mut self) {
         self.counters.lapses += 1;
         self.space = None;
         self.flights.values_mut().for_each(|flight| flight.seen.lapsed = true);
-        if self.config.on_disconnect != OnDisconnect::Stale {
-            self.have_all_forgotten(unbroken);
-        }
     }
 
+    /// `unbroken`: all grants end with a session that is forgotten, before their time.
     fn have_all_forgotten(&mut self, unbroken: bool) {
         self.forgetting = self.forget_everything(unbroken).or(self.forgetting);
         self.kernel_is_slow = false;
     }
 
     fn leave(&mut self, now: Time, to: Standing) {
+        let stale = self.config.on_disconnect == OnDisconnect::Stale;
+        if !stale {
+            // Handles that go with that are released as of a session that stands.
+            self.have_all_forgotten(false);
+        }
         self.standing = to;
         self.forget_by = None;
         self.end_signalled_waits();
-        if self.config.on_disconnect != OnDisconnect::Stale {
+        if !stale {
             return;
         }
         self.keep_as_stale();
@@ -181,11 +184,14 @@ impl Cache {
     pub(crate) fn handle_session(&mut self, now: Time, session: Session, kept: bool) {
         match self.standing {
             Standing::Stands | Standing::Claiming => {
-                self.grants_end(!kept);
-                self.forget_stale();
+                self.grants_end();
+                self.have_all_forgotten(!kept);
             }
-            Standing::Lapsed | Standing::Lost => self.forget_stale(),
-            Standing::Awaited => {}
+            // What was served though its grants had ended.
+            Standing::Lapsed | Standing::Lost if self.config.on_disconnect == OnDisconnect::Stale => {
+                self.have_all_forgotten(false);
+            }
+            _ => {}
         }
         let first = self.standing == Standing::Awaited;
         let same = first || (self.key == session.cookie_key && self.id_of(self.root) == Some(session.root));
@@ -201,7 +207,7 @@ impl Cache {
         self.adopt(session);
         if kept {
             let unreleased = std::mem::take(&mut self.unreleased);
-            unreleased.into_iter().for_each(|handle| self.release_handle(handle));
+            self.release_handles(unreleased);
             self.keep_all_open();
         } else if !first {
             self.claim_all(now);
@@ -209,13 +215,6 @@ impl Cache {
         self.kernel_is_slow = false;
         self.forget_by = self.is_forgetting().then(|| now.after(KERNEL_MAY_TAKE));
         self.end_claiming(now);
-    }
-
-    /// Facts that were served though their grants had ended.
-    fn forget_stale(&mut self) {
-        if self.config.on_disconnect == OnDisconnect::Stale {
-            self.have_all_forgotten(false);
-        }
     }
 
     fn adopt(&mut self, session: Session) {

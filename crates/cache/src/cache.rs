@@ -182,7 +182,9 @@ impl Cache {
         }
         let through = op.through();
         let answer = self.begin_op(now, id, caller, op);
-        if let Some(waiting) = self.waiting.get_mut(&id).filter(|_| answer.is_none()) {
+        if answer.is_none()
+            && let Some(waiting) = self.waiting.get_mut(&id)
+        {
             waiting.through = through;
         }
         answer
@@ -289,7 +291,7 @@ impl Cache {
                 (Purpose::Change { ino, xattrs: true }, Call::RemoveXattr { node, name })
             }
             Op::GetFlags { .. } => (Purpose::Flags, Call::GetFlags { node }),
-            Op::Fsync { data_only, .. } => (Purpose::Fsync, Call::Fsync { node, handle, data_only }),
+            Op::Fsync { data_only, .. } => (Purpose::Fsync { ino }, Call::Fsync { node, handle, data_only }),
             Op::Fallocate { mode, offset, length, .. } => (
                 Purpose::Change { ino, xattrs: false },
                 Call::Fallocate { node, handle, mode, offset, length },
@@ -317,15 +319,6 @@ impl Cache {
         self.ask(now, id, caller, purpose, call)
     }
 
-    /// Starts a request that waited again.
-    pub(crate) fn retry(&mut self, now: Time, id: OpId, op: Op) {
-        let Some(waiting) = self.waiting.get(&id) else { return };
-        let caller = waiting.caller;
-        if let Some(answer) = self.start(now, id, caller, op) {
-            self.answer(id, answer);
-        }
-    }
-
     /// What the remote says.
     pub fn handle_event(&mut self, now: Time, event: Event) {
         self.clock = now;
@@ -333,11 +326,7 @@ impl Cache {
             Event::Attached(session) => self.handle_session(now, session, false),
             Event::Restored { session, kept } => self.handle_session(now, session, kept),
             Event::Lapsed { why } => self.handle_lapsed(now, &why),
-            Event::Response { call, .. } if self.is_early(call) => {
-                if let Event::Response { call, response } = event {
-                    self.deferred.push((call, response));
-                }
-            }
+            Event::Response { call, response } if self.is_early(call) => self.deferred.push((call, response)),
             Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
             Event::Lost { why } => self.handle_lost(now, &why),
@@ -373,7 +362,7 @@ impl Cache {
             Purpose::Space { ino } => self.space_arrived(&flight, *ino, &response),
             Purpose::Lock { .. } => self.lock_arrived(now, &flight, &response),
             Purpose::Unlock { .. } => self.unlock_arrived(&flight, &response),
-            Purpose::Flags | Purpose::Seek | Purpose::Fsync | Purpose::TestLock => plain(&response),
+            Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
         };
         self.answer_all(&flight.waiters, &answer);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
@@ -385,6 +374,19 @@ impl Cache {
             && (flight.drop_data || flush && response.result.is_err() || !self.holds_data(now, ino))
         {
             self.drop_behind(&flight.waiters, flight.purpose.pages());
+        }
+    }
+
+    /// Others may join a call that was just sent; one that was not put out (see [`Cache::send`]) nobody joins.
+    pub(crate) fn enter_joins(&mut self, id: CallId, purpose: Purpose) {
+        if !self.flights.contains_key(&id) {
+            return;
+        }
+        match purpose {
+            Purpose::Lookup { dir, name } => drop(self.lookups.insert((dir, name), id)),
+            Purpose::Attr { ino } => drop(self.attrs.insert(ino, id)),
+            Purpose::Xattrs { ino } => drop(self.xattrs.insert(ino, id)),
+            _ => {}
         }
     }
 

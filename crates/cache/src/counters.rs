@@ -14,6 +14,7 @@ pub struct Counters {
     pub evictions: u64,
     pub recalled: u64,
     pub updated_in_place: u64,
+    /// How often the kernel was told to forget all names at once without having been slow to forget one.
     pub epoch_planned: u64,
     /// How often all grants ended because the remote was away for longer than its term.
     pub lapses: u64,
@@ -32,4 +33,18 @@ pub struct Gauges {
     pub pending_operations: u64,
     pub inodes: u64,
     pub open_files: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::lookup::tests::{T0, cache};
+    use nigh_types::Event;
+
+    #[test]
+    fn all_names_are_dropped_once_when_all_grants_end() {
+        let mut cache = cache(Config::default());
+        cache.handle_event(T0, Event::Lapsed { why: String::new() });
+        assert_eq!(cache.counters().epoch_planned, 1);
+    }
 }

@@ -348,7 +348,7 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.own = inode.own.filter(|(_, held)| held.lives(clock));
         inode.xattrs = inode.xattrs.take().filter(|xattrs| clock < xattrs.1);
-        if let Some((dir, _)) = inode.home.clone() {
+        if let Some(dir) = inode.home.as_ref().map(|(dir, _)| *dir) {
             self.drop_expired_names(dir);
         }
     }
@@ -376,25 +376,21 @@ impl Cache {
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
         let node = Node { id, attr, entry_valid, attr_valid: valid(attr_held) };
-        if let Some(home) = home {
-            self.set_home(id, home);
-        }
         let inode = self.inode(id);
         inode.gone = None;
         inode.lookups += 1;
-        if home.is_some() {
+        if let Some((dir, name)) = home {
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
+            if !inode.is_at(dir, name) {
+                self.set_home(id, (dir, name));
+            }
         }
         node
     }
 
-    /// What is learned of an inode from now on belongs into the row of that name: where another one said that it has no other
-    /// name, nobody would tell that row of its changes.
+    /// What is learned of an inode from now on belongs into the row of that name, where it was not at home: where another one said
+    /// that it has no other name, nobody would tell that row of its changes.
     pub(crate) fn set_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        let same = |home: &(u64, Name)| home.0 == dir && home.1 == *name;
-        if self.inode(id).home.as_ref().is_some_and(same) {
-            return;
-        }
         if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().covered_by_parent()) {
             child.attr_known = false;
         }
@@ -405,7 +401,7 @@ impl Cache {
     /// would make it forget ACLs (`forget_all_cached_acls` in `fuse_direntplus_link`).
     pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &Name, id: NodeId) -> bool {
         let known = self.inodes.get(&id.ino).filter(|i| i.id == id && i.lookups > 0 && now < i.told_until);
-        known.and_then(|i| i.home.as_ref()).is_some_and(|(d, n)| *d == dir && n == name)
+        known.is_some_and(|inode| inode.is_at(dir, name))
     }
 
     /// What the kernel is told of a name that does not exist.
@@ -481,7 +477,11 @@ impl Cache {
                     .and_then(|d| d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes()));
                 row.and_then(|r| r.child.as_ref()).map(|c| c.id.ino)
             }
-            Stale::Data { .. } | Stale::Epoch(_) => None,
+            Stale::Epoch(_) => {
+                self.counters.epoch_planned += 1;
+                None
+            }
+            Stale::Data { .. } => None,
         };
         if let Some(inode) = ino.and_then(|ino| self.inodes.get_mut(&ino)) {
             inode.told_until = Time(0);
@@ -514,7 +514,8 @@ impl Cache {
         id
     }
 
-    /// The same before all that the kernel is yet to be told.
+    /// The same before all that the kernel is yet to be told. It leaves pages behind that wait for the remote, so no file ceases to
+    /// be old by it, but by what follows when the remote is back ([`Cache::drop_old`]).
     pub(crate) fn invalidate_first(&mut self, stale: Vec<Stale>) -> Invalidation {
         for one in &stale {
             self.untell(one);

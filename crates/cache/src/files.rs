@@ -2,7 +2,7 @@
 
 use crate::away::Standing;
 use crate::cache::Cache;
-use crate::flight::{Flight, NewFile, Purpose};
+use crate::flight::{Flight, NewFile, Purpose, attr_after};
 use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Opened, Output, Stale};
 use crate::state::{OpenFile, Pages, Stamp};
@@ -263,7 +263,8 @@ impl Cache {
         let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
             return Some(Answer::Failed(Errno::BADF));
         };
-        let since = match if from_page_cache { self.since(ino) } else { Ok(None) } {
+        let since = if from_page_cache { self.since(ino) } else { Ok(None) };
+        let since = match since {
             Ok(since) => since,
             Err(errno) => {
                 self.drop_behind(&[op], Some((ino, (offset, data.len() as u64))));
@@ -302,7 +303,7 @@ impl Cache {
             self.learn_data_grant(now, flight, id, response);
         }
         self.note_base_after(now, flight, ino, response);
-        let is_flush = matches!(flight.purpose, Purpose::Write { flush: true, .. });
+        let is_flush = flight.purpose.is_flush();
         match response.result {
             Ok(Reply::Written { offset, count }) => {
                 if is_flush {
@@ -331,8 +332,7 @@ impl Cache {
     pub(crate) fn wrote(&mut self, now: Time, ino: u64, response: &Response) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let told = inode.data.held.is_some_and(|h| h.lives(now) && h.recallable);
-        let after = response.after.iter().find(|(node, _)| node.ino == ino).map(|(_, attr)| *attr);
-        let after = match (&response.result, after) {
+        let after = match (&response.result, attr_after(response, ino)) {
             (Ok(Reply::Attr(node, attr)), _) if node.ino == ino => Some(*attr),
             (_, after) => after,
         };
@@ -383,14 +383,20 @@ impl Cache {
     /// it is back, if it has not forgotten.
     pub(crate) fn release_handle(&mut self, handle: Handle) {
         match self.standing {
-            Standing::Lapsed => return self.unreleased.push(handle),
-            Standing::Lost => return,
-            // Its answer finds that nobody has it.
-            _ if self.is_claiming(handle) => return,
-            _ => {}
+            Standing::Lapsed => self.unreleased.push(handle),
+            Standing::Lost => {}
+            _ => self.release_handles(vec![handle]),
         }
-        self.next_call += 1;
-        let call = Call::Release { handles: vec![handle] };
-        self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
+    }
+
+    /// The same for several, where the remote is there.
+    pub(crate) fn release_handles(&mut self, mut handles: Vec<Handle>) {
+        // The answer to a claim finds that nobody has it.
+        handles.retain(|handle| !self.is_claiming(*handle));
+        for some in handles.chunks(Call::MOST_HANDLES as usize) {
+            self.next_call += 1;
+            let call = Call::Release { handles: some.to_vec() };
+            self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
+        }
     }
 }

@@ -4,7 +4,9 @@ use crate::cache::Cache;
 use crate::locks::{Holder, Range};
 use crate::op::{Answer, Caller, Fh, Op, Output};
 use crate::rows::Child;
-use nigh_types::{Access, Call, CallId, Covers, Errno, Grant, Handle, Name, NodeId, OpId, Response, Time};
+use nigh_types::{
+    Access, Attr, Call, CallId, Covers, Errno, Grant, Handle, Name, NodeId, OpId, Response, Time,
+};
 
 /// What a call's reply is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,7 +74,9 @@ pub(crate) enum Purpose {
         /// Stores into a map, which the kernel writes back.
         flush: bool,
     },
-    Fsync,
+    Fsync {
+        ino: u64,
+    },
     Lock {
         holder: Holder,
         range: Range,
@@ -119,6 +123,11 @@ impl Purpose {
         matches!(self, Purpose::Reopen { .. } | Purpose::Reclaim { .. })
     }
 
+    /// Whether it writes back stores into a map.
+    pub(crate) fn is_flush(&self) -> bool {
+        matches!(self, Purpose::Write { flush: true, .. })
+    }
+
     /// The names that a change binds or unbinds.
     pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {
@@ -158,8 +167,8 @@ pub(crate) enum Want {
     OpenDir {
         ino: u64,
     },
-    /// By trying again.
-    Again(Box<Op>),
+    /// Attributes for who looks an inode up by its number.
+    Itself,
 }
 
 /// A request that waits.
@@ -304,10 +313,10 @@ impl Cache {
         want: Want,
         joined: bool,
     ) -> Option<Answer> {
-        self.counters.misses += 1;
         if self.answers_stale() {
             return Some(Answer::Failed(Errno::IO));
         }
+        self.counters.misses += 1;
         if let Some(flight) = self.flights.get_mut(&call) {
             flight.waiters.push(op);
         }
@@ -335,12 +344,7 @@ impl Cache {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.waiters = late;
         }
-        match purpose {
-            Purpose::Lookup { dir, name } => drop(self.lookups.insert((dir, name), id)),
-            Purpose::Attr { ino } => drop(self.attrs.insert(ino, id)),
-            Purpose::Xattrs { ino } => drop(self.xattrs.insert(ino, id)),
-            _ => {}
-        }
+        self.enter_joins(id, purpose);
     }
 
     /// Sends a call for one request.
@@ -484,6 +488,11 @@ impl Cache {
             flight.seen.names.push((dir, name.clone(), child.cloned()));
         }
     }
+}
+
+/// The attributes of an inode that a reply brought along.
+pub(crate) fn attr_after(response: &Response, ino: u64) -> Option<Attr> {
+    response.after.iter().find(|(node, _)| node.ino == ino).map(|(_, attr)| *attr)
 }
 
 /// The open files that a call names.

@@ -127,7 +127,11 @@ impl Cache {
         let (Some(place), false) = (self.place(dir), late.is_empty()) else { return };
         let node = place.node;
         self.ask_again(now, late, Purpose::List { dir }, Call::List { dir: place });
-        self.supersede(node, CallId(self.next_call));
+        let call = CallId(self.next_call);
+        // One that was not put out (see `send`) tells nothing.
+        if self.flights.contains_key(&call) {
+            self.supersede(node, call);
+        }
     }
 
     /// The cookies that a part speaks for: behind the last one so far, up to its own last entry.

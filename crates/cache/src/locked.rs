@@ -1,8 +1,9 @@
 //! What the kernel has locked for requests that are not answered, and what follows when one fails.
 
 use crate::cache::Cache;
-use crate::flight::{Purpose, Want};
+use crate::flight::Purpose;
 use crate::op::Op;
+use nigh_types::Name;
 
 /// A file, and of it a range: offset and length.
 pub(crate) type Pages = (u64, (u64, u64));
@@ -11,14 +12,10 @@ impl Cache {
     /// Whether the kernel may have a directory locked for a request that waits: dropping a name in it waits for that.
     #[must_use]
     pub fn is_locked(&self, dir: u64) -> bool {
+        let home = self.inodes.get(&dir).and_then(|inode| inode.home.as_ref());
         let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
-        let mut again = self.waiting.values().filter_map(|waiting| match &waiting.want {
-            Want::Again(op) => Some(&**op),
-            _ => None,
-        });
-        out.any(|flight| flight.purpose.locks_names(dir))
-            || again.any(|op| op.locks_names(dir))
-            || self.parked.values().any(|(_, op)| op.locks_names(dir))
+        out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_named(home))
+            || self.parked.values().any(|(_, op)| op.locks_names(dir) || op.locks_named(home))
     }
 }
 
@@ -34,8 +31,7 @@ impl Purpose {
 
     /// The same, if it is of that file: offset and length.
     pub(crate) fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
-        let flush = matches!(self, Purpose::Write { flush: true, .. });
-        let pages = self.pages().filter(|(ino, _)| *ino == file && !(flush && but_flushes));
+        let pages = self.pages().filter(|(ino, _)| *ino == file && !(self.is_flush() && but_flushes));
         pages.map(|(_, range)| range)
     }
 
@@ -46,7 +42,20 @@ impl Purpose {
             | Purpose::Make { dir, .. }
             | Purpose::Remove { dir, .. } => *dir == of,
             Purpose::Rename { from, to, .. } => *from == of || *to == of,
-            Purpose::Change { ino, .. } => *ino == of,
+            Purpose::Change { ino, .. } | Purpose::Fsync { ino } => *ino == of,
+            _ => false,
+        }
+    }
+
+    /// Whether the directory of that name is locked too: one that is removed or replaced, and one that is moved (a Linux from 6.5 on
+    /// locks it).
+    fn locks_named(&self, home: Option<&(u64, Name)>) -> bool {
+        let Some((at, called)) = home else { return false };
+        match self {
+            Purpose::Remove { dir, name } => dir == at && name == called,
+            Purpose::Rename { from, name, to, new_name, .. } => {
+                from == at && name == called || to == at && new_name == called
+            }
             _ => false,
         }
     }
@@ -80,8 +89,97 @@ impl Op {
             | Op::Unlink { dir, .. }
             | Op::Rmdir { dir, .. } => *dir == of,
             Op::Rename { from, to, .. } => *from == of || *to == of,
-            Op::ReadDir { ino, .. } | Op::SetAttr { ino, .. } => *ino == of,
+            Op::ReadDir { ino, .. }
+            | Op::SetAttr { ino, .. }
+            | Op::SetXattr { ino, .. }
+            | Op::RemoveXattr { ino, .. }
+            | Op::Fsync { ino, .. } => *ino == of,
             _ => false,
         }
+    }
+
+    fn locks_named(&self, home: Option<&(u64, Name)>) -> bool {
+        let Some((at, called)) = home else { return false };
+        match self {
+            Op::Rmdir { dir, name } => dir == at && name == called,
+            Op::Rename { from, name, to, new_name, .. } => {
+                from == at && name == called || to == at && new_name == called
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::lookup::tests::{T0, cache, calls};
+    use crate::op::Caller;
+    use nigh_types::{Attr, Entry, Event, NodeId, OpId, Reply, Response};
+
+    /// Directories below the root.
+    const MET: u64 = 7;
+    const OTHER: u64 = 8;
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
+    fn with_directories() -> Cache {
+        let mut cache = cache(Config::default());
+        for (ino, named) in [(MET, "met"), (OTHER, "other")] {
+            let lookup = Op::Lookup { dir: 1, name: name(named.as_bytes()) };
+            assert_eq!(cache.handle_op(T0, OpId(ino), Caller::default(), lookup), None);
+            let [call] = calls(&mut cache)[..] else { panic!("it is looked up") };
+            let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+            let id = NodeId { ino, generation: 1 };
+            let entry = Entry { id, attr, target: None, no_xattrs: true };
+            let response = Response::plain(Ok(Reply::Looked(Some(entry))));
+            cache.handle_event(T0, Event::Response { call, response });
+        }
+        cache
+    }
+
+    fn rename(from: u64, old: &[u8], to: u64, new: &[u8]) -> Op {
+        let (name, new_name) = (name(old), name(new));
+        Op::Rename { from, name, to, new_name, no_replace: false, exchange: false }
+    }
+
+    /// Of `MET`, the root and `OTHER`: which may be locked for a request, whether it is out or came while the remote was away.
+    fn locked(op: &Op) -> [bool; 3] {
+        let [out, parked] = [false, true].map(|parked| {
+            let mut cache = with_directories();
+            if parked {
+                cache.handle_event(T0, Event::Lapsed { why: String::new() });
+            }
+            assert_eq!(cache.handle_op(T0, OpId(99), Caller::default(), op.clone()), None);
+            assert_eq!(cache.parked.contains_key(&OpId(99)), parked);
+            [MET, 1, OTHER].map(|dir| cache.is_locked(dir))
+        });
+        assert_eq!(out, parked, "{op:?}");
+        out
+    }
+
+    #[test]
+    fn a_directory_is_locked_while_it_is_changed_or_written_out() {
+        let (value, flags) = (b"1".to_vec(), 0);
+        let set = Op::SetXattr { ino: MET, name: b"user.x".to_vec(), value, flags, kill_sgid: false };
+        let remove = Op::RemoveXattr { ino: MET, name: b"user.x".to_vec() };
+        let sync = Op::Fsync { ino: MET, fh: None, data_only: false };
+        for op in [set, remove, sync] {
+            assert_eq!(locked(&op), [true, false, false], "{op:?}");
+        }
+        assert_eq!(locked(&Op::GetAttr { ino: MET }), [false; 3]);
+    }
+
+    #[test]
+    fn a_directory_is_locked_while_it_is_removed_replaced_or_moved() {
+        assert_eq!(locked(&Op::Rmdir { dir: 1, name: name(b"met") }), [true, true, false]);
+        assert_eq!(locked(&rename(OTHER, b"x", 1, b"met")), [true, true, true]);
+        assert_eq!(locked(&rename(1, b"met", OTHER, b"x")), [true, true, true]);
+        assert_eq!(locked(&Op::Rmdir { dir: 1, name: name(b"x") }), [false, true, false]);
+        assert_eq!(locked(&Op::Rmdir { dir: OTHER, name: name(b"met") }), [false, false, true]);
+        assert_eq!(locked(&rename(1, b"x", 1, b"y")), [false, true, false]);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
-use crate::op::{Answer, Caller, Op};
+use crate::op::{Answer, Caller};
 use nigh_types::{Call, Errno, Name, NodeId, OpId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -48,12 +48,9 @@ impl Cache {
         {
             return self.wait(op, caller, call, Want::Reply, true);
         }
-        let name = key.1;
-        let call = Call::Lookup { dir: place, name: name.clone() };
-        let id = self.send(now, None, Purpose::Lookup { dir, name: name.clone() }, call);
-        if self.flights.contains_key(&id) {
-            self.lookups.insert((dir, name), id);
-        }
+        let purpose = Purpose::Lookup { dir, name: key.1.clone() };
+        let id = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name: key.1 });
+        self.enter_joins(id, purpose);
         let answer = self.wait(op, caller, id, Want::Reply, false);
         self.list_after_misses(now, dir);
         answer
@@ -97,7 +94,7 @@ impl Cache {
         }
         let node = self.place(ino).ok_or(Errno::STALE)?;
         let id = self.send(now, None, Purpose::Attr { ino }, Call::GetAttr { node });
-        self.attrs.insert(ino, id);
+        self.enter_joins(id, Purpose::Attr { ino });
         Ok((id, false))
     }
 
@@ -108,9 +105,7 @@ impl Cache {
             return Some(Answer::Node(self.node(now, None, id, attr, None, Some(held))));
         }
         match self.fetch_attr(now, ino) {
-            Ok((call, joined)) => {
-                self.wait(op, caller, call, Want::Again(Box::new(Op::LookupSelf { ino })), joined)
-            }
+            Ok((call, joined)) => self.wait(op, caller, call, Want::Itself, joined),
             Err(errno) => Some(Answer::Failed(errno)),
         }
     }
@@ -215,15 +210,11 @@ impl Cache {
 
     /// A waiter on attributes may have asked for something that needs them.
     fn answer_attr(&mut self, now: Time, op: OpId, answer: &Answer) {
-        let want = self.waiting.get(&op).map(|w| w.want.clone());
-        match (want, answer) {
-            (Some(Want::Again(again)), Answer::Attr(id, attr, valid)) => match *again {
-                Op::LookupSelf { .. } => {
-                    let node = self.node(now, None, *id, *attr, None, None);
-                    self.answer(op, Answer::Node(crate::op::Node { attr_valid: *valid, ..node }));
-                }
-                other => self.retry(now, op, other),
-            },
+        match (self.waiting.get(&op).map(|waiting| &waiting.want), answer) {
+            (Some(Want::Itself), Answer::Attr(id, attr, valid)) => {
+                let node = self.node(now, None, *id, *attr, None, None);
+                self.answer(op, Answer::Node(crate::op::Node { attr_valid: *valid, ..node }));
+            }
             _ => self.answer(op, answer.clone()),
         }
     }
@@ -246,15 +237,16 @@ impl Cache {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::{Config, Output};
+    use crate::{Config, OnDisconnect, Op, Output};
     use nigh_types::{Attr, CallId, CookieKey, Event, Session, Term};
 
-    const T0: Time = Time(1_000_000_000);
+    pub(crate) const T0: Time = Time(1_000_000_000);
 
-    fn cache() -> Cache {
-        let mut cache = Cache::new(Config::default());
+    /// A cache of an export of which nothing is known.
+    pub(crate) fn cache(config: Config) -> Cache {
+        let mut cache = Cache::new(config);
         let session = Session {
             root: NodeId { ino: 1, generation: 1 },
             root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
@@ -270,7 +262,7 @@ mod tests {
         cache
     }
 
-    fn calls(cache: &mut Cache) -> Vec<CallId> {
+    pub(crate) fn calls(cache: &mut Cache) -> Vec<CallId> {
         let outputs = std::iter::from_fn(|| match cache.poll_output() {
             Output::Timeout(..) => None,
             other => Some(other),
@@ -287,7 +279,7 @@ mod tests {
             |_| Op::ListXattr { ino: 1, size: 0 },
         ];
         for op in asked {
-            let mut cache = cache();
+            let mut cache = cache(Config::default());
             let mut ask = |id| cache.handle_op(T0, OpId(id), Caller::default(), op(name()));
             assert_eq!((ask(1), ask(2)), (None, None));
             let [call] = calls(&mut cache)[..] else { panic!("one joins the other") };
@@ -299,5 +291,19 @@ mod tests {
             cache.handle_event(T0, Event::Response { call, response });
             assert!(cache.is_waiting(OpId(3)));
         }
+    }
+
+    #[test]
+    fn what_nobody_is_asked_is_no_miss_and_is_joined_by_nobody() {
+        let mut cache = cache(Config { on_disconnect: OnDisconnect::Stale, ..Config::default() });
+        cache.handle_event(T0, Event::Lapsed { why: String::new() });
+        let name = Name::new(b"x").unwrap();
+        let asked = [Op::Lookup { dir: 1, name }, Op::GetAttr { ino: 1 }, Op::ListXattr { ino: 1, size: 0 }];
+        for op in asked {
+            let answer = cache.handle_op(T0, OpId(1), Caller::default(), op);
+            assert_eq!(answer, Some(Answer::Failed(Errno::IO)));
+        }
+        assert!(cache.lookups.is_empty() && cache.attrs.is_empty() && cache.xattrs.is_empty());
+        assert_eq!((cache.counters().hits, cache.counters().misses), (3, 0));
     }
 }

@@ -209,7 +209,7 @@ impl Cache {
             }
             return;
         };
-        if inode.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
+        if inode.is_at(dir, name) {
             inode.home = None;
         }
         if let Some(attr) = last.filter(Attr::is_dir) {
@@ -356,9 +356,8 @@ impl Cache {
 
     /// The one name of an inode was listed: what is learned of it from now on belongs into that row.
     pub(crate) fn found_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        let here = |home: &(u64, Name)| home.0 == dir && home.1 == *name;
         let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
-        if let Some(inode) = inode.filter(|i| !i.home.as_ref().is_some_and(here)) {
+        if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
             // The kernel was not told of it under this name.
             inode.told_until = Time(0);
             self.move_home(id, (dir, name));
@@ -366,10 +365,11 @@ impl Cache {
     }
 
     fn move_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        if self.inodes.get(&id.ino).is_some_and(|i| i.id == id) {
+        let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return };
+        if !inode.is_at(dir, name) {
             self.set_home(id, (dir, name));
-            self.uncover(id.ino, Some(dir));
         }
+        self.uncover(id.ino, Some(dir));
     }
 
     pub(crate) fn set_attr(

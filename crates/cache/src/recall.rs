@@ -114,7 +114,6 @@ impl Cache {
         if self.config.level == Level::All && (missing || names.len() as u64 > NAMES_ONE_BY_ONE) {
             // No missing name is believed in any more.
             names.extend(std::mem::take(&mut self.missing_given));
-            self.counters.epoch_planned += 1;
             stale.push(Stale::Epoch(names));
         } else {
             stale.extend(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }));

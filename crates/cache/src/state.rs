@@ -98,6 +98,11 @@ impl Inode {
         }
     }
 
+    /// Whether that name last led to it.
+    pub fn is_at(&self, dir: u64, name: &Name) -> bool {
+        self.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name)
+    }
+
     /// Another inode took the number: nothing that was known of the old one holds.
     pub fn renew(&mut self, id: NodeId) {
         let old = std::mem::replace(self, Inode::new(id));

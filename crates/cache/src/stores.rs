@@ -20,7 +20,7 @@
 //! all are dropped, and go behind the answers: of requests that are out by then, not of later ones, which would never end.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose};
+use crate::flight::{Flight, attr_after};
 use crate::grants::Held;
 use crate::locked::Pages;
 use crate::op::{Invalidation, Output, Stale};
@@ -78,9 +78,8 @@ impl Cache {
 
     /// The same from a reply to a write or a read.
     pub(crate) fn note_base_after(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
-        let after = response.after.iter().find(|(node, _)| node.ino == ino);
-        if let Some((_, attr)) = after {
-            self.note_base(now, Some(flight), ino, DataStamp::of(attr));
+        if let Some(attr) = attr_after(response, ino) {
+            self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
         }
     }
 
@@ -207,9 +206,8 @@ impl Cache {
                 old.stamp = old.tip;
             }
         }
-        let is_flush = |flight: &Flight| matches!(flight.purpose, Purpose::Write { flush: true, .. });
-        let calls: Vec<CallId> =
-            self.flights.iter().filter(|(_, flight)| is_flush(flight)).map(|(call, _)| *call).collect();
+        let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_flush());
+        let calls: Vec<CallId> = flushes.map(|(call, _)| *call).collect();
         for call in calls {
             let Some(flight) = self.flights.remove(&call) else { continue };
             if let Some(sequence) = flight.sequence {
@@ -225,12 +223,11 @@ impl Cache {
 
     /// Stores were written back.
     pub(crate) fn flushed(&mut self, ino: u64, response: &Response) {
-        let after = response.after.iter().find(|(node, _)| node.ino == ino);
         let old = self.inodes.get_mut(&ino).and_then(|inode| inode.old.as_mut());
-        if let (Some(old), Some((_, attr))) = (old, after)
+        if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
             && old.tip.mtime.pair() <= attr.mtime.pair()
         {
-            old.tip = DataStamp::of(attr);
+            old.tip = DataStamp::of(&attr);
         }
     }
 

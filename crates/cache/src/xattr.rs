@@ -61,7 +61,7 @@ impl Cache {
         }
         let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = self.send(now, None, Purpose::Xattrs { ino }, Call::Xattrs { node });
-        self.xattrs.insert(ino, call);
+        self.enter_joins(call, Purpose::Xattrs { ino });
         self.wait(op, caller, call, want, false)
     }
 

@@ -34,7 +34,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Opcodes of FUSE are below this.
 const OPCODES: usize = 64;
 
-/// What stands under the one lock.
 /// Frames for a link.
 pub(crate) struct Outgoing {
     pub link: Link,
@@ -45,6 +44,7 @@ pub(crate) struct Outgoing {
     pub last: bool,
 }
 
+/// What stands under the one lock.
 pub(crate) struct Core {
     pub cache: Cache,
     pub remote: ClientSession,

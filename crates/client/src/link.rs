@@ -68,9 +68,11 @@ pub(crate) fn greet(link: &Link, mut session: ClientSession) -> Result<Greeted, 
 pub(crate) fn write_link(driver: &Driver) {
     while let Some(Outgoing { link, mut frames, packs, last }) = driver.next_outgoing() {
         if packs {
-            frames
-                .iter_mut()
-                .for_each(|frame| *frame = pack(frame).map_or(FrameBytes::clone(frame), Into::into));
+            for frame in &mut frames {
+                if let Some(packed) = pack(frame) {
+                    *frame = packed.into();
+                }
+            }
         }
         if let Err(error) = write_frames(&link, &frames) {
             tracing::debug!(target: "nigh::link", %error, "cannot write");

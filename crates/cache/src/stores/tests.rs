@@ -419,7 +419,17 @@ fn what_was_read_before_a_recall_says_nothing_of_the_next_grant() {
 /// A session is forgotten while stores are being written back; `lapsed`: its term had run out. What is said of their pages
 /// in the next session, in which the file is opened again as it was in that second.
 fn over_a_forgotten_session(lapsed: bool, secs: i64, granted: Option<GrantId>) -> Option<Since> {
-    let mut rig = Rig::with_pages();
+    over_a_forgotten_session_with(Config::default(), lapsed, secs, granted)
+}
+
+fn over_a_forgotten_session_with(
+    config: Config,
+    lapsed: bool,
+    secs: i64,
+    granted: Option<GrantId>,
+) -> Option<Since> {
+    let mut rig = Rig::with(config);
+    rig.read(Some(FIRST), 1);
     let op = rig.write(true);
     let (write, _) = rig.calls.pop().unwrap();
     if lapsed {
@@ -446,6 +456,30 @@ fn pages_outlive_a_session_that_was_forgotten_before_their_grant_ended() {
     assert_eq!(over_a_forgotten_session(false, 2, None), ended(1), "others may, from now on");
     assert_eq!(over_a_forgotten_session(true, 2, Some(anew)), ended(1));
     assert_eq!(over_a_forgotten_session(true, 1, Some(anew)), under(1, anew), "nobody has written");
+}
+
+#[test]
+fn so_they_do_where_answers_may_be_stale() {
+    let (config, anew) = (Config { on_disconnect: OnDisconnect::Stale, ..Config::default() }, GrantId(21));
+    assert_eq!(over_a_forgotten_session_with(config, false, 2, Some(anew)), under(2, anew));
+    assert_eq!(over_a_forgotten_session_with(config, false, 2, None), ended(1));
+}
+
+#[test]
+fn what_was_closed_while_the_remote_was_away_is_said_in_one_call() {
+    let mut rig = Rig::with(Config::default());
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    rig.ask(Op::Open { ino: FILE.ino, access, append: false });
+    rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(1) }), 1, None);
+    let Some((_, Answer::Opened(second))) = rig.answers.pop() else { panic!("not opened") };
+    rig.event(Event::Lapsed { why: String::new() });
+    for fh in [rig.fh, second.fh] {
+        rig.ask(Op::Release { fh, flock: None });
+    }
+    assert!(rig.calls.is_empty());
+    rig.event(Event::Restored { session: session(), kept: true });
+    let [(_, Call::Release { handles })] = &rig.calls[..] else { panic!("{:?}", rig.calls) };
+    assert_eq!(handles[..], [Handle(3), Handle(4)]);
 }
 
 #[test]

@@ -343,6 +343,24 @@ fn names_of_a_locked_directory_hold_up_no_others() {
     stopped(&driver, thread);
 }
 
+/// A directory is being removed: its removal has it locked, and is answered when the kernel has forgotten.
+#[test]
+fn names_of_a_directory_that_is_being_removed_are_left_to_their_worker() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
+    let mut stage = stuck.stage();
+    assert_eq!(stage.make("victim", true).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let rmdir = nigh_cache::Op::Rmdir { dir: driver.root(), name: Name::new(b"victim").unwrap() };
+    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, rmdir);
+    let thread = running(&driver);
+    let entry = Stale::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
+    driver.notifier.queue(Invalidation(901), vec![entry], true);
+    driver.notifier.queue(Invalidation(902), vec![Stale::Attr { ino: 9 }], false);
+    until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
+    stuck.let_go();
+    stopped(&driver, thread);
+}
+
 /// A recall waits for a store into a map that is being written back when the link is cut: at the end of the term the kernel is
 /// told to forget all the same.
 #[test]
