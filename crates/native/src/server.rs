@@ -436,7 +436,9 @@ impl ServerConnection {
     #[must_use]
     pub fn asks_nothing(&self, bytes: &[u8]) -> bool {
         let plain = self.state == State::Attached && !self.muted && self.kept.is_empty();
-        plain && self.frames.partial_bytes() == 0 && frame::ask_nothing(bytes)
+        // A confirmation lets go what waits for room.
+        let waits = self.outgoing.waiting_bytes() > 0;
+        plain && !waits && self.frames.partial_bytes() == 0 && frame::ask_nothing(bytes)
     }
 
     /// Calls that are not answered yet, without those that wait for a lock.

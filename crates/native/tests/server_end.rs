@@ -309,3 +309,50 @@ fn a_server_counts_waits_for_locks_by_themselves() {
     let twice = [request(1, true), request(1, false)];
     assert_eq!(told(few, &twice).1, Err(ProtocolError::CallInUse(CallId(1))));
 }
+
+#[test]
+fn only_what_lets_nothing_go_on_asks_for_nothing() {
+    let (mut server, _) = told(Limits::default(), &[lookup(1)]);
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { .. })));
+    let all = [
+        (Message::Acknowledge(RecallId(1)), true),
+        (Message::Ping(1, 0), true),
+        (Message::Pong(1, 0), true),
+        (Message::Received(0), true),
+        (lookup(2), false),
+        (Message::Cancel(CallId(1)), false),
+        (Message::Return(vec![GrantId(1)]), false),
+        (Message::Reclaimed, false),
+        (Message::Bye(String::new()), false),
+    ];
+    let ping = Message::Ping(7, 0).encode();
+    for (message, alone) in &all {
+        let frame = message.encode();
+        assert_eq!(server.asks_nothing(&frame), *alone, "{message:?}");
+        assert_eq!(server.asks_nothing(&[&ping[..], &frame, &ping].concat()), *alone, "{message:?}");
+        assert!(!server.asks_nothing(&frame[..frame.len() - 1]), "not whole: {message:?}");
+    }
+    let mut packed = ping.clone();
+    packed[5] |= 8;
+    assert!(!server.asks_nothing(&packed));
+    // It would be answered, or kept, with more.
+    server.mute(true);
+    assert!(!server.asks_nothing(&ping));
+    server.mute(false);
+    // A part of a frame is there.
+    server.handle_input(T0, &ping[..5]).unwrap();
+    assert!(!server.asks_nothing(&ping));
+    server.handle_input(T0, &ping[5..]).unwrap();
+    assert!(server.asks_nothing(&ping));
+    // More than may be put out at a time waits for a confirmation.
+    let many = Response { last: false, ..Response::plain(Ok(Reply::Data(vec![1; 3 << 20]))) };
+    for _ in 0..3 {
+        server.respond(CallId(1), &many);
+    }
+    server.respond(CallId(1), &Response::plain(Ok(Reply::Data(vec![2; 3 << 20]))));
+    while server.poll_transmit().is_some() {}
+    assert!(server.waiting_bytes() > 0 && !server.asks_nothing(&ping));
+    server.handle_input(T0, &Message::Received(3).encode()).unwrap();
+    while server.poll_transmit().is_some() {}
+    assert!(server.waiting_bytes() == 0 && server.asks_nothing(&ping));
+}

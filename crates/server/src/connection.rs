@@ -298,6 +298,7 @@ impl Server {
                     Back::Said(bytes) if bytes.is_empty() => None,
                     Back::Said(bytes) => self.hear(session, number, &bytes),
                     Back::Ended(ended) => Some(ended),
+                    Back::Failed(error) => return Err(error),
                 }
             };
             if let Some(ended) = ended {

@@ -18,6 +18,12 @@ impl Server {
         session.intake(link, || self.take_in(session, bytes)).unwrap_or(Some(Ended::Replaced))
     }
 
+    /// The same without waiting for others who take in something of that session; `None`: there are.
+    pub(crate) fn hear_now(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Option<Ended>> {
+        let heard = session.intake_now(link, || self.take_in(session, bytes))?;
+        Some(heard.unwrap_or(Some(Ended::Replaced)))
+    }
+
     /// Takes in what a client said. Only while its lease goes on by that is it answered: where it owes
     /// acknowledgements for too long, all else that it says waits until it has given them.
     fn take_in(&self, session: &Arc<Session>, mut bytes: &[u8]) -> Option<Ended> {

@@ -146,6 +146,8 @@ impl Outbox {
     const RETURNING: usize = 8;
     /// How long a client may take for what is left when a session ends.
     const FAREWELL: Duration = Duration::from_secs(2);
+    /// Whoever adds something sends so much, and leaves the rest to the writer: it has others to look after.
+    const IN_PASSING: u64 = 256 << 10;
     pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
     pub(crate) fn new(pool: Weak<Pool>) -> Outbox {
@@ -348,6 +350,7 @@ impl Outbox {
 
     fn send_frames(&self, queue: &mut MutexGuard<'_, Queue>, wait: bool) -> io::Result<Sent> {
         let (Some(link), number) = (queue.link.clone(), queue.number) else { return Ok(Sent::Replaced) };
+        let mut done = 0;
         while let Some(mut frame) = queue.next() {
             let offered = queue.begun.take();
             let (packs, whole) = (queue.packs && offered.is_none(), frame.len());
@@ -377,6 +380,10 @@ impl Outbox {
                     self.let_go(queue);
                     if queue.number != number || queue.link.is_none() {
                         return Ok(Sent::Replaced);
+                    }
+                    done += frame.len() as u64;
+                    if !wait && done >= Outbox::IN_PASSING && !queue.is_empty() {
+                        return Ok(Sent::Blocked);
                     }
                 }
                 Err(error) => {

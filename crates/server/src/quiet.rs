@@ -21,6 +21,8 @@ pub(crate) enum Back {
     Said(Vec<u8>),
     /// Its session, or it, is at an end.
     Ended(Ended),
+    /// It cannot be read.
+    Failed(io::Error),
 }
 
 /// Those connections, whose threads sleep.
@@ -42,10 +44,10 @@ struct Seat {
     wake: Condvar,
 }
 
-/// How often a connection was heard lately: whoever talks a lot is not to take this thread from the others.
+/// How often a connection was read lately: whoever talks a lot is not to take this thread from the others.
 struct Pace {
     since: Instant,
-    heard: u32,
+    reads: u32,
 }
 
 impl Pace {
@@ -54,10 +56,10 @@ impl Pace {
 
     fn is_too_fast(&mut self) -> bool {
         if self.since.elapsed() > Pace::SPAN {
-            *self = Pace { since: Instant::now(), heard: 0 };
+            *self = Pace { since: Instant::now(), reads: 0 };
         }
-        self.heard += 1;
-        self.heard > Pace::MOST
+        self.reads += 1;
+        self.reads > Pace::MOST
     }
 }
 
@@ -83,7 +85,7 @@ impl Quiet {
             session: Arc::clone(session),
             number,
             link: link.clone(),
-            pace: Mutex::new(Pace { since: Instant::now(), heard: 0 }),
+            pace: Mutex::new(Pace { since: Instant::now(), reads: 0 }),
             back: Mutex::new(None),
             wake: Condvar::new(),
         });
@@ -154,25 +156,29 @@ impl Quiet {
 impl Seat {
     /// Takes in what came, if that asks for nothing; otherwise why its own thread is to go on.
     fn hear(&self, server: &Server, buffer: &mut [u8]) -> Option<Back> {
-        if self.pace.lock().is_too_fast() {
-            return Some(Back::Said(Vec::new()));
-        }
+        // Until nothing is left: what TLS has unpacked makes no descriptor readable.
         loop {
+            if self.pace.lock().is_too_fast() {
+                return Some(Back::Said(Vec::new()));
+            }
             let count = match self.link.read_now(buffer) {
-                Ok(count) if count > 0 => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
                 // Its own thread finds the same.
-                _ => return Some(Back::Said(Vec::new())),
+                Ok(0) => return Some(Back::Said(Vec::new())),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) => return Some(Back::Failed(error)),
             };
             let bytes = &buffer[..count];
             if count == buffer.len() || !self.session.asks_nothing(bytes) {
                 return Some(Back::Said(bytes.to_vec()));
             }
             // A panic of ours is the end of that connection, and not of all.
-            let heard = std::panic::AssertUnwindSafe(|| server.hear(&self.session, self.number, bytes));
+            let heard = std::panic::AssertUnwindSafe(|| server.hear_now(&self.session, self.number, bytes));
             match std::panic::catch_unwind(heard) {
-                Ok(None) => {}
-                Ok(Some(ended)) => return Some(Back::Ended(ended)),
+                Ok(Some(None)) => {}
+                Ok(Some(Some(ended))) => return Some(Back::Ended(ended)),
+                // Another link's thread is at it.
+                Ok(None) => return Some(Back::Said(bytes.to_vec())),
                 Err(_) => return Some(Back::Ended(Ended::Cut)),
             }
         }

@@ -357,7 +357,9 @@ impl Server {
 
     /// Has exports close what is idle. How many there are.
     fn sweep(&self) -> u64 {
-        let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
+        // Whoever opens one may wait for a disk.
+        let Some(exports) = self.exports.try_lock() else { return 1 };
+        let exports: Vec<_> = exports.values().filter_map(Weak::upgrade).collect();
         let count = exports.len() as u64;
         if count > 0 && !self.sweeping.swap(true, Ordering::SeqCst) {
             let sweeping = Arc::clone(&self.sweeping);

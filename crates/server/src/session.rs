@@ -167,8 +167,17 @@ impl Session {
     /// link took its place.
     pub(crate) fn intake<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<T> {
         let _one = self.intake.lock();
-        let current = self.wire.lock().link == link;
-        current.then(take)
+        self.is_over_link(link).then(take)
+    }
+
+    /// The same where nobody else takes in anything at this moment; otherwise `None`.
+    pub(crate) fn intake_now<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<Option<T>> {
+        let _one = self.intake.try_lock()?;
+        Some(self.is_over_link(link).then(take))
+    }
+
+    fn is_over_link(&self, link: u64) -> bool {
+        self.wire.lock().link == link
     }
 
     /// Its client came again at `moment` and has `received` frames: the session goes on over this link.

@@ -14,7 +14,7 @@ use nigh_server::LeaseConfig;
 use nigh_types::*;
 use std::fs;
 use std::io::{Read, Write};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -357,25 +357,41 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
 }
 
 #[test]
-fn one_that_gives_nothing_but_signs_of_life_takes_the_ear_of_nobody() {
+fn one_that_gives_signs_of_life_without_a_pause_takes_the_ear_of_nobody() {
+    // Whoever says nothing for 200 ms is listened to together with all others who do not.
+    const QUIET: Duration = Duration::from_millis(300);
     let _alone = alone();
     let world = World::new();
-    let mut said = 0_u64;
-    beside(&world, "signs of life", 16 << 20, |stop| {
-        let mut rogue = Rogue::attached(&world);
-        // So long nothing comes of it that all who are quiet are listened to together.
-        std::thread::sleep(Duration::from_millis(400));
-        let ping = Message::Ping(1, 0).encode();
-        rogue.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        let mut answers = vec![0; 1 << 16];
-        while !stop.load(Ordering::Relaxed) {
-            for _ in 0..64 {
-                rogue.stream.write_all(&ping).unwrap();
+    let rogue = Rogue::attached(&world);
+    // So little is on its way at a time that it is never all that is read at a time.
+    rustix::net::sockopt::set_socket_send_buffer_size(&rogue.stream, 1).unwrap();
+    let mut others: Vec<Client> = (0..3).map(|_| world.client()).collect();
+    let places: Vec<Place> = others.iter_mut().map(|other| other.place("d")).collect();
+    let stop = AtomicBool::new(false);
+    let (said, times) = std::thread::scope(|scope| {
+        let talk = || {
+            std::thread::sleep(QUIET);
+            let (frame, mut said) = (Message::Received(0).encode(), 0_u64);
+            while !stop.load(Ordering::Relaxed) && (&rogue.stream).write_all(&frame).is_ok() {
                 said += 1;
             }
-            let _ = rogue.stream.read(&mut answers);
+            said
+        };
+        let talkers = [scope.spawn(talk), scope.spawn(talk)];
+        let mut times = Vec::new();
+        for _ in 0..8 {
+            std::thread::sleep(QUIET);
+            for (other, place) in others.iter_mut().zip(&places) {
+                let begun = Instant::now();
+                other.attr(place);
+                times.push(begun.elapsed());
+            }
         }
+        stop.store(true, Ordering::Relaxed);
+        (talkers.map(|talker| talker.join().unwrap()).iter().sum::<u64>(), times)
     });
-    println!("{said} signs of life");
-    assert!(said > 1_000);
+    let longest = times.iter().max().unwrap();
+    println!("{said} signs of life; others who were quiet waited {longest:.1?} at the most");
+    assert!(said > 10_000, "{said}");
+    assert!(*longest < Duration::from_millis(500), "{times:?}");
 }

@@ -6,12 +6,16 @@ use common::client::Client;
 use common::raw::{Heard, Raw, hello};
 use common::world::{World, again};
 use common::*;
+use nigh_link::Peer;
+use nigh_link::tcp::{Door, Target, Trust};
 use nigh_native::{Message, encode_request};
 use nigh_remote::Remote;
 use nigh_types::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -167,4 +171,58 @@ fn a_server_that_stops_leaves_no_thread_of_who_is_quiet() {
         client.drain();
         assert_eq!(client.attr(place).0.kind(), Kind::Directory);
     }
+}
+
+/// Bytes between two ends, and what somebody on the way says to the server.
+fn on_the_way(to: SocketAddr) -> (SocketAddr, Sender<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, (say, said)) = (listener.local_addr().unwrap(), channel::<Vec<u8>>());
+    std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(to).unwrap();
+        let mut intruder = server.try_clone().unwrap();
+        for (mut from, mut into) in [
+            (client.try_clone().unwrap(), server.try_clone().unwrap()),
+            (server.try_clone().unwrap(), client.try_clone().unwrap()),
+        ] {
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut into);
+                let _ = into.shutdown(std::net::Shutdown::Both);
+            });
+        }
+        said.iter().for_each(|bytes| intruder.write_all(&bytes).unwrap());
+    });
+    (address, say)
+}
+
+#[test]
+fn a_record_that_is_no_record_ends_a_quiet_connection_at_once() {
+    let _alone = alone();
+    let world = World::new();
+    let keys = tempfile::tempdir().unwrap();
+    let door = Door::with_tls(&keys.path().join("server"), None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, say) = on_the_way(listener.local_addr().unwrap());
+    let target = Target {
+        host: "127.0.0.1".into(),
+        port: address.port(),
+        trust: Trust::Known(keys.path().join("known")),
+        token: None,
+    };
+    let client = std::thread::spawn(move || target.connect().unwrap());
+    let link = door.admit(listener.accept().unwrap().0).unwrap();
+    let client = client.join().unwrap();
+    let server = world.server.clone();
+    let served = std::thread::spawn(move || server.serve_link(link, Peer::in_process()));
+    client.write_all(&Message::Hello(hello(&world, 99, None)).encode()).unwrap();
+    assert!(client.read(&mut [0; 4096]).unwrap() > 0, "it is welcome");
+    std::thread::sleep(QUIET);
+    // As application data it would have to be sealed.
+    say.send([&[23, 3, 3, 0, 32][..], &[7; 32]].concat()).unwrap();
+    let begun = Instant::now();
+    while !served.is_finished() {
+        assert!(begun.elapsed() < Duration::from_secs(3), "the connection stands, and nobody is heard on it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(served.join().unwrap().is_err());
 }

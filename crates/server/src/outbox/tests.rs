@@ -137,6 +137,9 @@ fn over_tls_too_nothing_overtakes_a_frame_that_was_begun() {
     let outbox = outbox();
     let (ours, theirs) = tls_pair();
     ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    // Less than a caller sends is taken.
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16 << 10).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&theirs, 16 << 10).unwrap();
     let number = outbox.connect(ours);
     let frames: Vec<FrameBytes> = (0..200_u8).map(|n| Arc::new(vec![100 + n % 150; 60_000])).collect();
     outbox.add(frames.iter().cloned(), 0, 0);
@@ -231,4 +234,27 @@ fn what_a_slow_link_takes_in_a_second_is_enough_to_be_queued() {
     assert_eq!(pace.calm(), Outbox::CALM_LEAST);
     (0..50).for_each(|_| pace.note(50 << 20, Duration::from_millis(500)));
     assert_eq!(pace.calm(), Outbox::CALM);
+}
+
+/// The thread that listens to many may be the one that adds something.
+#[test]
+fn whoever_adds_much_sends_some_of_it_and_the_writer_the_rest() {
+    let outbox = outbox();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 200 << 10).unwrap();
+    let number = outbox.connect(ours.into());
+    let frames = (100..106).map(|n| Arc::new(vec![n; 64 << 10]));
+    outbox.add(frames.clone(), 0, 0);
+    outbox.send();
+    assert_eq!(outbox.bytes().1, Outbox::IN_PASSING, "though there is room for all");
+    outbox.send();
+    assert_eq!(outbox.bytes().1, Outbox::IN_PASSING);
+    let reader = read_all(theirs);
+    let writer = Arc::clone(&outbox);
+    let writer = std::thread::spawn(move || writer.write(number));
+    outbox.end();
+    writer.join().unwrap();
+    let all: Vec<u8> = frames.flat_map(|frame| frame.to_vec()).collect();
+    assert!(reader.join().unwrap() == all);
 }
