@@ -293,16 +293,28 @@ fn a_suspect_whose_lease_runs_out_while_it_comes_back_has_a_new_one() {
     let Attached { export, files, who, .. } = session.attached().unwrap();
     let agreed = export.session(files).unwrap();
     let (ours, _again) = UnixStream::pair().unwrap();
+    let ((held, is_held), (release, released)) = (mpsc::channel(), mpsc::channel());
+    let pause = || std::thread::sleep(Duration::from_millis(100));
     std::thread::scope(|scope| {
-        let back = session.with_connection(|_| {
-            let back = scope.spawn(|| session.go_on(ours.into(), (u64::MAX, 0), agreed));
-            // It has asked the table, and waits for its stream.
-            std::thread::sleep(Duration::from_millis(100));
-            server.leases.leave(&session, *who, true);
-            session.standing.lapse();
-            back
+        let mut back = None;
+        // With the table locked, that it asks it; then its stream is held until it has an answer.
+        server.leases.put_answer(session.holder(), &mut Vec::new(), |_, _| {
+            back = Some(scope.spawn(|| session.go_on(ours.into(), (u64::MAX, 0), agreed)));
+            pause();
+            let session = &session;
+            scope.spawn(move || {
+                session.with_connection(|_| {
+                    held.send(()).unwrap();
+                    released.recv_timeout(LONG).unwrap();
+                });
+            });
+            is_held.recv_timeout(LONG).unwrap();
         });
-        assert!(matches!(back.join().unwrap(), Ok(Resumption::Link(_))));
+        pause();
+        server.leases.leave(&session, *who, true);
+        session.standing.lapse();
+        release.send(()).unwrap();
+        assert!(matches!(back.unwrap().join().unwrap(), Ok(Resumption::Link(_))));
     });
     assert!(!session.standing.is_dormant());
     let holders = server.leases().holders;
