@@ -7,7 +7,9 @@
 //! | `script` | races as readable texts, in `testdata` |
 //! | `random` | seeded histories |
 //! | `mirror` | one client beside a second tree that executes the same requests directly |
+//! | `history` | the judge of what processes on several mounts were told, where the order of effects is not known |
 
+pub mod history;
 pub mod kept;
 pub mod kernel;
 pub mod mirror;

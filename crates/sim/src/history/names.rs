@@ -1,0 +1,193 @@
+//! All names of a window as one object: renames and links tie them together, and a number of links speaks of all.
+
+use super::search::{FITS, Object};
+use super::{How, Kind, Slot};
+
+/// What each name leads to: the number of an inode in [`Names::kinds`] plus 1, or 0.
+pub type State = [u16; Slot::COUNT as usize];
+
+/// Marks what a rename has seen at its new name.
+const AT_NEW: u16 = 0x8000;
+
+/// The inodes of a window, by what they are; fewer than [`Names::MOST`].
+pub struct Names {
+    pub kinds: Vec<Kind>,
+}
+
+/// What somebody was told of a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum What {
+    Nothing,
+    Something,
+    /// One of these inodes.
+    OneOf(Vec<u16>),
+    Dir,
+    NoDir,
+    NoSymlink,
+    Symlink,
+}
+
+/// Inodes are numbers in [`Names::kinds`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    Make {
+        slot: Slot,
+        inode: u16,
+    },
+    Link {
+        old: Slot,
+        new: Slot,
+    },
+    Unlink {
+        slot: Slot,
+    },
+    Rmdir {
+        slot: Slot,
+    },
+    Rename {
+        old: Slot,
+        new: Slot,
+        how: How,
+    },
+    Is {
+        slot: Slot,
+        what: What,
+    },
+    /// So is one of them, or both.
+    Any {
+        slots: [Slot; 2],
+        what: What,
+    },
+    /// What the name led to is gone from it, and has no other.
+    Gone {
+        old: Slot,
+    },
+    Links {
+        inode: u16,
+        count: u64,
+    },
+}
+
+fn at(state: &State, slot: Slot) -> u16 {
+    state[usize::from(slot.0)]
+}
+
+fn put(state: &State, slot: Slot, what: u16) -> State {
+    let mut state = *state;
+    state[usize::from(slot.0)] = what;
+    state
+}
+
+impl Names {
+    /// Greater numbers have other meanings in what is seen.
+    pub const MOST: usize = 0x7ff0;
+
+    fn kind(&self, what: u16) -> Option<Kind> {
+        self.kinds.get(usize::from(what.checked_sub(1)?)).copied()
+    }
+
+    fn is_dir(&self, what: u16) -> bool {
+        self.kind(what) == Some(Kind::Dir)
+    }
+
+    fn links(&self, state: &State, inode: u16) -> u64 {
+        let names = state.iter().filter(|what| **what == inode + 1).count() as u64;
+        // `.` of a directory that is there.
+        if self.is_dir(inode + 1) { names * 2 } else { names }
+    }
+
+    fn fits(&self, what: u16, expected: &What) -> bool {
+        match expected {
+            What::Nothing => what == 0,
+            What::Something => what != 0,
+            What::OneOf(inodes) => inodes.iter().any(|inode| *inode + 1 == what),
+            What::Dir => self.is_dir(what),
+            What::NoDir => what != 0 && !self.is_dir(what),
+            What::Symlink => self.kind(what) == Some(Kind::Symlink),
+            What::NoSymlink => what != 0 && self.kind(what) != Some(Kind::Symlink),
+        }
+    }
+
+    fn renamed(&self, state: &State, old: Slot, new: Slot, how: How) -> Option<State> {
+        let (moved, there) = (at(state, old), at(state, new));
+        let alike = there == 0 || self.is_dir(moved) == self.is_dir(there);
+        match how {
+            _ if moved == 0 => None,
+            How::NoReplace if there != 0 => None,
+            How::Exchange if there == 0 => None,
+            How::Exchange => Some(put(&put(state, old, there), new, moved)),
+            _ if !alike => None,
+            // Two names of one file: nothing happens.
+            _ if moved == there => Some(*state),
+            _ => Some(put(&put(state, old, 0), new, moved)),
+        }
+    }
+}
+
+impl Object for Names {
+    type State = State;
+    type Act = Act;
+
+    fn is_look(&self, act: &Act) -> bool {
+        matches!(act, Act::Is { .. } | Act::Any { .. } | Act::Gone { .. } | Act::Links { .. })
+    }
+
+    fn see(&self, state: &State, act: &Act, seen: &mut Vec<u16>) {
+        let mut add = |what: u16| {
+            if let Err(place) = seen.binary_search(&what) {
+                seen.insert(place, what);
+            }
+        };
+        match act {
+            Act::Is { slot, what } if self.fits(at(state, *slot), what) => add(FITS),
+            Act::Any { slots, what } if slots.iter().any(|slot| self.fits(at(state, *slot), what)) => {
+                add(FITS)
+            }
+            Act::Links { inode, count } if self.links(state, *inode) == *count => add(FITS),
+            // Which file it is to be is seen before it is linked, and may have moved by then.
+            Act::Link { old, .. } if at(state, *old) != 0 => add(at(state, *old)),
+            // A kernel looks at one name after the other, and does nothing where both lead to one inode.
+            Act::Rename { old, new, .. } => {
+                for (what, mark) in [(at(state, *old), 0), (at(state, *new), AT_NEW)] {
+                    if what != 0 {
+                        add(what | mark);
+                    }
+                }
+            }
+            Act::Gone { old } => match at(state, *old) {
+                0 => add(FITS),
+                what => add(what),
+            },
+            _ => {}
+        }
+        if matches!(act, Act::Gone { .. })
+            && seen.iter().any(|what| *what != FITS && !state.contains(what))
+            && !seen.contains(&FITS)
+        {
+            seen.push(FITS);
+        }
+    }
+
+    fn after(&self, state: &State, act: &Act, seen: &[u16]) -> Vec<State> {
+        match *act {
+            Act::Make { slot, inode } if at(state, slot) == 0 => vec![put(state, slot, inode + 1)],
+            Act::Link { new, .. } if at(state, new) == 0 => {
+                let linked = seen.iter().filter(|what| state.contains(what) && !self.is_dir(**what));
+                linked.map(|what| put(state, new, *what)).collect()
+            }
+            Act::Unlink { slot } if at(state, slot) != 0 && !self.is_dir(at(state, slot)) => {
+                vec![put(state, slot, 0)]
+            }
+            Act::Rmdir { slot } if self.is_dir(at(state, slot)) => vec![put(state, slot, 0)],
+            Act::Rename { old, new, how } => {
+                let mut states: Vec<State> = self.renamed(state, old, new, how).into_iter().collect();
+                let one = seen.iter().any(|what| seen.contains(&(what | AT_NEW)) && what & AT_NEW == 0);
+                if one && how != How::NoReplace && !states.contains(state) {
+                    states.push(*state);
+                }
+                states
+            }
+            _ => Vec::new(),
+        }
+    }
+}
