@@ -19,10 +19,19 @@ pub struct Sim {
     /// Only this one.
     #[arg(long, conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
+    /// Plants each known bug and says which history finds it (docs/decisions/0016-checkers.md).
+    #[arg(long, conflicts_with_all = ["seeds", "first", "seed"])]
+    planted: bool,
 }
 
 /// Seeded histories in virtual time; each must be true (crates/sim).
 pub fn sim(options: &Sim) -> Result<bool> {
+    if options.planted {
+        let mut command = Command::new(root::cargo());
+        command.current_dir(root::checkout()).args(["run", "--quiet", "--profile", "sim", "-p", "nigh-sim"]);
+        command.args(["--features", "nigh-types/planted", "--example", "planted"]);
+        return Ok(command.status()?.success());
+    }
     let (first, seeds) = options.seed.map_or((options.first, options.seeds), |seed| (seed, 1));
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args([
@@ -32,6 +41,8 @@ pub fn sim(options: &Sim) -> Result<bool> {
         "nigh-sim",
         "--test",
         "histories",
+        "--test",
+        "native",
     ]);
     command.env("NIGH_SEED", first.to_string()).env("NIGH_SEEDS", seeds.to_string());
     Ok(command.status()?.success())

@@ -4,6 +4,7 @@
 mod bench;
 mod check;
 mod crowd;
+mod host;
 mod hunt;
 mod licences;
 mod link;
@@ -47,6 +48,8 @@ enum Chore {
     Fuzz(hunt::Fuzz),
     /// Many simulated clients on one server: memory, times and order.
     Crowd(crowd::Options),
+    /// One writer and many readers of one directory: that nobody lists it again, and what a change takes.
+    Readers(crowd::readers::Options),
     /// How many lines of the pure crates their tests run.
     Coverage,
     /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
@@ -55,6 +58,8 @@ enum Chore {
     Workload(bench::workload::Options),
     /// Two threads on two paths to one directory; says whether each saw what the other had done.
     Race(race::Options),
+    /// Changes a directory and waits until another path to it shows that.
+    Host(host::Options),
     /// Works in a directory whose server dies, or whose link does, and says whether all came as it must.
     Load(load::Options),
     /// Mounts the null daemon: a filesystem that answers from memory and keeps nothing.
@@ -72,10 +77,12 @@ fn main() -> ExitCode {
         Chore::Sim(options) => hunt::sim(&options),
         Chore::Fuzz(options) => hunt::fuzz(&options),
         Chore::Crowd(options) => crowd::run(&options),
+        Chore::Readers(options) => crowd::readers::run(&options),
         Chore::Coverage => hunt::coverage(),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
         Chore::Race(options) => race::run(&options),
+        Chore::Host(options) => host::run(&options),
         Chore::Load(options) => load::run(&options),
         Chore::NullDaemon(options) => bench::null::run(&options),
     };

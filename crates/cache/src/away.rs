@@ -146,8 +146,10 @@ impl Cache {
     /// Answers of calls that are out are not kept.
     fn grants_end(&mut self) {
         self.counters.lapses += 1;
+        self.watches.note_gap();
         self.space = None;
         self.flights.values_mut().for_each(|flight| flight.seen.lapsed = true);
+        self.parked.append(&mut self.holds.clear());
     }
 
     /// `unbroken`: all grants end with a session that is forgotten, before their time.
@@ -237,6 +239,9 @@ impl Cache {
         if let Some((_, what)) = self.parked.remove(&op) {
             self.say(op, answer);
             return self.drop_behind(&[op], what.pages());
+        }
+        if self.holds.give_up(op) {
+            return self.say(op, answer);
         }
         let Some(waiting) = self.waiting.remove(&op) else { return };
         let away = !self.is_attached();

@@ -3,11 +3,13 @@
 use crate::away::Standing;
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
+use crate::events::Watches;
 use crate::flight::{Flight, NewFile, Purpose, Waiting};
 use crate::limits::Limits;
 use crate::locks::Locks;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
+use crate::push::Holds;
 use crate::recall::After;
 use crate::snapshots::Snapshots;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
@@ -21,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// every input call [`Cache::poll_output`] until it says [`Output::Timeout`], do what it says in that
 /// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is
 /// answered by `handle_invalidated` once the kernel has been told, one after the other in the order in
-/// which they came, but for those that go first; nothing else waits for it.
+/// which they came, but for those that go first; nothing else waits for it. Then drain [`Cache::poll_change`].
 ///
 /// `handle_op` answers at once what memory can answer; otherwise it returns `None` and the answer
 /// comes as [`Output::Answer`], exactly once, unless `handle_interrupt` answered first.
@@ -80,6 +82,7 @@ pub struct Cache {
     pub(crate) xattrs: FxHashMap<u64, CallId>,
     pub(crate) overlay: Overlay,
     pub(crate) locks: Locks,
+    pub(crate) holds: Holds,
     pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
     /// What the kernel is being told; it is told in this order.
     pub(crate) untold: BTreeSet<Invalidation>,
@@ -95,6 +98,8 @@ pub struct Cache {
     pub(crate) next_fh: u64,
     pub(crate) next_invalidation: u64,
     pub(crate) counters: Counters,
+    /// Directories in which others' changes are told to watchers.
+    pub(crate) watches: Watches,
     pub(crate) out: VecDeque<Output>,
 }
 
@@ -136,6 +141,7 @@ impl Cache {
             xattrs: FxHashMap::default(),
             overlay: Overlay::new(config.client, config.incarnation),
             locks: Locks::default(),
+            holds: Holds::default(),
             after_invalidation: BTreeMap::new(),
             untold: BTreeSet::new(),
             dropping: BTreeMap::new(),
@@ -146,6 +152,7 @@ impl Cache {
             next_fh: 0,
             next_invalidation: 0,
             counters: Counters::default(),
+            watches: Watches::default(),
             out: VecDeque::new(),
         }
     }
@@ -329,6 +336,8 @@ impl Cache {
             Event::Response { call, response } if self.is_early(call) => self.deferred.push((call, response)),
             Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
+            Event::Hold(hold) => self.handle_hold(now, hold),
+            Event::Commit(commit) => self.handle_commit(now, commit),
             Event::Lost { why } => self.handle_lost(now, &why),
         }
     }
@@ -365,6 +374,7 @@ impl Cache {
             Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
         };
         self.answer_all(&flight.waiters, &answer);
+        self.own_change_answered(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);
         }
@@ -438,6 +448,9 @@ impl Cache {
 
     /// The next thing to do.
     pub fn poll_output(&mut self) -> Output {
+        if self.out.is_empty() && !self.watches.is_empty() {
+            self.look_at_watched();
+        }
         if let Some(output) = self.out.pop_front() {
             return output;
         }
@@ -445,6 +458,8 @@ impl Cache {
             (self.watched.first().map(|(due, _)| *due), Reason::GrantEnd),
             (self.limits.next(), Reason::RequestLimit),
             (self.forget_by, Reason::SlowKernel),
+            (self.holds.due(), Reason::Commit),
+            (self.watches.due().filter(|_| self.standing == Standing::Stands), Reason::Watch),
         ];
         let first =
             dues.into_iter().filter_map(|(due, reason)| Some((due?, reason))).min_by_key(|(due, _)| *due);
@@ -471,10 +486,11 @@ impl Cache {
             gauges.entries += directory.rows.there();
             gauges.negative += directory.rows.missing();
             gauges.complete_directories += u64::from(directory.complete);
-            gauges.grants_read += u64::from(directory.held.is_some());
+            gauges.count_grant(self.clock, directory.held.as_ref());
         });
         self.inodes.values().for_each(|inode| {
-            gauges.grants_read += u64::from(inode.own.is_some()) + u64::from(inode.data.held.is_some());
+            gauges.count_grant(self.clock, inode.own.as_ref().map(|(_, held)| held));
+            gauges.count_grant(self.clock, inode.data.held.as_ref());
         });
         gauges
     }

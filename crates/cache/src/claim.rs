@@ -103,12 +103,10 @@ impl Cache {
     /// Another session is to be asked: answers to earlier claims are of no interest.
     pub(crate) fn forget_claims(&mut self) {
         self.flights.retain(|_, flight| !flight.purpose.is_claim());
-        // Its listings begin again.
-        for flight in self.flights.values_mut() {
-            if flight.begun {
-                flight.aside = Some(Box::default());
-                flight.grants.clear();
-            }
+        // Its listings go on: what they brought before serves those who wait for them, whether it comes again or not.
+        for flight in self.flights.values_mut().filter(|flight| flight.begun) {
+            flight.aside.get_or_insert_default();
+            flight.grants.clear();
         }
     }
 

@@ -1,5 +1,8 @@
 //! What `nigh status` shows of a cache.
 
+use crate::grants::Held;
+use nigh_types::Time;
+
 /// Counts over a cache's life; they only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
@@ -30,9 +33,19 @@ pub struct Gauges {
     pub complete_directories: u64,
     pub bytes: u64,
     pub grants_read: u64,
+    /// Of these, the ones that end of themselves and have not.
+    pub grants_limited: u64,
     pub pending_operations: u64,
     pub inodes: u64,
     pub open_files: u64,
+}
+
+impl Gauges {
+    pub(crate) fn count_grant(&mut self, now: Time, held: Option<&Held>) {
+        self.grants_read += u64::from(held.is_some());
+        self.grants_limited +=
+            u64::from(held.is_some_and(|held| held.deadline != Time::FAR && held.lives(now)));
+    }
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ impl Cache {
             return;
         }
         let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
-        let reading: BTreeSet<u64> = open.map(|open| open.ino).collect();
+        let reading: BTreeSet<u64> = open.map(|open| open.ino).chain(self.watches.dirs()).collect();
         self.trim_to(now, budget, &reading);
         if self.exceeds(budget.saturating_mul(2)) {
             self.trim_to(now, budget, &BTreeSet::from([self.last_read]));

@@ -7,7 +7,7 @@ use crate::grants::Held;
 use crate::op::{Answer, Invalidation, Node, Output, Stale};
 use crate::rows::{Child, Row};
 use crate::state::{Directory, Inode};
-use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
+use nigh_types::{Attr, Bug, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time, planted};
 
 impl Cache {
     /// A directory's names, if their grant lives; ends them if it does not.
@@ -30,10 +30,13 @@ impl Cache {
     /// The attributes of an inode and the grant that they stand under.
     pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        if self.holds.has_inode(id.ino) {
+            return None;
+        }
         if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
             return Some((attr, held));
         }
-        let (dir, name) = inode.home.as_ref()?;
+        let (dir, name) = inode.home.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))?;
         let directory = self.dirs.get(dir)?;
         let held = directory.held.filter(|h| h.lives(now))?;
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
@@ -43,6 +46,9 @@ impl Cache {
 
     /// The same, for a child found in its directory's row.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
+        if self.holds.has_inode(child.id.ino) {
+            return None;
+        }
         if child.attr_known && child.attr().covered_by_parent() {
             return Some((child.attr(), held));
         }
@@ -92,6 +98,13 @@ impl Cache {
     ) -> Option<Held> {
         if flight.seen.inodes.contains(&id.ino) {
             self.forget_attr(id.ino);
+            return None;
+        }
+        if flight.seen.told.contains(&id.ino) {
+            // What others made of it is the later, unless this is an own change: then it is not known which is.
+            if flight.sequence.is_some() {
+                self.forget_attr(id.ino);
+            }
             return None;
         }
         if flight.sequence.is_none() {
@@ -160,6 +173,9 @@ impl Cache {
     ) -> Option<Held> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (dir, name) = inode.home.as_ref()?;
+        if flight.seen.is_pushed(*dir, name) {
+            return None;
+        }
         let cookie = self.key.cookie(name.as_bytes());
         let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, Covers::Names))?;
         let held = directory.held.filter(|h| h.lives(now))?;
@@ -186,7 +202,7 @@ impl Cache {
     }
 
     /// The same for attributes: a recall of them and an own change crossed.
-    fn doubt_attr(&mut self, id: NodeId) {
+    pub(crate) fn doubt_attr(&mut self, id: NodeId) {
         for flight in self.flights.values_mut() {
             flight.seen.recalled.push((id, Covers::Inode));
         }
@@ -235,6 +251,13 @@ impl Cache {
         entry: Option<&Entry>,
         grants: &[Grant],
     ) -> Option<Held> {
+        if flight.seen.is_pushed(dir.ino, name) {
+            // The same for what a name leads to.
+            if flight.sequence.is_some() {
+                self.doubt_order(dir);
+            }
+            return None;
+        }
         let crossed = flight.crossed(dir.ino, name, entry.map(|e| e.id));
         if crossed || flight.recalled(dir, Covers::Names) {
             if crossed || flight.sequence.is_some() {
@@ -245,7 +268,9 @@ impl Cache {
         if flight.sequence.is_none() {
             self.mark_under_way(dir.ino, name, entry.map(Child::new).as_ref());
         }
-        let fresh = flight.granted(grants, dir, Covers::Names).map(|g| Held::begin(g, flight.sent));
+        let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::made_up(dir));
+        let fresh = flight.granted(grants, dir, Covers::Names).or(made_up.as_ref());
+        let fresh = fresh.map(|grant| Held::begin(grant, flight.sent));
         let cookie = self.key.cookie(name.as_bytes());
         if self.names(now, dir.ino).is_none() {
             let held = fresh.filter(|h| h.lives(now))?;
@@ -321,6 +346,7 @@ impl Cache {
     /// With a directory's grant ends the listing that the kernel keeps. What a listing in flight has brought goes on
     /// serving those who wait for it, and nobody else.
     fn leave_listings(&mut self, dir: u64) {
+        self.watches.unsettle(self.clock, dir);
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
         if let Some(flight) = flight.filter(|f| f.begun && f.aside.is_none()) {
@@ -374,6 +400,8 @@ impl Cache {
     ) -> Node {
         let level = self.config.level;
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
+        let ordered = home.is_some_and(|(dir, _)| self.is_ordered(now, dir));
+        let name_held = name_held.filter(|_| !ordered);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
         let node = Node { id, attr, entry_valid, attr_valid: valid(attr_held) };
         let inode = self.inode(id);
@@ -381,11 +409,16 @@ impl Cache {
         inode.lookups += 1;
         if let Some((dir, name)) = home {
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
+            inode.named_until = now.after(node.entry_valid);
             if !inode.is_at(dir, name) {
                 self.set_home(id, (dir, name));
             }
         }
         node
+    }
+
+    fn is_ordered(&self, now: Time, dir: u64) -> bool {
+        self.dirs.get(&dir).is_some_and(|directory| directory.is_ordered(now))
     }
 
     /// What is learned of an inode from now on belongs into the row of that name, where it was not at home: where another one said
@@ -406,6 +439,8 @@ impl Cache {
 
     /// What the kernel is told of a name that does not exist.
     pub(crate) fn missing(&mut self, now: Time, dir: u64, name: &Name, held: Option<Held>) -> Answer {
+        let held = held.filter(|_| !self.is_ordered(now, dir));
+        let held = held.filter(|_| !self.watches.is_telling(dir));
         let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));
         if valid == Span::ZERO || self.missing_given.len() as u64 >= self.config.kernel_missing_most {
             return Answer::Missing(Span::ZERO);

@@ -5,8 +5,10 @@ use crate::locks::{Holder, Range};
 use crate::op::{Answer, Caller, Fh, Op, Output};
 use crate::rows::Child;
 use nigh_types::{
-    Access, Attr, Call, CallId, Covers, Errno, Grant, Handle, Name, NodeId, OpId, Response, Time,
+    Access, Attr, Bug, Call, CallId, Covers, Errno, Grant, Handle, Name, NodeId, OpId, Response, Time,
+    planted,
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a call's reply is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -128,6 +130,21 @@ impl Purpose {
         matches!(self, Purpose::Write { flush: true, .. })
     }
 
+    /// Whether facts are learned from its reply.
+    pub(crate) fn learns(&self) -> bool {
+        !matches!(
+            self,
+            Purpose::Lock { .. }
+                | Purpose::Unlock { .. }
+                | Purpose::TestLock
+                | Purpose::Reclaim { .. }
+                | Purpose::Walk { .. }
+                | Purpose::Space { .. }
+                | Purpose::Seek
+                | Purpose::Flags
+        )
+    }
+
     /// The names that a change binds or unbinds.
     pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {
@@ -195,11 +212,37 @@ pub(crate) struct Seen {
     pub inodes: Vec<u64>,
     /// Names that own mutations bound or unbound, with what they lead to now.
     pub names: Vec<(u64, Name, Option<Child>)>,
+    /// Names that others bound or unbound: held (`None`), or known since, unless [`crate::state::Directory::gaps`] has
+    /// grown.
+    pub pushed: BTreeMap<u64, BTreeMap<Name, Option<u64>>>,
+    /// Inodes to which such names led or lead.
+    pub told: BTreeSet<u64>,
 }
 
 impl Seen {
     pub fn is_empty(&self) -> bool {
-        !self.lapsed && self.recalled.is_empty() && self.inodes.is_empty() && self.names.is_empty()
+        let own = self.inodes.is_empty() && self.names.is_empty();
+        !self.lapsed && self.recalled.is_empty() && own && self.pushed.is_empty() && self.told.is_empty()
+    }
+
+    /// Whether others changed that name, or are about to.
+    pub fn is_pushed(&self, dir: u64, name: &Name) -> bool {
+        self.pushed.get(&dir).is_some_and(|names| names.contains_key(name))
+    }
+
+    /// An own change of that name is the later.
+    fn forget_pushed(&mut self, dir: u64, name: &Name) {
+        if let Some(names) = self.pushed.get_mut(&dir) {
+            names.remove(name);
+            if names.is_empty() {
+                self.pushed.remove(&dir);
+            }
+        }
+    }
+
+    /// Whether others changed a name of that directory.
+    pub fn was_pushed_in(&self, dir: u64) -> bool {
+        self.pushed.contains_key(&dir)
     }
 
     pub fn name(&self, dir: u64, name: &Name) -> Option<&Option<Child>> {
@@ -240,7 +283,8 @@ impl Flight {
     /// Whether those facts were recalled after this call was sent: what it says of them may be older than
     /// what is known now.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
-        self.seen.lapsed || self.seen.recalled.contains(&(node, covers))
+        let tainted = self.seen.lapsed || self.seen.recalled.contains(&(node, covers));
+        tainted && !planted(Bug::ForgetsRecalls)
     }
 
     /// Whether it is for a lock that nobody waits for any more.
@@ -485,6 +529,9 @@ impl Cache {
             return;
         }
         for flight in self.flights.values_mut() {
+            if flight.sequence.is_none() {
+                flight.seen.forget_pushed(dir, name);
+            }
             flight.seen.names.push((dir, name.clone(), child.cloned()));
         }
     }

@@ -1,6 +1,6 @@
 //! Grants as the cache holds them.
 
-use nigh_types::{Covers, Grant, GrantId, NodeId, Term, Time};
+use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Term, Time};
 
 /// A grant in force: facts under it may be served before `deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,4 +42,10 @@ impl Held {
 /// The grant among `grants` on those facts of that node.
 pub(crate) fn on(grants: &[Grant], node: NodeId, covers: Covers) -> Option<&Grant> {
     grants.iter().find(|g| g.node == node && g.covers == covers)
+}
+
+/// A grant on a directory that nobody gave ([`nigh_types::Bug::KeepsUngranted`]).
+pub(crate) fn made_up(node: NodeId) -> Grant {
+    let (covers, mode, term) = (Covers::Names, Mode::Read, Term::Session);
+    Grant { id: GrantId(0), node, covers, mode, term, recallable: true, shared: false }
 }

@@ -2,7 +2,7 @@
 //! See docs/decisions/0006-notification-levels.md.
 
 use crate::grants::Held;
-use nigh_types::{Span, Time};
+use nigh_types::{Bug, Span, Time, planted};
 
 /// What can be taken back from the kernel before its timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +24,7 @@ impl Level {
         match self {
             _ if held.stale => Span::ZERO,
             Level::None => Span::ZERO,
+            _ if planted(Bug::OutlivesGrant) => LONG,
             Level::All | Level::NoEpoch => held.deadline.since(now).min(LONG),
         }
     }

@@ -13,6 +13,7 @@
 //! | `flight`, `overlay` | calls in flight, mutations among them |
 //! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
+//! | `events` | what others changed, for those who watch |
 //! | `recall`, `stores`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
 
 mod away;
@@ -21,6 +22,7 @@ mod claim;
 mod compact;
 mod config;
 mod counters;
+mod events;
 mod evict;
 mod facts;
 mod files;
@@ -37,6 +39,7 @@ mod mutate;
 mod op;
 mod overlay;
 mod places;
+mod push;
 mod readdir;
 mod recall;
 mod replace;
@@ -50,6 +53,7 @@ mod xattr;
 pub use cache::Cache;
 pub use config::{Config, OnDisconnect};
 pub use counters::{Counters, Gauges};
+pub use events::{Change, Watching};
 pub use kernel::Level;
 pub use op::{
     Answer, Caller, Fh, Invalidation, LockSpan, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale,

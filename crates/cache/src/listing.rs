@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
-use crate::op::{Answer, Fh};
+use crate::op::{Answer, Fh, Op};
 use crate::rows::{Child, Row};
 use nigh_types::{
     Call, CallId, Cookie, Covers, Entry, Errno, Grant, Name, NodeId, OpId, Reply, Response, Time,
@@ -59,6 +59,7 @@ impl Cache {
             (Ok(Reply::Listed(listed)), Some(_)) => (listed.entries.clone(), response.last),
             (Err(errno), _) => {
                 self.listing_ended(call, dir);
+                self.watched_cannot_be_listed(dir);
                 self.answer_all(&flight.waiters, &Answer::Failed(*errno));
                 return None;
             }
@@ -73,7 +74,8 @@ impl Cache {
         if !flight.begun {
             self.listing_begins(now, call, dir, &mut flight, &response.grants);
         }
-        if flight.aside.is_none() && self.crosses(dir, &flight, &entries, last) {
+        let crosses = self.crosses(dir, &flight, &entries, last) || self.is_outdated(&flight.seen, dir);
+        if flight.aside.is_none() && crosses {
             self.list_anew(now, dir, &mut flight);
         }
         if flight.aside.is_none() {
@@ -89,6 +91,7 @@ impl Cache {
             self.listing_completes(now, call, dir, &mut flight, &response);
         }
         if last {
+            self.watched_is_listed(now, dir, &flight);
             self.serve_from_aside(call, &mut flight);
         }
         self.serve_waiters(now, dir, &mut flight);
@@ -96,6 +99,7 @@ impl Cache {
             self.trim(now);
             return Some(flight);
         }
+        self.wait_on(now, dir, &flight.waiters);
         self.answer_all(&flight.waiters, &Answer::Failed(Errno::IO));
         self.trim(now);
         None
@@ -184,8 +188,13 @@ impl Cache {
             if own_change && row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == entry.id) {
                 continue;
             }
+            if self.is_known_better(&flight.seen, dir, name) {
+                continue;
+            }
             let mut child = Child::new(entry);
-            let changed = own_change || flight.seen.inodes.contains(&entry.id.ino);
+            let changed = own_change
+                || flight.seen.inodes.contains(&entry.id.ino)
+                || flight.seen.told.contains(&entry.id.ino);
             if changed {
                 child.no_xattrs = false;
                 match self.attr_of(now, entry.id) {
@@ -216,6 +225,23 @@ impl Cache {
             directory.progress = Some(to);
         }
         self.recount(dir);
+    }
+
+    /// Of those who wait for a listing that is whole, the ones that need a name of which others are about to make
+    /// something else.
+    fn wait_on(&mut self, now: Time, dir: u64, waiters: &[OpId]) {
+        if !self.holds.has_names(dir) {
+            return;
+        }
+        for id in waiters {
+            let Some(waiting) = self.waiting.get(id) else { continue };
+            let (caller, Want::Page { fh, offset, size, plus }) = (waiting.caller, waiting.want.clone())
+            else {
+                continue;
+            };
+            self.waiting.remove(id);
+            self.wait_for_commit(now, *id, caller, dir, Op::ReadDir { ino: dir, fh, offset, size, plus });
+        }
     }
 
     /// A listed inode's own attributes: under its own grant if it needs one, else those in its
@@ -311,7 +337,7 @@ impl Cache {
             Want::Page { fh, offset, size, plus } => {
                 let page = match self.snapshot_page(fh, offset, size, plus) {
                     Some(page) => Some(page),
-                    None if flight.aside.is_some() => None,
+                    None if flight.aside.is_some() || self.holds.has_names(dir) => None,
                     None => self.page(now, dir, offset, size, plus),
                 };
                 match page {
@@ -326,5 +352,75 @@ impl Cache {
             }
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::lookup::tests::{T0, cache, calls};
+    use crate::op::{Caller, Op, Opened, Output};
+    use nigh_types::{Attr, CookieKey, Event, GrantId, Listed, Mode, Session, Term};
+
+    fn part(names: &[&str], last: bool) -> Response {
+        let entry = |(nth, text): (usize, &&str)| {
+            let id = NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
+            let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+            let name = Name::new(text.as_bytes()).unwrap();
+            (name, Entry { id, attr, target: None, no_xattrs: true })
+        };
+        let mut entries: Vec<(Name, Entry)> = names.iter().enumerate().map(entry).collect();
+        entries.sort_by_key(|(name, _)| CookieKey::default().cookie(name.as_bytes()));
+        let node = NodeId { ino: 1, generation: 1 };
+        let (id, covers, mode, term) = (GrantId(1), Covers::Names, Mode::Read, Term::Session);
+        let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
+        let grants = if last { Vec::new() } else { vec![grant] };
+        Response { last, grants, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+    }
+
+    /// What is answered; the kernel is told at once.
+    fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
+        let mut answers = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Answer { op, answer } => answers.push((op, answer)),
+                Output::Invalidate { id, .. } => cache.handle_invalidated(T0, id),
+                Output::Timeout(..) => return answers,
+                _ => {}
+            }
+        }
+    }
+
+    /// The server is started again between two parts; the session leaves out what has come before.
+    #[test]
+    fn a_listing_over_a_restart_has_what_came_before_it() {
+        let mut cache = cache(Config::default());
+        let mut names = ["a", "b", "c", "d"];
+        names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
+        let [call] = calls(&mut cache)[..] else { panic!("it is listed") };
+        cache.handle_event(T0, Event::Response { call, response: part(&names[..2], false) });
+        let opened = answers(&mut cache);
+        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        let read = Op::ReadDir { ino: 1, fh, offset: Cookie(0), size: 4096, plus: false };
+        assert_eq!(cache.handle_op(T0, OpId(2), Caller::default(), read), None);
+        let session = Session {
+            root: NodeId { ino: 1, generation: 1 },
+            root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
+            cookie_key: CookieKey::default(),
+            term: Term::Session,
+            has_acls: false,
+            host_bound: String::new(),
+            not_given: Vec::new(),
+            acts_as: (0, 0),
+            names: Vec::new(),
+        };
+        cache.handle_event(T0, Event::Restored { session, kept: false });
+        assert_eq!(answers(&mut cache), []);
+        cache.handle_event(T0, Event::Response { call, response: part(&names[2..], true) });
+        let told = answers(&mut cache);
+        let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(page.names, [b"...".as_slice(), names.concat().as_bytes()].concat());
     }
 }

@@ -16,6 +16,7 @@ impl Cache {
         let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
         out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_named(home))
             || self.parked.values().any(|(_, op)| op.locks_names(dir) || op.locks_named(home))
+            || self.holds.waiting().any(|op| op.locks_names(dir))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::op::{Answer, Caller};
-use nigh_types::{Call, Errno, Name, NodeId, OpId, Reply, Response, Span, Time};
+use nigh_types::{Call, Errno, Kind, Name, NodeId, OpId, Reply, Response, Span, Time};
 
 impl Cache {
     pub(crate) fn lookup(
@@ -15,7 +15,9 @@ impl Cache {
         name: Name,
     ) -> Option<Answer> {
         let cookie = self.key.cookie(name.as_bytes());
-        if let Some((directory, held)) = self.names(now, dir) {
+        if !self.holds.has_name(dir, &name)
+            && let Some((directory, held)) = self.names(now, dir)
+        {
             let row = directory.rows.find(cookie, name.as_bytes());
             match row.map(|r| r.child.clone()) {
                 Some(Some(child)) => {
@@ -38,6 +40,15 @@ impl Cache {
             }
         }
         self.lookup_remote(now, op, caller, dir, name)
+    }
+
+    /// What a name leads to, if memory knows that, and it is of that kind; counts as a lookup.
+    pub fn known(&mut self, now: Time, dir: u64, name: &Name, kind: Kind) -> Option<Answer> {
+        let cookie = self.key.cookie(name.as_bytes());
+        let (directory, held) = self.names(now, dir)?;
+        let child = directory.rows.find(cookie, name.as_bytes())?.child.clone()?;
+        let (attr, attr_held) = self.child_attr(now, &child, held).filter(|(attr, _)| attr.kind() == kind)?;
+        Some(Answer::Node(self.node(now, Some((dir, name)), child.id, attr, Some(held), Some(attr_held))))
     }
 
     fn lookup_remote(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
@@ -141,14 +152,30 @@ impl Cache {
     }
 
     pub(crate) fn looked(&mut self, now: Time, flight: Flight, dir: u64, name: &Name, response: Response) {
+        let kept = self.look_answered(now, flight, dir, name, response);
+        self.name_answered(now, dir, name, kept);
+    }
+
+    /// Whether a fact was made of it.
+    fn look_answered(
+        &mut self,
+        now: Time,
+        flight: Flight,
+        dir: u64,
+        name: &Name,
+        response: Response,
+    ) -> bool {
         let mut waiters = flight.waiters.clone();
-        let entry = match response.result {
-            Ok(Reply::Looked(entry)) => entry,
-            Ok(_) => return self.answer_all(&waiters, &Answer::Failed(Errno::PROTO)),
-            Err(errno) => return self.answer_all(&waiters, &Answer::Failed(errno)),
+        let failed = match (response.result.as_ref(), self.id_of(dir)) {
+            (Ok(Reply::Looked(_)), Some(_)) => None,
+            (Ok(Reply::Looked(_)), None) => Some(Errno::STALE),
+            (Ok(_), _) => Some(Errno::PROTO),
+            (Err(errno), _) => Some(*errno),
         };
-        let Some(dir_id) = self.id_of(dir) else {
-            return self.answer_all(&waiters, &Answer::Failed(Errno::STALE));
+        let (None, Ok(Reply::Looked(entry)), Some(dir_id)) = (failed, response.result, self.id_of(dir))
+        else {
+            self.answer_all(&waiters, &Answer::Failed(failed.unwrap_or(Errno::PROTO)));
+            return false;
         };
         let held = self.learn_name(now, &flight, dir_id, name, entry.as_ref(), &response.grants);
         if held.is_none()
@@ -164,7 +191,7 @@ impl Cache {
                 let answer = self.missing(now, dir, name, held);
                 self.answer(op, answer);
             }
-            return;
+            return held.is_some();
         };
         // The record must stand before its attributes are learned: they may live at its home.
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
@@ -183,6 +210,7 @@ impl Cache {
         if waiters.is_empty() {
             self.handle_forget(entry.id.ino, 1);
         }
+        held.is_some()
     }
 
     pub(crate) fn attr_arrived(&mut self, now: Time, flight: Flight, response: Response) {

@@ -3,6 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::grants::Held;
+use crate::kernel::Level;
 use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::{Child, Row};
 use nigh_types::{
@@ -104,6 +105,8 @@ impl Cache {
     fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
         let granted =
             flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
+        // Others may have made something in it by now.
+        let granted = granted.filter(|_| !flight.seen.was_pushed_in(entry.id.ino));
         let held = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let directory = self.directory(entry.id);
@@ -315,11 +318,28 @@ impl Cache {
         if let Some(other) = replaced.filter(|_| *exchange) {
             self.move_home(other, old);
         }
+        self.drop_carried(now, (old, moved), new);
+        if let Some(other) = replaced.filter(|_| *exchange) {
+            self.drop_carried(now, (new, other), old);
+        }
         self.learn_after(now, flight, response);
         for ino in [*from, *to, moved.ino].into_iter().chain(replaced.map(|r| r.ino)) {
             self.mark_inode(ino);
         }
         Answer::Done
+    }
+
+    /// A kernel that renames takes along for how long it may believe the old name. Under the new one that stands only where the same
+    /// grant covers both; of another directory's, or of none, no recall would speak.
+    fn drop_carried(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
+        let cookie = self.key.cookie(name.as_bytes());
+        let row =
+            self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
+        let covered =
+            old.0 == dir && row.and_then(|row| row.child.as_ref()).is_some_and(|child| child.id == id);
+        if !covered && self.config.level == Level::All {
+            self.invalidate(vec![Stale::Entry { dir, name: name.clone() }], None);
+        }
     }
 
     /// What is known of a child that changes its name: its old row, else what the reply says.
@@ -340,7 +360,8 @@ impl Cache {
     /// A name leads to `child` now, or to nothing, in the facts that there are and in calls in flight.
     fn bind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), child: Option<Child>) {
         self.mark_name(flight, dir, name, child.as_ref());
-        let crossed = flight.crossed(dir, name, child.as_ref().map(|c| c.id));
+        let pushed = flight.seen.is_pushed(dir, name);
+        let crossed = pushed || flight.crossed(dir, name, child.as_ref().map(|c| c.id));
         if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, Covers::Names)) {
             return self.doubt_order(id);
         }

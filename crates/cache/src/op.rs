@@ -385,4 +385,8 @@ pub enum Reason {
     RequestLimit,
     /// The kernel has been forgetting for as long as others may wait for that.
     SlowKernel,
+    /// Listings have waited for a change of others to be done for as long as they may.
+    Commit,
+    /// A watched directory is to be looked at again.
+    Watch,
 }

@@ -40,6 +40,12 @@ impl Cache {
         Some(names)
     }
 
+    /// The same to a directory.
+    #[must_use]
+    pub fn path_of_directory(&self, dir: u64) -> Option<Vec<Name>> {
+        self.path_to(self.id_of(dir)?)
+    }
+
     /// Names from the root to an inode, as far as the cache knows them.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
         self.path_by(node, |cache, at| cache.inodes.get(&at)?.home.clone())

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::Want;
 use crate::grants::Held;
-use crate::op::{Answer, Caller, Fh, Opened, Page, PageEntry, Stale};
+use crate::op::{Answer, Caller, Fh, Op, Opened, Page, PageEntry, Stale};
 use crate::rows::Row;
 use crate::state::OpenDir;
 use nigh_types::{Attr, Cookie, Errno, NodeId, OpId, Time};
@@ -123,6 +123,9 @@ impl Cache {
             return Some(Answer::Page(Page::default()));
         }
         let known = self.names(now, ino).is_some();
+        if known && self.holds.has_names(ino) {
+            return self.wait_for_commit(now, op, caller, ino, Op::ReadDir { ino, fh, offset, size, plus });
+        }
         if known && let Some(page) = self.page(now, ino, offset, size, plus) {
             self.page_given(now, fh, page.entries.is_empty());
             return Some(Answer::Page(page));

@@ -8,8 +8,8 @@ use crate::kernel::Level;
 use crate::op::{Invalidation, Output, Stale};
 use crate::state::{Data, Inode, Pages, Stamp};
 use nigh_types::{
-    Attr, Call, Covers, DataStamp, Errno, Grant, GrantId, Name, NodeId, OpId, Recall, RecallId, Reply,
-    Response, Span, Time,
+    Attr, Bug, Call, Covers, DataStamp, Errno, Grant, GrantId, Name, NodeId, OpId, Recall, RecallId, Reply,
+    Response, Span, Time, planted,
 };
 use std::collections::BTreeSet;
 
@@ -44,23 +44,38 @@ impl Cache {
             }
             Covers::Data => self.recall_data(recall.node),
         };
-        // The kernel may yet be forgetting what an earlier recall or doubt was about: behind that.
+        if planted(Bug::AcknowledgesFirst) {
+            self.follow(After::Acknowledge(recall.id));
+            self.invalidate(stale, None);
+            return;
+        }
+        self.tell_then(stale, After::Acknowledge(recall.id));
+    }
+
+    /// What follows when the kernel has forgotten that.
+    pub(crate) fn tell_then(&mut self, stale: Vec<Stale>, then: After) {
+        // It may yet be forgetting what an earlier recall or doubt was about: behind that.
         let nothing = stale.is_empty() && self.untold.is_empty();
         if nothing || !self.config.level.may_keep_pages() {
-            self.out.push_back(Output::Acknowledge(recall.id));
+            self.follow(then);
         } else {
-            self.invalidate(stale, Some(After::Acknowledge(recall.id)));
+            self.invalidate(stale, Some(then));
         }
+    }
+
+    fn follow(&mut self, then: After) {
+        self.out.push_back(match then {
+            After::Acknowledge(recall) => Output::Acknowledge(recall),
+            After::Return(grants) => Output::Return(grants),
+        });
     }
 
     /// The kernel has forgotten what it was told to.
     pub fn handle_invalidated(&mut self, now: Time, id: Invalidation) {
         self.clock = now;
         self.untold.remove(&id);
-        match self.after_invalidation.remove(&id) {
-            Some(After::Acknowledge(recall)) => self.out.push_back(Output::Acknowledge(recall)),
-            Some(After::Return(grants)) => self.out.push_back(Output::Return(grants)),
-            None => {}
+        if let Some(then) = self.after_invalidation.remove(&id) {
+            self.follow(then);
         }
         for (ino, all) in self.dropping.remove(&id).unwrap_or_default() {
             self.dropped(id, ino, all);
@@ -148,7 +163,7 @@ impl Cache {
     }
 
     /// Pages of open files that are kept as long as that grant on attributes lives; of closed ones none are.
-    fn stale_pages(&mut self, on: (NodeId, Covers)) -> Vec<Stale> {
+    pub(crate) fn stale_pages(&mut self, on: (NodeId, Covers)) -> Vec<Stale> {
         let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).collect();
         let under = |ino: &u64| {
             let inode = self.inodes.get(ino).filter(|i| i.data.held.is_some_and(|held| held.on == on));
@@ -189,7 +204,7 @@ impl Cache {
 
     /// Own reads and writes in flight were sent before the recall came, and are answered behind it: what they
     /// bring may be older than what is granted next.
-    fn recall_data(&mut self, node: NodeId) -> Vec<Stale> {
+    pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<Stale> {
         let ino = node.ino;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
         inode.data.held = None;
@@ -253,7 +268,10 @@ impl Cache {
     /// Something that the kernel holds open stands under a grant that ends then.
     pub(crate) fn watch(&mut self, deadline: Time, ino: u64) {
         if deadline != Time::FAR {
-            self.watched.insert((Time(deadline.0.saturating_sub(RENEW_BEFORE.0)), ino));
+            // Not at once, or a grant for so short a time would be renewed without end.
+            let half = Span(deadline.since(self.clock).0 / 2);
+            let soon = Time(deadline.0.saturating_sub(RENEW_BEFORE.0)).max(self.clock.after(half));
+            self.watched.insert((soon, ino));
             self.watched.insert((deadline, ino));
         }
     }
@@ -283,6 +301,7 @@ impl Cache {
             (self.forget_by, self.kernel_is_slow) = (None, true);
             self.end_claiming(now);
         }
+        self.end_waits_for_commits(now);
         while let Some(&(due, ino)) = self.watched.first() {
             if due > now {
                 break;

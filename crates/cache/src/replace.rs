@@ -74,7 +74,12 @@ impl Cache {
         }
         let listed: FxHashSet<&Name> = entries.iter().map(|(name, _)| name).collect();
         let gone = rows().filter(|row| {
-            let own = || under_way.contains(&row.name) || flight.seen.name(dir, &row.name).is_some();
+            let seen = &flight.seen;
+            let own = || {
+                under_way.contains(&row.name)
+                    || seen.name(dir, &row.name).is_some()
+                    || self.is_known_better(seen, dir, &row.name)
+            };
             row.child.is_some() && !listed.contains(&row.name) && !own()
         });
         let gone: Vec<(Cookie, Name)> = gone.map(|row| (row.cookie, row.name.clone())).collect();

@@ -4,7 +4,7 @@ use crate::grants::Held;
 use crate::op::Caller;
 use crate::rows::Rows;
 use crate::stores::{Base, Old};
-use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Time, Timestamp, XattrSet};
+use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
 
 /// An inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Debug)]
@@ -12,8 +12,9 @@ pub(crate) struct Inode {
     pub id: NodeId,
     /// How often the kernel was told of it and has not forgotten.
     pub lookups: u64,
-    /// Until then the kernel believes what it was told under `home`.
+    /// Until then the kernel believes what it was told under `home`, and until then that the name leads there.
     pub told_until: Time,
+    pub named_until: Time,
     /// How many [`crate::Fh`]s stand for it.
     pub opens: u32,
     /// Of those, files without a handle at the remote: before its last name goes, or who may read it
@@ -82,6 +83,7 @@ impl Inode {
             id,
             lookups: 0,
             told_until: Time(0),
+            named_until: Time(0),
             opens: 0,
             opens_unpinned: 0,
             writers: 0,
@@ -113,6 +115,11 @@ impl Inode {
     }
 }
 
+/// Changes by others that follow each other within this come again and again (decision 6 of the design), until none has come
+/// for so long.
+const PUSHES_MEET: Span = Span::from_millis(1_000);
+const QUIET: Span = Span::from_millis(10_000);
+
 /// What is known of a directory's names.
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -128,6 +135,10 @@ pub(crate) struct Directory {
     /// Counts breaks in what is known; the kernel's listing is of `kernel_version`.
     pub version: u64,
     pub kernel_version: Option<u64>,
+    /// How often its grant has ended.
+    pub gaps: u64,
+    /// When others changed names in it the last time, and whether they do so again and again ([`Directory::is_ordered`]).
+    pub pushed: Option<(Time, bool)>,
     /// The kernel was told of names that do not exist.
     pub missing_given: bool,
     /// Used since eviction last came by.
@@ -147,6 +158,8 @@ impl Directory {
             progress: None,
             version: 0,
             kernel_version: None,
+            gaps: 0,
+            pushed: None,
             missing_given: false,
             used: true,
             counted: 0,
@@ -160,6 +173,21 @@ impl Directory {
         self.complete = false;
         self.progress = None;
         self.version += 1;
+        self.gaps += 1;
+    }
+
+    /// Others have changed a name.
+    pub fn note_push(&mut self, now: Time) {
+        let again = self.pushed.is_some_and(|(last, ordered)| {
+            now < last.after(PUSHES_MEET) || ordered && now < last.after(QUIET)
+        });
+        self.pushed = Some((now, again));
+    }
+
+    /// Whether others change it so often that the kernel is given no time for its names: telling it to drop one may wait
+    /// for requests in that directory.
+    pub fn is_ordered(&self, now: Time) -> bool {
+        self.pushed.is_some_and(|(last, ordered)| ordered && now < last.after(QUIET))
     }
 
     /// Whether the absence of a row says that the name does not exist.

@@ -68,7 +68,10 @@ impl Cache {
     /// Whether the directory's listing, or the making of the inode, said that there are none.
     fn has_no_xattrs(&self, now: Time, id: NodeId) -> bool {
         let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return false };
-        let Some((dir, name)) = inode.home.as_ref() else { return false };
+        let Some((dir, name)) = inode.home.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))
+        else {
+            return false;
+        };
         let Some(directory) = self.dirs.get(dir).filter(|d| d.held.is_some_and(|h| h.lives(now))) else {
             return false;
         };
@@ -81,7 +84,10 @@ impl Cache {
     /// The remote looked and there are none. Of a child that its directory's grant does not cover this is known
     /// as long as its own attributes.
     pub(crate) fn learn_no_xattrs(&mut self, now: Time, flight: &Flight, entry: &Entry) {
-        let changed = flight.seen.inodes.contains(&entry.id.ino) || flight.recalled(entry.id, Covers::Inode);
+        let ino = entry.id.ino;
+        let changed = flight.seen.inodes.contains(&ino)
+            || flight.seen.told.contains(&ino)
+            || flight.recalled(entry.id, Covers::Inode);
         if changed || !entry.no_xattrs || entry.attr.covered_by_parent() {
             return;
         }

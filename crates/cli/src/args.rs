@@ -39,6 +39,9 @@ pub enum Command {
     /// Serve directories to other machines and users; without options your own mounts (started by `nigh
     /// mount` where it does not run)
     Serve(Box<ServeArgs>),
+    /// Make system calls in a mount as its daemon says (used by `nigh mount` itself)
+    #[command(hide = true)]
+    Replay { mountpoint: PathBuf, device: String },
 }
 
 #[derive(clap::Args)]
@@ -52,10 +55,10 @@ pub struct MountArgs {
     /// timeo=TENTHS, idmap=user|name|none|FILE, compress (what goes over the link, by LZ4)
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
-    /// How long facts are believed before the server is asked again, as long as it does not watch its own
-    /// disk: a time with its unit, `off` or `forever`
-    #[arg(long, value_name = "TIME", default_value = "5s")]
-    pub host_timeout: String,
+    /// How long facts are believed before the server is asked again: a time with its unit, `off` or `forever`
+    /// [default: until the server says that they changed, and 5s where it cannot hear of that]
+    #[arg(long, value_name = "TIME")]
+    pub host_timeout: Option<String>,
     /// What becomes of requests while the server is away: they `wait` until it is back; `fail` with an I/O error
     /// when they have waited for --request-timeout; or are answered from what was held (`stale`): changes are
     /// refused then
@@ -87,6 +90,10 @@ pub struct MountArgs {
     /// HOST:/DIR: copy this program to ~/.cache/nigh/bin there first, and use it
     #[arg(long)]
     pub install_server: bool,
+    /// Whether programs that watch by inotify are told what others change: in what is watched, as far as one may see
+    /// that (`auto`), in every directory of which all names are in memory too (`on`), or not at all
+    #[arg(long, value_name = "auto|on|off", default_value = "auto", value_parser = ["auto", "on", "off"])]
+    pub events: String,
     /// Stay in the foreground and log to standard error (NIGH_LOG=nigh=debug says more)
     #[arg(long)]
     pub foreground: bool,

@@ -79,10 +79,13 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
         level: Level::All,
         attach: tree.as_os_str().as_bytes().to_vec(),
         term: Term::Session,
+        trusts_watch: false,
         idmap: IdMapChoice::None,
+        pushes: true,
         compress: false,
         threads: 1,
         reconnect: None,
+        events: None,
         runtime: room.join("run"),
     })
 }

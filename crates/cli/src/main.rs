@@ -55,6 +55,7 @@ fn run(command: Command) -> Result<()> {
         Command::Status { mountpoint, server: None, json } => status::mounts(mountpoint, json),
         Command::Status { server: Some(socket), json, .. } => status::server(socket.as_deref(), json),
         Command::Serve(args) => serve::run(*args),
+        Command::Replay { mountpoint, device } => mount::replay(&mountpoint, &device),
     }
 }
 

@@ -6,11 +6,13 @@ use crate::options::Options;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
+use nigh_client::events::{Program, play};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
-use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig, OnDisconnect};
+use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect};
 use nigh_server::Places;
+use nigh_types::{Bug, Span, Term, plant};
 use std::path::Path;
 
 pub fn run(args: &MountArgs) -> Result<()> {
@@ -36,13 +38,14 @@ pub fn run(args: &MountArgs) -> Result<()> {
     background::start(&places.runtime.join("mount.log"))
 }
 
+/// How long facts are believed where the server cannot hear that they changed.
+const WHERE_UNWATCHED: Term = Term::Limited(Span::from_secs(5));
+
 /// Checks everything that the command line and environment say.
 fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountConfig> {
     let options = Options::parse(&args.options)?;
-    let term = match options.term {
-        Some(term) => term,
-        None => units::term("--host-timeout", &args.host_timeout)?,
-    };
+    let said = args.host_timeout.as_ref().map(|text| units::term("--host-timeout", text)).transpose()?;
+    let said = options.term.or(said);
     let budget_bytes = match &args.cache_size {
         Some(text) => units::size("--cache-size", text)?,
         None => units::default_cache_size(),
@@ -60,6 +63,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
     mount.noexec = options.noexec;
     mount.nosuid = !options.suid;
     mount.nodev = !options.dev;
+    planted_bugs()?;
     let (wanted, level) = masked_features()?;
     Ok(MountConfig {
         options: mount,
@@ -73,13 +77,32 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         wanted,
         level,
         attach: source.attach().to_vec(),
-        term,
+        term: said.unwrap_or(WHERE_UNWATCHED),
+        trusts_watch: said.is_none(),
         idmap,
+        pushes: std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off"),
         compress: options.compress,
         threads: args.threads,
         reconnect: Some(source.reconnect()),
+        events: events(options.events.as_ref().unwrap_or(&args.events)),
         runtime: places.runtime.clone(),
     })
+}
+
+/// Children that tell watchers are this program, whatever lies at its path by then.
+fn events(word: &str) -> Option<EventsConfig> {
+    if word == "off" {
+        return None;
+    }
+    let program = Program { path: "/proc/self/exe".into(), arguments: vec!["replay".into()] };
+    Some(EventsConfig { all: word == "on", program })
+}
+
+/// What such a child does.
+pub fn replay(mountpoint: &Path, device: &str) -> Result<()> {
+    let numbers =
+        device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    Ok(play(mountpoint, numbers.context("MAJOR:MINOR of the mount's device")?)?)
 }
 
 /// What `-o` says takes the place of what the command line says.
@@ -99,6 +122,19 @@ fn on_disconnect(args: &MountArgs, options: &Options) -> Result<OnDisconnect> {
 fn clear_dead(mountpoint: &Path) -> Result<()> {
     if nigh_client::fuse::mount::liveness(mountpoint) == nigh_client::fuse::mount::Liveness::Dead {
         nigh_client::fuse::mount::unmount(mountpoint, true)?;
+    }
+    Ok(())
+}
+
+/// `NIGH_PLANTED=5`: bugs for tests to find, where the build can have them.
+fn planted_bugs() -> Result<()> {
+    let Ok(names) = std::env::var("NIGH_PLANTED") else { return Ok(()) };
+    let bug = |name| Bug::of_name(name).with_context(|| format!("NIGH_PLANTED: no bug {name}"));
+    let bugs: Vec<Bug> = names.split(',').map(bug).collect::<Result<_>>()?;
+    if !plant(&bugs) {
+        bail!(
+            "NIGH_PLANTED: this build can have no bugs planted; build it with --features nigh-types/planted"
+        );
     }
     Ok(())
 }

@@ -31,12 +31,14 @@ pub struct Options {
     pub request_timeout: Option<Span>,
     /// What goes over the link is packed.
     pub compress: bool,
+    /// `events=`: takes the place of `--events`.
+    pub events: Option<String>,
     /// `idmap=`: takes the place of `--idmap`.
     pub idmap: Option<String>,
 }
 
 const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, \
-     hard, soft, timeo=TENTHS, compress, idmap=WORD";
+     hard, soft, timeo=TENTHS, compress, idmap=WORD, events=auto|on|off";
 
 impl Options {
     pub fn parse(texts: &[String]) -> Result<Options, Usage> {
@@ -46,6 +48,7 @@ impl Options {
                 Some(("actimeo", seconds)) => options.term = Some(seconds_term(option, seconds)?),
                 Some(("timeo", tenths)) => options.request_timeout = Some(tenths_span(option, tenths)?),
                 Some(("idmap", word)) if !word.is_empty() => options.idmap = Some(word.to_owned()),
+                Some(("events", word @ ("auto" | "on" | "off"))) => options.events = Some(word.to_owned()),
                 _ => options.set(option)?,
             }
         }
@@ -118,5 +121,7 @@ mod tests {
         assert!(parse("fscache").is_err());
         assert_eq!(parse("idmap=user,idmap=name").unwrap().idmap.as_deref(), Some("name"));
         assert!(parse("idmap=").is_err());
+        assert_eq!(parse("events=on,events=off").unwrap().events.as_deref(), Some("off"));
+        assert!(parse("events=maybe").is_err() && parse("events").is_err());
     }
 }

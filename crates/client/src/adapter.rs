@@ -39,6 +39,7 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
         }),
         Operation::Interrupt { id } => interrupt(driver, interrupts, header.unique, OpId(id)),
         Operation::Destroy | Operation::NotifyReply { .. } => {}
+        _ if driver.events.pretence.is_player(header.pid) && driver.pretend(&header, &operation) => {}
         _ => match translate(root, &header, &operation, agreed).and_then(|asked| driver.ids.asked(asked)) {
             Ok((shape, op)) => {
                 let group = operation.extensions().groups().next();

@@ -15,11 +15,12 @@ use crate::alarm::Alarm;
 use crate::answers::{self, Shape};
 use crate::clock::Clock;
 use crate::credentials;
+use crate::events::{Events, Said};
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
 use crate::openers::Openers;
-use nigh_cache::{Answer, Cache, Caller, Invalidation, Op, Output, Stale};
-use nigh_fuse::Transport;
+use nigh_cache::{Answer, Cache, Caller, Change, Invalidation, Op, Output, Stale};
+use nigh_fuse::{Header, Operation, Transport};
 use nigh_link::Link;
 use nigh_native::{ClientSession, Counters, FrameBytes};
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
@@ -111,6 +112,7 @@ struct Pending {
 struct Batch {
     answers: Vec<(u64, Shape, Answer)>,
     stale: Vec<(Invalidation, Vec<Stale>, bool)>,
+    changes: Vec<Change>,
     transmits: bool,
     /// A link that is of no use any more.
     useless: Option<Link>,
@@ -125,6 +127,7 @@ pub(crate) struct Driver {
     clock: Clock,
     pub transport: Box<dyn Transport>,
     pub notifier: Notifier,
+    pub events: Events,
     /// Who is who on the other side.
     pub ids: IdMap,
     own: Credentials,
@@ -163,6 +166,7 @@ impl Driver {
             clock,
             transport,
             notifier: Notifier::new()?,
+            events: Events::new()?,
             ids,
             own: credentials::own(),
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
@@ -211,6 +215,34 @@ impl Driver {
         }
     }
 
+    /// A request of a child of ours that tells watchers what others changed. Whether it was answered; else it is like anybody's.
+    pub fn pretend(&self, header: &Header, operation: &Operation<'_>) -> bool {
+        let Some(said) = self.events.pretence.says(self.root(), header, operation) else { return false };
+        let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid, group: None };
+        let answer = match said {
+            Said::Answer(answer) => answer,
+            Said::AsItIs { ino } => {
+                let op = Op::GetAttr { ino };
+                self.operate(header.unique, OpId(header.id()), caller, Shape::Natural, op);
+                return true;
+            }
+            Said::Made { dir, name, kind, otherwise } => {
+                let gate = self.gate.read();
+                let mut core = self.core.lock();
+                let (now, mut batch) = self.catch_up(&mut core);
+                let answer = core.cache.known(now, dir, &name, kind).unwrap_or(otherwise);
+                self.drive(&mut core, now, &mut batch);
+                drop(core);
+                let answer = self.ids.shown(Shape::Natural, answer);
+                answers::send(&*self.transport, self.root(), header.unique, Shape::Natural, answer);
+                self.finish(gate, batch);
+                return true;
+            }
+        };
+        answers::send(&*self.transport, self.root(), header.unique, Shape::Natural, answer);
+        true
+    }
+
     /// Any other input, then all that follows from it.
     pub fn with<R>(&self, input: impl FnOnce(&mut Core, Time) -> R) -> R {
         let gate = self.gate.read();
@@ -256,6 +288,7 @@ impl Driver {
                 self.alarm.set(next);
             }
             core.next_timeout = next;
+            batch.changes.extend(std::iter::from_fn(|| core.cache.poll_change()));
             self.root.store(core.cache.root(), Ordering::Relaxed);
             return;
         }
@@ -303,6 +336,7 @@ impl Driver {
         for (id, stale, first) in batch.stale {
             self.notifier.queue(id, stale, first);
         }
+        self.events.queue(batch.changes);
     }
 
     /// Waits until every answer composed so far has reached the kernel.

@@ -10,6 +10,7 @@
 //! | `clock`, `alarm` | time, which goes on while the machine sleeps |
 //! | `notifier` | tells the kernel to forget, without anybody waiting for it |
 //! | `below` | what is mounted below the mount |
+//! | `events` | inotify(7) for what others change |
 //! | `interrupts` | which signals are fatal |
 //! | `credentials` | the groups of a caller |
 //! | `idmap` | ids of this machine and of the server's |
@@ -23,6 +24,7 @@ mod clock;
 pub mod control;
 mod credentials;
 mod driver;
+pub mod events;
 mod idmap;
 mod interrupts;
 mod link;
@@ -34,6 +36,7 @@ mod stage;
 pub mod status;
 
 pub use clock::boot_time;
+pub use events::EventsConfig;
 pub use idmap::{IdMapChoice, IdMapError};
 pub use link::Reconnect;
 pub use mount::{Mount, MountConfig, StartError};

@@ -7,6 +7,7 @@ use crate::adapter;
 use crate::clock::boot_time;
 use crate::control::Control;
 use crate::driver::Driver;
+use crate::events::EventsConfig;
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
 use crate::link::{Greeted, Reconnect, greet, read_link, write_link};
@@ -15,7 +16,7 @@ use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
 use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
 use nigh_link::Link;
-use nigh_native::{COMPRESSED, ClientConfig, ClientSession, NAMES_ALONE};
+use nigh_native::{COMPRESSED, ClientConfig, ClientSession, NAMES_ALONE, PUSHES, TRUSTS_WATCH};
 use nigh_remote::Event;
 use nigh_types::Term;
 use std::io;
@@ -39,12 +40,18 @@ pub struct MountConfig {
     pub attach: Vec<u8>,
     /// How long facts may be believed at the most.
     pub term: Term,
+    /// That is for what the server does not watch; other facts are believed until they are recalled.
+    pub trusts_watch: bool,
     pub idmap: IdMapChoice,
     /// Whether what goes over the link is to be packed, if the server can.
     pub compress: bool,
+    /// Whether others' changes are told where they can be, rather than grants recalled.
+    pub pushes: bool,
     /// Threads that take in requests of the kernel.
     pub threads: u32,
     pub reconnect: Option<Reconnect>,
+    /// Whether programs that watch by inotify(7) are told what others change; needs a mount point.
+    pub events: Option<EventsConfig>,
     /// The directory of this user's sockets.
     pub runtime: std::path::PathBuf,
 }
@@ -61,7 +68,12 @@ impl MountConfig {
     }
 
     fn features(&self) -> u64 {
-        let chosen = [(self.names_alone(), NAMES_ALONE), (self.compress, COMPRESSED)];
+        let chosen = [
+            (self.names_alone(), NAMES_ALONE),
+            (self.pushes, PUSHES),
+            (self.compress, COMPRESSED),
+            (self.trusts_watch, TRUSTS_WATCH),
+        ];
         let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
         wanted.fold(self.idmap.features(), |features, (_, feature)| features | feature)
     }
@@ -175,6 +187,9 @@ impl Mount {
             control: None,
         };
         mount.start_threads(link, client, config.reconnect, agreed, config.threads);
+        if let Some(events) = config.events {
+            mount.start_events(events);
+        }
         mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
             .ok();
@@ -208,6 +223,21 @@ impl Mount {
         }
     }
 
+    fn start_events(&mut self, config: EventsConfig) {
+        let Some(mountpoint) = self.driver.mountpoint.get().cloned() else { return };
+        let mounts = nigh_fuse::mount::mounts();
+        let Some(own) = mounts.into_iter().rfind(|mount| mount.mountpoint == mountpoint) else {
+            return tracing::warn!(
+                "the mount is not seen in /proc/self/mountinfo: watchers are not told what others change"
+            );
+        };
+        let (device, all) = (own.device, config.all);
+        let driver = Arc::clone(&self.driver);
+        self.others.push(thread::spawn(move || driver.events.look(&driver, device, all)));
+        let driver = Arc::clone(&self.driver);
+        self.others.push(thread::spawn(move || driver.events.run(&driver, &mountpoint, device, config)));
+    }
+
     /// What `nigh status --json` prints of this mount.
     #[must_use]
     pub fn status(&self) -> serde_json::Value {
@@ -229,6 +259,7 @@ impl Mount {
         self.driver.with(|core, _| core.remote.handle_close("unmounted"));
         self.driver.stop();
         self.driver.notifier.stop();
+        self.driver.events.stop();
         self.interrupts.stop();
         // Without the farewell the server would wait for this mount until its lease has run out.
         let give_up = Instant::now() + FAREWELL;

@@ -1,14 +1,15 @@
 //! What `nigh status` shows of a mount. The keys are a contract (docs/status.md).
 
 use crate::driver::Driver;
-use nigh_cache::Level;
+use nigh_cache::{Counters, Gauges, Level, Watching};
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::Session;
+use nigh_types::{Span, Term};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What does not change over a mount's life.
 #[derive(Clone, Debug)]
@@ -35,12 +36,22 @@ impl Source {
     /// One object, as `nigh status --json` prints it.
     #[must_use]
     pub fn status(&self) -> Value {
-        let (counters, gauges, remote, connected, problem, stale, level) = self.driver.with(|core, _| {
-            let (cache, remote) = (&core.cache, core.remote_counters());
-            let (connected, stale) = (cache.is_attached(), cache.is_stale());
-            let problem = (!core.remote.is_linked()).then(|| core.problem.clone());
-            (cache.counters(), cache.gauges(), remote, connected, problem, stale, cache.level())
-        });
+        let (counters, gauges, remote, connected, problem, stale, level, watching) =
+            self.driver.with(|core, _| {
+                let (cache, remote) = (&core.cache, core.remote_counters());
+                let (connected, stale) = (cache.is_attached(), cache.is_stale());
+                let problem = (!core.remote.is_linked()).then(|| core.problem.clone());
+                (
+                    cache.counters(),
+                    cache.gauges(),
+                    remote,
+                    connected,
+                    problem,
+                    stale,
+                    cache.level(),
+                    cache.watching(),
+                )
+            });
         let kernel: Map<String, Value> = self
             .driver
             .opcode_counts()
@@ -78,12 +89,7 @@ impl Source {
                 "inodes": gauges.inodes,
                 "open_files": gauges.open_files,
             },
-            "leases": {
-                "read": gauges.grants_read,
-                "write": 0,
-                "recalled": counters.recalled,
-                "updated_in_place": counters.updated_in_place,
-            },
+            "leases": leases(&counters, &gauges),
             "pending": { "operations": gauges.pending_operations, "bytes": 0 },
             "errors": { "unreported": 0, "total": 0 },
             "kernel": {
@@ -93,13 +99,30 @@ impl Source {
                 "epoch_fallbacks": fallbacks,
                 "epoch_planned": counters.epoch_planned,
             },
-            "guarantees": self.guarantees(stale),
+            "events": self.events(watching),
+            "guarantees": self.guarantees(stale, gauges.grants_limited),
         })
     }
 
-    fn guarantees(&self, stale: bool) -> Value {
+    fn events(&self, watching: Watching) -> Value {
+        let counts = &self.driver.events.counts;
+        let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        json!({
+            "mode": self.driver.events.mode(),
+            "watched": watching.directories,
+            "unsettled": watching.unsettled,
+            "looks": watching.looks,
+            "gaps": watching.gaps,
+            "replayed": number(&counts.replayed),
+            "repeated": number(&counts.repeated),
+            "refused": number(&counts.refused),
+            "lost": number(&counts.lost),
+            "stuck": number(&counts.stuck),
+        })
+    }
+
+    fn guarantees(&self, stale: bool, limited: u64) -> Value {
         let mut guarantees = Map::new();
-        let bound = &self.session.host_bound;
         let but =
             "but for files that two mounts write at the same time, and open files that another mount removes";
         guarantees.insert("S1".into(), if stale { json!(false) } else { json!(but) });
@@ -111,13 +134,37 @@ impl Source {
         guarantees.insert("S6".into(), json!(true));
         guarantees.insert("S7".into(), json!(true));
         guarantees.insert("S8".into(), json!(true));
-        guarantees.insert("S9".into(), if bound.is_empty() { json!(true) } else { json!(bound) });
+        guarantees.insert("S9".into(), self.host_changes(limited));
         guarantees.insert("S10".into(), json!(true));
         for (name, why) in &self.session.not_given {
             guarantees.insert(name.clone(), json!(why));
         }
         Value::Object(guarantees)
     }
+
+    /// S9: what the server said of the whole export, and what the grants themselves say.
+    fn host_changes(&self, limited: u64) -> Value {
+        match (self.session.host_bound.as_str(), self.session.term, limited) {
+            ("", Term::Limited(span), 1..) if span != Span::ZERO => {
+                let span_ms = span.as_millis();
+                json!(format!(
+                    "of what the server cannot watch ({limited} grants now) changes on its own disk are seen within {span_ms} ms"
+                ))
+            }
+            ("", ..) => json!(true),
+            (bound, ..) => json!(bound),
+        }
+    }
+}
+
+fn leases(counters: &Counters, gauges: &Gauges) -> Value {
+    json!({
+        "read": gauges.grants_read,
+        "limited": gauges.grants_limited,
+        "write": 0,
+        "recalled": counters.recalled,
+        "updated_in_place": counters.updated_in_place,
+    })
 }
 
 /// S1 while the remote is away and answers come from what was held.

@@ -2,6 +2,7 @@
 
 mod calls;
 mod connection;
+mod pushes;
 
 use crate::ProtocolError;
 use crate::frame::{FrameBytes, FrameReader, HEADER_BYTES, MAX_BODY};
@@ -12,6 +13,7 @@ use crate::stream::{Incoming, Outgoing};
 use calls::Outstanding;
 use nigh_remote::{Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
+use pushes::Pushes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -117,6 +119,7 @@ pub struct ClientSession {
     /// something of a later one.
     recalls: Numbers,
     grants: Numbers,
+    pushes: Pushes,
     /// When the latest message was sent of which the server showed that it had it.
     confirmed: Time,
     /// When the hello of this connection was sent.
@@ -196,6 +199,7 @@ impl ClientSession {
             session_id: 0,
             packs: false,
             recalls: Numbers::default(),
+            pushes: Pushes::default(),
             grants: Numbers::default(),
             confirmed: now,
             greeted: now,
@@ -327,6 +331,8 @@ impl ClientSession {
                 recall.id = RecallId(self.recalls.take(recall.id.0));
                 self.event(Event::Recall(recall));
             }
+            (State::Linked, Message::Hold(hold)) => self.take_hold(number, hold)?,
+            (State::Linked, Message::Commit(commit)) => self.take_commit(number, commit)?,
             (State::Linked, Message::Received(count)) => self.take_confirmation(now, count)?,
             (State::Linked, Message::Pong(pong, count)) => {
                 let (number, sent) = self.ping;

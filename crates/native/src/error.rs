@@ -31,7 +31,7 @@ pub enum ProtocolError {
     WrongReply { call: CallId, what: &'static str },
     #[error("a listing is out of cookie order (call {})", .0.0)]
     Order(CallId),
-    #[error("recall {} was acknowledged but is not outstanding", .0.0)]
+    #[error("recall or hold {} was acknowledged or committed but is not outstanding", .0.0)]
     UnknownRecall(RecallId),
     #[error("{claimed} frames are said to have arrived; between {least} and {most} can have")]
     Count { claimed: u64, least: u64, most: u64 },

@@ -21,10 +21,15 @@ pub const SESSION_TERM: Span = Span::from_secs(15);
 pub const NAMES_ALONE: u64 = 1;
 /// A feature: the client wants to be told what the server calls users and groups.
 pub const ID_NAMES: u64 = 2;
-/// A feature: frames may have packed bodies, in both directions ([`crate::pack`]). 4 is kept for pushes.
+/// A feature of a client: it takes holds and commits in the place of recalls (docs/decisions/0014-pushes.md).
+pub const PUSHES: u64 = 4;
+/// A feature: frames may have packed bodies, in both directions ([`crate::pack`]).
 pub const COMPRESSED: u64 = 8;
+/// A feature: the term of the hello is for grants on what the server does not watch; others live as long as the
+/// session (docs/decisions/0015-host-watch.md).
+pub const TRUSTS_WATCH: u64 = 32;
 /// The features that a server of this build knows.
-pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES | COMPRESSED;
+pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH;
 
 /// Bytes of the longest frame.
 pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
@@ -36,7 +41,7 @@ const MAGIC: [u8; 4] = *b"nigh";
 pub struct Hello {
     pub min_version: u16,
     pub max_version: u16,
-    /// Optional parts of the protocol that this side knows and wants ([`NAMES_ALONE`], [`ID_NAMES`]).
+    /// Optional parts of the protocol that this side knows and wants ([`NAMES_ALONE`], [`ID_NAMES`], [`PUSHES`], [`COMPRESSED`]).
     pub features: u64,
     /// The client's durable identity.
     pub client: u64,

@@ -38,7 +38,7 @@
 //! - A grant is registered before what it covers is read (`handle_grant`, then read).
 //! - An answer carries a grant only if [`LeaseTable::stands`] says so at the moment when the answer takes
 //!   its place in the holder's stream, and recalls take their place there in the order in which they
-//!   were put out; one lock is held for both. What was registered and is not carried is withdrawn
+//!   were put out; one lock is held for both ([`Desk`]). What was registered and is not carried is withdrawn
 //!   (`handle_withdraw`), not returned.
 //! - A change that is not ready occupies nothing that an acknowledgement could need. When it is ready
 //!   and its keys are others by now, they are named by `handle_extend`; `handle_done` follows its effect.
@@ -47,16 +47,23 @@
 //! of the earlier one does nothing: the client may have sent it before it saw the later one.
 
 mod account;
+mod desk;
 mod doubt;
 mod grants;
+mod holds;
 mod key;
+mod limits;
 mod own;
 mod recalls;
 mod report;
 mod timers;
 mod turns;
+mod unsent;
 mod words;
 
+pub use desk::{Desk, DeskOutput, Parking, Reading};
+pub use holds::{Looked, Told};
+pub use limits::Missed;
 pub use own::OwnChanges;
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
 pub use words::{
@@ -66,8 +73,10 @@ pub use words::{
 
 use account::Account;
 use doubt::Doubts;
+use holds::{Fact, FactState, Holding};
 use key::KeyState;
-use nigh_types::{Covers, GrantId, NodeId, RecallId, Span, Time};
+use limits::Watched;
+use nigh_types::{Covers, GrantId, NodeId, RecallId, Time};
 use recalls::{ChangeState, Outstanding};
 use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
@@ -82,17 +91,44 @@ struct Entry {
     node: NodeId,
     /// Since when the holder has had one here.
     since: Time,
-    /// How many grants, of anybody, before it that began.
-    behind: u32,
+    /// How many grants, of anybody, before it that began; `u16::MAX`: too many.
+    behind: u16,
+    /// And before it that nobody else has changed it. [`Entry::HELD`]: somebody has, or is about to, which its holder
+    /// held back.
+    unbroken: u32,
     shared: bool,
     /// It took the place of an earlier one, which its holder may have.
     again: bool,
 }
 
 impl Entry {
-    /// The number of the grant since which its holder has had one here without a gap, or a later one where that was too long ago.
+    const HELD: u32 = u32::MAX;
+
+    /// It takes the place of an earlier one.
+    fn follow(&mut self, earlier: &Entry) {
+        let between = u32::try_from(self.id.0 - earlier.id.0).unwrap_or(u32::MAX);
+        (self.again, self.since) = (true, earlier.since);
+        self.behind = earlier.behind.saturating_add(u16::try_from(between).unwrap_or(u16::MAX));
+        self.unbroken = match earlier.unbroken {
+            // A later one than it was, where that was too long ago.
+            Entry::HELD => between.min(Entry::HELD - 1) - 1,
+            unbroken => unbroken.saturating_add(between).min(Entry::HELD - 1),
+        };
+    }
+
+    /// The number of the grant since which its holder has had one here without a gap, and nobody else has changed it; or a
+    /// later one where that was too long ago.
     fn first(&self) -> GrantId {
-        GrantId(self.id.0 - u64::from(self.behind))
+        match self.unbroken {
+            // No grant that there was has a number so high.
+            Entry::HELD => GrantId(self.id.0 + 1),
+            unbroken => GrantId(self.id.0 - u64::from(unbroken)),
+        }
+    }
+
+    /// Whether its holder may have had one here when that grant was registered.
+    fn may_be_from(&self, until: GrantId) -> bool {
+        self.behind == u16::MAX || self.id.0 - u64::from(self.behind) <= until.0
     }
 }
 
@@ -102,6 +138,8 @@ struct Numbers {
     grant: u64,
     recall: u64,
     change: u64,
+    /// Of changes that have ended.
+    end: u64,
 }
 
 /// The leases of one server.
@@ -119,8 +157,12 @@ pub struct LeaseTable {
     accounts: BTreeMap<Holder, Account>,
     keys: BTreeMap<LeaseKey, KeyState>,
     recalls: BTreeMap<RecallId, Outstanding>,
+    /// Of the same numbers.
+    holds: BTreeMap<RecallId, Holding>,
+    facts: BTreeMap<Fact, FactState>,
     changes: BTreeMap<ChangeId, ChangeState>,
     doubts: Doubts,
+    watched: Watched,
     timers: Timers,
     outputs: VecDeque<LeaseOutput>,
     numbers: Numbers,
@@ -137,8 +179,11 @@ impl LeaseTable {
             accounts: BTreeMap::new(),
             keys: BTreeMap::new(),
             recalls: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            facts: BTreeMap::new(),
             changes: BTreeMap::new(),
             doubts: Doubts::default(),
+            watched: Watched::default(),
             timers: Timers::default(),
             outputs: VecDeque::new(),
             numbers: Numbers::default(),
@@ -159,16 +204,6 @@ impl LeaseTable {
         } else {
             self.accounts.insert(holder, Account::new(self.now, names_alone));
             self.arm_holder(holder);
-        }
-    }
-
-    /// Grants to this holder that are registered from now on end of themselves: it counts no more than
-    /// `limit` from when it asked, the table 1.1 of it from registering. `Span::FOREVER`: they do not.
-    /// Said when the session begins: behind a grant of a longer limit a later one may outstay its own.
-    pub fn handle_limit(&mut self, now: Time, holder: Holder, limit: Span) {
-        self.advance(now);
-        if let Some(account) = self.accounts.get_mut(&holder) {
-            account.limit = limit;
         }
     }
 
@@ -258,7 +293,8 @@ impl LeaseTable {
         self.changes.get(&id).is_some_and(ChangeState::is_ready)
     }
 
-    /// The change was applied or given up: its keys may be granted again.
+    /// The change was applied or given up: its keys may be granted again. Who holds back what it made false is told
+    /// what [`LeaseTable::handle_looked`] has seen of it.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
         self.advance(now);
         self.end_change(id, None);

@@ -4,7 +4,7 @@
 //! server's end of one session. Both take bytes and time and put out bytes and events. A driver that
 //! encodes answers on several threads uses [`encode_response`] and
 //! [`ServerConnection::transmit_encoded`]. What its sessions hold, and who is asked for it, is in one
-//! [`LeaseTable`].
+//! [`LeaseTable`]; in which order they are told of it, [`lease::Desk`] says.
 
 mod attr;
 mod call;
@@ -29,8 +29,8 @@ pub use client::{ClientConfig, ClientSession, Counters};
 pub use error::ProtocolError;
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
-    COMPRESSED, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, Refused, Resume, Resumed,
-    SESSION_TERM, Welcome,
+    COMPRESSED, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, PUSHES, Refused, Resume,
+    Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
 };
 pub use lease::LeaseTable;
 pub use load::MAX_UNANSWERED_BYTES;
@@ -38,6 +38,5 @@ pub use locks::{Claim, LockOwner, LockTable, MAX_LOCK_WAITS, Tried};
 pub use message::{Message, encode_request, encode_response, listed_bytes};
 pub use nigh_remote::Session;
 pub use pack::pack;
-pub use push::{Commit, Fact, Held, Hold};
 pub use server::{ServerConfig, ServerConnection, ServerEvent};
 pub use stream::WINDOW_BYTES;

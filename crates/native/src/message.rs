@@ -4,11 +4,11 @@ use crate::ProtocolError;
 use crate::call::payload_bytes;
 use crate::frame::{self, AGAIN, Frame, FrameType, LAST};
 use crate::handshake::{Hello, Refused, Welcome};
-use crate::push::{self, Commit, Hold};
+use crate::push;
 use crate::reply::{ENTRY_BYTES, put_response, size_hint, take_response};
 use crate::values::{put_recall, take_recall};
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{CallId, Entry, GrantId, Name, Recall, RecallId, Request, Response};
+use nigh_types::{CallId, Commit, Entry, GrantId, Hold, Name, Recall, RecallId, Request, Response};
 
 /// Grants that are given back in one message.
 pub(crate) const MOST_RETURNED: u32 = 65_536;

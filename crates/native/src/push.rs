@@ -1,57 +1,11 @@
-//! Changes told in two steps, so that a grant outlives them: what is to change is held back, then what it has
-//! become is committed (decision 5 of the design). Layout: docs/protocol.md, "Pushes".
-//!
-//! Agreed on by no build yet, so neither end sends them; their layout is fixed for those that will.
+//! Holds and commits on the wire. Layout: docs/protocol.md, "Pushes".
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{Attr, Covers, Entry, Name, NodeId, RecallId};
+use nigh_types::{Attr, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, RecallId};
 
 /// The bytes of the shortest held facts: a node, what is covered of it, and no names.
 const HELD_BYTES: u32 = 16 + 1 + 4;
-
-/// Facts that are about to change: nobody is served them until their commit. Answered with an acknowledgement
-/// of its number, when the kernel has none of them.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Hold {
-    /// Of the same numbers as recalls.
-    pub id: RecallId,
-    /// At least one.
-    pub facts: Vec<Held>,
-}
-
-/// Facts of one object under one grant.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
-    pub node: NodeId,
-    pub covers: Covers,
-    /// With [`Covers::Names`]: only these. Empty: all of them.
-    pub names: Vec<Name>,
-}
-
-/// The end of a hold: these facts are so from now on. What was held and is not named is as it was; the grants
-/// go on.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Commit {
-    /// The hold's.
-    pub id: RecallId,
-    pub facts: Vec<Fact>,
-}
-
-/// What has become of a held fact.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fact {
-    /// The name leads there; `None`: nowhere.
-    Name {
-        dir: NodeId,
-        name: Name,
-        entry: Option<Entry>,
-    },
-    Attr {
-        node: NodeId,
-        attr: Attr,
-    },
-}
 
 impl Wire for Held {
     fn put(&self, w: &mut Writer) {
@@ -63,8 +17,10 @@ impl Wire for Held {
     fn parse(r: &mut Reader<'_>) -> Result<Held, ProtocolError> {
         let held =
             Held { node: NodeId::parse(r)?, covers: Covers::parse(r)?, names: r.sequence(3, Name::parse)? };
-        if held.covers != Covers::Names && !held.names.is_empty() {
-            return Err(ProtocolError::Malformed("a recall that is not of names carries some"));
+        if held.covers == Covers::Data || (held.covers == Covers::Names) == held.names.is_empty() {
+            return Err(ProtocolError::Malformed(
+                "a hold of data, of all names, or of none that carries some",
+            ));
         }
         Ok(held)
     }

@@ -9,7 +9,9 @@ use crate::load::Load;
 use crate::message::{Message, encode_response};
 use crate::stream::{Incoming, Outgoing};
 use nigh_remote::Session;
-use nigh_types::{CallId, Errno, GrantId, Recall, RecallId, Request, Response, Span, Term, Time};
+use nigh_types::{
+    CallId, Commit, Errno, GrantId, Hold, Recall, RecallId, Request, Response, Span, Term, Time,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -395,6 +397,25 @@ impl ServerConnection {
         }
         assert!(self.recalls.insert(recall.id), "recall {} is outstanding already", recall.id.0);
         self.outgoing.push(Arc::new(Message::Recall(recall).encode()));
+    }
+
+    /// Says that facts are about to change, to a client that takes pushes; [`ServerEvent::Acknowledge`] answers.
+    ///
+    /// # Panics
+    /// If a recall or hold of this id is outstanding.
+    pub fn hold(&mut self, hold: Hold) {
+        if self.state != State::Attached {
+            return;
+        }
+        assert!(self.recalls.insert(hold.id), "recall {} is outstanding already", hold.id.0);
+        self.outgoing.push(Arc::new(Message::Hold(hold).encode()));
+    }
+
+    /// Ends a hold that was said, acknowledged or not.
+    pub fn commit(&mut self, commit: Commit) {
+        if self.state == State::Attached {
+            self.outgoing.push(Arc::new(Message::Commit(commit).encode()));
+        }
     }
 
     /// Asks the client for a sign of life; its answer, like any input, counts as renewal.

@@ -74,7 +74,7 @@ fn a_directory_grant_costs_at_most_256_bytes_and_leaves_nothing() {
         // Changes, recalls and returns leave nothing but what stands.
         let with_two = used();
         for nth in 0..GRANTS / 2 {
-            let change = Change { key: key(order(nth)), names: Vec::new(), writes: false };
+            let change = Change { key: key(order(nth)), names: Vec::new(), writes: false, told: false };
             let id = table.handle_change(T0, Some(one), &[change]);
             while let LeaseOutput::Recall { holder, recall } = table.poll_output() {
                 table.handle_acknowledge(T0, holder, recall.id);

@@ -6,6 +6,7 @@
 
 mod away;
 mod core;
+mod pending;
 
 use crate::tree::{Tree, TreeConfig};
 use crate::{Event, Output, Reason, Remote, Session};
@@ -144,6 +145,11 @@ impl Control {
     /// If no answer to the call is held.
     pub fn release_part(&self, call: CallId) {
         self.core.borrow_mut().release_part(self.client, call);
+    }
+
+    /// Whether others' changes are told in the place of recalls, where they can be. Off from the start.
+    pub fn takes_pushes(&self, on: bool) {
+        self.core.borrow_mut().client_mut(self.client).takes_pushes = on;
     }
 
     /// Recalls facts from this client. What was answered before and is held comes behind it.

@@ -17,8 +17,8 @@ mod xattr;
 pub use affected::Change;
 
 use nigh_types::{
-    Attr, Call, CookieKey, Covers, DataStamp, Errno, Grant, GrantId, Handle, Kind, Mode, Name, NodeId, Place,
-    Reply, Request, Response, Term, Time, Timestamp,
+    Attr, Call, CookieKey, Covers, DataStamp, Entry, Errno, Grant, GrantId, Handle, Kind, Mode, Name, NodeId,
+    Place, Reply, Request, Response, Term, Time, Timestamp,
 };
 use node::{Body, Directory, Node};
 use std::collections::{BTreeMap, BTreeSet};
@@ -144,6 +144,13 @@ impl Tree {
     #[must_use]
     pub fn attr(&self, node: NodeId) -> Option<Attr> {
         self.nodes.get(&node.ino).filter(|found| found.id == node).map(|found| found.attr)
+    }
+
+    /// What a name leads to in a directory that is there: `Some(None)` where it leads nowhere.
+    #[must_use]
+    pub fn entry(&self, dir: NodeId, name: &Name) -> Option<Option<Entry>> {
+        self.attr(dir)?;
+        Some(self.child(dir.ino, name).map(|ino| self.nodes[&ino].entry()))
     }
 
     /// The client's kernel has the file's data as it is now and not as its write says, or that with changes of the client's own: whoever

@@ -12,10 +12,12 @@ use crate::ops::rename::Names;
 use crate::place_locks::{Grip, HeldPlaces};
 use crate::reach::{Found, Node, link};
 use crate::stat::{self, Stat};
+use crate::told::{At, Tell};
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Access, Call, Covers, Handle, Kind, Name, Place};
+use nigh_types::{Access, Call, Covers, Errno, Handle, Kind, Name, Place};
 use rustix::fs::{CWD, Mode, OFlags};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Looks at a call and begins its change. True: it may be made now. False: others were asked back what it
 /// makes false; nothing is held.
@@ -23,6 +25,7 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
     if let Call::Read { node, handle, .. } = call {
         // One that waited is granted already, whatever is found now.
         let file = for_reading(cx, node, *handle)?;
+        cx.watch(file.object(), file.fd());
         return Ok(cx.stake.begin_read(node.node, file.object()));
     }
     if let Call::Fsync { node, handle, .. } = call {
@@ -33,11 +36,12 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
     }
     let flush = call.is_flush();
     loop {
-        let mut look = Look { cx, places, changes: Vec::new(), departing: Vec::new() };
+        let mut look = Look { cx, places, changes: Vec::new(), tells: Vec::new(), departing: Vec::new() };
         match look.at(call) {
             Ok(()) => {
                 let ready = cx.stake.begin(&look.changes, flush);
                 if ready {
+                    cx.stake.tell(look.tells);
                     look.departing.into_iter().for_each(|node| cx.reach().departed.keep(node));
                 } else {
                     places.let_go();
@@ -79,6 +83,8 @@ struct Look<'c, 'p, 'l> {
     cx: Context<'c>,
     places: &'p mut HeldPlaces<'l>,
     changes: Vec<Change>,
+    /// Where it is seen what they have become.
+    tells: Vec<Tell>,
     /// Files that lose their last name, which others may have been led to just now.
     departing: Vec<Node>,
 }
@@ -106,7 +112,7 @@ impl Look<'_, '_, '_> {
                     if self.cx.files.holding().leases.are_several() {
                         self.departs(&dir, name, &victim);
                     }
-                    self.removed(&dir, victim);
+                    self.removed(&dir, name, victim);
                 }
                 Ok(())
             }
@@ -150,9 +156,9 @@ impl Look<'_, '_, '_> {
             homes.shown(there.object, dir.object);
         }
         if access.truncate {
-            self.push(there.object, Covers::Inode, None);
+            self.push_told(there.object, Covers::Inode, None, At::Before(Arc::clone(&dir.fd), name.clone()));
             self.push_written(there.object);
-            self.push(dir.object, Covers::Names, Some(name));
+            self.push_told(dir.object, Covers::Names, Some(name), At::Node(Arc::clone(&dir.fd)));
         }
         Ok(())
     }
@@ -165,7 +171,7 @@ impl Look<'_, '_, '_> {
         }
         self.take(node.object, Grip::Exclusive)?;
         self.name(&dir, name);
-        self.attributes(place, &node.fd, node.object)
+        self.attributes(place, At::Node(node.fd), node.object)
     }
 
     fn rename(&mut self, names: &Names<'_>, no_replace: bool, exchange: bool) -> Looked<()> {
@@ -183,14 +189,15 @@ impl Look<'_, '_, '_> {
         self.take(moved.object, Grip::Exclusive)?;
         self.name(&from, names.name);
         self.name(&to, names.new_name);
-        self.push(moved.object, Covers::Inode, None);
+        let at = |dir: &Node, name: &Name| At::Before(Arc::clone(&dir.fd), name.clone());
+        self.push_told(moved.object, Covers::Inode, None, at(&from, names.name));
         if let Some(there) = there {
             self.take(there.object, Grip::Exclusive)?;
             if exchange {
-                self.push(there.object, Covers::Inode, None);
+                self.push_told(there.object, Covers::Inode, None, at(&to, names.new_name));
             } else {
                 self.departs(&to, names.new_name, &there);
-                self.removed(&to, there);
+                self.removed(&to, names.new_name, there);
             }
         }
         Ok(())
@@ -202,13 +209,20 @@ impl Look<'_, '_, '_> {
         let object = match open {
             Some(file) => {
                 self.take_file(file.object, grip)?;
-                self.attributes(place, &file.fd, file.object)?;
-                file.object
+                if data {
+                    self.cx.watch(file.object, &file.fd);
+                }
+                let object = file.object;
+                self.attributes(place, At::File(file), object)?;
+                object
             }
             None => {
                 let node = self.cx.reach().node(place, self.cx.files)?;
                 self.take_file(node.object, grip)?;
-                self.attributes(place, &node.fd, node.object)?;
+                if data {
+                    self.cx.watch(node.object, &node.fd);
+                }
+                self.attributes(place, At::Node(node.fd), node.object)?;
                 node.object
             }
         };
@@ -219,20 +233,24 @@ impl Look<'_, '_, '_> {
     }
 
     /// The attributes of an inode that is held.
-    fn attributes(&mut self, place: &Place, fd: &OwnedFd, object: Object) -> Looked<()> {
-        self.push(object, Covers::Inode, None);
+    fn attributes(&mut self, place: &Place, at: At, object: Object) -> Looked<()> {
+        let fd = at.fd().ok_or(Fault(Errno::IO))?;
         let stat = stat::of_fd(fd)?;
-        if !stat.attr.covered_by_parent() {
+        let covered = stat.attr.covered_by_parent();
+        let hinted = if covered { self.hinted_home(place, &stat) } else { None };
+        let told = if covered && hinted.is_none() { self.told_home(fd, &stat) } else { None };
+        self.push_told(object, Covers::Inode, None, at);
+        if !covered {
             return Ok(());
         }
         let homes = &self.cx.files.holding().leases.homes;
-        if let Some((dir, name)) = self.hinted_home(place, &stat) {
+        if let Some((dir, name, fd)) = hinted {
             if homes.is_stray(object) {
                 homes.shown(object, dir);
             }
-            self.push(dir, Covers::Names, Some(&name));
-        } else if let Some((dir, name)) = self.told_home(fd, &stat) {
-            self.push(dir, Covers::Names, Some(&name));
+            self.push_told(dir, Covers::Names, Some(&name), At::Node(fd));
+        } else if let Some((dir, name, fd)) = told {
+            self.push_told(dir, Covers::Names, Some(&name), At::Node(fd));
         } else {
             for dir in homes.of(object) {
                 self.push(dir, Covers::Names, None);
@@ -242,16 +260,16 @@ impl Look<'_, '_, '_> {
     }
 
     /// Where the client knows the file to be, if it is there.
-    fn hinted_home(&self, place: &Place, stat: &Stat) -> Option<(Object, Name)> {
+    fn hinted_home(&self, place: &Place, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
         let (parent, name) = place.hint.as_ref()?;
         let dir = self.cx.reach().hinted(*parent).ok()?;
         let there = self.cx.reach().look(&dir, name).ok()??;
-        there.stat.is_same(stat).then(|| (dir.object, name.clone()))
+        there.stat.is_same(stat).then(|| (dir.object, name.clone(), dir.fd))
     }
 
     /// Where the kernel says that a file with one name lies. A descriptor's own name may be gone while another
     /// one is left: then it tells nothing.
-    fn told_home(&self, fd: &OwnedFd, stat: &Stat) -> Option<(Object, Name)> {
+    fn told_home(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
         let path = link(fd)?;
         let slash = path.iter().rposition(|&byte| byte == b'/')?;
         let name = Name::new(&path[slash + 1..]).ok()?;
@@ -259,21 +277,26 @@ impl Look<'_, '_, '_> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
         let there = stat::of_name(&dir, name.as_bytes()).ok()?;
-        let dir = stat::of_fd(&dir).ok()?;
+        let object = self.cx.reach().ids.object(&stat::of_fd(&dir).ok()?);
         // It is there and has no other name: so that is its directory, whichever way led to it.
-        there.is_same(stat).then(|| (self.cx.reach().ids.object(&dir), name))
+        there.is_same(stat).then(|| (object, name, Arc::new(dir)))
     }
 
     /// A name comes or goes: so do its directory's times.
     fn name(&mut self, dir: &Node, name: &Name) {
-        self.push(dir.object, Covers::Names, Some(name));
-        self.push(dir.object, Covers::Inode, None);
+        self.push_told(dir.object, Covers::Names, Some(name), At::Node(Arc::clone(&dir.fd)));
+        self.push_told(dir.object, Covers::Inode, None, At::Node(Arc::clone(&dir.fd)));
     }
 
     /// An inode that is held loses a name. It may have been the last one: then a new inode may get its number,
     /// and without birth times be taken for it.
-    fn removed(&mut self, dir: &Node, victim: Found) {
-        self.push(victim.object, Covers::Inode, None);
+    fn removed(&mut self, dir: &Node, name: &Name, victim: Found) {
+        if victim.stat.attr.nlink > 1 && !victim.stat.attr.is_dir() {
+            let at = At::Before(Arc::clone(&dir.fd), name.clone());
+            self.push_told(victim.object, Covers::Inode, None, at);
+        } else {
+            self.push(victim.object, Covers::Inode, None);
+        }
         let rest = if victim.stat.attr.is_dir() { Covers::Names } else { Covers::Data };
         self.push(victim.object, rest, None);
         let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
@@ -317,11 +340,22 @@ impl Look<'_, '_, '_> {
 
     fn push(&mut self, object: Object, covers: Covers, name: Option<&Name>) {
         let key = LeaseKey { object, covers };
-        self.changes.push(Change { key, names: name.into_iter().cloned().collect(), writes: false });
+        let names = name.into_iter().cloned().collect();
+        self.changes.push(Change { key, names, writes: false, told: false });
+    }
+
+    /// The same, and it is seen there what it becomes.
+    fn push_told(&mut self, object: Object, covers: Covers, name: Option<&Name>, at: At) {
+        let key = LeaseKey { object, covers };
+        let names = name.into_iter().cloned().collect();
+        self.changes.push(Change { key, names, writes: false, told: true });
+        if !self.tells.iter().any(|tell| tell.is_of(key, name)) {
+            self.tells.push(Tell::new(key, name, at));
+        }
     }
 
     fn push_written(&mut self, object: Object) {
         let key = LeaseKey { object, covers: Covers::Data };
-        self.changes.push(Change { key, names: Vec::new(), writes: true });
+        self.changes.push(Change { key, names: Vec::new(), writes: true, told: false });
     }
 }

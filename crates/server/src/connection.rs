@@ -2,14 +2,14 @@
 
 use crate::events::{self, Story};
 use crate::files::SessionFiles;
+use crate::holding::Holding;
 use crate::intake;
-use crate::leases::Holding;
 use crate::outbox::Outbox;
 use crate::quiet::Back;
 use crate::server::{End, Server};
 use crate::session::{Attached, Resumption, Session, now};
 use nigh_link::{Link, Peer, Ticket};
-use nigh_native::{ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent};
+use nigh_native::{ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent, TRUSTS_WATCH};
 use nigh_types::{Errno, Term, Time};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -253,7 +253,8 @@ impl Server {
         let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
         let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
-            .vouched(session.admission.vouches());
+            .vouched(session.admission.vouches())
+            .trusting(hello.features & TRUSTS_WATCH != 0);
         let Hello { who, features, term, .. } = *hello;
         let (name, locks) = (asked.to_vec(), Arc::clone(&self.locks));
         session.attach(Attached { name, features, term, export, files, locks, who });

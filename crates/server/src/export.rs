@@ -6,8 +6,8 @@ use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::filesystem::{Filesystem, identify};
 use crate::handle::Opener;
+use crate::holding::OpenChange;
 use crate::ids::Ids;
-use crate::leases::OpenChange;
 use crate::ops::list::Listing;
 use crate::ops::{Context, Outcome, attributes, data, list, look, make, open, remove, rename};
 use crate::orphans::Orphans;
@@ -15,6 +15,7 @@ use crate::reach::{Bounds, Node, Reach, hides, link};
 use crate::record::{Log, Record};
 use crate::stake::Stake;
 use crate::stat::{self, Stat};
+use crate::watch::{Watch, Watched};
 use lru::LruCache;
 use nigh_native::Session;
 use nigh_native::lease::Object;
@@ -122,6 +123,7 @@ pub struct Export {
     id: String,
     path: PathBuf,
     readers: Mutex<LruCache<NodeId, Reader>>,
+    watched: Option<Arc<Watched>>,
 }
 
 /// A file that is read without having been opened.
@@ -148,7 +150,7 @@ impl Export {
     ) -> std::result::Result<Export, ExportError> {
         let opened = Opened::new(open_root(path)?, path)?;
         let ids = opened.open_ids(path, state_dir)?;
-        let export = Export::of(opened, path, ids, options)?;
+        let export = Export::of(opened, path, ids, (options, None))?;
         export.find_orphans();
         Ok(export)
     }
@@ -163,9 +165,10 @@ impl Export {
         opened: Opened,
         path: &Path,
         ids: Arc<Ids>,
-        options: ExportOptions,
+        (options, watch): (ExportOptions, Option<&Arc<Watch>>),
     ) -> std::result::Result<Export, ExportError> {
-        let Opened { root, readable, stat, id, .. } = opened;
+        let Opened { root, readable, stat, filesystem, id } = opened;
+        let watched = watch.map(|watch| watch.meet(&root, &stat, filesystem));
         let opener = readable.and_then(Opener::new);
         let bounds =
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
@@ -174,7 +177,7 @@ impl Export {
             ExportError::Open { path: path.into(), error }
         })?;
         let readers = Mutex::new(LruCache::new(options.readers));
-        Ok(Export { reach, acts: can_act(), id, path: path.into(), readers })
+        Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
     }
 
     /// What identifies the export, and names its state directory: its filesystem's UUID, subvolume, and root.
@@ -207,11 +210,56 @@ impl Export {
             cookie_key: self.reach.ids.cookie_key(),
             term: files.term(),
             has_acls: has_acls(&node),
-            host_bound: host_bound(files.term()),
+            host_bound: self.host_bound(files),
             not_given: not_given(&filesystem, &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             names: Vec::new(),
         })
+    }
+
+    /// What S9 comes to; nothing: it holds for whatever is granted without a limit.
+    fn host_bound(&self, files: &SessionFiles) -> String {
+        let seen =
+            |span: Span| format!("changes on the server's own disk are seen within {} ms", span.as_millis());
+        let why_not = self.watched.as_ref().map_or(Some("nothing is watched"), |watched| watched.why_not());
+        match (files.term(), why_not) {
+            (Term::Session, _) => {
+                "changes on the server's own disk may not be seen: --host-timeout is `forever`".into()
+            }
+            (Term::Limited(Span::ZERO), _) => String::new(),
+            (Term::Limited(_), None) if files.trusts_watch() => String::new(),
+            (Term::Limited(span), Some(why)) if files.trusts_watch() => format!("{}: {why}", seen(span)),
+            (Term::Limited(span), _) => seen(span),
+        }
+    }
+
+    /// Has changes by others on an object heard of, before it is granted. `fd` stands for it.
+    pub(crate) fn watch(&self, files: &SessionFiles, object: Object, fd: &OwnedFd) {
+        if let Some(watched) = self.watched.as_ref().filter(|_| files.trusts_watch()) {
+            watched.watch(object, fd);
+        }
+    }
+
+    /// The names of a directory are about to be granted.
+    pub(crate) fn note_directory(&self, files: &SessionFiles, object: Object, fd: &OwnedFd) {
+        if let Some(watched) = self.watched.as_ref().filter(|_| files.trusts_watch()) {
+            watched.note_directory(object, fd);
+        }
+    }
+
+    /// The same where a descriptor is to be opened for it.
+    pub(crate) fn watch_with(
+        &self,
+        files: &SessionFiles,
+        object: Object,
+        open: impl FnOnce() -> Result<OwnedFd>,
+    ) {
+        if let Some(watched) =
+            self.watched.as_ref().filter(|watched| files.trusts_watch() && watched.wants(object))
+            && let Ok(fd) = open()
+        {
+            watched.watch(object, &fd);
+        }
     }
 
     /// Executes one call. `sink` is called once, or several times for a listing, the last time with
@@ -545,17 +593,4 @@ fn not_given(filesystem: &Filesystem, reach: &Reach) -> Vec<(String, String)> {
         return refusal.map(|why| ("S4".into(), why.into())).into_iter().collect();
     };
     vec![("S4".into(), format!("{}: {why}", filesystem.label()))]
-}
-
-/// What S9 comes to while the server does not watch its own disk.
-fn host_bound(term: Term) -> String {
-    match term {
-        Term::Session => {
-            "changes on the server's own disk are not looked for: --host-timeout is `forever`".into()
-        }
-        Term::Limited(Span::ZERO) => String::new(),
-        Term::Limited(span) => {
-            format!("changes on the server's own disk are seen within {} ms", span.as_millis())
-        }
-    }
 }

@@ -1,8 +1,8 @@
 //! The open files of one session.
 
 use crate::error::{Fault, Result};
+use crate::holding::Holding;
 use crate::homes::Counted;
-use crate::leases::Holding;
 use nigh_native::lease::{Object, OwnChanges};
 use nigh_types::{Errno, Handle, NodeId, Term};
 use parking_lot::Mutex;
@@ -23,6 +23,7 @@ pub struct SessionFiles {
     term: Term,
     holding: Holding,
     vouched: bool,
+    trusts_watch: bool,
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +61,15 @@ impl SessionFiles {
     }
 
     pub(crate) fn of_session(limit: u64, term: Term, holding: Holding) -> SessionFiles {
-        SessionFiles { table: Mutex::default(), closing: Arc::default(), limit, term, holding, vouched: true }
+        SessionFiles {
+            table: Mutex::default(),
+            closing: Arc::default(),
+            limit,
+            term,
+            holding,
+            vouched: true,
+            trusts_watch: false,
+        }
     }
 
     /// Whether the client's kernel is believed to have checked what its callers may do
@@ -72,6 +81,15 @@ impl SessionFiles {
 
     pub(crate) fn is_vouched(&self) -> bool {
         self.vouched
+    }
+
+    /// Whether the term of the session is for what nobody watches only.
+    pub(crate) fn trusting(self, trusts_watch: bool) -> SessionFiles {
+        SessionFiles { trusts_watch, ..self }
+    }
+
+    pub(crate) fn trusts_watch(&self) -> bool {
+        self.trusts_watch
     }
 
     /// How long the grants of this session live at the most.

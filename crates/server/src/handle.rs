@@ -6,7 +6,7 @@ use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// A handle as its filesystem made it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct FileHandle {
     kind: i32,
     bytes: Box<[u8]>,
@@ -31,10 +31,20 @@ struct Buffer {
 }
 
 impl FileHandle {
+    /// As the kernel tells it; `None` where it is longer than any.
+    pub(crate) fn told(kind: i32, bytes: &[u8]) -> Option<FileHandle> {
+        (bytes.len() <= MAX_HANDLE_SZ).then(|| FileHandle { kind, bytes: bytes.into() })
+    }
+
+    /// Of an `O_PATH` descriptor, as events bring it.
+    pub(crate) fn plain(fd: impl AsFd) -> Result<FileHandle> {
+        FileHandle::make(fd.as_fd().as_raw_fd(), libc::AT_EMPTY_PATH)
+    }
+
     /// Of an `O_PATH` descriptor; `EOPNOTSUPP` where its filesystem has none.
     pub(crate) fn of(fd: impl AsFd) -> Result<FileHandle> {
         let made = FileHandle::make(fd.as_fd().as_raw_fd(), libc::AT_EMPTY_PATH | AT_HANDLE_CONNECTABLE);
-        made.or_else(|_| FileHandle::make(fd.as_fd().as_raw_fd(), libc::AT_EMPTY_PATH))
+        made.or_else(|_| FileHandle::plain(fd))
     }
 
     fn make(fd: i32, flags: libc::c_int) -> Result<FileHandle> {

@@ -2,17 +2,19 @@
 //! Rules: docs/decisions/0008-leases.md.
 
 use crate::events;
+use crate::export::Export;
 use crate::homes::Homes;
 use crate::place_locks::PlaceLocks;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
-use crate::unsent::{Carried, Unsent};
+use crate::told::{Seen, Tell};
 use nigh_link::Peer;
 use nigh_native::lease::{
-    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReport,
+    Change, ChangeId, Desk, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, Looked, Parking,
+    Reading, Told,
 };
-use nigh_native::{LeaseTable, NAMES_ALONE};
-use nigh_types::{CallId, Covers, Grant, GrantId, NodeId, Recall, RecallId, Span, Term, Time};
+use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, TRUSTS_WATCH};
+use nigh_types::{CallId, Commit, Covers, Grant, GrantId, Hold, NodeId, Recall, RecallId, Span, Term, Time};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -22,10 +24,9 @@ use std::time::Duration;
 /// One table for all sessions of a server.
 ///
 /// **Lock order.** Places (`place_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox.
-/// Under `state` recalls, and answers that carry grants, take their places on sessions' wires; so a recall
-/// stands there before whatever was granted after it. Nothing is sent to a socket, no call is executed,
-/// submitted or dropped under it. Nobody waits under any of them for an acknowledgement: a call that has to is
-/// parked, and occupies no thread.
+/// Under `state` recalls, and answers that carry grants, take their places on sessions' wires, as [`Desk`]
+/// says. Nothing is sent to a socket, no call is executed, submitted or dropped under it. Nobody waits under any
+/// of them for an acknowledgement: a call that has to is parked, and occupies no thread.
 pub(crate) struct Leases {
     state: Mutex<State>,
     /// The clock has something earlier to do.
@@ -37,14 +38,12 @@ pub(crate) struct Leases {
 }
 
 struct State {
-    table: LeaseTable,
-    unsent: Unsent,
+    desk: Desk<Job>,
+    /// What has become of the change that ends just now.
+    seen: Option<Seen>,
     sessions: FxHashMap<Holder, Arc<Session>>,
     /// Whose sessions were forgotten before their lease ran out.
     cut: BTreeMap<Holder, Absent>,
-    parked: FxHashMap<ChangeId, Job>,
-    /// Those of `parked` that wait for a grant.
-    readers: FxHashMap<ChangeId, Reader>,
     /// When the table wants to be told the time.
     due: Time,
     /// For when the clock was set.
@@ -73,14 +72,6 @@ pub(crate) struct Parked {
     pub(crate) call: &'static str,
 }
 
-/// A call that waits for a grant on data.
-struct Reader {
-    seat: (Holder, LeaseKey),
-    node: NodeId,
-    /// What it was granted and has not taken.
-    given: Option<Granted>,
-}
-
 /// What the table said and is done when its lock is free again.
 #[derive(Default)]
 struct Pending {
@@ -93,15 +84,16 @@ struct Pending {
 /// The time may jump while the machine sleeps, so the clock looks this often while anything is due.
 const CLOCK_STEP: Duration = Duration::from_secs(1);
 
+/// It is looked so often what has become of a change while others end.
+const LOOKS: u32 = 4;
+
 impl Leases {
     pub(crate) fn new(config: LeaseConfig, pool: Option<&Arc<Pool>>) -> Arc<Leases> {
         let state = State {
-            table: LeaseTable::new(config),
-            unsent: Unsent::default(),
+            desk: Desk::new(config),
+            seen: None,
             sessions: FxHashMap::default(),
             cut: BTreeMap::new(),
-            parked: FxHashMap::default(),
-            readers: FxHashMap::default(),
             due: Time::FAR,
             clock: Time::FAR,
             stopping: false,
@@ -133,18 +125,18 @@ impl Leases {
     }
 
     pub(crate) fn report(&self) -> LeaseReport {
-        self.state.lock().table.report()
+        self.state.lock().desk.report()
     }
 
     /// The table, the parked calls, and the leases whose session was forgotten; all at one moment.
     pub(crate) fn picture(&self) -> Picture {
         let state = self.state.lock();
-        let parked = state.parked.iter();
+        let parked = state.desk.parked();
         Picture {
-            report: state.table.report(),
+            report: state.desk.report(),
             parked: parked
                 .map(|(change, job)| Parked {
-                    change: *change,
+                    change,
                     session: job.session.id,
                     call: job.request.call.type_name(),
                 })
@@ -161,7 +153,7 @@ impl Leases {
             let returned: Vec<Holder> = returned.map(|(holder, _)| *holder).collect();
             for holder in returned {
                 state.cut.remove(&holder);
-                state.table.handle_gone(now, holder);
+                state.desk.table_mut().handle_gone(now, holder);
             }
             state.sessions.insert(session.holder(), Arc::clone(session));
             state.begin_session(now, session, attached);
@@ -172,8 +164,8 @@ impl Leases {
     /// its client is heard, unless it is suspect, which it stays.
     pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
         self.with(|state, now| {
-            state.table.handle_heard(now, session.holder());
-            let lapsed = !state.table.knows(session.holder());
+            state.desk.table_mut().handle_heard(now, session.holder());
+            let lapsed = !state.desk.table().knows(session.holder());
             if lapsed {
                 state.begin_session(now, session, attached);
             }
@@ -199,86 +191,58 @@ impl Leases {
             let holder = session.holder();
             state.sessions.remove(&holder);
             if goodbye {
-                state.table.handle_gone(now, holder);
-            } else if state.table.knows(holder) {
-                state.table.handle_cut(now, holder);
+                state.desk.table_mut().handle_gone(now, holder);
+            } else if state.desk.table().knows(holder) {
+                state.desk.table_mut().handle_cut(now, holder);
                 state.cut.insert(holder, Absent { who, peer });
             }
-            let theirs = |job: &Job| Arc::ptr_eq(&job.session, session);
-            let changes: Vec<ChangeId> =
-                state.parked.iter().filter(|(_, job)| theirs(job)).map(|(change, _)| *change).collect();
-            changes.iter().filter_map(|change| state.parked.remove(change)).collect::<Vec<Job>>()
+            state.desk.take_parked(|job| Arc::ptr_eq(&job.session, session))
         });
         drop(dropped); // ends their changes
     }
 
     /// Something was heard of the client. False: it is neither answered nor renewed by it.
     pub(crate) fn is_heard(&self, holder: Holder) -> bool {
-        self.with(|state, now| state.table.handle_heard(now, holder))
+        self.with(|state, now| state.desk.table_mut().handle_heard(now, holder))
     }
 
     pub(crate) fn acknowledge(&self, holder: Holder, recall: RecallId) {
-        self.with(|state, now| state.table.handle_acknowledge(now, holder, recall));
+        self.with(|state, now| state.desk.table_mut().handle_acknowledge(now, holder, recall));
     }
 
     pub(crate) fn give_back(&self, holder: Holder, grants: &[GrantId]) {
-        self.with(|state, now| state.table.handle_return(now, holder, grants));
+        self.with(|state, now| state.desk.table_mut().handle_return(now, holder, grants));
     }
 
     /// These were registered and no answer carries them.
     pub(crate) fn withdraw(&self, holder: Holder, grants: &[GrantId]) {
         if !grants.is_empty() {
-            self.with(|state, now| {
-                grants.iter().for_each(|grant| state.unsent.drop(*grant));
-                state.table.handle_withdraw(now, holder, grants);
-            });
+            self.with(|state, now| state.desk.handle_withdraw(now, holder, grants));
         }
     }
 
     pub(crate) fn grant(&self, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
-        self.with(|state, now| state.unsent.register(&mut state.table, now, (holder, key), node))
+        self.with(|state, now| state.desk.handle_grant(now, (holder, key), node))
     }
 
     /// Puts an answer on a wire, under the lock under which recalls are put there. Takes out of its grants what
     /// it may not carry; `put` is told whether those that are left are as they were.
-    pub(crate) fn put_answer(
-        &self,
-        holder: Holder,
-        grants: &mut Vec<Grant>,
-        put: impl FnOnce(&[Grant], bool),
-    ) {
-        let mut state = self.state.lock();
-        let (now, before) = (now(), grants.len());
-        let mut same = true;
-        let State { table, unsent, .. } = &mut *state;
-        let mut recalled = Vec::new();
-        grants.retain_mut(|grant| {
-            let id = grant.id;
-            let carried = unsent.carry(table, now, grant);
-            same &= carried != Carried::No && grant.id == id;
-            recalled.extend((carried == Carried::Recalled).then_some(grant.id));
-            carried != Carried::No
-        });
-        let mut pending = state.drain();
-        // The new numbers may have put the holder above its quota.
-        grants.retain(|grant| recalled.contains(&grant.id) || state.table.stands(holder, grant.id));
-        put(grants, same && grants.len() == before);
-        state.say_due(&mut pending);
-        drop(state);
-        self.carry_out(pending);
+    pub(crate) fn put_answer(&self, holder: Holder, grants: Vec<Grant>, put: impl FnOnce(Vec<Grant>, bool)) {
+        self.with_answer(|state, now| state.desk.handle_answer(now, holder, grants), put);
     }
 
     /// Asks everybody for what they hold of a key. Nobody waits until they have given it back.
     pub(crate) fn recall(&self, key: LeaseKey) {
-        self.with(|state, now| {
-            let change =
-                state.table.handle_change(now, None, &[Change { key, names: Vec::new(), writes: false }]);
-            state.table.handle_done(now, change);
-        });
+        self.with(|state, now| state.desk.handle_recall(now, key));
+    }
+
+    /// What is no session's and is said to the table.
+    pub(crate) fn tell<T>(&self, say: impl FnOnce(&mut LeaseTable, Time) -> T) -> T {
+        self.with(|state, now| say(state.desk.table_mut(), now))
     }
 
     /// Begins a change, or names more of what it makes false. True: nobody else holds any of it.
-    fn change(
+    pub(crate) fn change(
         &self,
         by: Holder,
         begun: Option<ChangeId>,
@@ -286,96 +250,138 @@ impl Leases {
         flush: bool,
     ) -> (ChangeId, bool) {
         self.with(|state, now| {
+            let table = state.desk.table_mut();
             let id = match begun {
                 Some(id) => {
-                    state.table.handle_extend(now, id, changes);
+                    table.handle_extend(now, id, changes);
                     id
                 }
-                None if flush => state.table.handle_flush(now, by, changes),
-                None => state.table.handle_change(now, Some(by), changes),
+                None if flush => table.handle_flush(now, by, changes),
+                None => table.handle_change(now, Some(by), changes),
             };
-            (id, state.table.is_ready(id))
+            (id, table.is_ready(id))
         })
     }
 
     /// For a grant that is to be had before data is read; a call that waits for it is kept.
-    fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
-        self.with(|state, now| {
-            if let Some(granted) = state.unsent.register(&mut state.table, now, seat, node) {
-                return Reading::Granted(granted);
-            }
-            let Some(id) = state.table.handle_wait(now, seat.0, seat.1, node) else {
-                return Reading::Refused;
-            };
-            state.readers.insert(id, Reader { seat, node, given: None });
-            Reading::Waits(id)
-        })
+    pub(crate) fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
+        self.with(|state, now| state.desk.handle_read(now, seat, node))
     }
 
     /// What a call was granted that waited.
-    fn claim(&self, reader: ChangeId) -> Option<Granted> {
-        self.state.lock().readers.get_mut(&reader)?.given.take()
+    pub(crate) fn claim(&self, reader: ChangeId) -> Option<Granted> {
+        self.state.lock().desk.take_granted(reader)
     }
 
-    /// A change of data has its effect, which its maker is granted.
-    fn written(&self, id: ChangeId, seat: (Holder, LeaseKey), node: NodeId) -> Option<Granted> {
-        self.with(|state, now| {
-            let gap = state.unsent.has_gap(&state.table, seat);
-            let granted = state.table.handle_written(now, id, seat.1, node)?;
-            state.unsent.note(seat, node, granted, gap);
-            Some(granted)
-        })
-    }
-
-    fn end(&self, id: ChangeId) {
-        self.with(|state, now| {
-            let left = state.readers.remove(&id);
-            if let Some(Reader { seat, given: Some(granted), .. }) = left {
-                state.unsent.drop(granted.id);
-                state.table.handle_withdraw(now, seat.0, &[granted.id]);
+    /// Ends a change that has had its effect. Those who hold back what it changed are told what that is now.
+    fn finish<T>(&self, id: ChangeId, tells: &[Tell], end: impl FnOnce(&mut State, Time) -> T) -> T {
+        let mut end = Some(end);
+        for _ in 0..LOOKS {
+            let Some((looked, exports)) = self.asked(id) else { break };
+            let seen = Seen::look(looked, exports, tells, &self.homes);
+            let result = self.with(|state, now| {
+                state.desk.table_mut().handle_looked(id, seen.looked).then(|| {
+                    state.seen = Some(seen);
+                    end.take().expect("it is ended once")(state, now)
+                })
+            });
+            if let Some(result) = result {
+                return result;
             }
-            state.table.handle_done(now, id);
-        });
+        }
+        // Who holds it back looks for itself.
+        self.with(end.expect("it has not ended"))
+    }
+
+    /// A change has had its effect, and ends.
+    pub(crate) fn done(&self, id: ChangeId, tells: &[Tell]) {
+        self.finish(id, tells, |state, now| state.desk.handle_done(now, id));
+    }
+
+    /// The same of a change of data, which its maker is granted.
+    pub(crate) fn written(
+        &self,
+        id: ChangeId,
+        tells: &[Tell],
+        seat: (Holder, LeaseKey),
+        node: NodeId,
+    ) -> Option<Granted> {
+        self.finish(id, tells, |state, now| state.desk.handle_written(now, id, seat, node))
+    }
+
+    /// Whether somebody holds back what a change names.
+    pub(crate) fn is_awaited(&self, id: ChangeId) -> bool {
+        self.state.lock().desk.table().awaiting(id).next().is_some()
+    }
+
+    pub(crate) fn is_ready(&self, id: ChangeId) -> bool {
+        self.state.lock().desk.table().is_ready(id)
+    }
+
+    /// [`nigh_native::LeaseTable::is_unbroken`].
+    pub(crate) fn is_unbroken(&self, id: ChangeId, since: (GrantId, Covers)) -> bool {
+        self.with(|state, now| state.desk.table_mut().is_unbroken(now, id, since))
+    }
+
+    /// [`nigh_native::LeaseTable::handle_settle`].
+    pub(crate) fn settle(&self, by: Holder, key: LeaseKey) -> ChangeId {
+        self.with(|state, now| state.desk.table_mut().handle_settle(now, by, key))
+    }
+
+    /// For which exports it is to be looked what has become of a change; `None`: for none.
+    fn asked(&self, id: ChangeId) -> Option<(Looked, Vec<Arc<Export>>)> {
+        let state = self.state.lock();
+        let mut exports: Vec<Arc<Export>> = Vec::new();
+        for holder in state.desk.table().awaiting(id) {
+            let attached = state.sessions.get(&holder).and_then(|session| session.attached());
+            let export = attached.map(|attached| &attached.export);
+            let known = |export: &&Arc<Export>| exports.iter().any(|known| Arc::ptr_eq(known, export));
+            exports.extend(export.filter(|export| !known(export)).cloned());
+        }
+        (!exports.is_empty()).then(|| (state.desk.table().looks(), exports))
+    }
+
+    pub(crate) fn end(&self, id: ChangeId) {
+        self.with(|state, now| state.desk.handle_done(now, id));
     }
 
     /// Keeps a call until its change is ready; `None`: it is kept, or nobody waits for it any more.
     /// Otherwise it goes on at once.
     pub(crate) fn park(&self, job: Job) -> Option<Job> {
-        let mut given_up = None;
-        let mut state = self.state.lock();
-        let waits = job.change.as_ref().map(|change| change.id).filter(|id| !state.table.is_ready(*id));
-        let go_on = match waits {
-            None => Some(job),
-            Some(_) if job.session.is_over() || job.session.is_cancelled(job.call) => {
-                given_up = Some(job);
+        let Some(change) = job.change.as_ref().map(|change| change.id) else { return Some(job) };
+        let is_wanted = |job: &Job| !job.session.is_over() && !job.session.is_cancelled(job.call);
+        let parking = self.state.lock().desk.park(change, job, is_wanted);
+        match parking {
+            Parking::Parked => None,
+            Parking::Ready(job) => Some(job),
+            Parking::Unwanted(job) => {
+                job.give_up();
                 None
             }
-            Some(id) => {
-                state.parked.insert(id, job);
-                None
-            }
-        };
-        drop(state);
-        if let Some(job) = given_up {
-            job.give_up();
         }
-        go_on
     }
 
     /// Takes back a call that is parked.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
-        let mut state = self.state.lock();
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
-        let change = state.parked.iter().find(|(_, job)| is_it(job)).map(|(change, _)| *change)?;
-        state.parked.remove(&change)
+        self.state.lock().desk.take_parked(is_it).pop()
     }
 
     /// One input to the table, and all that it puts out.
     fn with<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
+        self.with_answer(act, |_, _| ())
+    }
+
+    /// The same with an answer that is put on its wire when it is its turn.
+    fn with_answer<T>(
+        &self,
+        act: impl FnOnce(&mut State, Time) -> T,
+        put: impl FnOnce(Vec<Grant>, bool),
+    ) -> T {
         let mut state = self.state.lock();
         let result = act(&mut state, now());
-        let mut pending = state.drain();
-        state.say_due(&mut pending);
+        let pending = state.drain(put);
+        state.seen = None;
         let earlier = state.due < state.clock;
         drop(state);
         if earlier {
@@ -402,8 +408,8 @@ impl Leases {
         while !state.stopping {
             let time = now();
             if state.due <= time {
-                state.table.handle_timeout(time);
-                let pending = state.drain();
+                state.desk.handle_timeout(time);
+                let pending = state.drain(|_, _| ());
                 drop(state);
                 self.carry_out(pending);
                 state = self.state.lock();
@@ -425,16 +431,22 @@ impl State {
         session.begin_lease();
         let names_alone = attached.features & NAMES_ALONE != 0;
         self.begin(now, session.holder(), names_alone, attached.term);
-        self.table.handle_client(now, session.holder(), attached.who);
+        self.desk.table_mut().handle_client(now, session.holder(), attached.who);
+        if attached.features & PUSHES != 0 {
+            self.desk.table_mut().handle_pushes(now, session.holder());
+        }
+        if attached.features & TRUSTS_WATCH != 0 {
+            self.desk.table_mut().handle_trusts_watch(now, session.holder());
+        }
     }
 
     fn begin(&mut self, now: Time, holder: Holder, names_alone: bool, term: Term) {
-        self.table.handle_attach(now, holder, names_alone);
+        self.desk.table_mut().handle_attach(now, holder, names_alone);
         let limit = match term {
             Term::Session => Span::FOREVER,
             Term::Limited(span) => span,
         };
-        self.table.handle_limit(now, holder, limit);
+        self.desk.table_mut().handle_limit(now, holder, limit);
     }
 
     fn say(&self, pending: &mut Pending, holder: Holder, recall: Recall) {
@@ -444,157 +456,55 @@ impl State {
         }
     }
 
-    /// Recalls that answers were in the way of.
-    fn say_due(&mut self, pending: &mut Pending) {
-        for (holder, recall) in self.unsent.take_due() {
-            self.say(pending, holder, recall);
+    fn say_hold(&self, pending: &mut Pending, holder: Holder, hold: Hold) {
+        if let Some(session) = self.sessions.get(&holder) {
+            session.queue_hold(hold);
+            pending.send.push(Arc::clone(session));
         }
     }
 
-    /// A reader that waits was granted what it waited for; a recall of that follows at the earliest. (Nothing
-    /// of its session that was granted before is under way: whoever wrote meanwhile waited for that.)
-    fn note_granted(&mut self, reader: ChangeId) {
-        if let Some(Reader { seat, node, given }) = self.readers.get_mut(&reader)
-            && let Some(granted) = self.table.take_granted(reader)
-        {
-            self.unsent.note(*seat, *node, granted, false);
-            *given = Some(granted);
-        }
+    fn say_commit(&self, pending: &mut Pending, holder: Holder, id: RecallId, told: Vec<Told>) {
+        let Some(session) = self.sessions.get(&holder) else { return };
+        let export = session.attached().map(|attached| &attached.export);
+        let commit = match (&self.seen, export) {
+            (Some(seen), Some(export)) => seen.commit(export, id, told),
+            _ => Commit { id, facts: Vec::new() },
+        };
+        session.queue_commit(commit);
+        pending.send.push(Arc::clone(session));
     }
 
-    /// Everything that the table has to say. Recalls are on their wires when this returns.
-    fn drain(&mut self) -> Pending {
-        let mut pending = Pending::default();
+    /// Everything that the desk has to say. Recalls are on their wires when this returns.
+    fn drain(&mut self, put: impl FnOnce(Vec<Grant>, bool)) -> Pending {
+        let (mut pending, mut put) = (Pending::default(), Some(put));
         loop {
-            match self.table.poll_output() {
-                LeaseOutput::Recall { holder, recall } => {
-                    let key = self.table.recalled_key(recall.id);
-                    let recall = match key {
-                        Some(key) => self.unsent.recall(holder, key, recall),
-                        None => Some(recall),
-                    };
-                    if let Some(recall) = recall {
-                        self.say(&mut pending, holder, recall);
-                    }
+            match self.desk.poll_output() {
+                DeskOutput::Recall { holder, recall } => self.say(&mut pending, holder, recall),
+                DeskOutput::Hold { holder, hold } => self.say_hold(&mut pending, holder, hold),
+                DeskOutput::Commit { holder, id, told } => self.say_commit(&mut pending, holder, id, told),
+                DeskOutput::Answer { grants, same, .. } => {
+                    let put = put.take().expect("one input brings one answer at the most");
+                    put(grants, same);
                 }
-                LeaseOutput::Ready(change) => {
-                    self.note_granted(change);
-                    pending.ready.extend(self.parked.remove(&change));
-                }
-                LeaseOutput::Suspect(holder) => {
+                DeskOutput::Ready(call) => pending.ready.push(call),
+                DeskOutput::Suspect(holder) => {
                     self.sessions.get(&holder).into_iter().for_each(|session| events::suspect(session));
                 }
-                LeaseOutput::Trusted(holder) => {
+                DeskOutput::Trusted(holder) => {
                     self.sessions.get(&holder).into_iter().for_each(|session| events::acknowledged(session));
                 }
-                LeaseOutput::Fenced(holder) => {
+                DeskOutput::Fenced(holder) => {
                     let session = self.sessions.get(&holder);
                     pending.fenced.extend(session.map(|session| (Arc::clone(session), session.lease())));
                     if self.cut.remove(&holder).is_some() {
                         events::fenced_apart(holder);
                     }
                 }
-                LeaseOutput::Timeout(due, _) => {
+                DeskOutput::Timeout(due, _) => {
                     self.due = due;
                     return pending;
                 }
             }
         }
-    }
-}
-
-/// A change under way, until this is dropped.
-pub(crate) struct OpenChange {
-    leases: Arc<Leases>,
-    id: ChangeId,
-}
-
-impl OpenChange {
-    /// [`LeaseTable::is_unbroken`].
-    pub(crate) fn is_unbroken(&self, since: (GrantId, Covers)) -> bool {
-        self.leases.with(|state, now| state.table.is_unbroken(now, self.id, since))
-    }
-}
-
-impl Drop for OpenChange {
-    fn drop(&mut self) {
-        self.leases.end(self.id);
-    }
-}
-
-/// Whether data may be read under a grant.
-enum Reading {
-    Granted(Granted),
-    Waits(ChangeId),
-    Refused,
-}
-
-/// One session's part in the table.
-#[derive(Clone)]
-pub(crate) struct Holding {
-    pub(crate) leases: Arc<Leases>,
-    pub(crate) holder: Holder,
-}
-
-impl Holding {
-    /// Of a table of its own.
-    pub(crate) fn alone(term: Term) -> Holding {
-        let leases = Leases::new(LeaseConfig { term: Span(u64::MAX / 2), ..LeaseConfig::default() }, None);
-        let holder = Holder(1);
-        leases.attach_alone(holder, term);
-        Holding { leases, holder }
-    }
-
-    /// Begins a change, or adds to one. True: it may be made now.
-    pub(crate) fn change(&self, open: &mut Option<OpenChange>, changes: &[Change], flush: bool) -> bool {
-        let begun = open.as_ref().map(|change| change.id);
-        let (id, ready) = self.leases.change(self.holder, begun, changes, flush);
-        open.get_or_insert_with(|| self.opened(id));
-        ready
-    }
-
-    /// A grant for a call that reads data; `Err`: it waits until `open` is ready, and then asks again.
-    pub(crate) fn read(
-        &self,
-        open: &mut Option<OpenChange>,
-        key: LeaseKey,
-        node: NodeId,
-    ) -> Result<Option<Granted>, ()> {
-        if let Some(waited) = open.take() {
-            return Ok(self.leases.claim(waited.id));
-        }
-        match self.leases.read((self.holder, key), node) {
-            Reading::Granted(granted) => Ok(Some(granted)),
-            Reading::Refused => Ok(None),
-            Reading::Waits(id) => {
-                *open = Some(self.opened(id));
-                Err(())
-            }
-        }
-    }
-
-    /// Ends a change of data, whose maker is granted what it wrote.
-    pub(crate) fn written(&self, open: OpenChange, key: LeaseKey, node: NodeId) -> Option<Granted> {
-        self.leases.written(open.id, (self.holder, key), node)
-    }
-
-    /// Waits until what was asked of others is given back. True: it is.
-    pub(crate) fn settle(&self, open: &mut Option<OpenChange>, key: LeaseKey) -> bool {
-        let id = match open {
-            Some(open) => open.id,
-            None => self.leases.with(|state, now| state.table.handle_settle(now, self.holder, key)),
-        };
-        open.get_or_insert_with(|| self.opened(id));
-        self.leases.with(|state, _| state.table.is_ready(id))
-    }
-
-    fn opened(&self, id: ChangeId) -> OpenChange {
-        OpenChange { leases: Arc::clone(&self.leases), id }
-    }
-}
-
-impl std::fmt::Debug for Holding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.holder.fmt(f)
     }
 }

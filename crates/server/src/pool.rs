@@ -1,6 +1,6 @@
 //! The threads that execute calls.
 
-use crate::leases::OpenChange;
+use crate::holding::OpenChange;
 use crate::ops::list::Listing;
 use crate::session::Session;
 use crate::work::Taken;

@@ -394,6 +394,10 @@ impl Under {
         Under { dir: dir.id, object: dir.object, fd: Arc::clone(&dir.fd), name: name.clone() }
     }
 
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     /// What that inode is now, if the name still leads to it.
     pub(crate) fn look_again(&self, node: &Node) -> Option<Stat> {
         stat::of_name(&self.fd, self.name.as_bytes()).ok().filter(|stat| stat.is_same(&node.stat))
@@ -442,7 +446,7 @@ pub(crate) fn without_atime(fd: OwnedFd) -> OwnedFd {
 
 /// The absolute path by which an inode was reached, as it is now; of a name that is gone, with " (deleted)"
 /// behind it.
-pub(crate) fn link(fd: &OwnedFd) -> Option<Vec<u8>> {
+pub(crate) fn link(fd: impl AsFd) -> Option<Vec<u8>> {
     let path = rustix::fs::readlink(proc_path(fd), Vec::with_capacity(256)).ok()?;
     Some(path.into_bytes())
 }

@@ -15,6 +15,7 @@ use crate::quiet::Quiet;
 use crate::register::{Register, Who};
 use crate::room::Bounds;
 use crate::session::{Attached, Session, now};
+use crate::watch::{Watch, WatchWay};
 use crate::work::Work;
 use nigh_native::SESSION_TERM;
 use nigh_native::lease::{LeaseConfig, LeaseReport};
@@ -46,6 +47,7 @@ pub struct ServerOptions {
     /// How leases are kept; their term is `session_term`.
     pub leases: LeaseConfig,
     pub bounds: Bounds,
+    pub watch: WatchWay,
 }
 
 impl ServerOptions {
@@ -60,6 +62,7 @@ impl ServerOptions {
             session_term: SESSION_TERM,
             leases: LeaseConfig::default(),
             bounds: Bounds::default(),
+            watch: WatchWay::default(),
         }
     }
 }
@@ -73,6 +76,7 @@ pub struct Server {
     pub(crate) options: ServerOptions,
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) watch: Arc<Watch>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) quiet: Arc<Quiet>,
     /// By what they are and the mount by which they are reached.
@@ -137,9 +141,11 @@ impl Server {
         }
         // What was granted before was granted before now.
         let grace = Arc::new(Grace::new(absent, now().after(config.lapse())));
+        let watch = Watch::new(&leases, options.watch)?;
         let server = Arc::new(Server {
             pool,
             leases,
+            watch,
             keeper: Arc::new(Keeper::new(options.bounds.bytes)),
             quiet: Arc::new(Quiet::new()?),
             options,
@@ -398,7 +404,7 @@ impl Server {
             Some(twin) => Arc::clone(&twin.reach().ids),
             None => opened.open_ids(path, &self.options.state_dir)?,
         };
-        let export = Arc::new(Export::of(opened, path, ids, self.options.export)?);
+        let export = Arc::new(Export::of(opened, path, ids, (self.options.export, Some(&self.watch)))?);
         export.set_grace(LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse());
         if twin.is_none() {
             export.find_orphans();
@@ -414,6 +420,7 @@ impl Drop for Server {
         self.keeper.stop();
         self.pool.stop();
         self.leases.stop();
+        self.watch.stop();
         self.quiet.stop();
     }
 }

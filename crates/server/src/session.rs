@@ -14,7 +14,9 @@ use crate::pool::Job;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
 use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
-use nigh_types::{Call, CallId, Credentials, OpName, Place, Recall, Request, Response, Term, Time};
+use nigh_types::{
+    Call, CallId, Commit, Credentials, Hold, OpName, Place, Recall, Request, Response, Term, Time,
+};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -518,12 +520,12 @@ impl Session {
         if response.grants.is_empty() {
             self.transmit(call, name, &response, bytes);
         } else {
-            let mut grants = std::mem::take(&mut response.grants);
-            self.leases.put_answer(self.holder(), &mut grants, |grants, same| {
+            let grants = std::mem::take(&mut response.grants);
+            self.leases.put_answer(self.holder(), grants, |grants, same| {
                 let bytes = if same {
                     bytes
                 } else {
-                    response.grants = grants.to_vec();
+                    response.grants = grants;
                     encode_response(call, &response)
                 };
                 self.transmit(call, name, &response, bytes);
@@ -536,6 +538,19 @@ impl Session {
     pub(crate) fn queue_recall(&self, recall: Recall) {
         let mut wire = self.wire.lock();
         wire.connection.recall(recall);
+        self.flush(&mut wire);
+    }
+
+    /// The same of a hold and of its end.
+    pub(crate) fn queue_hold(&self, hold: Hold) {
+        let mut wire = self.wire.lock();
+        wire.connection.hold(hold);
+        self.flush(&mut wire);
+    }
+
+    pub(crate) fn queue_commit(&self, commit: Commit) {
+        let mut wire = self.wire.lock();
+        wire.connection.commit(commit);
         self.flush(&mut wire);
     }
 

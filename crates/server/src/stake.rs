@@ -1,7 +1,8 @@
 //! What one call asks of the lease table while it is executed.
 
 use crate::files::SessionFiles;
-use crate::leases::{Holding, OpenChange};
+use crate::holding::{Holding, OpenChange};
+use crate::told::Tell;
 use nigh_native::lease::{Change, Granted, LeaseKey, Object};
 use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
@@ -13,6 +14,8 @@ pub(crate) struct Stake<'a> {
     term: Term,
     registered: RefCell<Vec<GrantId>>,
     change: RefCell<Option<OpenChange>>,
+    /// Where it is seen what that has made of what it names.
+    tells: RefCell<Vec<Tell>>,
     makes_folder: Cell<bool>,
     /// Registered on data before the call was looked into.
     given: Cell<Option<(LeaseKey, Granted)>>,
@@ -26,6 +29,7 @@ impl<'a> Stake<'a> {
             term: files.term(),
             registered: RefCell::default(),
             change: RefCell::new(change),
+            tells: RefCell::default(),
             makes_folder: Cell::new(false),
             given: Cell::new(None),
         }
@@ -67,9 +71,11 @@ impl<'a> Stake<'a> {
     pub(crate) fn written(&self, node: NodeId, object: Object) -> Option<Grant> {
         let change = self.change.take()?;
         if self.term == Term::Limited(Span::ZERO) {
+            change.done(&self.tells.borrow());
             return None;
         }
-        let granted = self.holding.written(change, LeaseKey { object, covers: Covers::Data }, node)?;
+        let key = LeaseKey { object, covers: Covers::Data };
+        let granted = change.written(&self.tells.borrow(), (self.holding.holder, key), node)?;
         self.registered.borrow_mut().push(granted.id);
         Some(self.grant(granted, node, Covers::Data))
     }
@@ -90,7 +96,7 @@ impl<'a> Stake<'a> {
             node,
             covers,
             mode: Mode::Read,
-            term: self.term,
+            term: if granted.limit == Span::FOREVER { Term::Session } else { Term::Limited(granted.limit) },
             recallable: true,
             shared: granted.shared,
         }
@@ -123,10 +129,19 @@ impl<'a> Stake<'a> {
         self.makes_folder.get()
     }
 
+    /// The change may be made now: for those who hold it back.
+    pub(crate) fn tell(&self, mut tells: Vec<Tell>) {
+        if self.change.borrow().as_ref().is_some_and(OpenChange::is_awaited) {
+            tells.iter_mut().for_each(Tell::hold);
+            *self.tells.borrow_mut() = tells;
+        }
+    }
+
     /// All effects of the call are there: what it changed may be granted again, to its own session too.
     pub(crate) fn done(&self) {
-        let change = self.change.take();
-        drop(change);
+        if let Some(change) = self.change.take() {
+            change.done(&self.tells.borrow());
+        }
     }
 
     /// An answer is about to carry these. What no answer carries in the end is withdrawn.

@@ -145,6 +145,9 @@ fn a_server_that_only_queues_what_comes_and_dies_is_not_taken() {
     let mut client = Client::over(stream, dir.path(), Term::Session, 1);
     let root = Place::bare(client.session().root);
     assert!(client.call(Call::GetAttr { node: root }).result.is_ok());
+    // Or the server waits for it for hours.
+    client.leave();
+    house.wait_gone();
 }
 
 #[test]
@@ -203,6 +206,16 @@ fn the_poor_server_itself() {
     serve(&places, &serving).unwrap();
 }
 
+/// Whatever the test finds, it does not outlive it: who waits for the end of what it says would wait for ever.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn strangers_who_take_all_threads_do_not_end_the_server() {
     if !needs_root("strangers_who_take_all_threads_do_not_end_the_server") {
@@ -216,11 +229,12 @@ fn strangers_who_take_all_threads_do_not_end_the_server() {
     }
     fs::set_permissions(dir.path().join("run"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::set_permissions(dir.path().join("open"), fs::Permissions::from_mode(0o755)).unwrap();
-    let mut server = Command::new(std::env::current_exe().unwrap())
+    let server = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_poor_server_itself"])
         .env("NIGH_TEST_POOR", dir.path())
         .spawn()
         .unwrap();
+    let mut server = Killed(server);
     let path = dir.path().join("open/s.sock");
     let give_up = Instant::now() + Duration::from_secs(20);
     let stream = loop {
@@ -235,7 +249,7 @@ fn strangers_who_take_all_threads_do_not_end_the_server() {
     let strangers: Vec<_> = (0..300).map(|_| UnixStream::connect(&path)).collect();
     // The latest were accepted or dropped by now.
     std::thread::sleep(Duration::from_millis(500));
-    assert!(server.try_wait().unwrap().is_none(), "it goes on");
+    assert!(server.0.try_wait().unwrap().is_none(), "it goes on");
     assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());
     drop(strangers);
     let give_up = Instant::now() + Duration::from_secs(20);
@@ -251,6 +265,4 @@ fn strangers_who_take_all_threads_do_not_end_the_server() {
         }
     }
     assert!(old.call(Call::GetAttr { node: root }).result.is_ok());
-    server.kill().unwrap();
-    server.wait().unwrap();
 }

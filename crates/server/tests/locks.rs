@@ -71,6 +71,8 @@ impl Client {
                 Output::Event(Event::Recall(recall)) => {
                     self.session.handle_acknowledge(self.now(), recall.id);
                 }
+                Output::Event(Event::Hold(hold)) => self.session.handle_acknowledge(self.now(), hold.id),
+                Output::Event(Event::Commit(_)) => {}
                 Output::Event(Event::Lost { why } | Event::Lapsed { why }) => panic!("{why}"),
                 Output::Event(Event::Restored { .. }) => panic!("restored, and was not away"),
                 Output::Transmit(bytes) => self.stream.write_all(&bytes).unwrap(),

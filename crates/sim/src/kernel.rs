@@ -68,6 +68,23 @@ impl Kernel {
         self.changed_dir(dir);
     }
 
+    /// The same after it renamed: what it believes of the old name goes along, and for as long (`d_move`; `d_exchange`).
+    pub fn renamed(&mut self, (from, name): (u64, &Name), (to, new_name): (u64, &Name), exchange: bool) {
+        let moved = self.names.remove(&(from, name.clone()));
+        match self.names.remove(&(to, new_name.clone())) {
+            Some(other) if exchange => drop(self.names.insert((from, name.clone()), other)),
+            Some(Dentry { ino: Some(replaced), .. }) => drop(self.attrs.remove(&replaced)),
+            _ => {}
+        }
+        if let Some(dentry) = moved {
+            // Its times have changed.
+            dentry.ino.and_then(|ino| self.attrs.remove(&ino));
+            self.names.insert((to, new_name.clone()), dentry);
+        }
+        self.changed_dir(from);
+        self.changed_dir(to);
+    }
+
     /// The kernel's own doing after it made a name: the directory's attributes are asked again.
     pub fn changed_dir(&mut self, dir: u64) {
         self.kept.changed_dir(dir);

@@ -2,17 +2,19 @@
 //! every step no kernel may believe what is not so, and every answer must have been true at some moment
 //! between its request and itself (S1 for names and attributes).
 
+mod fake;
 mod files;
 
-use crate::world::{World, given_up, name_of, short};
-use nigh_cache::{Answer, Config, Level, OnDisconnect, Op};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
-use nigh_types::{Access, Cookie, Name, OpId, SetAttr, Span, Term};
+pub use fake::{Plan, run};
+
+use crate::world::{Backend, World, given_up, name_of, short};
+use nigh_cache::{Answer, Op};
+use nigh_remote::fake::FakeServer;
+use nigh_types::{Access, Cookie, Name, OpId, SetAttr};
 use std::collections::{BTreeMap, BTreeSet};
 
-const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-const DIRS: [&str; 2] = ["p", "q"];
+pub(crate) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+pub(crate) const DIRS: [&str; 2] = ["p", "q"];
 
 /// A small generator (splitmix64): the same history for the same seed on every machine.
 pub struct Dice(u64);
@@ -44,25 +46,29 @@ impl Dice {
 
 /// What happens in a history besides changes of names and modes.
 #[derive(Clone, Copy)]
-struct Kinds {
+pub(crate) struct Kinds {
     /// Data, xattrs and further names of files.
-    files: bool,
+    pub(crate) files: bool,
     /// Grants end by themselves too, soon.
-    limited: bool,
+    pub(crate) limited: bool,
     /// Nearly nothing can be kept.
-    tiny: bool,
+    pub(crate) tiny: bool,
     /// Sessions are lost.
-    losses: bool,
+    pub(crate) losses: bool,
+    /// Others' changes are told, and attributes are asked for by number and judged.
+    pub(crate) pushes: bool,
 }
 
-struct History {
-    kinds: Kinds,
+/// What clients ask, and what they are told of it.
+pub(crate) struct History<B: Backend = FakeServer> {
+    pub(crate) kinds: Kinds,
     /// Clients without a session.
     lost: BTreeSet<usize>,
-    world: World,
-    dice: Dice,
+    pub(crate) world: World<B>,
+    pub(crate) dice: Dice,
     dirs: BTreeMap<&'static str, u64>,
-    begun: BTreeMap<OpId, u64>,
+    /// Requests that wait, and the tick at which each began.
+    pub(crate) begun: BTreeMap<OpId, u64>,
     /// Per client: names that its kernel is changing (the kernel lets one thread at a time).
     busy: BTreeMap<(usize, u64), OpId>,
     changing: BTreeMap<OpId, (usize, Vec<u64>)>,
@@ -71,46 +77,9 @@ struct History {
     away: BTreeSet<usize>,
 }
 
-/// How a history goes.
-#[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    pub seed: u64,
-    pub clients: u32,
-    pub steps: u32,
-}
-
-/// Runs one history.
-///
-/// # Errors
-/// What was believed or answered and was not so, with the steps that led there.
-pub fn run(plan: Plan) -> Result<(), String> {
-    let mut history = History::new(plan);
-    for step in 1..=plan.steps {
-        history.act();
-        history.world.observe();
-        history.judge().map_err(|lie| {
-            format!("seed {} step {step}: {lie}\n{}", plan.seed, history.world.trace.join("\n"))
-        })?;
-        let keep = history.world.trace.len().saturating_sub(400);
-        history.world.trace.drain(..keep);
-    }
-    history.end().map_err(|lie| format!("seed {}: {lie}\n{}", plan.seed, history.world.trace.join("\n")))
-}
-
-impl History {
-    fn new(plan: Plan) -> History {
-        let mut dice = Dice::new(plan.seed);
-        let bit = |n: u64| plan.seed >> n & 1 == 1;
-        let kinds = Kinds { files: bit(0), limited: bit(1), tiny: bit(2), losses: bit(3) };
-        let parts = 1 + u32::try_from(dice.below(4)).unwrap_or(0);
-        let config = TreeConfig {
-            term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },
-            part_entries: parts,
-            // What is known of a file's data goes by its number.
-            reuse_inos: dice.below(2) == 0 && !kinds.files,
-            ..TreeConfig::default()
-        };
-        let mut world = World::new(config);
+impl<B: Backend> History<B> {
+    /// In a world without clients.
+    pub(crate) fn begin(mut world: World<B>, kinds: Kinds, dice: Dice) -> History<B> {
         world.wordy = true;
         let now = world.now;
         let dirs: BTreeMap<&'static str, u64> =
@@ -124,19 +93,12 @@ impl History {
             let paths = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
             world.facts.paths = paths.collect();
         }
-        world.observe();
-        for _ in 0..plan.clients {
-            let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
-            let budget_bytes = if kinds.tiny { 3_000 } else { 1 << 30 };
-            let on_disconnect = match dice.below(8) {
-                0 | 1 => OnDisconnect::Fail(Span::from_millis(1 + dice.below(100))),
-                2 => OnDisconnect::Stale,
-                _ => OnDisconnect::Wait,
-            };
-            let at = world.connect_with(Config { level, budget_bytes, on_disconnect, ..Config::default() });
-            world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
+        if kinds.pushes {
+            let files = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
+            world.facts.attributes_of = DIRS.iter().map(ToString::to_string).chain(files).collect();
         }
-        let mut history = History {
+        world.observe();
+        History {
             kinds,
             lost: BTreeSet::new(),
             world,
@@ -147,123 +109,36 @@ impl History {
             changing: BTreeMap::new(),
             abandoned: BTreeMap::new(),
             away: BTreeSet::new(),
-        };
-        for at in 0..history.world.clients.len() {
-            for dir in DIRS {
-                let op = Op::Lookup { dir: 1, name: name(dir) };
-                history.ask(at, op);
-            }
         }
-        history.world.observe();
-        history
     }
 
-    fn client(&mut self) -> usize {
+    /// All kernels look up the directories.
+    pub(crate) fn look_around(&mut self) {
+        for at in 0..self.world.clients.len() {
+            for dir in DIRS {
+                let op = Op::Lookup { dir: 1, name: name(dir) };
+                self.ask(at, op);
+            }
+        }
+        self.world.observe();
+    }
+
+    pub(crate) fn client(&mut self) -> usize {
         let clients = self.world.clients.len() as u64;
         usize::try_from(self.dice.below(clients)).unwrap_or(0)
     }
 
-    fn act(&mut self) {
-        if self.kinds.losses && self.dice.below(40) == 0 {
-            return self.lose_or_return();
-        }
-        if self.kinds.limited && self.dice.below(15) == 0 {
-            // A request comes before the timer that was due.
-            self.world.timers_are_late = true;
-            let span = Span::from_millis(1 + self.dice.below(40));
-            self.world.advance(span);
-            self.ask_something();
-            self.world.timers_are_late = false;
-            return self.world.advance(Span::ZERO);
-        }
-        match self.dice.below(100) {
-            0..=69 => self.ask_something(),
-            70..=79 => self.plan_delays(),
-            80..=93 => {
-                let span = Span::from_millis(1 + self.dice.below(20));
-                self.world.advance(span);
-            }
-            94 | 95 => {
-                // A caller is killed.
-                let waiting: Vec<OpId> = self.begun.keys().copied().collect();
-                if let Some(op) = waiting.first().copied() {
-                    let at = (0..self.world.clients.len()).find(|at| self.world.waits(*at, op));
-                    if let Some(at) = at {
-                        self.world.interrupt(at, op);
-                    }
-                }
-            }
-            96 => {
-                let at = self.client();
-                match self.dice.below(2) {
-                    0 => self.world.clients[at].hold_invalidations = true,
-                    _ => self.world.clients[at].drops_slowly = true,
-                }
-            }
-            97 if self.dice.below(20) == 0 => {
-                let at = self.client();
-                self.world.mount_below(at);
-            }
-            97 => self.go_or_come(),
-            _ => {
-                let at = self.client();
-                self.world.let_invalidate(at);
-                self.world.let_drop(at);
-            }
-        }
-    }
-
-    /// A client is away for longer than its term, or comes back. Its machine may sleep until somewhat later.
-    fn go_or_come(&mut self) {
+    pub(crate) fn ask_something(&mut self) {
         let at = self.client();
-        let control = self.world.clients[at].control.clone();
-        if self.away.remove(&at) {
-            control.restore(self.dice.below(2) == 0);
-        } else if !self.lost.contains(&at) {
-            if self.dice.below(4) == 0 {
-                let client = &mut self.world.clients[at];
-                (client.hold_invalidations, client.asleep) = (true, true);
-            }
-            control.lapse("by chance");
-            self.away.insert(at);
+        if !self.world.is_awake(at) {
+            return;
         }
-        self.world.settle();
-        self.world.observe();
-    }
-
-    /// A session is lost, or another takes the place of one that was.
-    fn lose_or_return(&mut self) {
-        let at = self.client();
-        if self.lost.remove(&at) {
-            return self.world.reconnect(at);
-        }
-        self.world.clients[at].control.lose("the link broke");
-        self.world.settle();
-        self.away.remove(&at);
-        self.lost.insert(at);
-    }
-
-    fn plan_delays(&mut self) {
-        let at = self.client();
-        let control = self.world.clients[at].control.clone();
-        control.plan_nothing();
-        let fate = Fate {
-            arrives_after: Span::from_millis(self.dice.below(8)),
-            answered_after: Span::from_millis(self.dice.below(8)),
-            part_pause: Span::from_millis(self.dice.below(4)),
-            ungranted: self.dice.below(8) == 0,
-            ..Fate::default()
-        };
-        if self.dice.below(4) > 0 {
-            control.plan(Which::Every, fate);
-        }
-    }
-
-    fn ask_something(&mut self) {
-        let at = self.client();
         let picked = self.dice.pick(&DIRS);
         let dir = self.dirs[picked];
         let file = name(self.dice.pick(&NAMES));
+        if self.kinds.pushes && self.dice.below(5) == 0 {
+            return self.ask_attributes(at, dir, &file);
+        }
         let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
         let (op, locks) = match self.dice.below(if self.kinds.files { 24 } else { 12 }) {
             12.. => self.use_file(at, dir, &file),
@@ -319,12 +194,22 @@ impl History {
 
     /// A kernel that believes something does not ask: what it believes is judged after every step.
     fn lookup_or_believe(&self, at: usize, dir: u64, name: &Name) -> Option<Op> {
-        let believed = self.world.clients[at].kernel.name(self.world.now, dir, name);
+        let believed = self.world.clients[at].kernel.name(self.world.time(at), dir, name);
         believed.is_none().then(|| Op::Lookup { dir, name: name.clone() })
     }
 
     fn known(&self, at: usize, dir: u64, name: &Name) -> Option<u64> {
-        self.world.clients[at].kernel.name(self.world.now, dir, name).and_then(|d| d.ino)
+        self.world.clients[at].kernel.name(self.world.time(at), dir, name).and_then(|d| d.ino)
+    }
+
+    /// Of a directory, or of what its kernel knows as a file of it, unless it believes that it knows them.
+    fn ask_attributes(&mut self, at: usize, dir: u64, file: &Name) {
+        let kernel = &self.world.clients[at].kernel;
+        let of = if self.dice.below(2) == 0 { Some(dir) } else { kernel.last_heard(dir, file) };
+        let believed = |ino: u64| kernel.attrs(self.world.time(at)).any(|(id, _)| id.ino == ino);
+        if let Some(ino) = of.filter(|ino| !believed(*ino)) {
+            self.ask(at, Op::GetAttr { ino });
+        }
     }
 
     fn read_directory(&mut self, at: usize, dir: u64) {
@@ -349,6 +234,10 @@ impl History {
                 let own = self.world.changing(at, *ino);
                 own.iter().filter_map(|id| self.begun.get(id)).copied().fold(begun, u64::min)
             }
+            Op::GetAttr { .. } => {
+                let own = self.begun.iter().filter(|(id, _)| self.world.waits(at, **id));
+                own.map(|(_, begun)| *begun).fold(begun, u64::min)
+            }
             _ => begun,
         };
         let id = self.world.ask(at, op);
@@ -356,7 +245,7 @@ impl History {
         id
     }
 
-    fn judge(&mut self) -> Result<(), String> {
+    pub(crate) fn judge(&mut self) -> Result<(), String> {
         self.world.check_kernels()?;
         self.world.check_kept()?;
         self.world.undone.pop().map_or(Ok(()), Err)?;
@@ -378,7 +267,12 @@ impl History {
                     short(&answer)
                 ));
             }
-            if !self.world.stale_answers.remove(&id) {
+            if let Answer::Page(page) = &answer
+                && !are_names(page)
+            {
+                return Err(format!("{} is shown what is no name: {}", name_of(at), short(&answer)));
+            }
+            if !self.world.stale_answers.remove(&id) && self.world.server.is_faithful(at) {
                 self.judge_answer(at, begun, &op, &answer)?;
                 self.judge_fact(at, begun, &op, &answer)?;
             }
@@ -403,6 +297,9 @@ impl History {
             (Op::Lookup { dir, name }, Answer::Missing(_)) if !self.was(*dir, name, begun, None) => {
                 return lie("it was there all the time");
             }
+            (Op::GetAttr { ino }, Answer::Attr(_, attr, _)) if !self.world.facts.had(*ino, begun, attr) => {
+                return lie("it never had these in the meantime");
+            }
             (Op::ReadDir { ino, .. }, Answer::Page(page)) => {
                 for file in NAMES {
                     let file = name(file);
@@ -423,33 +320,6 @@ impl History {
         let current = past.iter().rposition(|(tick, _)| *tick <= begun).unwrap_or(0);
         past[current..].iter().any(|(_, ino)| *ino == what)
     }
-
-    /// All delays over, everything must have been answered; with a kernel that has no worker left, after the ten seconds that it may take
-    /// to forget.
-    fn end(&mut self) -> Result<(), String> {
-        for at in 0..self.world.clients.len() {
-            if self.away.remove(&at) {
-                self.world.clients[at].control.restore(at == 0);
-            }
-            self.world.clients[at].control.plan_nothing();
-            self.world.let_invalidate(at);
-            self.world.let_drop(at);
-            if self.lost.remove(&at) {
-                self.world.reconnect(at);
-            }
-        }
-        for _ in 0..250 {
-            self.world.advance(Span::from_millis(50));
-            self.judge()?;
-        }
-        if let Some(at) = (0..self.world.clients.len()).find(|at| !self.world.is_told(*at)) {
-            return Err(format!("{}'s kernel never forgets", name_of(at)));
-        }
-        match self.begun.keys().next() {
-            None => Ok(()),
-            Some(op) => Err(format!("{op:?} is never answered")),
-        }
-    }
 }
 
 fn listed(page: &nigh_cache::Page, wanted: &Name) -> Option<u64> {
@@ -464,6 +334,16 @@ fn listed(page: &nigh_cache::Page, wanted: &Name) -> Option<u64> {
     None
 }
 
-fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).expect("a name")
+}
+
+/// What a kernel takes for names (`fuse_emit`, `parse_dirfile`); `.` and `..` are of every directory.
+fn are_names(page: &nigh_cache::Page) -> bool {
+    let mut names = page.names.as_slice();
+    page.entries.iter().all(|entry| {
+        let (name, rest) = names.split_at(usize::from(entry.name_len));
+        names = rest;
+        !name.is_empty() && !name.contains(&b'/') && !name.contains(&0)
+    })
 }

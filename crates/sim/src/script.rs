@@ -73,7 +73,7 @@ impl Script {
         }
     }
 
-    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a
+    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [pushes|none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a
     /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link PATH [PATH]`,
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
     /// `A cut`, `A mend`, `A lapse`, `A free-locks`, `A restore kept|forgotten`, `A hold` (kernel notifications wait, but for those that go first),
@@ -105,6 +105,10 @@ impl Script {
                 self.world.server.edit(|tree| tree.plant_dir(now, path));
             }
             ["client"] => drop(self.world.connect(Level::All)),
+            ["client", "pushes"] => {
+                let at = self.world.connect(Level::All);
+                self.world.take_pushes(at);
+            }
             ["client", "none"] => drop(self.world.connect(Level::None)),
             ["client", "no-epoch"] => drop(self.world.connect(Level::NoEpoch)),
             ["client", "fail", time] => self.connect_with(OnDisconnect::Fail(span(time))),

@@ -1,25 +1,30 @@
 //! Clients of one fake server, stepped by hand.
 
+mod backend;
 mod facts;
 mod telling;
+mod words;
 
 use crate::kernel::Kernel;
+pub use backend::Backend;
 pub use facts::{Fact, Facts, XATTR};
 use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output, Stale};
-use nigh_remote::fake::{Control, Fake, FakeServer};
+use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Name, OpId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use telling::Telling;
+use words::{away_line, became_line, held_line, words};
+pub use words::{given_up, name_of, short};
 
 /// What a name led to, and since which tick.
 pub type Past = Vec<(u64, Option<u64>)>;
 
 /// One mount: a cache, its remote, and the kernel that it serves.
-pub struct Client {
+pub struct Client<B: Backend = FakeServer> {
     pub cache: Cache,
-    pub control: Control,
+    pub control: B::Control,
     pub kernel: Kernel,
     /// Invalidations are carried out at once unless these are held,
     pub hold_invalidations: bool,
@@ -29,11 +34,13 @@ pub struct Client {
     may_fail: bool,
     /// Dropping pages takes until this is taken back.
     pub drops_slowly: bool,
+    /// Others' changes are told to it in the place of recalls.
+    takes_pushes: bool,
     /// So many droppings of pages may be stuck at the same time.
     pub workers: u32,
     telling: Telling,
-    remote: Fake,
-    ops: BTreeMap<OpId, Op>,
+    pub(crate) remote: B::Remote,
+    pub(crate) ops: BTreeMap<OpId, Op>,
     /// Changes whose callers were killed: their outcome is unknown until the remote has answered.
     abandoned: Vec<(Op, Vec<u64>)>,
     /// Inodes whose names a request holds on to until it is answered.
@@ -41,10 +48,10 @@ pub struct Client {
 }
 
 /// Everything there is.
-pub struct World {
+pub struct World<B: Backend = FakeServer> {
     pub now: Time,
-    pub server: FakeServer,
-    pub clients: Vec<Client>,
+    pub server: B,
+    pub clients: Vec<Client<B>>,
     /// What happened since it was last taken, a line each.
     pub trace: Vec<String>,
     /// Answers since they were last taken: client, request, answer.
@@ -73,9 +80,43 @@ pub struct World {
 impl World {
     #[must_use]
     pub fn new(config: TreeConfig) -> World {
+        World::over(FakeServer::new(config))
+    }
+
+    /// A new client; its number.
+    pub fn connect(&mut self, level: Level) -> usize {
+        self.connect_with(Config { level, ..Config::default() })
+    }
+
+    /// The same with settings of its own (but for who it is).
+    pub fn connect_with(&mut self, config: Config) -> usize {
+        let remote = self.server.connect(self.now);
+        self.join(config, remote.control(), remote)
+    }
+
+    /// From now on, and in later sessions too.
+    pub fn take_pushes(&mut self, at: usize) {
+        self.clients[at].takes_pushes = true;
+        self.clients[at].control.takes_pushes(true);
+    }
+
+    /// A session takes the place of the one that a client lost.
+    pub fn reconnect(&mut self, at: usize) {
+        let remote = self.server.connect(self.now);
+        remote.control().takes_pushes(self.clients[at].takes_pushes);
+        self.clients[at].control = remote.control();
+        self.clients[at].remote = remote;
+        self.settle();
+    }
+}
+
+impl<B: Backend> World<B> {
+    /// With nobody in it.
+    #[must_use]
+    pub fn over(server: B) -> World<B> {
         World {
             now: Time(Span::from_secs(1).0),
-            server: FakeServer::new(config),
+            server,
             clients: Vec::new(),
             trace: Vec::new(),
             answers: Vec::new(),
@@ -92,24 +133,19 @@ impl World {
         }
     }
 
-    /// A new client; its number.
-    pub fn connect(&mut self, level: Level) -> usize {
-        self.connect_with(Config { level, ..Config::default() })
-    }
-
-    /// The same with settings of its own (but for who it is).
-    pub fn connect_with(&mut self, config: Config) -> usize {
-        let remote = self.server.connect(self.now);
+    /// A client whose end of its session is that; its number.
+    pub(crate) fn join(&mut self, config: Config, control: B::Control, remote: B::Remote) -> usize {
         let at = self.clients.len();
         let client = self.clients.len() as u64;
         self.clients.push(Client {
             cache: Cache::new(Config { client, incarnation: 1, ..config }),
-            control: remote.control(),
+            control,
             kernel: Kernel::default(),
             hold_invalidations: false,
             asleep: false,
             may_fail: matches!(config.on_disconnect, OnDisconnect::Fail(_)),
             drops_slowly: false,
+            takes_pushes: false,
             workers: 64,
             telling: Telling::default(),
             remote,
@@ -121,12 +157,16 @@ impl World {
         at
     }
 
-    /// A session takes the place of the one that a client lost.
-    pub fn reconnect(&mut self, at: usize) {
-        let remote = self.server.connect(self.now);
-        self.clients[at].control = remote.control();
-        self.clients[at].remote = remote;
-        self.settle();
+    /// Whether a client's process runs.
+    #[must_use]
+    pub fn is_awake(&self, at: usize) -> bool {
+        self.server.runs(at)
+    }
+
+    /// What a client's clock says now.
+    #[must_use]
+    pub fn time(&self, at: usize) -> Time {
+        self.server.clock(at, self.now)
     }
 
     /// One request of a client's kernel.
@@ -139,6 +179,7 @@ impl World {
     fn put(&mut self, at: usize, op: Op) -> OpId {
         self.next_op += 1;
         let id = OpId(self.next_op);
+        let now = self.time(at);
         let client = &mut self.clients[at];
         let heard = |(dir, name): &(u64, Name)| client.kernel.last_heard(*dir, name);
         let mut locked: Vec<u64> = names_of(&op).iter().filter_map(heard).collect();
@@ -147,7 +188,7 @@ impl World {
             locked.extend(self.server.edit(|tree| tree.child_of(*to, new_name)));
         }
         client.locked.insert(id, locked);
-        let answer = client.cache.handle_op(self.now, id, Caller::default(), op.clone());
+        let answer = client.cache.handle_op(now, id, Caller::default(), op.clone());
         client.ops.insert(id, op);
         match answer {
             Some(answer) => self.answered(at, id, answer, true),
@@ -173,14 +214,14 @@ impl World {
     pub fn observe(&mut self) {
         self.tick += 1;
         let tick = self.tick;
-        let server = self.server.clone();
         for ((dir, name), past) in &mut self.past {
-            let now = server.edit(|tree| tree.child_of(*dir, name));
+            let now = self.server.edit(|tree| tree.child_of(*dir, name));
             if past.last().map(|(_, ino)| *ino) != Some(now) {
                 past.push((tick, now));
             }
         }
         self.facts.observe(&self.server, self.now, tick);
+        self.facts.observe_attributes(&self.server, tick);
     }
 
     /// Whether a request still waits.
@@ -216,23 +257,32 @@ impl World {
                 self.observe();
             }
             for at in 0..self.clients.len() {
-                if !self.timers_are_late {
-                    self.clients[at].cache.handle_timeout(self.now);
-                }
-                self.clients[at].remote.handle_timeout(self.now);
-                self.observe();
+                self.pass(at);
             }
         }
         self.now = until;
         self.settle();
     }
 
+    /// A client is told the time.
+    pub(crate) fn pass(&mut self, at: usize) {
+        if !self.server.runs(at) {
+            return;
+        }
+        let now = self.time(at);
+        if !self.timers_are_late {
+            self.clients[at].cache.handle_timeout(now);
+        }
+        self.clients[at].remote.handle_timeout(now);
+        self.observe();
+    }
+
     /// Moves outputs until all is quiet; the next moment at which something is due.
     pub fn settle(&mut self) -> Time {
         loop {
             let mut moved = false;
-            let mut next = Time::FAR;
-            for at in 0..self.clients.len() {
+            let mut next = self.server.due();
+            for at in (0..self.clients.len()).filter(|at| self.server.runs(*at)).collect::<Vec<usize>>() {
                 let (any, due) = self.drive(at);
                 moved |= any;
                 next = next.min(due);
@@ -244,18 +294,7 @@ impl World {
     }
 
     fn drive(&mut self, at: usize) -> (bool, Time) {
-        let mut moved = false;
-        let cache_due = loop {
-            let output = self.clients[at].cache.poll_output();
-            match output {
-                Output::Timeout(_, _) if self.timers_are_late => break Time::FAR,
-                Output::Timeout(due, _) => break due,
-                output => {
-                    moved = true;
-                    self.carry(at, output);
-                }
-            }
-        };
+        let (mut moved, mut cache_due) = self.drain(at);
         moved |= self.tell(at);
         let remote_due = loop {
             let client = &mut self.clients[at];
@@ -264,7 +303,10 @@ impl World {
                 RemoteOutput::Transmit(_) => {}
                 RemoteOutput::Event(event) => {
                     moved = true;
-                    client.may_fail |= matches!(event, Event::Lapsed { .. } | Event::Lost { .. });
+                    client.may_fail |= matches!(
+                        event,
+                        Event::Lapsed { .. } | Event::Lost { .. } | Event::Restored { kept: false, .. }
+                    );
                     if let Some(line) = away_line(at, &event) {
                         self.trace.push(line);
                     } else if let Event::Recall(recall) = &event {
@@ -275,18 +317,41 @@ impl World {
                             recall.node.ino
                         );
                         self.trace.push(line);
+                    } else if let Event::Hold(hold) = &event {
+                        self.trace.push(format!("{} is to hold back {}", name_of(at), held_line(hold)));
+                    } else if let Event::Commit(commit) = &event {
+                        self.trace.push(format!("{} hears that {}", name_of(at), became_line(commit)));
                     } else if self.wordy {
                         self.trace.push(format!("{} hears {event:?}", name_of(at)));
                     }
-                    client.cache.handle_event(self.now, event);
+                    let now = self.server.clock(at, self.now);
+                    client.cache.handle_event(now, event);
+                    if B::ONE_BY_ONE {
+                        cache_due = self.drain(at).1;
+                    }
                 }
             }
         };
-        (moved, cache_due.min(remote_due))
+        (moved, self.server.moment(at, cache_due.min(remote_due)))
+    }
+
+    /// Does what a cache puts out.
+    fn drain(&mut self, at: usize) -> (bool, Time) {
+        let mut moved = false;
+        loop {
+            match self.clients[at].cache.poll_output() {
+                Output::Timeout(_, _) if self.timers_are_late => return (moved, Time::FAR),
+                Output::Timeout(due, _) => return (moved, due),
+                output => {
+                    moved = true;
+                    self.carry(at, output);
+                }
+            }
+        }
     }
 
     fn carry(&mut self, at: usize, output: Output) {
-        let now = self.now;
+        let now = self.time(at);
         match output {
             Output::Answer { op, answer } => self.answered(at, op, answer, false),
             Output::Call { id, caller: _, name, call } => {
@@ -321,7 +386,7 @@ impl World {
         let Some(op) = self.clients[at].ops.remove(&id) else {
             panic!("{} answers request {id:?} twice", name_of(at));
         };
-        let now = self.now;
+        let now = self.time(at);
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         if given_up(&answer) {
             self.clients[at].abandoned.push((op.clone(), locked.clone()));
@@ -346,9 +411,8 @@ impl World {
             Op::Unlink { dir, name } | Op::Rmdir { dir, name } if answer == Answer::Done => {
                 kernel.unlinked(*dir, name);
             }
-            Op::Rename { from, name, to, new_name, .. } if answer == Answer::Done => {
-                kernel.unlinked(*from, name);
-                kernel.unlinked(*to, new_name);
+            Op::Rename { from, name, to, new_name, exchange, .. } if answer == Answer::Done => {
+                kernel.renamed((*from, name), (*to, new_name), *exchange);
             }
             Op::GetAttr { .. } | Op::SetAttr { .. } => kernel.attributes(now, &answer),
             Op::ReadDir { ino, .. } => {
@@ -382,9 +446,10 @@ impl World {
     /// Invariant 2, for all clients: no kernel believes of a name or of attributes what is not so.
     /// (Not for changes that the host made behind the server's back.)
     pub fn check_kernels(&self) -> Result<(), String> {
-        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| client.is_judged()) {
+        for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
+        {
             let (own_names, own_inos) = self.under_way(client);
-            for (dir, name, dentry) in client.kernel.names(self.now) {
+            for (dir, name, dentry) in client.kernel.names(self.time(at)) {
                 if own_names.contains(&(dir, name.clone())) {
                     continue;
                 }
@@ -397,7 +462,7 @@ impl World {
                     ));
                 }
             }
-            for (id, believed) in client.kernel.attrs(self.now) {
+            for (id, believed) in client.kernel.attrs(self.time(at)) {
                 // Of what has no name any more only who has it open can ask.
                 let truth = self.attributes(id).filter(|t| t.nlink > 0 && !own_inos.contains(&id.ino));
                 if truth.is_some_and(|truth| truth != believed) {
@@ -414,7 +479,7 @@ impl World {
 
     /// Names and inodes that a client's own unanswered requests change: its kernel holds them locked, and
     /// learns with the answer what became of them.
-    fn under_way(&self, client: &Client) -> (Vec<(u64, Name)>, Vec<u64>) {
+    fn under_way(&self, client: &Client<B>) -> (Vec<(u64, Name)>, Vec<u64>) {
         let mut names = Vec::new();
         let mut inos = Vec::new();
         if client.cache.gauges().pending_operations > 0 || !client.telling.is_idle() {
@@ -442,17 +507,6 @@ impl World {
 
     fn attributes(&self, id: nigh_types::NodeId) -> Option<nigh_types::Attr> {
         self.server.edit(|tree| tree.attr(id))
-    }
-}
-
-/// How a client's remote goes and comes back.
-fn away_line(at: usize, event: &Event) -> Option<String> {
-    let at = name_of(at);
-    match event {
-        Event::Lapsed { .. } => Some(format!("{at} is away for too long")),
-        Event::Restored { kept: true, .. } => Some(format!("{at} is back, and known")),
-        Event::Restored { kept: false, .. } => Some(format!("{at} is back, and was forgotten")),
-        _ => None,
     }
 }
 
@@ -493,66 +547,5 @@ fn changed_inode(op: &Op) -> Option<u64> {
         Op::Open { ino, access, .. } if access.truncate => Some(*ino),
         Op::Tmpfile { dir, .. } => Some(*dir),
         _ => None,
-    }
-}
-
-/// Whether what became of a change is not known: its caller was killed, or has waited for too long.
-#[must_use]
-pub fn given_up(answer: &Answer) -> bool {
-    matches!(answer, Answer::Failed(nigh_types::Errno::INTR | nigh_types::Errno::IO))
-}
-
-/// A, B, C …
-#[must_use]
-pub fn name_of(at: usize) -> char {
-    u8::try_from(at).map_or('?', |n| char::from(b'A' + n.min(25)))
-}
-
-fn words(stale: &Stale) -> String {
-    match stale {
-        Stale::Attr { ino } => format!("attributes of {ino}"),
-        Stale::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
-        Stale::Data { ino, offset, length } => format!("data of {ino} from {offset}, {length} bytes"),
-        Stale::Entry { dir, name } => format!("{dir}/{name}"),
-        Stale::Epoch(_) => "every name".to_owned(),
-    }
-}
-
-/// An answer in a few words.
-#[must_use]
-pub fn short(answer: &Answer) -> String {
-    let valid = |span: Span| match span {
-        Span::ZERO => "not to be kept".to_owned(),
-        span if span.as_millis() > 1_000_000 => "long".to_owned(),
-        span => format!("{} ms", span.as_millis()),
-    };
-    match answer {
-        Answer::Node(node) => {
-            format!(
-                "inode {}, name {}, attributes {}",
-                node.id.ino,
-                valid(node.entry_valid),
-                valid(node.attr_valid)
-            )
-        }
-        Answer::Created(node, _) => format!("made inode {}", node.id.ino),
-        Answer::Missing(span) => format!("no such name, {}", valid(*span)),
-        Answer::Attr(id, attr, span) => {
-            format!("inode {} size {} nlink {}, {}", id.ino, attr.size, attr.nlink, valid(*span))
-        }
-        Answer::Opened(opened) => format!("opened, keep {} listing {}", opened.keep_cache, opened.cache_dir),
-        Answer::Page(page) => {
-            let mut names = page.names.as_slice();
-            let mut list = Vec::new();
-            for entry in &page.entries {
-                let (name, rest) = names.split_at(usize::from(entry.name_len));
-                names = rest;
-                list.push(String::from_utf8_lossy(name).into_owned());
-            }
-            format!("[{}]", list.join(" "))
-        }
-        Answer::Data(data) => format!("data {:?}", String::from_utf8_lossy(data)),
-        Answer::Failed(errno) => errno.to_string(),
-        other => format!("{other:?}"),
     }
 }

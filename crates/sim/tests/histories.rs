@@ -12,8 +12,10 @@ fn no_seeded_history_shows_anybody_what_is_not_so() {
     let found = FOUND.iter().copied().filter(|_| first == 0);
     for seed in (first..first + seeds).chain(found) {
         let clients = 1 + u32::try_from(seed % 3).unwrap();
-        if let Err(lie) = run(Plan { seed, clients, steps: 300 }) {
-            panic!("{lie}");
+        for pushes in [false, true] {
+            if let Err(lie) = run(Plan { seed, clients, steps: 300, pushes }) {
+                panic!("{}{lie}", if pushes { "with pushes: " } else { "" });
+            }
         }
     }
 }

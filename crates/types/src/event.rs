@@ -1,6 +1,6 @@
 //! What reaches a cache from its remote.
 
-use crate::{Attr, CallId, CookieKey, NodeId, Recall, Response, Term};
+use crate::{Attr, CallId, Commit, CookieKey, Hold, NodeId, Recall, Response, Term};
 
 /// What a remote tells the cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -12,6 +12,9 @@ pub enum Event {
         response: Response,
     },
     Recall(Recall),
+    /// In the place of a recall: what it names is about to change, and the grants go on.
+    Hold(Hold),
+    Commit(Commit),
     /// The term has run out without an answer: all grants have ended. Calls that are out stay out; they are
     /// answered after [`Event::Restored`].
     Lapsed {

@@ -13,6 +13,8 @@ mod id;
 mod lock;
 mod name;
 mod place;
+mod planted;
+mod push;
 mod reply;
 mod time;
 
@@ -26,5 +28,7 @@ pub use id::{CallId, Handle, NodeId, OpId};
 pub use lock::{LockInfo, LockKind};
 pub use name::{BadName, Name};
 pub use place::{Credentials, Place};
+pub use planted::{Bug, plant, planted};
+pub use push::{Commit, Fact, Held, Hold};
 pub use reply::{Entry, Listed, Reply, Response, Space, XattrSet, XattrValue};
 pub use time::{Span, Time};

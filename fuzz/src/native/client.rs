@@ -258,6 +258,11 @@ impl Watched {
                 self.reached.insert("recalled");
                 self.recalls.push(recall.id);
             }
+            Event::Hold(hold) => {
+                self.reached.insert("held");
+                self.recalls.push(hold.id);
+            }
+            Event::Commit(_) => drop(self.reached.insert("committed")),
             Event::Lapsed { .. } => {
                 assert!(self.attached && !self.lapsed, "there is nothing that could lapse");
                 self.lapsed = true;

@@ -261,6 +261,11 @@ impl Pair {
                 self.seen.push(recall.id);
             }
             Event::Attached(_) => drop(self.reached.insert("attached")),
+            Event::Hold(hold) => {
+                self.reached.insert("held");
+                self.seen.push(hold.id);
+            }
+            Event::Commit(_) => drop(self.reached.insert("committed")),
             Event::Lapsed { .. } => drop(self.reached.insert("lapsed")),
             Event::Lost { why } => {
                 assert!(!why.contains("protocol"), "our own server breaks the rules: {why}");

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use nigh_types::{Call, CallId, Credentials};
+use nigh_types::{Call, CallId, Credentials, Time};
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
 use super::member::{Answer, Link, Member};
+use super::reader::Reader;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,6 +30,8 @@ pub struct Crowd {
     link: Link,
     socket: PathBuf,
     export: String,
+    /// What each client asks for when it says hello.
+    features: u64,
     who: Credentials,
     epoll: OwnedFd,
     /// `epoll_wait` counts in ms, which is too coarse for a link.
@@ -40,7 +43,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    pub fn new(socket: &Path, export: &str) -> Result<Crowd> {
+    pub fn new(socket: &Path, export: &str, features: u64) -> Result<Crowd> {
         let who = Credentials {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -56,6 +59,7 @@ impl Crowd {
             link: Link { began: Instant::now(), delay: Duration::ZERO },
             socket: socket.to_owned(),
             export: export.to_owned(),
+            features,
             who,
             epoll,
             timer,
@@ -72,6 +76,15 @@ impl Crowd {
 
     /// Adds clients and waits until they are attached; the number of the first.
     pub fn attach(&mut self, count: usize) -> Result<usize> {
+        self.attach_all(count, false)
+    }
+
+    /// The same of such as keep what they learn.
+    pub fn attach_readers(&mut self, count: usize) -> Result<usize> {
+        self.attach_all(count, true)
+    }
+
+    fn attach_all(&mut self, count: usize, readers: bool) -> Result<usize> {
         let first = self.members.len();
         let all = first + count;
         while self.members.len() < all {
@@ -79,7 +92,8 @@ impl Crowd {
             for number in begun..all.min(begun + HELLOS) {
                 let stream = UnixStream::connect(&self.socket).context("the server's socket")?;
                 let identity = number as u64 + 1;
-                let member = Member::new(stream, self.link, identity, &self.export)?;
+                let mut member = Member::new(stream, self.link, identity, &self.export, self.features)?;
+                member.reader = readers.then(|| Box::new(Reader::new(self.who.clone(), identity)));
                 let events = epoll::EventFlags::IN;
                 epoll::add(&self.epoll, &member.stream, epoll::EventData::new_u64(number as u64), events)?;
                 self.members.push(member);
@@ -98,6 +112,19 @@ impl Crowd {
         let id = self.members[number].call(self.link, &self.who, call);
         self.advance(number)?;
         Ok(id)
+    }
+
+    /// Does something with a reader's cache or kernel, and what follows from it.
+    pub fn with_reader<R>(&mut self, number: usize, act: impl FnOnce(&mut Reader, Time) -> R) -> Result<R> {
+        let now = self.link.time(Instant::now());
+        let reader = self.members[number].reader.as_mut().context("it keeps nothing")?;
+        let result = act(reader, now);
+        self.advance(number)?;
+        Ok(result)
+    }
+
+    pub fn reader(&self, number: usize) -> Option<&Reader> {
+        self.members[number].reader.as_deref()
     }
 
     /// Waits for an answer.
@@ -123,7 +150,9 @@ impl Crowd {
         let end = Instant::now() + PATIENCE;
         while !is_so(self) {
             if Instant::now() > end {
-                bail!("waited {} s until {what}", PATIENCE.as_secs());
+                let lost = self.members.iter().filter_map(|member| member.lost.as_ref());
+                let lost: Vec<&String> = lost.collect();
+                bail!("waited {} s until {what}; sessions that were lost: {lost:?}", PATIENCE.as_secs());
             }
             self.step(end)?;
         }

@@ -10,6 +10,8 @@ use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Remote};
 use nigh_types::{Call, CallId, Credentials, OpName, RecallId, Request, Response, Session, Term, Time};
 
+use super::reader::Reader;
+
 /// Bytes, and when they arrive at the other end of the emulated link.
 type OnTheirWay = VecDeque<(Instant, Vec<u8>)>;
 
@@ -29,12 +31,12 @@ pub struct Link {
 }
 
 impl Link {
-    fn time(self, at: Instant) -> Time {
+    pub fn time(self, at: Instant) -> Time {
         let ns = at.saturating_duration_since(self.began).as_nanos();
         Time(u64::try_from(ns).unwrap_or(u64::MAX - 1) + 1)
     }
 
-    fn instant(self, time: Time) -> Option<Instant> {
+    pub fn instant(self, time: Time) -> Option<Instant> {
         (time != Time::FAR).then(|| self.began + Duration::from_nanos(time.0))
     }
 }
@@ -59,15 +61,19 @@ pub struct Member {
     /// Calls that wait for their answers, and the parts that came.
     waiting: BTreeMap<CallId, Vec<Response>>,
     pub answers: BTreeMap<CallId, Answer>,
+    /// It keeps what it learns: then calls, and answers to recalls, are its own.
+    pub reader: Option<Box<Reader>>,
+    /// What came over the link.
+    pub bytes_received: u64,
 }
 
 impl Member {
-    /// A client that says hello; `number` is its identity.
-    pub fn new(stream: UnixStream, link: Link, number: u64, export: &str) -> Result<Member> {
+    /// A client that says hello and wants these features; `number` is its identity.
+    pub fn new(stream: UnixStream, link: Link, number: u64, export: &str, features: u64) -> Result<Member> {
         stream.set_nonblocking(true)?;
         let attach = export.as_bytes().to_vec();
-        let config =
-            ClientConfig { client: number, incarnation: number, attach, term: Term::Session, features: 0 };
+        let term = Term::Session;
+        let config = ClientConfig { client: number, incarnation: number, attach, term, features };
         Ok(Member {
             stream,
             session: ClientSession::new(link.time(Instant::now()), config),
@@ -83,11 +89,18 @@ impl Member {
             acknowledged_at: None,
             waiting: BTreeMap::new(),
             answers: BTreeMap::new(),
+            reader: None,
+            bytes_received: 0,
         })
     }
 
     pub fn renewals(&self) -> u64 {
         self.session.counters().renewals
+    }
+
+    /// How many calls of a type were sent.
+    pub fn calls_of(&self, kind: &str) -> u64 {
+        self.session.counters().by_type.get(kind).copied().unwrap_or_default()
     }
 
     /// Calls that are not answered yet.
@@ -100,7 +113,9 @@ impl Member {
         let id = CallId(self.calls);
         let named = call.is_mutation();
         let name = named.then_some(OpName { client: self.number, incarnation: self.number, sequence: id.0 });
-        self.waiting.insert(id, Vec::new());
+        if call.is_answered() {
+            self.waiting.insert(id, Vec::new());
+        }
         let request = Request { credentials: who.clone(), name, call };
         self.session.handle_call(link.time(Instant::now()), id, request);
         id
@@ -117,6 +132,7 @@ impl Member {
                 }
                 Ok(count) => {
                     let arrives = Instant::now() + link.delay;
+                    self.bytes_received += count as u64;
                     self.incoming.push_back((arrives, buffer[..count].to_vec()));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -136,6 +152,9 @@ impl Member {
         let mut timer = self.drain(link, now);
         while let Some(at) = timer.filter(|at| *at <= now) {
             self.session.handle_timeout(link.time(at.max(now)));
+            if let Some(reader) = &mut self.reader {
+                reader.cache.handle_timeout(link.time(at.max(now)));
+            }
             timer = self.drain(link, now);
             now = Instant::now();
         }
@@ -167,18 +186,34 @@ impl Member {
             match self.session.poll_output() {
                 Output::Transmit(bytes) => self.outgoing.push_back((now + link.delay, bytes.to_vec())),
                 Output::Event(event) => self.take(link, now, event),
-                Output::Timeout(time, _) => return link.instant(time),
+                Output::Timeout(time, _) => {
+                    let due = link.instant(time);
+                    let Some(reader) = &mut self.reader else { return due };
+                    let (moved, its_due) = reader.drive(&mut self.session, link, now);
+                    if !moved {
+                        return due.into_iter().chain(its_due).min();
+                    }
+                }
             }
         }
     }
 
     fn take(&mut self, link: Link, now: Instant, event: Event) {
+        match &event {
+            Event::Attached(session) => self.attached = Some(session.clone()),
+            Event::Lost { why } | Event::Lapsed { why } => self.lost = Some(why.clone()),
+            _ => {}
+        }
+        if let Some(reader) = &mut self.reader {
+            return reader.hear(link.time(now), event);
+        }
         match event {
-            Event::Attached(session) => self.attached = Some(session),
-            Event::Lost { why } | Event::Lapsed { why } => self.lost = Some(why),
+            Event::Attached(_) | Event::Lost { .. } | Event::Lapsed { .. } => {}
             // Who lapsed counts as lost.
             Event::Restored { .. } => {}
             Event::Recall(recall) => self.take_recall(link, now, recall.id),
+            Event::Hold(hold) => self.take_recall(link, now, hold.id),
+            Event::Commit(_) => {}
             Event::Response { call, response } => {
                 let last = response.last;
                 let parts = self.waiting.entry(call).or_default();

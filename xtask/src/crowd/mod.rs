@@ -2,10 +2,14 @@
 //! process carries their bytes over an emulated link; the server is a process of its own.
 
 mod carrier;
+mod changes;
 mod figures;
 mod measure;
 mod member;
+mod reader;
+pub mod readers;
 mod server;
+mod show;
 mod stage;
 
 use std::path::{Path, PathBuf};
@@ -81,7 +85,7 @@ fn on_stage(nigh: &Path, dir: &Path, options: &Options) -> Result<()> {
     let (wide, own) = (names("wide", 10), names("own", 100.min(options.clients - 3)));
     let (two, free) = (names("two", 2), names("free", options.changes));
     let all = [&held, &few, &wide, &own, &two, &free];
-    let mut stage = Stage::new(nigh, dir, all.into_iter().flatten().cloned())?;
+    let mut stage = Stage::new(nigh, dir, all.into_iter().flatten().cloned(), 0)?;
     measure::idle(&mut stage, options.clients)?;
     measure::grants(&mut stage, &held)?;
     measure::renewals(&mut stage, Duration::from_secs(if options.clients > 100 { 15 } else { 6 }))?;

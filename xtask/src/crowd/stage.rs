@@ -25,15 +25,20 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A server with these directories, each with one file, and the maker attached to it.
-    pub fn new(nigh: &Path, dir: &Path, directories: impl Iterator<Item = String>) -> Result<Stage> {
+    /// A server with these directories, each with one file, and the maker attached to it. All clients want these features.
+    pub fn new(
+        nigh: &Path,
+        dir: &Path,
+        directories: impl Iterator<Item = String>,
+        features: u64,
+    ) -> Result<Stage> {
         for name in directories {
             let path = dir.join("export").join(name);
             fs::create_dir_all(&path)?;
             fs::write(path.join("file"), "")?;
         }
         let server = Server::start(nigh, dir)?;
-        let mut crowd = Crowd::new(&server.socket, "crowd")?;
+        let mut crowd = Crowd::new(&server.socket, "crowd", features)?;
         crowd.attach(1)?;
         let root = crowd.members[MAKER].attached.as_ref().context("the maker is attached")?.root;
         let mut stage = Stage { server, crowd, clients: 1..1, root, places: BTreeMap::new() };
@@ -55,6 +60,13 @@ impl Stage {
 
     pub fn attach(&mut self, count: usize) -> Result<()> {
         let first = self.crowd.attach(count)?;
+        self.clients = first..first + count;
+        Ok(())
+    }
+
+    /// The same of clients that keep what they learn.
+    pub fn attach_readers(&mut self, count: usize) -> Result<()> {
+        let first = self.crowd.attach_readers(count)?;
         self.clients = first..first + count;
         Ok(())
     }

@@ -18,8 +18,9 @@ const NEEDS: &[Need] = &[
     Need {
         program: "fusermount3",
         package: "fuse3",
-        groups: &["posix-user", "levels", "tools", "two", "demo"],
+        groups: &["posix-user", "levels", "tools", "two", "events", "demo"],
     },
+    Need { program: "inotifywait", package: "inotify-tools", groups: &["events"] },
     Need { program: "git", package: "git", groups: &["tools", "two"] },
     Need { program: "make", package: "make", groups: &["tools"] },
     Need { program: "gcc", package: "gcc", groups: &["tools"] },

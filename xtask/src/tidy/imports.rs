@@ -19,7 +19,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nigh-server", &["nigh-types", "nigh-native", "nigh-link"]),
     ("nigh", &["nigh-types", "nigh-client", "nigh-server", "nigh-link"]),
     ("nigh-posix", &[]),
-    ("xtask", &["nigh-fuse", "nigh-types", "nigh-remote", "nigh-native"]),
+    ("xtask", &["nigh-fuse", "nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-sim"]),
 ];
 /// It is tests alone.
 const FREE: &str = "nigh-sim";

@@ -5,6 +5,7 @@ mod exceptions;
 mod imports;
 mod lengths;
 mod numbers;
+mod planted;
 mod semantics;
 mod words;
 
@@ -68,12 +69,14 @@ pub fn problems() -> Result<Vec<String>> {
     let mut found = Vec::new();
     for source in &sources {
         found.extend(words::check(source));
+        found.extend(planted::check(source));
         if source.is_rust() {
             let code = code::Code::of(&source.text);
             found.extend(lengths::check(source, &code));
             found.extend(numbers::check(source, &code));
             found.extend(words::check_code(source, &code));
             found.extend(words::check_pure(source, &code));
+            found.extend(planted::check_code(source, &code));
         }
     }
     found.extend(imports::check()?);

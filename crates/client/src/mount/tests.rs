@@ -41,10 +41,13 @@ impl Stage {
             level: Level::All,
             attach: Vec::new(),
             term: Term::Session,
+            trusts_watch: false,
             idmap: IdMapChoice::None,
+            pushes: true,
             compress: false,
             threads: 1,
             reconnect: None,
+            events: None,
             runtime: dir.path().to_owned(),
         };
         let mount = Mount::start_on(config, ours.into(), Box::new(Arc::clone(&kernel)), agreed).unwrap();

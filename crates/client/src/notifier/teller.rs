@@ -19,7 +19,7 @@ use crate::below::Below;
 use crate::driver::Driver;
 use nigh_cache::{Invalidation, Stale};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
-use nigh_types::Name;
+use nigh_types::{Bug, Name, planted};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -205,7 +205,7 @@ impl Teller<'_> {
         let worker = idle.or_else(|| self.start_names(most));
         let in_time = worker.as_ref().is_some_and(|worker| {
             worker.give(named);
-            worker.wait(PATIENCE, || true)
+            worker.wait(PATIENCE, || !planted(Bug::WaitsForName))
         });
         if in_time {
             self.names = worker;

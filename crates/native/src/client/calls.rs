@@ -167,8 +167,9 @@ impl ClientSession {
         Ok(())
     }
 
-    /// What the answers to calls that are out grant has ended.
+    /// All grants have ended: so has what the answers to calls that are out grant.
     pub(super) fn outdate_calls(&mut self) {
+        self.pushes.forget();
         self.outstanding.values_mut().for_each(|outstanding| outstanding.outdated = true);
     }
 

@@ -4,7 +4,7 @@ use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{
-    COMPRESSED, Hello, Limits, MAX_VERSION, MIN_VERSION, Refused, Resume, Resumed, Welcome,
+    COMPRESSED, Hello, Limits, MAX_VERSION, MIN_VERSION, PUSHES, Refused, Resume, Resumed, Welcome,
 };
 use crate::message::Message;
 use crate::stream::{Incoming, Outgoing};
@@ -138,6 +138,7 @@ impl ClientSession {
             return Err(ProtocolError::Version(version));
         }
         self.packs = features & self.config.features & COMPRESSED != 0;
+        self.pushes.agree(features & self.config.features & PUSHES != 0);
         self.limits = limits;
         self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
         self.session_term = session_term;
@@ -191,6 +192,7 @@ impl ClientSession {
         self.reclaiming = true;
         (self.outgoing, self.incoming) = (Outgoing::default(), Incoming::default());
         self.recalls.begin_session();
+        self.pushes.forget();
         self.grants.begin_session();
         // A server that lost the secret of its ids has lost this key with it.
         let same_ids = self.cookie_key == session.cookie_key;

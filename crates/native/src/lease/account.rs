@@ -3,10 +3,12 @@
 use super::timers::Armed;
 use super::words::{Client, LeaseConfig, LeaseKey, LeaseReason};
 use nigh_types::{GrantId, RecallId, Span, Time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) struct Account {
     pub(super) names_alone: bool,
+    /// Others' changes are held back in the place of recalls.
+    pub(super) takes_pushes: bool,
     /// The latest hearing that counts.
     pub(super) heard: Time,
     /// Whoever is suspect has owed since then.
@@ -16,6 +18,10 @@ pub(super) struct Account {
     pub(super) cut: bool,
     /// How long grants to it live at the most, as it counts.
     pub(super) limit: Span,
+    /// That does not hold for what is watched.
+    pub(super) trusts_watch: bool,
+    /// Grants that end of themselves, recalled or not.
+    limited: BTreeSet<(Time, GrantId)>,
     /// What was not recalled, the least recently registered first.
     pub(super) grants: BTreeMap<GrantId, Held>,
     /// What it has although it was recalled.
@@ -43,11 +49,14 @@ impl Account {
     pub(super) fn new(now: Time, names_alone: bool) -> Account {
         Account {
             names_alone,
+            takes_pushes: false,
             heard: now,
             suspect: None,
             client: None,
             cut: false,
             limit: Span::FOREVER,
+            trusts_watch: false,
+            limited: BTreeSet::new(),
             grants: BTreeMap::new(),
             recalled: BTreeMap::new(),
             owed: BTreeMap::new(),
@@ -72,23 +81,32 @@ impl Account {
         self.suspect.is_none() && self.owes_since().is_some_and(|since| since.after(config.patience) <= now)
     }
 
-    /// A grant that has reached its end. Limits of one holder are all alike, so the first registered
-    /// ends first.
+    /// A grant begins.
+    pub(super) fn begin(&mut self, id: GrantId, held: Held) {
+        if held.until != Time::FAR {
+            self.limited.insert((held.until, id));
+        }
+        self.grants.insert(id, held);
+    }
+
+    /// It has ended, or another takes its place.
+    pub(super) fn end(&mut self, id: GrantId, until: Time) {
+        self.limited.remove(&(until, id));
+    }
+
+    /// A grant that has reached its end.
     pub(super) fn outlived(&self, now: Time) -> Option<GrantId> {
-        let held = self.grants.first_key_value().map(|(id, held)| (*id, held.until));
-        let recalled = self.recalled.first_key_value().map(|(id, recalled)| (*id, recalled.until));
-        held.into_iter().chain(recalled).find(|(_, until)| *until <= now).map(|(id, _)| id)
+        self.limited.first().filter(|(until, _)| *until <= now).map(|(_, id)| *id)
     }
 
     pub(super) fn due(&self, config: &LeaseConfig) -> (Time, LeaseReason) {
         let lapse = (self.heard.after(config.lapse()), LeaseReason::Lapse);
         let owes = self.owes_since().filter(|_| self.suspect.is_none());
         let patience = owes.map(|since| (since.after(config.patience), LeaseReason::Patience));
-        let limits = [
-            self.grants.first_key_value().map(|(_, held)| held.until),
-            self.recalled.first_key_value().map(|(_, recalled)| recalled.until),
-        ];
-        let limits = limits.into_iter().flatten().map(|until| (until, LeaseReason::Limit));
-        limits.chain(patience).fold(lapse, |first, other| if other.0 < first.0 { other } else { first })
+        let limit = self.limited.first().map(|(until, _)| (*until, LeaseReason::Limit));
+        limit
+            .into_iter()
+            .chain(patience)
+            .fold(lapse, |first, other| if other.0 < first.0 { other } else { first })
     }
 }

@@ -1,12 +1,13 @@
 //! Who is granted what, and how grants end.
 
 use super::account::Held;
+use super::holds::Holding;
 use super::key::KeyState;
 use super::recalls::Outstanding;
 use super::timers::Due;
 use super::words::{Granted, Holder, LeaseKey, Refusal, longer};
 use super::{Entry, LeaseTable};
-use nigh_types::{Covers, GrantId, NodeId};
+use nigh_types::{Covers, GrantId, NodeId, Span};
 
 impl LeaseTable {
     pub(super) fn grant(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Result<Granted, Refusal> {
@@ -30,27 +31,36 @@ impl LeaseTable {
         if full && !self.entries.contains_key(&(key, holder)) {
             return Err(Refusal::Quota);
         }
+        let limit = self.limit_of(account, key);
+        if self.outstays((key, holder), limit) {
+            return Err(Refusal::Changing);
+        }
         let shared = key.covers == Covers::Names && self.share(holder, key)?;
-        let id = self.register(holder, key, node, shared);
+        let granted = self.register(holder, key, node, (shared, limit));
         self.keep_quota(holder);
-        Ok(Granted { id, shared })
+        Ok(granted)
     }
 
-    fn register(&mut self, holder: Holder, key: LeaseKey, node: NodeId, shared: bool) -> GrantId {
+    fn register(
+        &mut self,
+        holder: Holder,
+        key: LeaseKey,
+        node: NodeId,
+        (shared, limit): (bool, Span),
+    ) -> Granted {
         let id = self.numbers.next_grant();
         let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
-        let limited = longer(account.limit);
-        account.grants.insert(id, Held { key, until: self.now.after(limited) });
-        let mut entry = Entry { id, node, since: self.now, behind: 0, shared, again: false };
+        account.begin(id, Held { key, until: self.now.after(longer(limit)) });
+        let mut entry = Entry { id, node, since: self.now, behind: 0, unbroken: 0, shared, again: false };
         if let Some(earlier) = self.entries.get(&(key, holder)) {
-            (entry.again, entry.since) = (true, earlier.since);
-            entry.behind = u32::try_from(id.0 - earlier.first().0).unwrap_or(u32::MAX);
-            account.grants.remove(&earlier.id);
+            entry.follow(earlier);
+            let held = account.grants.remove(&earlier.id);
+            held.into_iter().for_each(|held| account.end(earlier.id, held.until));
         }
         self.entries.insert((key, holder), entry);
         self.arm_holder(holder);
         self.note_holders(key);
-        id
+        Granted { id, shared, limit }
     }
 
     /// Page 0008, rule 9: a holder that wants names alone never has them unshared together with
@@ -89,11 +99,13 @@ impl LeaseTable {
     /// Ends one grant; its recall, if one is out, is still to be acknowledged. False: it had ended.
     pub(super) fn end_grant(&mut self, holder: Holder, grant: GrantId) -> bool {
         let Some(account) = self.accounts.get_mut(&holder) else { return false };
-        let key = if let Some(Held { key, .. }) = account.grants.remove(&grant) {
+        let key = if let Some(Held { key, until }) = account.grants.remove(&grant) {
+            account.end(grant, until);
             let entry = self.entries.remove(&(key, holder));
             assert_eq!(entry.map(|entry| entry.id), Some(grant), "one grant for each holder and key");
             key
         } else if let Some(recalled) = account.recalled.remove(&grant) {
+            account.end(grant, recalled.until);
             let outstanding = self.recalls.get_mut(&recalled.recall).expect("what was recalled is out");
             outstanding.grant = None;
             let key = outstanding.key;
@@ -122,11 +134,15 @@ impl LeaseTable {
             self.entries.remove(&(key, holder));
             self.note_holders(key);
         }
-        for recall in account.owed.keys() {
-            let Outstanding { key, waiting, .. } = self.recalls.remove(recall).expect("what is owed is out");
+        for id in account.owed.keys() {
+            if let Some(Holding { waiting, .. }) = self.holds.remove(id) {
+                self.settle(*id, vec![waiting]);
+                continue;
+            }
+            let Outstanding { key, waiting, .. } = self.recalls.remove(id).expect("what is owed is out");
             self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
             self.note_holders(key);
-            self.settle(*recall, waiting);
+            self.settle(*id, waiting);
         }
     }
 

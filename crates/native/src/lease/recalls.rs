@@ -1,6 +1,7 @@
 //! Recalls, who waits for them, and what becomes of holders that owe them.
 
 use super::account::Recalled;
+use super::holds::{Fact, HeldBack, Holding, Looked, Told};
 use super::timers::Due;
 use super::turns::Part;
 use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
@@ -34,8 +35,14 @@ pub(super) struct ChangeState {
     pub(super) by: Option<Holder>,
     pub(super) since: Time,
     pub(super) keys: BTreeSet<LeaseKey>,
-    /// Recalls that it waits for.
+    /// Recalls and holds that it waits for.
     pub(super) owed: BTreeSet<RecallId>,
+    /// What it makes false, each once.
+    pub(super) facts: Vec<Fact>,
+    pub(super) held: Vec<HeldBack>,
+    pub(super) looked: Option<Looked>,
+    /// Of what was named just now: to be held back by these.
+    unsaid: Vec<(Holder, Told)>,
     /// `Ready` stands among the outputs.
     pub(super) telling: bool,
     pub(super) part: Part,
@@ -43,8 +50,18 @@ pub(super) struct ChangeState {
 
 impl ChangeState {
     pub(super) fn new(by: Option<Holder>, since: Time) -> ChangeState {
-        let (keys, owed) = (BTreeSet::new(), BTreeSet::new());
-        ChangeState { by, since, keys, owed, telling: false, part: Part::default() }
+        ChangeState {
+            by,
+            since,
+            keys: BTreeSet::new(),
+            owed: BTreeSet::new(),
+            facts: Vec::new(),
+            held: Vec::new(),
+            looked: None,
+            unsaid: Vec::new(),
+            telling: false,
+            part: Part::default(),
+        }
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -58,9 +75,10 @@ impl LeaseTable {
         if !self.changes.contains_key(&id) {
             return;
         }
-        let mut names = BTreeMap::<LeaseKey, Option<Vec<Name>>>::new();
-        for Change { key, names: some, .. } in changes {
-            let all = names.entry(*key).or_insert_with(|| Some(Vec::new()));
+        let mut keys = BTreeMap::<LeaseKey, (Option<Vec<Name>>, bool)>::new();
+        for Change { key, names: some, told, .. } in changes {
+            let (all, tells) = keys.entry(*key).or_insert_with(|| (Some(Vec::new()), true));
+            *tells &= told;
             match all {
                 Some(all) if !some.is_empty() => all.extend_from_slice(some),
                 _ => *all = None,
@@ -70,28 +88,48 @@ impl LeaseTable {
             let may_write = self.take_turn(id, change.key);
             (!may_write).then_some(change.key)
         });
-        for (key, names) in names {
+        for (key, (names, told)) in keys {
             if Some(key) != waits {
-                self.begin(id, key, names.unwrap_or_default());
+                self.begin(id, key, (names.unwrap_or_default(), told));
             }
         }
+        self.say_holds(id);
         self.press_behind(id);
         self.spare(id);
         self.announce(id);
     }
 
-    /// A change makes a key false, unless it has that key already: nothing was granted on it since.
-    pub(super) fn begin(&mut self, id: ChangeId, key: LeaseKey, names: Vec<Name>) {
+    /// One message for each who holds something back.
+    fn say_holds(&mut self, id: ChangeId) {
+        let unsaid = std::mem::take(&mut self.changes.get_mut(&id).expect("it is under way").unsaid);
+        let mut asked = BTreeMap::<Holder, Vec<Told>>::new();
+        for (holder, told) in unsaid {
+            asked.entry(holder).or_default().push(told);
+        }
+        self.put_holds(id, asked);
+    }
+
+    /// A change makes a key false: all of it, or these names. `told`: what it becomes can be told.
+    pub(super) fn begin(&mut self, id: ChangeId, key: LeaseKey, (names, told): (Vec<Name>, bool)) {
         let change = self.changes.get_mut(&id).expect("it is under way");
         let by = change.by;
-        if !change.keys.insert(key) {
+        let new_key = change.keys.insert(key);
+        let whole = names.is_empty();
+        let facts =
+            if whole { vec![(key, None)] } else { names.into_iter().map(|name| (key, Some(name))).collect() };
+        let facts: Vec<Fact> = facts.into_iter().filter(|fact| !change.facts.contains(fact)).collect();
+        // Nothing was granted on it since it was named before.
+        if facts.is_empty() {
             return;
         }
-        let owed = self.ask(key, by, names);
+        self.begin_facts(id, &facts);
+        let names: Vec<Name> = facts.into_iter().filter_map(|(_, name)| name).collect();
+        let (owed, held) = self.ask(key, (by, new_key), (&names, told));
         for recall in owed {
             self.recalls.get_mut(&recall).expect("it is out").waiting.push(id);
             self.changes.get_mut(&id).expect("it has begun").owed.insert(recall);
         }
+        self.changes.get_mut(&id).expect("it has begun").unsaid.extend(held);
         self.spare(id);
     }
 
@@ -102,25 +140,45 @@ impl LeaseTable {
         }
     }
 
-    /// Begins to change a key. Recalls without whose acknowledgements it may not become false.
-    fn ask(&mut self, key: LeaseKey, by: Option<Holder>, names: Vec<Name>) -> Vec<RecallId> {
+    /// Begins to change a key. Recalls without whose acknowledgements it may not become false, and who holds it
+    /// back instead.
+    fn ask(
+        &mut self,
+        key: LeaseKey,
+        (by, new): (Option<Holder>, bool),
+        (names, told): (&[Name], bool),
+    ) -> (Vec<RecallId>, Vec<(Holder, Told)>) {
         let state = self.keys.entry(key).or_default();
         let asked =
             state.recalls.iter().filter(|(holder, _)| Some(**holder) != by).map(|(_, recall)| *recall);
         let mut owed: Vec<RecallId> = asked.filter(|recall| self.recalls[recall].grant.is_some()).collect();
         let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
-        let others: Vec<Seat> = seats.map(|(seat, _)| *seat).filter(|seat| Some(seat.1) != by).collect();
+        let others = seats.map(|(seat, _)| *seat).filter(|seat| Some(seat.1) != by);
+        let (told, others): (Vec<Seat>, Vec<Seat>) =
+            others.partition(|seat| told && self.takes(seat.1, key, names));
         // Data that is not granted could stand in a kernel all the same, with nobody to take it back.
         let young = |seat: &Seat| self.now < self.entries[seat].since.after(self.config.young);
         let counts = key.covers != Covers::Data && others.iter().any(young);
-        state.begin_change(self.now, by, counts, &self.config);
+        if new {
+            let state = self.keys.get_mut(&key).expect("just seen");
+            state.begin_change(self.now, by, counts, &self.config);
+        }
         for seat in others {
             // One that was asked before may have pressed a flush, which asks too.
             let asked = self.keys.get(&key).and_then(|state| state.recalls.get(&seat.1)).copied();
-            owed.push(asked.unwrap_or_else(|| self.recall(seat, names.clone())));
+            owed.push(asked.unwrap_or_else(|| self.recall(seat, names.to_vec())));
+        }
+        let mut held = Vec::new();
+        for (_, holder) in told {
+            let node = self.hold_entry(key, holder);
+            let each = |name| (holder, Told { key, node, name });
+            match names {
+                [] => held.push(each(None)),
+                names => held.extend(names.iter().cloned().map(Some).map(each)),
+            }
         }
         self.tend_key(key);
-        owed
+        (owed, held)
     }
 
     /// Asks for what stands there.
@@ -150,21 +208,26 @@ impl LeaseTable {
 
     /// Everything that it owes, once more: its connection is a new one.
     pub(super) fn recall_again(&mut self, holder: Holder) {
-        for recall in self.accounts[&holder].owed.keys() {
-            self.outputs.push_back(self.recalls[recall].output(*recall));
+        for id in self.accounts[&holder].owed.keys() {
+            let output = match self.recalls.get(id) {
+                Some(recall) => recall.output(*id),
+                None => LeaseOutput::Hold { holder, hold: self.holds[id].hold.clone() },
+            };
+            self.outputs.push_back(output);
         }
     }
 
     /// False: it did not owe this.
-    pub(super) fn acknowledge(&mut self, holder: Holder, recall: RecallId) -> bool {
+    pub(super) fn acknowledge(&mut self, holder: Holder, id: RecallId) -> bool {
         let Some(account) = self.accounts.get_mut(&holder) else { return false };
-        if account.owed.remove(&recall).is_none() {
+        if account.owed.remove(&id).is_none() {
             return false;
         }
-        let Outstanding { key, grant, waiting, .. } =
-            self.recalls.remove(&recall).expect("what is owed is out");
-        if let Some(grant) = grant {
-            account.recalled.remove(&grant);
+        let recall = self.recalls.remove(&id);
+        if let Some(grant) = recall.as_ref().and_then(|recall| recall.grant)
+            && let Some(recalled) = account.recalled.remove(&grant)
+        {
+            account.end(grant, recalled.until);
         }
         if account.owed.is_empty()
             && let Some(since) = account.suspect.take()
@@ -173,9 +236,17 @@ impl LeaseTable {
             self.outputs.push_back(LeaseOutput::Trusted(holder));
             self.doubt(client, since);
         }
-        self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
-        self.note_holders(key);
-        self.settle(recall, waiting);
+        match recall {
+            Some(Outstanding { key, waiting, .. }) => {
+                self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
+                self.note_holders(key);
+                self.settle(id, waiting);
+            }
+            None => {
+                let Holding { waiting, .. } = self.holds.remove(&id).expect("what is owed is out");
+                self.settle(id, vec![waiting]);
+            }
+        }
         true
     }
 

@@ -12,6 +12,8 @@ pub struct LeaseCounters {
     pub refused: BTreeMap<Refusal, u64>,
     /// Recalls, each of one grant; those that were put out again are not counted again.
     pub recalled: u64,
+    /// Holds, each of all that one change named to one holder.
+    pub held: u64,
     pub acknowledged: u64,
     /// Grants given back unasked, and those that never left the server.
     pub returned: u64,
@@ -67,7 +69,7 @@ impl LeaseTable {
         let mut awaited = BTreeMap::<Holder, Vec<ChangeId>>::new();
         for (id, change) in &self.changes {
             for recall in &change.owed {
-                let waiters = awaited.entry(self.recalls[recall].holder).or_default();
+                let waiters = awaited.entry(self.owes(*recall)).or_default();
                 if waiters.last() != Some(id) {
                     waiters.push(*id);
                 }

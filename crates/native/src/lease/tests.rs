@@ -1,8 +1,11 @@
 //! One rule at a time, and then all of them against a model that knows what every client believes.
 
 mod changes;
+mod desk;
 mod holders;
+mod holds;
 mod keys;
+mod limits;
 mod model;
 mod names;
 mod turns;
@@ -10,7 +13,7 @@ mod unbroken;
 mod writers;
 
 use super::*;
-use nigh_types::{Covers, Name, Recall};
+use nigh_types::{Covers, Name, Recall, Span};
 
 pub(super) const T0: Time = Time(1_000_000_000_000);
 
@@ -40,7 +43,7 @@ pub(super) fn name(text: &str) -> Name {
 }
 
 pub(super) fn change(key: LeaseKey) -> Change {
-    Change { key, names: Vec::new(), writes: false }
+    Change { key, names: Vec::new(), writes: false, told: false }
 }
 
 pub(super) const A: Holder = Holder(1);
@@ -174,6 +177,8 @@ impl Bench {
         assert!(self.table.entries.is_empty(), "entries");
         assert!(self.table.accounts.is_empty(), "accounts");
         assert!(self.table.recalls.is_empty(), "recalls");
+        assert!(self.table.holds.is_empty(), "holds");
+        assert!(self.table.facts.is_empty(), "facts");
         assert!(self.table.changes.is_empty(), "changes");
         assert!(self.table.keys.is_empty(), "keys");
         assert!(self.table.timers.is_empty(), "timers");

@@ -7,7 +7,7 @@
 use super::LeaseTable;
 use super::recalls::ChangeState;
 use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
-use nigh_types::{Covers, NodeId, RecallId, Time};
+use nigh_types::{Bug, Covers, NodeId, RecallId, Time, planted};
 use std::collections::{BTreeSet, VecDeque};
 
 /// At a key: whose turn it is to write, and who waits for one.
@@ -155,11 +155,13 @@ impl LeaseTable {
 
     /// It is over, and who waited behind it goes on.
     pub(super) fn end_change(&mut self, id: ChangeId, wrote: Option<(LeaseKey, NodeId)>) -> Option<Granted> {
-        let change = self.changes.get(&id)?;
-        let (by, keys) = (change.by, change.keys.clone());
+        let change = self.changes.get_mut(&id)?;
+        let (by, keys, looked) = (change.by, std::mem::take(&mut change.keys), change.looked);
+        let (facts, held) = (std::mem::take(&mut change.facts), std::mem::take(&mut change.held));
         for key in &keys {
             self.keys.get_mut(key).expect("a key that is changed").end_change(self.now, by);
         }
+        self.commit(&facts, held, looked);
         let granted = by.zip(wrote).and_then(|(by, (key, node))| self.give(by, key, node));
         self.leave_turn(id);
         self.changes.remove(&id);
@@ -212,7 +214,7 @@ impl LeaseTable {
             }
             turn.queue.pop_front();
             (change.part.writes, change.part.waits_for) = (Some(key), None);
-            self.begin(id, key, Vec::new());
+            self.begin(id, key, (Vec::new(), false));
             self.press_behind(id);
             self.announce(id);
         }
@@ -239,6 +241,9 @@ impl LeaseTable {
     }
 
     fn is_pressed_at(&self, id: ChangeId, key: LeaseKey) -> bool {
+        if planted(Bug::WaitsForItself) {
+            return false;
+        }
         let change = &self.changes[&id];
         let Some(by) = change.by.filter(|_| change.part.flush) else { return false };
         let Some(state) = self.keys.get(&key) else { return false };
@@ -250,8 +255,7 @@ impl LeaseTable {
     /// it was asked for the names of a directory.
     fn is_waited_for_at(&self, holder: Holder, key: LeaseKey) -> bool {
         let waits = |change: &ChangeState| {
-            change.part.writes == Some(key)
-                && change.owed.iter().any(|recall| self.recalls[recall].holder == holder)
+            change.part.writes == Some(key) && change.owed.iter().any(|recall| self.owes(*recall) == holder)
         };
         self.changes.values().any(waits)
     }
@@ -260,7 +264,7 @@ impl LeaseTable {
     pub(super) fn press_behind(&mut self, id: ChangeId) {
         let change = &self.changes[&id];
         let Some(key) = change.part.writes else { return };
-        let others: BTreeSet<Holder> = change.owed.iter().map(|recall| self.recalls[recall].holder).collect();
+        let others: BTreeSet<Holder> = change.owed.iter().map(|recall| self.owes(*recall)).collect();
         others.into_iter().for_each(|holder| self.press(key, holder));
     }
 
@@ -281,7 +285,7 @@ impl LeaseTable {
         for id in pressed {
             if self.changes[&id].part.waits_for.is_some() {
                 self.leave_turn(id);
-                self.begin(id, key, Vec::new());
+                self.begin(id, key, (Vec::new(), false));
             }
             self.changes.get_mut(&id).expect("it waited").owed.clear();
             self.announce(id);
@@ -291,7 +295,7 @@ impl LeaseTable {
     /// Somebody has fallen silent: nobody reads later for that.
     pub(super) fn let_readers_go(&mut self, silent: Holder) {
         let owed = self.accounts[&silent].owed.keys();
-        let waiting = owed.flat_map(|recall| &self.recalls[recall].waiting);
+        let waiting = owed.flat_map(|recall| self.awaits(*recall));
         let mut keys: Vec<LeaseKey> = waiting.filter_map(|id| self.changes.get(id)?.part.writes).collect();
         keys.sort_unstable();
         keys.dedup();

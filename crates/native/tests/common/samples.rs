@@ -1,8 +1,7 @@
 //! One sample of every kind of message, call and reply.
 
 use nigh_native::{
-    Commit, Fact, Held, Hello, Hold, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Resume, Resumed,
-    Session, Welcome,
+    Hello, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Resume, Resumed, Session, Welcome,
 };
 use nigh_types::*;
 

@@ -97,6 +97,8 @@ impl<'a> Caller<'a> {
                 parts.push(response);
             }
             Event::Recall(recall) => self.remote.handle_acknowledge(self.harness.now(), recall.id),
+            Event::Hold(hold) => self.remote.handle_acknowledge(self.harness.now(), hold.id),
+            Event::Commit(_) => {}
             Event::Attached(_) => panic!("attached twice"),
             Event::Lost { why } | Event::Lapsed { why } => panic!("the session was lost: {why}"),
             Event::Restored { .. } => panic!("restored, and was not away"),

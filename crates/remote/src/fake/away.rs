@@ -31,7 +31,8 @@ impl Core {
         session.absence.is_away = true;
         session.absence.said.push_back(Event::Lapsed { why: why.to_owned() });
         session.grants.clear();
-        let owed: Vec<RecallId> = std::mem::take(&mut session.recalls).into_keys().collect();
+        let owed = std::mem::take(&mut session.recalls).into_keys();
+        let owed: Vec<RecallId> = owed.chain(std::mem::take(&mut session.holds)).collect();
         session.absence.recalls.extend(&owed);
         self.settle(&owed);
     }
@@ -107,7 +108,7 @@ impl Core {
         let handles: Vec<_> = std::mem::take(&mut session.handles).into_iter().collect();
         self.tree.release(&handles);
         self.tree.forget_walks();
-        self.pending.retain(|pending| pending.client != client);
+        self.drop_pending(|pending| pending.client == client);
         let answered = self.locks.forget(client);
         self.lock_answers(answered);
         for call in cancelled {

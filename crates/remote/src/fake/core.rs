@@ -1,12 +1,12 @@
 //! The server's side of the fake: sessions, plans, recalls.
 
 use super::away::Absence;
+use super::pending::Pending;
 use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
 use crate::locks::{Answered, Locks};
-use crate::tree::Change;
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, GrantId, Handle, Name, NodeId, OpName, Recall, RecallId, Reply,
-    Request, Response, Span, Term, Time, WriteFlags,
+    Call, CallId, Covers, Errno, Grant, GrantId, Handle, NodeId, OpName, Recall, RecallId, Reply, Request,
+    Response, Span, Term, Time, WriteFlags,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,21 +25,11 @@ pub(super) struct Core {
     pub(super) written: Vec<(u64, u64)>,
 }
 
-/// A mutation that waits for acknowledgements of other clients.
-pub(super) struct Pending {
-    pub(super) client: u64,
-    call: CallId,
-    request: Request,
-    fate: Fate,
-    changes: Vec<Change>,
-    owed: BTreeSet<RecallId>,
-}
-
 /// The latest number of a grant, and until when it binds the server.
 pub(super) struct Granted {
-    id: GrantId,
+    pub(super) id: GrantId,
     /// With which it began.
-    first: GrantId,
+    pub(super) first: GrantId,
     until: Time,
 }
 
@@ -63,6 +53,9 @@ pub(super) struct Client {
     /// What was returned, by its latest number: earlier ones that are on their way are not handed out any more.
     returned: BTreeMap<(NodeId, Covers), GrantId>,
     pub(super) recalls: BTreeMap<RecallId, Recall>,
+    /// It takes holds in the place of recalls; of these, the ones that it has not acknowledged.
+    pub(super) takes_pushes: bool,
+    pub(super) holds: BTreeSet<RecallId>,
     /// Calls whose last response was not delivered.
     pub(super) outstanding: BTreeMap<CallId, Request>,
     pub(super) absence: Absence,
@@ -205,7 +198,7 @@ impl Core {
         session.held.remove(&call);
         let stopped = session.arriving.len() + session.held.len() < before;
         let waiting = self.pending.len();
-        self.pending.retain(|pending| (pending.client, pending.call) != (client, call));
+        self.drop_pending(|pending| (pending.client, pending.call) == (client, call));
         let unlocked = self.locks.cancel(client, call);
         if stopped || unlocked || self.pending.len() < waiting {
             let response = Response::plain(Err(Errno::INTR));
@@ -218,6 +211,10 @@ impl Core {
         let session = self.client_mut(client);
         if session.lost {
             return;
+        }
+        if session.holds.remove(&recall) {
+            session.acknowledged.insert(recall);
+            return self.settle(&[recall]);
         }
         let Some(recalled) = session.recalls.remove(&recall) else {
             if session.absence.recalls.contains(&recall) {
@@ -238,13 +235,14 @@ impl Core {
         session.grants.retain(|_, granted| !grants.contains(&granted.id));
     }
 
-    pub(super) fn recall(&mut self, client: u64, node: NodeId, covers: Covers, names: Vec<Name>) -> RecallId {
+    pub(super) fn next_recall(&mut self) -> RecallId {
         let id = RecallId(self.next_recall);
         self.next_recall += 1;
-        let recall = Recall { id, node, covers, names };
-        self.client_mut(client).recalls.insert(id, recall.clone());
-        self.send(client, Span::ZERO, Event::Recall(recall));
         id
+    }
+
+    pub(super) fn client_ids(&self) -> impl Iterator<Item = u64> + '_ {
+        self.clients.keys().copied()
     }
 
     pub(super) fn lose(&mut self, client: u64, why: &str) {
@@ -252,18 +250,19 @@ impl Core {
         if session.lost {
             return;
         }
-        let owed: Vec<RecallId> = session.recalls.keys().copied().collect();
+        let owed: Vec<RecallId> = session.recalls.keys().chain(&session.holds).copied().collect();
         let handles: Vec<Handle> = session.handles.iter().copied().collect();
         *session = Client {
             plans: std::mem::take(&mut session.plans),
             calls: std::mem::take(&mut session.calls),
             acknowledged: std::mem::take(&mut session.acknowledged),
             cancelled: std::mem::take(&mut session.cancelled),
+            takes_pushes: session.takes_pushes,
             lost: true,
             ..Client::default()
         };
         self.tree.release(&handles);
-        self.pending.retain(|pending| pending.client != client);
+        self.drop_pending(|pending| pending.client == client);
         self.send(client, Span::ZERO, Event::Lost { why: why.to_owned() });
         let answered = self.locks.end(client);
         self.lock_answers(answered);
@@ -338,38 +337,7 @@ impl Core {
         }
     }
 
-    /// Executes a call, once nobody else holds what it changes. A client's own acknowledgements are
-    /// never waited for (invariant 6).
-    fn submit(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
-        let changes = if self.recalls_by_itself { self.tree.affected(&request.call) } else { Vec::new() };
-        let mut owed = BTreeSet::new();
-        let others: Vec<u64> = self.clients.keys().copied().filter(|other| *other != client).collect();
-        for other in others {
-            for Change { node, covers, names } in &changes {
-                if self.holds(other, *node, *covers) && self.tree.config().recallable {
-                    owed.insert(self.recall(other, *node, *covers, names.clone()));
-                }
-            }
-        }
-        if owed.is_empty() {
-            self.execute(client, call, &request, fate);
-        } else {
-            self.pending.push(Pending { client, call, request, fate, changes, owed });
-        }
-    }
-
-    /// Goes on with what waited for nothing but these acknowledgements.
-    pub(super) fn settle(&mut self, recalls: &[RecallId]) {
-        for pending in &mut self.pending {
-            pending.owed.retain(|owed| !recalls.contains(owed));
-        }
-        while let Some(ready) = self.pending.iter().position(|pending| pending.owed.is_empty()) {
-            let Pending { client, call, request, fate, .. } = self.pending.remove(ready);
-            self.submit(client, call, request, fate);
-        }
-    }
-
-    fn execute(&mut self, client: u64, call: CallId, request: &Request, fate: Fate) {
+    pub(super) fn execute(&mut self, client: u64, call: CallId, request: &Request, fate: Fate) {
         if let Some(responses) = self.recollect(client, request) {
             return self.reply(client, call, responses, fate);
         }
@@ -410,7 +378,7 @@ impl Core {
             return;
         };
         let Some((name, (grant, covers))) = request.name.zip(since.under) else { return };
-        let unbroken = |change: &Change| {
+        let unbroken = |change: &crate::tree::Change| {
             let held = self.client(client).grants.get(&(change.node, change.covers));
             change.covers == covers && held.is_some_and(|held| self.now < held.until && held.first <= grant)
         };

@@ -4,7 +4,7 @@ use super::{Context, has_no_xattrs};
 use crate::acting::Inside;
 use crate::error::{Fault, Result};
 use crate::keeper::{Held, Tally};
-use crate::reach::{Node, hides, reopen, without_atime};
+use crate::reach::{Node, hides, open_beneath, reopen, without_atime};
 use crate::stat;
 use nigh_types::{
     Cookie, CookieKey, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response,
@@ -55,6 +55,7 @@ pub(crate) fn list(
         let last = listing.is_done();
         let mut after = Vec::new();
         if last {
+            cx.watch(listing.dir.object, &listing.dir.fd);
             grants.extend(cx.stake.ask(listing.dir.id, listing.dir.object, Covers::Inode));
             after.push(cx.attr_now(&listing.dir)?);
         }
@@ -142,6 +143,9 @@ fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Re
         other => other?,
     };
     let object = cx.reach().ids.object(&stat);
+    if !stat.attr.covered_by_parent() {
+        cx.export.watch_with(cx.files, object, || open_beneath(&dir.fd, name));
+    }
     let own = if stat.attr.covered_by_parent() { None } else { cx.stake.ask(id, object, Covers::Inode) };
     if own.is_some() || cx.show(object, dir.object) {
         match stat::of_name(&dir.fd, name) {

@@ -170,6 +170,7 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
     }
     if node.stat.attr.is_dir() {
         // Its maker may know that it is empty, unless others were faster than that.
+        cx.watch(node.object, &node.fd);
         let names = cx.stake.ask(node.id, node.object, Covers::Names);
         grants.extend(names.filter(|_| is_empty(&node)));
     }

@@ -28,6 +28,7 @@ use crate::stat;
 use nigh_native::lease::Object;
 use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, NodeId, Reply, Response};
 use rustix::fs::OFlags;
+use std::os::fd::OwnedFd;
 
 /// One call being executed.
 #[derive(Clone, Copy)]
@@ -89,8 +90,17 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
+    /// Has changes by others on an object heard of: before what is granted of it is read, or written.
+    pub(crate) fn watch(&self, object: Object, fd: &OwnedFd) {
+        self.export.watch(self.files, object, fd);
+    }
+
     /// Asks for a grant. What it covers is to be read afterwards.
     pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: Covers) -> bool {
+        self.watch(node.object, &node.fd);
+        if covers == Covers::Names {
+            self.export.note_directory(self.files, node.object, &node.fd);
+        }
         let grant = self.stake.ask(node.id, node.object, covers);
         grants.extend(grant);
         grant.is_some()
@@ -114,11 +124,17 @@ impl<'a> Context<'a> {
             return true;
         };
         let covered = node.stat.attr.covered_by_parent();
+        if covered {
+            self.watch(under.object, under.fd());
+        }
         let names = if covered { self.stake.ask(under.dir, under.object, Covers::Names) } else { None };
         let now = under.look_again(node);
         match names.filter(|_| now.is_some_and(|stat| stat.attr.covered_by_parent())) {
             Some(grant) => grants.push(grant),
-            None => grants.extend(self.stake.ask(node.id, node.object, Covers::Inode)),
+            None => {
+                self.watch(node.object, &node.fd);
+                grants.extend(self.stake.ask(node.id, node.object, Covers::Inode));
+            }
         }
         now.is_some()
     }

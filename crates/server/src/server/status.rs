@@ -191,6 +191,7 @@ impl Server {
             "listening": self.meter.listening.get(),
             "exports": self.named_exports(&sessions),
             "sessions": live.chain(cut).collect::<Vec<_>>(),
+            "watch": self.watch.report(),
             "contended": self.contended(&survey.leases.report.contended),
             "totals": self.totals(&sessions, &survey),
         })
@@ -248,6 +249,7 @@ impl Server {
             "contended": report.contended.len(),
             "granted": counters.granted,
             "recalled": counters.recalled,
+            "held": counters.held,
             "acknowledged": counters.acknowledged,
             "suspected": counters.suspected,
             "fenced": counters.fenced,

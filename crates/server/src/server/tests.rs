@@ -298,7 +298,7 @@ fn a_suspect_whose_lease_runs_out_while_it_comes_back_has_a_new_one() {
     std::thread::scope(|scope| {
         let mut back = None;
         // With the table locked, that it asks it; then its stream is held until it has an answer.
-        server.leases.put_answer(session.holder(), &mut Vec::new(), |_, _| {
+        server.leases.put_answer(session.holder(), Vec::new(), |_, _| {
             back = Some(scope.spawn(|| session.go_on(ours.into(), (u64::MAX, 0), agreed)));
             pause();
             let session = &session;

@@ -3,6 +3,7 @@
 
 pub mod beside;
 pub mod client;
+pub mod other;
 pub mod raw;
 pub mod world;
 

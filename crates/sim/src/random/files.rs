@@ -1,11 +1,11 @@
 //! What histories do with files besides their names: data, xattrs, further names.
 
 use super::{DIRS, History, NAMES, name};
-use crate::world::{Fact, XATTR, name_of, short};
+use crate::world::{Backend, Fact, XATTR, name_of, short};
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_types::{Access, Errno, Name};
 
-impl History {
+impl<B: Backend> History<B> {
     /// A request, and the directories that its kernel locks for it.
     pub(super) fn use_file(&mut self, at: usize, dir: u64, file: &Name) -> (Option<Op>, Vec<u64>) {
         let none = (None, Vec::new());
@@ -52,11 +52,11 @@ impl History {
         files.get(usize::try_from(picked).unwrap_or(0)).copied()
     }
 
-    /// Stores into a map of an open file. One client at a time: what two of them have stored would wait for each other, since this
+    /// Stores into a map of an open file. One client at a time: what two of them have stored would wait for each other, where the
     /// server lets no write-back go before the change that asked for it.
     fn store(&mut self, at: usize) {
         let Some((fh, ino, true)) = self.open_file(at) else { return };
-        let stores = |client: usize| client != at && self.world.has_stores(client);
+        let stores = |client: usize| client != at && !B::FLUSHES_FIRST && self.world.has_stores(client);
         if (0..self.world.clients.len()).any(stores) || self.world.moves_data(at, ino) {
             return;
         }

@@ -1,10 +1,9 @@
 //! What inodes hold besides their attributes, and what kernels keep of it.
 
-use super::{World, changed_inode, name_of};
+use super::{Backend, World, changed_inode, name_of};
 use nigh_cache::{Answer, Fh, Level, Op};
-use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::Tree;
-use nigh_types::{Call, Errno, NodeId, OpId, Place, Reply, Time};
+use nigh_types::{Attr, Call, Errno, NodeId, OpId, Place, Reply, Time};
 use std::collections::BTreeMap;
 
 /// The xattr that is watched.
@@ -28,10 +27,13 @@ pub struct Facts {
     past: BTreeMap<(u64, Fact), Vec<Moment>>,
     /// Inodes that have such a name now.
     present: Vec<u64>,
+    /// Directories and files whose attributes are recorded while they have a name.
+    pub attributes_of: Vec<String>,
+    attributes: BTreeMap<u64, Vec<(u64, Attr)>>,
 }
 
 impl Facts {
-    pub(super) fn observe(&mut self, server: &FakeServer, now: Time, tick: u64) {
+    pub(super) fn observe(&mut self, server: &impl Backend, now: Time, tick: u64) {
         self.present.clear();
         for path in &self.paths {
             let Some(id) = server.edit(|tree| tree.find(path)) else { continue };
@@ -44,6 +46,25 @@ impl Facts {
                 }
             }
         }
+    }
+
+    pub(super) fn observe_attributes(&mut self, server: &impl Backend, tick: u64) {
+        for path in &self.attributes_of {
+            let found = server.edit(|tree| tree.find(path).and_then(|id| Some((id.ino, tree.attr(id)?))));
+            let Some((ino, attr)) = found else { continue };
+            let past = self.attributes.entry(ino).or_default();
+            if past.last().map(|(_, last)| *last) != Some(attr) {
+                past.push((tick, attr));
+            }
+        }
+    }
+
+    /// Whether an inode had these attributes at some moment since `begun`, as far as they were recorded.
+    #[must_use]
+    pub fn had(&self, ino: u64, begun: u64, attr: &Attr) -> bool {
+        let Some(past) = self.attributes.get(&ino).filter(|_| attr.nlink > 0) else { return true };
+        let current = past.iter().rposition(|(tick, _)| *tick <= begun).unwrap_or(0);
+        past[current..].iter().any(|(_, had)| had == attr)
     }
 
     /// Whether it was that at some moment since `begun`; of inodes without a name nothing is known.
@@ -69,7 +90,7 @@ fn value(tree: &mut Tree, now: Time, id: NodeId, fact: Fact) -> Option<Vec<u8>> 
     }
 }
 
-impl World {
+impl<B: Backend> World<B> {
     /// Unanswered requests of a client that change an inode named by number.
     #[must_use]
     pub fn changing(&self, at: usize, ino: u64) -> Vec<OpId> {
@@ -95,7 +116,7 @@ impl World {
     /// A process stores into a map of an open file. It is judged when it is written back, if its kernel had the present page.
     pub fn store(&mut self, at: usize, ino: u64, fh: Fh, data: Vec<u8>) {
         let client = &self.clients[at];
-        let present = client.is_judged()
+        let present = self.is_judged(at, client)
             && client.cache.level() != Level::None
             && !client.telling.is_told(ino)
             && !self.under_way(client).1.contains(&ino);
@@ -123,7 +144,8 @@ impl World {
 
     /// Invariant 2 for what kernels keep of open files and directories.
     pub fn check_kept(&self) -> Result<(), String> {
-        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| client.is_judged()) {
+        for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
+        {
             // Where nothing can be told, a kernel looks at the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
             let trusted = client.cache.level() != Level::None;
             for (ino, pages) in client.kernel.kept.pages().filter(|_| trusted) {

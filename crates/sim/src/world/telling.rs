@@ -1,6 +1,6 @@
 //! A notifier and its kernel, step by step: what is told in which order, and what waits for whom.
 
-use super::{Client, World, name_of, words};
+use super::{Backend, Client, World, name_of, words};
 use nigh_cache::{Invalidation, Level, Op, Stale};
 use nigh_types::OpId;
 use std::collections::VecDeque;
@@ -61,14 +61,14 @@ impl Telling {
     }
 }
 
-impl Client {
-    /// Whether what its kernel believes must be so. Of a machine that sleeps it need not.
-    pub(super) fn is_judged(&self) -> bool {
-        !(self.cache.is_stale() || self.asleep && self.cache.is_forgetting())
+impl<B: Backend> World<B> {
+    /// Whether what a client's kernel believes must be so. Of a machine that sleeps it need not.
+    pub(super) fn is_judged(&self, at: usize, client: &Client<B>) -> bool {
+        let sleeps = client.asleep && client.cache.is_forgetting() || !self.server.runs(at);
+        let sleeps = sleeps || !self.server.is_faithful(at);
+        !(client.cache.is_stale() || sleeps)
     }
-}
 
-impl World {
     /// Something is mounted below a client's mount, of which its daemon hears.
     pub fn mount_below(&mut self, at: usize) {
         let client = &mut self.clients[at];
@@ -231,7 +231,8 @@ impl World {
         }
         let Some(Job { id, untold, .. }) = telling.jobs.pop_front() else { return false };
         if untold.is_empty() {
-            self.clients[at].cache.handle_invalidated(self.now, id);
+            let now = self.time(at);
+            self.clients[at].cache.handle_invalidated(now, id);
         } else {
             telling.jobs.push_back(Job { behind: true, ..Job::new(id, untold, false) });
         }

@@ -10,40 +10,45 @@ use crate::test::mount::{How, Mount};
 use crate::test::table::{self, Table};
 use crate::test::world::World;
 
+/// What a server that watches its disk takes, and the time it takes to look.
+const AT_ONCE: Duration = Duration::from_millis(800);
 /// The bound that these mounts ask for.
 const HOST_TIMEOUT: &str = "--host-timeout=1s";
 /// The bound, and the time it takes to look.
 const WITHIN: Duration = Duration::from_millis(1800);
 
 pub fn shared(world: &World, tally: &mut Tally, name: &str, how: &How) {
-    let how = how.clone().with(HOST_TIMEOUT);
-    for (what, run) in
-        [("changed on disk", on_disk as Test), ("changed through a second mount", by_second as Test)]
-    {
+    let limited = how.clone().with(HOST_TIMEOUT);
+    let tests = [
+        ("changed on disk", on_disk as Test, &limited, WITHIN),
+        ("changed on disk that is watched", on_disk as Test, how, AT_ONCE),
+        ("changed through a second mount", by_second as Test, &limited, WITHIN),
+    ];
+    for (what, run, how, within) in tests {
         let name = format!("{name}, {what}");
-        if let Err(e) = run(world, tally, &name, &how) {
+        if let Err(e) = run(world, tally, &name, (how, within)) {
             tally.fail(&name, &format!("{e:#}"));
         }
     }
 }
 
-type Test = fn(&World, &mut Tally, &str, &How) -> Result<()>;
+type Test = fn(&World, &mut Tally, &str, (&How, Duration)) -> Result<()>;
 
-fn on_disk(world: &World, tally: &mut Tally, name: &str, how: &How) -> Result<()> {
+fn on_disk(world: &World, tally: &mut Tally, name: &str, (how, within): (&How, Duration)) -> Result<()> {
     let (source, point) = (world.dir("source", how.who)?, world.dir("mnt", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
-    let table = Table { name: "shared", beside: Some(&source), within: WITHIN };
+    let table = Table { name: "shared", beside: Some(&source), within };
     let verdicts = table::run(world, &point, how.who, &table, Some(&mount))?;
     table::count_alone(tally, name, &verdicts);
     mount.unmount()
 }
 
-fn by_second(world: &World, tally: &mut Tally, name: &str, how: &How) -> Result<()> {
+fn by_second(world: &World, tally: &mut Tally, name: &str, (how, within): (&How, Duration)) -> Result<()> {
     let source = world.dir("source", how.who)?;
     let (point, second) = (world.dir("mnt", how.who)?, world.dir("mnt-second", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
     let other = Mount::new(world, &source, &second, how)?;
-    let table = Table { name: "shared", beside: Some(&second), within: WITHIN };
+    let table = Table { name: "shared", beside: Some(&second), within };
     let verdicts = table::run(world, &point, how.who, &table, Some(&mount))?;
     table::count_alone(tally, name, &verdicts);
     other.unmount()?;

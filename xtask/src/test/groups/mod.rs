@@ -4,8 +4,10 @@ mod badinput;
 mod beside;
 mod crowd;
 mod demo;
+mod events;
 mod exercisers;
 mod filesystems;
+mod host;
 mod levels;
 mod links;
 mod posix;
@@ -71,8 +73,10 @@ pub fn all() -> &'static [Group] {
             true,
         ),
         group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
+        group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
+        group("events", "inotify for what another mount changes", "1 min", Run::Mounted(events::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];
     ALL

@@ -12,7 +12,7 @@ fn others_are_asked_and_the_change_waits_for_all_of_them() {
     let id = bench.table.handle_change(
         T0,
         Some(A),
-        &[Change { key: names(1), names: names_changed.clone(), writes: false }],
+        &[Change { key: names(1), names: names_changed.clone(), writes: false, told: false }],
     );
     let recalls = bench.recalls();
     assert_eq!(recalls.len(), 2, "not the one who changes it: {recalls:?}");
@@ -160,8 +160,12 @@ fn names_of_one_key_that_is_named_twice_are_recalled_together() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
-    let of =
-        |key, text: &[&str]| Change { key, names: text.iter().map(|t| name(t)).collect(), writes: false };
+    let of = |key, text: &[&str]| Change {
+        key,
+        names: text.iter().map(|t| name(t)).collect(),
+        writes: false,
+        told: false,
+    };
     let renames = [of(names(1), &["from"]), of(names(2), &["x"]), of(names(1), &["to"]), change(names(2))];
     bench.table.handle_change(T0, Some(A), &renames);
     let recalls = bench.recalls();

@@ -407,6 +407,7 @@ impl World {
                     assert!(heard.after(CONFIG.lapse()) <= now, "{holder:?} was fenced early");
                     self.forget(holder);
                 }
+                LeaseOutput::Hold { .. } | LeaseOutput::Commit { .. } => panic!("nobody here takes them"),
                 LeaseOutput::Timeout(..) => unreachable!("left out"),
             }
         }

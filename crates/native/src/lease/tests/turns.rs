@@ -7,7 +7,7 @@ fn data(ino: u64) -> LeaseKey {
 }
 
 fn write(key: LeaseKey) -> Change {
-    Change { key, names: Vec::new(), writes: true }
+    Change { key, names: Vec::new(), writes: true, told: false }
 }
 
 impl Bench {
@@ -215,7 +215,7 @@ fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_s
         // Somebody else has its turn, so that what comes now waits behind it.
         let first = bench.write(C, data(1));
         let early = flushes_first.then(|| bench.flush(A, data(1)));
-        let writes = [write(data(1)), Change { key: names, names: Vec::new(), writes: false }];
+        let writes = [write(data(1)), Change { key: names, names: Vec::new(), writes: false, told: false }];
         let writer = bench.table.handle_change(bench.now, Some(B), &writes);
         let recall = bench.only_recall(A);
         bench.table.handle_done(bench.now, first);

@@ -62,7 +62,7 @@ impl World {
     }
 
     fn step(&mut self, step: &Step) {
-        let change = [Change { key: self.key, names: Vec::new(), writes: true }];
+        let change = [Change { key: self.key, names: Vec::new(), writes: true, told: false }];
         let table = &mut self.bench.table;
         match *step {
             Step::Write(by) => {

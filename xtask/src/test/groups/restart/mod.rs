@@ -47,7 +47,12 @@ pub fn run(world: &World, tally: &mut Tally) {
 
 /// The process at the other end of the server's socket dies without a word. Where a server died just now the next
 /// is waited for.
-fn kill_server(world: &World) -> Result<()> {
+pub fn kill_server(world: &World) -> Result<()> {
+    signal_server(world, libc::SIGKILL)
+}
+
+/// The same with another signal.
+pub fn signal_server(world: &World, signal: i32) -> Result<()> {
     let give_up = Instant::now() + Duration::from_secs(10);
     let stream = loop {
         match UnixStream::connect(world.server_socket(As::Us)) {
@@ -65,7 +70,7 @@ fn kill_server(world: &World) -> Result<()> {
     };
     ensure!(got == 0 && peer.pid > 1, "who serves is not known");
     // SAFETY: it is our own server.
-    ensure!(unsafe { libc::kill(peer.pid, libc::SIGKILL) } == 0, "it cannot be killed");
+    ensure!(unsafe { libc::kill(peer.pid, signal) } == 0, "it cannot be told");
     Ok(())
 }
 

@@ -10,17 +10,17 @@
 //! stream: the kernel would keep their pages for a moment after it was told to drop what it has. Reading and
 //! writing wait for nobody, so this is soon over.
 
-use nigh_native::LeaseTable;
-use nigh_native::lease::{Granted, Holder, LeaseKey};
+use super::LeaseTable;
+use super::words::{Granted, Holder, LeaseKey};
 use nigh_types::{Covers, Grant, GrantId, NodeId, Recall, Time};
-use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Default)]
-pub(crate) struct Unsent {
-    by_id: FxHashMap<GrantId, Registered>,
-    by_key: FxHashMap<(Holder, LeaseKey), Together>,
+pub(super) struct Unsent {
+    by_id: BTreeMap<GrantId, Registered>,
+    by_key: BTreeMap<(Holder, LeaseKey), Together>,
     /// Recalls that no answer is in the way of any more.
-    due: Vec<(Holder, Recall)>,
+    due: VecDeque<(Holder, Recall)>,
 }
 
 struct Registered {
@@ -32,7 +32,7 @@ struct Registered {
 
 /// Whether an answer carries a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Carried {
+pub(super) enum Carried {
     No,
     Standing,
     /// Its recall follows in the stream.
@@ -51,7 +51,7 @@ struct Together {
 
 impl Unsent {
     /// Registers a grant.
-    pub(crate) fn register(
+    pub(super) fn register(
         &mut self,
         table: &mut LeaseTable,
         now: Time,
@@ -65,12 +65,12 @@ impl Unsent {
     }
 
     /// Whether those before the next on this key have ended. To be asked before that is registered.
-    pub(crate) fn has_gap(&self, table: &LeaseTable, seat: (Holder, LeaseKey)) -> bool {
+    pub(super) fn has_gap(&self, table: &LeaseTable, seat: (Holder, LeaseKey)) -> bool {
         self.by_key.get(&seat).is_some_and(|together| !table.stands(seat.0, together.latest))
     }
 
     /// One was registered.
-    pub(crate) fn note(&mut self, seat: (Holder, LeaseKey), node: NodeId, granted: Granted, gap: bool) {
+    pub(super) fn note(&mut self, seat: (Holder, LeaseKey), node: NodeId, granted: Granted, gap: bool) {
         let new = Together { count: 0, latest: granted.id, gaps: 0, recall: None };
         let together = self.by_key.entry(seat).or_insert(new);
         together.count += 1;
@@ -80,7 +80,7 @@ impl Unsent {
     }
 
     /// A recall that the table put out; what is to be said at once.
-    pub(crate) fn recall(&mut self, holder: Holder, key: LeaseKey, recall: Recall) -> Option<Recall> {
+    pub(super) fn recall(&mut self, holder: Holder, key: LeaseKey, recall: Recall) -> Option<Recall> {
         if key.covers == Covers::Data
             && let Some(together) = self.by_key.get_mut(&(holder, key))
         {
@@ -90,13 +90,13 @@ impl Unsent {
         Some(recall)
     }
 
-    /// Recalls that may be said now.
-    pub(crate) fn take_due(&mut self) -> Vec<(Holder, Recall)> {
-        std::mem::take(&mut self.due)
+    /// A recall that may be said now.
+    pub(super) fn take_due(&mut self) -> Option<(Holder, Recall)> {
+        self.due.pop_front()
     }
 
     /// An answer is about to carry it, by the number that it has afterwards.
-    pub(crate) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> Carried {
+    pub(super) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> Carried {
         let Some(Registered { seat, node, gaps }) = self.by_id.remove(&grant.id) else { return Carried::No };
         let Some(together) = self.by_key.get_mut(&seat) else { return Carried::No };
         if together.recall.is_some() {
@@ -106,7 +106,8 @@ impl Unsent {
         let stands = gaps == together.gaps && table.stands(seat.0, together.latest);
         let carried = if stands && together.latest != grant.id {
             let again = table.handle_grant(now, seat.0, seat.1, node);
-            if let Some(Granted { id, shared }) = again {
+            // Its limit stays the one under which it was read.
+            if let Some(Granted { id, shared, .. }) = again {
                 together.latest = id;
                 (grant.id, grant.shared) = (id, shared);
             }
@@ -119,7 +120,7 @@ impl Unsent {
     }
 
     /// No answer will carry it.
-    pub(crate) fn drop(&mut self, grant: GrantId) {
+    pub(super) fn drop(&mut self, grant: GrantId) {
         if let Some(Registered { seat, .. }) = self.by_id.remove(&grant) {
             self.leave(seat);
         }
@@ -139,7 +140,7 @@ impl Unsent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_native::lease::{Change, LeaseConfig, LeaseOutput, Object};
+    use crate::lease::{Change, LeaseConfig, LeaseOutput, Object};
     use nigh_types::{Covers, Mode, Term};
 
     const ONE: Holder = Holder(1);
@@ -201,8 +202,11 @@ mod tests {
         assert!(!world.carry(&mut first), "it was registered before the gap");
         assert!(world.carry(&mut third) && world.is_empty());
         let mut fourth = world.register();
-        let change =
-            world.table.handle_change(Time(1), None, &[Change { key: KEY, names: vec![], writes: false }]);
+        let change = world.table.handle_change(
+            Time(1),
+            None,
+            &[Change { key: KEY, names: vec![], writes: false, told: false }],
+        );
         assert!(!world.carry(&mut fourth));
         world.table.handle_done(Time(1), change);
         assert!(world.is_empty());
@@ -217,13 +221,14 @@ mod tests {
             let granted = unsent.register(&mut table, Time(1), (ONE, key), NODE).unwrap();
             Grant { id: granted.id, covers: Covers::Data, ..world_grant() }
         });
-        let change = table.handle_change(Time(1), None, &[Change { key, names: vec![], writes: true }]);
+        let change =
+            table.handle_change(Time(1), None, &[Change { key, names: vec![], writes: true, told: false }]);
         let LeaseOutput::Recall { recall, .. } = table.poll_output() else { panic!() };
         assert_eq!(unsent.recall(ONE, key, recall.clone()), None, "not yet");
         assert_eq!(unsent.carry(&mut table, Time(1), &mut grants[0]), Carried::Recalled);
-        assert_eq!(unsent.take_due(), []);
+        assert_eq!(unsent.take_due(), None);
         unsent.drop(grants[1].id);
-        assert_eq!(unsent.take_due(), [(ONE, recall.clone())]);
+        assert_eq!(unsent.take_due(), Some((ONE, recall.clone())));
         assert_eq!(unsent.recall(ONE, key, recall.clone()), Some(recall), "nothing is in its way");
         table.handle_done(Time(1), change);
         (world.table, world.unsent) = (table, unsent);

@@ -1,0 +1,477 @@
+//! What others changed, for those who watch (docs/decisions/0017-events.md).
+//!
+//! Of each watched directory there is a picture: what watchers were last told. When its names are not granted any more, for
+//! whatever reason, it is listed again and compared; the difference is put out as [`Change`]s ([`Cache::poll_change`]). Own changes go into
+//! the picture as they are answered, since the kernel has told of them.
+//!
+//! Invariant: a picture that is not `unsettled` is what the directory's facts say, and these are granted.
+
+mod others;
+mod own;
+mod picture;
+#[cfg(test)]
+mod tests;
+
+use crate::away::Standing;
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose};
+use crate::rows::{Child, Row};
+use nigh_types::{Kind, Name, NodeId, Span, Time};
+pub(crate) use others::Pushed;
+use picture::{Picture, Seen, Stat};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The names of one picture, and of all.
+const MOST_NAMES: u64 = 100_000;
+const MOST_NAMES_OF_ALL: u64 = 500_000;
+/// Listings that are under way for pictures.
+const MOST_LISTINGS: usize = 16;
+/// When names are recalled they are about to be changed, and not granted until that is done: so long it takes
+/// at least. Each further time four times as long, up to `CONTENDED`.
+const FIRST_LOOK: Span = Span::from_millis(2);
+/// Who is granted names twice within a second that are recalled within `SETTLED` is granted them no more for a while
+/// (0008, rule 5).
+const SETTLED: Span = Span::from_millis(200);
+const CONTENDED: Span = Span::from_millis(1_100);
+/// So often it was listed without a grant before that is compared all the same.
+const UNGRANTED: u32 = 3;
+/// So long a directory that can be compared waits for others to be compared with it: those are asked for up to three times
+/// meanwhile.
+const TOGETHER: Span = Span::from_millis(200);
+
+/// Something that others changed in a directory that is watched.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    Made {
+        dir: u64,
+        name: Name,
+        kind: Kind,
+    },
+    /// `replaced`: by what was moved there.
+    Removed {
+        dir: u64,
+        name: Name,
+        node: NodeId,
+        kind: Kind,
+        replaced: bool,
+    },
+    Moved {
+        from: u64,
+        name: Name,
+        to: u64,
+        new_name: Name,
+        node: NodeId,
+        kind: Kind,
+    },
+    /// Data.
+    Written {
+        dir: u64,
+        name: Name,
+        node: NodeId,
+    },
+    Attributes {
+        dir: u64,
+        name: Name,
+        node: NodeId,
+    },
+    /// It is not known what.
+    Gap {
+        dir: u64,
+    },
+}
+
+impl Change {
+    /// The directories in which it is told.
+    #[must_use]
+    pub fn dirs(&self) -> (u64, Option<u64>) {
+        match self {
+            Change::Moved { from, to, .. } => (*from, Some(*to).filter(|to| to != from)),
+            Change::Made { dir, .. }
+            | Change::Removed { dir, .. }
+            | Change::Written { dir, .. }
+            | Change::Attributes { dir, .. }
+            | Change::Gap { dir } => (*dir, None),
+        }
+    }
+
+    pub(crate) fn source(&self) -> Option<(u64, Name)> {
+        let Change::Moved { from, name, .. } = self else { return None };
+        Some((*from, name.clone()))
+    }
+
+    pub(crate) fn target(&self) -> Option<(u64, Name)> {
+        let Change::Moved { to, new_name, .. } = self else { return None };
+        Some((*to, new_name.clone()))
+    }
+}
+
+/// How it stands with what is watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Watching {
+    /// Directories.
+    pub directories: u64,
+    /// Of these, the ones that are yet to be looked at.
+    pub unsettled: u64,
+    /// Listings that were asked for to compare.
+    pub looks: u64,
+    /// How often all grants ended, and how often it was not known what changed in a directory.
+    pub gaps: u64,
+}
+
+/// What a listing says, and which of its names may be older than own changes.
+type Aside = (Vec<(Name, Seen)>, BTreeSet<Name>);
+
+/// One directory that is watched.
+#[derive(Debug)]
+struct Watched {
+    /// `None`: nothing is known yet, or it is too large.
+    picture: Option<Picture>,
+    too_large: bool,
+    unsettled: bool,
+    /// It is not listed before.
+    due: Time,
+    /// It was compared.
+    met: bool,
+    /// The names were granted then.
+    granted_at: Time,
+    /// They were recalled soon after that then.
+    soon_at: Time,
+    /// Listings without a grant since they were.
+    tries: u32,
+    /// A listing without a grant, to be compared, and what in it may be older than own changes.
+    aside: Option<Aside>,
+    /// Names with own changes under way when it was compared.
+    skipped: BTreeSet<Name>,
+    /// Changes that watchers are yet to be told of.
+    untold: u64,
+}
+
+/// All that is watched.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    dirs: BTreeMap<u64, Watched>,
+    unsettled: BTreeSet<u64>,
+    /// When grants on them end by themselves.
+    ends: BTreeSet<(Time, u64)>,
+    /// Those that can be compared wait no longer.
+    together: Option<Time>,
+    out: VecDeque<Change>,
+    looks: u64,
+    gaps: u64,
+}
+
+impl Watches {
+    pub fn is_empty(&self) -> bool {
+        self.dirs.is_empty()
+    }
+
+    pub fn dirs(&self) -> impl Iterator<Item = u64> {
+        self.dirs.keys().copied()
+    }
+
+    /// Its names are not granted any more.
+    pub fn unsettle(&mut self, now: Time, dir: u64) {
+        let Some(watched) = self.dirs.get_mut(&dir).filter(|watched| !watched.unsettled) else { return };
+        watched.unsettled = true;
+        watched.tries = 0;
+        let soon = now.since(watched.granted_at) < SETTLED;
+        let again = soon && now.since(watched.soon_at) < CONTENDED;
+        watched.due = now.after(if again { CONTENDED } else { FIRST_LOOK });
+        if soon {
+            watched.soon_at = now;
+        }
+        self.unsettled.insert(dir);
+    }
+
+    /// All grants have ended, for a reason that says nothing of what changed.
+    pub fn note_gap(&mut self) {
+        self.gaps += u64::from(!self.dirs.is_empty());
+    }
+
+    /// Whether watchers may yet be told that an absent name there was removed or moved: the kernel asks us then only if it
+    /// does not believe so already.
+    pub fn is_telling(&self, dir: u64) -> bool {
+        self.dirs.get(&dir).is_some_and(|watched| watched.unsettled || watched.untold > 0)
+    }
+
+    /// The next moment at which something is to be done.
+    pub fn due(&self) -> Option<Time> {
+        let ends = self.ends.first().map(|(end, _)| *end);
+        let looks = self.unsettled.iter().filter_map(|dir| self.dirs.get(dir)).map(|watched| watched.due);
+        ends.into_iter().chain(self.together).chain(looks.min().filter(|due| *due != Time::FAR)).min()
+    }
+
+    fn names(&self) -> u64 {
+        self.dirs.values().filter_map(|watched| watched.picture.as_ref()).map(Picture::len).sum()
+    }
+
+    fn tell(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            let (dir, other) = change.dirs();
+            for dir in [Some(dir), other].into_iter().flatten() {
+                if let Some(watched) = self.dirs.get_mut(&dir) {
+                    watched.untold += 1;
+                }
+            }
+            self.gaps += u64::from(matches!(change, Change::Gap { .. }));
+            self.out.push_back(change);
+        }
+    }
+}
+
+impl Cache {
+    /// From now on these inodes are watched, and no others: directories, and files in theirs. `all`: and every directory of
+    /// which all names are in memory.
+    pub fn handle_watch(&mut self, now: Time, inos: &BTreeSet<u64>, all: bool) {
+        self.clock = now;
+        let mut wanted: BTreeSet<u64> = inos.iter().flat_map(|ino| self.watched_by(*ino)).collect();
+        if all {
+            wanted.extend(self.dirs.iter().filter(|(_, directory)| directory.complete).map(|(ino, _)| *ino));
+        }
+        let watches = &mut self.watches;
+        watches.dirs.retain(|dir, _| wanted.contains(dir));
+        watches.unsettled.retain(|dir| wanted.contains(dir));
+        watches.ends.retain(|(_, dir)| wanted.contains(dir));
+        for dir in wanted {
+            if watches.dirs.contains_key(&dir) {
+                continue;
+            }
+            watches.unsettled.insert(dir);
+            watches.dirs.insert(
+                dir,
+                Watched {
+                    picture: None,
+                    too_large: false,
+                    unsettled: true,
+                    due: now,
+                    met: false,
+                    granted_at: Time(0),
+                    soon_at: Time(0),
+                    tries: 0,
+                    aside: None,
+                    skipped: BTreeSet::new(),
+                    untold: 0,
+                },
+            );
+        }
+    }
+
+    /// The directories in which changes of an inode show; both where it is not known what it is.
+    fn watched_by(&self, ino: u64) -> Vec<u64> {
+        if self.id_of(ino).is_none() {
+            return Vec::new();
+        }
+        let home = self.inodes.get(&ino).and_then(|inode| inode.home.as_ref()).map(|(dir, _)| *dir);
+        let kind = self.kind_of(ino);
+        let itself =
+            (self.dirs.contains_key(&ino) || ino == self.root || kind.is_none_or(|k| k == Kind::Directory))
+                .then_some(ino);
+        let home = home.filter(|_| kind != Some(Kind::Directory));
+        itself.into_iter().chain(home).collect()
+    }
+
+    fn kind_of(&self, ino: u64) -> Option<Kind> {
+        let inode = self.inodes.get(&ino)?;
+        if let Some((attr, _)) = inode.own {
+            return Some(attr.kind());
+        }
+        let (dir, name) = inode.home.as_ref()?;
+        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        row.child.as_ref().filter(|child| child.id == inode.id).map(|child| child.attr().kind())
+    }
+
+    /// What watchers are to be told next; each is answered by [`Cache::handle_told`].
+    pub fn poll_change(&mut self) -> Option<Change> {
+        self.watches.out.pop_front()
+    }
+
+    /// Watchers were told of that change, or cannot be.
+    pub fn handle_told(&mut self, change: &Change) {
+        let (dir, other) = change.dirs();
+        for dir in [Some(dir), other].into_iter().flatten() {
+            if let Some(watched) = self.watches.dirs.get_mut(&dir) {
+                watched.untold = watched.untold.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Watchers could not be told what changed in a directory.
+    pub fn handle_untellable(&mut self, dir: u64) {
+        self.watches.tell(vec![Change::Gap { dir }]);
+    }
+
+    /// The kernel is to forget a name, so that it asks for it.
+    pub fn handle_held(&mut self, dir: u64, name: &Name) {
+        self.invalidate(vec![crate::Stale::Entry { dir, name: name.clone() }], None);
+    }
+
+    #[must_use]
+    pub fn watching(&self) -> Watching {
+        Watching {
+            directories: self.watches.dirs.len() as u64,
+            unsettled: self.watches.unsettled.len() as u64,
+            looks: self.watches.looks,
+            gaps: self.watches.gaps,
+        }
+    }
+
+    /// Whether the kernel knows that inode.
+    #[must_use]
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.inodes.get(&node.ino).is_some_and(|inode| inode.id == node && inode.lookups > 0)
+    }
+
+    /// Does what is due: lists what is no longer granted, and compares what can be.
+    pub(crate) fn look_at_watched(&mut self) {
+        let now = self.clock;
+        while let Some(&(end, dir)) = self.watches.ends.first().filter(|(end, _)| *end <= now) {
+            self.watches.ends.remove(&(end, dir));
+            self.names(now, dir);
+        }
+        if self.watches.unsettled.is_empty() || self.standing != Standing::Stands {
+            return;
+        }
+        let unsettled: Vec<u64> = self.watches.unsettled.iter().copied().collect();
+        let (mut ready, mut listed, mut waiting) = (Vec::new(), 0, false);
+        for dir in unsettled {
+            let Some(due) = self.watches.dirs.get(&dir).map(|watched| watched.due) else { continue };
+            let compares = self.watches.dirs.get(&dir).is_some_and(|watched| watched.aside.is_some());
+            if compares || self.names(now, dir).is_some_and(|(directory, _)| directory.complete) {
+                ready.push(dir);
+                continue;
+            }
+            let lists = self.dirs.get(&dir).is_some_and(|directory| directory.listing.is_some());
+            waiting |= lists || due != Time::FAR && due <= now.after(TOGETHER);
+            if lists {
+                listed += 1;
+            } else if due <= now && listed < MOST_LISTINGS {
+                listed += 1;
+                self.look_again(now, dir);
+            }
+        }
+        if ready.is_empty() {
+            return;
+        }
+        let until = *self.watches.together.get_or_insert(now.after(TOGETHER));
+        if !waiting || until <= now {
+            self.watches.together = None;
+            self.compare(&ready);
+        }
+    }
+
+    fn look_again(&mut self, now: Time, dir: u64) {
+        self.watches.looks += 1;
+        let failed = self.list(now, dir).is_err();
+        if let Some(watched) = self.watches.dirs.get_mut(&dir) {
+            // If it comes to nothing.
+            watched.due = if failed { Time::FAR } else { now.after(CONTENDED) };
+        }
+    }
+
+    /// A listing has come to its end. Without a grant it is looked at again, at greater and greater distances.
+    pub(crate) fn watched_is_listed(&mut self, now: Time, dir: u64, flight: &Flight) {
+        let Some(watched) = self.watches.dirs.get_mut(&dir).filter(|watched| watched.unsettled) else {
+            return;
+        };
+        let Some(rows) = &flight.aside else {
+            watched.granted_at = now;
+            return;
+        };
+        watched.tries = watched.tries.saturating_add(1);
+        let factor = 4_u64.saturating_pow(watched.tries.min(6));
+        watched.due = now.after(Span(FIRST_LOOK.0.saturating_mul(factor).min(CONTENDED.0)));
+        if watched.tries >= UNGRANTED && rows.there() <= MOST_NAMES {
+            let own = flight.seen.names.iter().filter(|(d, _, _)| *d == dir).map(|(_, name, _)| name.clone());
+            let skipped = own.collect();
+            let rows = rows.iter().filter_map(|row| {
+                seen(row).map(|(name, seen)| {
+                    let older = flight.seen.inodes.contains(&seen.id.ino);
+                    (name, Seen { stat: seen.stat.filter(|_| !older), ..seen })
+                })
+            });
+            watched.aside = Some((rows.collect(), skipped));
+        }
+    }
+
+    /// A listing has failed: it is not asked for again until something happens.
+    pub(crate) fn watched_cannot_be_listed(&mut self, dir: u64) {
+        if let Some(watched) = self.watches.dirs.get_mut(&dir) {
+            watched.due = Time::FAR;
+        }
+    }
+
+    fn compare(&mut self, ready: &[u64]) {
+        let busy = self.inodes_under_way();
+        let mut differences = Vec::new();
+        for &dir in ready {
+            let mut skipped: BTreeSet<Name> = self.names_under_way(dir).into_iter().collect();
+            let room = MOST_NAMES_OF_ALL.saturating_sub(self.watches.names());
+            let Some(watched) = self.watches.dirs.get_mut(&dir) else { continue };
+            let aside = watched.aside.take();
+            let (rows, deadline) = match (&aside, self.dirs.get(&dir)) {
+                (Some((rows, older)), _) => {
+                    skipped.extend(older.iter().cloned());
+                    (rows.clone(), None)
+                }
+                (None, Some(directory)) => {
+                    let large = directory.rows.there() > MOST_NAMES.min(room);
+                    watched.too_large = large && watched.picture.is_none();
+                    let rows = directory.rows.iter().filter(|_| !watched.too_large).filter_map(seen);
+                    (rows.collect(), directory.held.map(|held| held.deadline))
+                }
+                (None, None) => continue,
+            };
+            let first = !std::mem::replace(&mut watched.met, true);
+            if let Some(deadline) = deadline {
+                watched.unsettled = false;
+                watched.tries = 0;
+                self.watches.unsettled.remove(&dir);
+                if deadline != Time::FAR {
+                    self.watches.ends.insert((deadline, dir));
+                }
+            }
+            let unknown = |(name, one): (Name, Seen)| {
+                let stat = one.stat.filter(|_| !busy.contains(&one.id.ino));
+                (name, Seen { stat, ..one })
+            };
+            let rows = rows.into_iter().map(unknown);
+            if watched.too_large {
+                if !first && watched.untold == 0 {
+                    self.watches.tell(vec![Change::Gap { dir }]);
+                }
+                continue;
+            }
+            watched.skipped.extend(skipped.iter().cloned());
+            let first = watched.picture.is_none();
+            let difference = watched.picture.get_or_insert_default().compare(dir, rows, &skipped);
+            if !first {
+                differences.push(difference);
+            }
+        }
+        self.watches.tell(picture::happened(differences));
+    }
+
+    /// Inodes whose attributes an own change is about to change, or whose reads are.
+    fn inodes_under_way(&self) -> BTreeSet<u64> {
+        let changes = self.flights.values().filter(|flight| flight.sequence.is_some());
+        changes
+            .filter_map(|flight| match flight.purpose {
+                Purpose::Change { ino, .. } | Purpose::Write { ino, .. } | Purpose::Open { ino, .. } => {
+                    Some(ino)
+                }
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+/// What a row says of a name that is there.
+fn seen(row: &Row) -> Option<(Name, Seen)> {
+    let child = row.child.as_ref()?;
+    Some((row.name.clone(), seen_child(child)))
+}
+
+fn seen_child(child: &Child) -> Seen {
+    let attr = child.attr();
+    Seen::new(child.id, attr.kind(), child.attr_known.then(|| Stat::of(&attr)))
+}

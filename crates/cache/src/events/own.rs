@@ -1,0 +1,122 @@
+//! Own changes: the kernel has told of them, so they go into the pictures and are not told again.
+
+use super::{Seen, Stat, seen_child};
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, attr_after};
+use nigh_types::{Attr, Name, NodeId, Reply, Response};
+
+impl Cache {
+    /// An own change was answered.
+    pub(crate) fn own_change_answered(&mut self, flight: &Flight, response: &Response) {
+        if self.watches.is_empty() || flight.sequence.is_none() {
+            return;
+        }
+        // Who was killed meanwhile did not do it, as far as the kernel knows.
+        if flight.waiters.is_empty() {
+            let dirs: Vec<u64> = flight.purpose.names().iter().map(|(dir, _)| *dir).collect();
+            return dirs.into_iter().for_each(|dir| self.watches.compare_again(self.clock, dir));
+        }
+        match (&flight.purpose, &response.result) {
+            (Purpose::Make { dir, name, .. }, Ok(Reply::Made { entry, .. })) => {
+                let seen = Seen::new(entry.id, entry.attr.kind(), Some(Stat::of(&entry.attr)));
+                self.picture_name(*dir, name, Some(seen));
+                self.picture_attr(entry.id, Some(&entry.attr));
+            }
+            (Purpose::Remove { dir, name }, Ok(Reply::Removed { .. })) => self.picture_name(*dir, name, None),
+            (Purpose::Rename { .. }, Ok(Reply::Renamed { moved, replaced, .. })) => {
+                self.picture_rename(&flight.purpose, *moved, *replaced, response);
+            }
+            (Purpose::Change { ino, .. } | Purpose::Write { ino, .. } | Purpose::Open { ino, .. }, Ok(_)) => {
+                if let Some(id) = self.id_of(*ino) {
+                    self.picture_attr(id, None);
+                }
+            }
+            _ => {}
+        }
+        if let Ok(Reply::Attr(id, attr)) = &response.result {
+            self.picture_attr(*id, Some(attr));
+        }
+        for (id, attr) in &response.after {
+            self.picture_attr(*id, Some(attr));
+        }
+        for (dir, name) in flight.purpose.names() {
+            let watched = self.watches.dirs.get_mut(&dir);
+            if watched.is_some_and(|watched| watched.skipped.remove(name)) {
+                self.watches.compare_again(self.clock, dir);
+            }
+        }
+    }
+
+    fn picture_name(&mut self, dir: u64, name: &Name, seen: Option<Seen>) {
+        let picture = self.watches.dirs.get_mut(&dir).and_then(|watched| watched.picture.as_mut());
+        if let Some(picture) = picture {
+            picture.set(name, seen);
+        }
+    }
+
+    /// What an own change has made of an inode's attributes; `None`: it is not known.
+    fn picture_attr(&mut self, id: NodeId, attr: Option<&Attr>) {
+        let stat = attr.map(Stat::of);
+        if attr.is_some_and(|attr| attr.nlink > 1 && !attr.is_dir()) {
+            let pictures = self.watches.dirs.values_mut().filter_map(|watched| watched.picture.as_mut());
+            return pictures.for_each(|picture| picture.set_stat(id, stat));
+        }
+        let Some((dir, name)) = self.inodes.get(&id.ino).and_then(|inode| inode.home.clone()) else { return };
+        let picture = self.watches.dirs.get_mut(&dir).and_then(|watched| watched.picture.as_mut());
+        let Some(picture) = picture else { return };
+        if let Some(seen) = picture.seen(&name).filter(|seen| seen.id == id).copied() {
+            picture.set(&name, Some(Seen { stat, ..seen }));
+        }
+    }
+
+    fn picture_rename(
+        &mut self,
+        purpose: &Purpose,
+        moved: NodeId,
+        replaced: Option<NodeId>,
+        response: &Response,
+    ) {
+        let Purpose::Rename { from, name, to, new_name, exchange } = purpose else { return };
+        if !exchange && replaced == Some(moved) {
+            return;
+        }
+        let found = self.pictured((*from, name), (*to, new_name), moved, response);
+        let other = replaced.filter(|_| *exchange);
+        let other = other.and_then(|id| self.pictured((*to, new_name), (*from, name), id, response));
+        self.picture_name(*from, name, other);
+        self.picture_name(*to, new_name, found);
+    }
+
+    /// What moves from one name to another.
+    fn pictured(
+        &self,
+        (from, name): (u64, &Name),
+        (to, new_name): (u64, &Name),
+        id: NodeId,
+        response: &Response,
+    ) -> Option<Seen> {
+        if let Some(attr) = attr_after(response, id.ino) {
+            return Some(Seen::new(id, attr.kind(), Some(Stat::of(&attr))));
+        }
+        let picture = self.watches.dirs.get(&from).and_then(|watched| watched.picture.as_ref());
+        let seen = picture.and_then(|picture| picture.seen(name)).filter(|seen| seen.id == id);
+        // Its ctime has changed.
+        let seen = seen.map(|seen| Seen { stat: None, ..*seen });
+        seen.or_else(|| {
+            let cookie = self.key.cookie(new_name.as_bytes());
+            let row = self.dirs.get(&to)?.rows.find(cookie, new_name.as_bytes())?;
+            row.child.as_ref().filter(|child| child.id == id).map(seen_child)
+        })
+    }
+}
+
+impl super::Watches {
+    /// Something in a directory was left out when it was compared, or is told by nobody.
+    fn compare_again(&mut self, now: nigh_types::Time, dir: u64) {
+        let Some(watched) = self.dirs.get_mut(&dir) else { return };
+        if !watched.unsettled {
+            (watched.unsettled, watched.due) = (true, now);
+            self.unsettled.insert(dir);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! A directory as watchers were last told of it, and how it differs from what it is now.
+
+use super::Change;
+use nigh_types::{Attr, Kind, Name, NodeId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is compared of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stat {
+    size: u64,
+    mode: u32,
+    owner: (u32, u32),
+    atime: Timestamp,
+    mtime: Timestamp,
+    ctime: Timestamp,
+}
+
+impl Stat {
+    pub fn of(attr: &Attr) -> Stat {
+        Stat {
+            size: attr.size,
+            mode: attr.mode,
+            owner: (attr.uid, attr.gid),
+            atime: attr.atime,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+        }
+    }
+}
+
+/// What a name leads to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub id: NodeId,
+    pub kind: Kind,
+    /// `None`: not known.
+    pub stat: Option<Stat>,
+    /// The comparison in which it was last met.
+    pub(super) round: u64,
+}
+
+impl Seen {
+    pub fn new(id: NodeId, kind: Kind, stat: Option<Stat>) -> Seen {
+        Seen { id, kind, stat, round: 0 }
+    }
+}
+
+/// All names of a directory.
+#[derive(Debug, Default)]
+pub(crate) struct Picture {
+    names: BTreeMap<Name, Seen>,
+    round: u64,
+}
+
+/// How one directory differs from its picture.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    pub dir: u64,
+    vanished: Vec<(Name, Seen)>,
+    appeared: Vec<(Name, Seen)>,
+    changed: Vec<(Name, NodeId, Touched)>,
+}
+
+/// What was done to an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Touched {
+    written: bool,
+    attributes: bool,
+}
+
+impl Picture {
+    pub fn len(&self) -> u64 {
+        self.names.len() as u64
+    }
+
+    pub fn seen(&self, name: &Name) -> Option<&Seen> {
+        self.names.get(name)
+    }
+
+    /// Watchers know that already: the kernel has told them.
+    pub fn set(&mut self, name: &Name, seen: Option<Seen>) {
+        match seen {
+            Some(seen) => drop(self.names.insert(name.clone(), seen)),
+            None => drop(self.names.remove(name)),
+        }
+    }
+
+    /// The same of an inode's attributes, under all its names here.
+    pub fn set_stat(&mut self, id: NodeId, stat: Option<Stat>) {
+        self.names.values_mut().filter(|seen| seen.id == id).for_each(|seen| seen.stat = stat);
+    }
+
+    /// Takes in what the directory is now; what is in `skipped` stays as it was. What is not known of an inode is taken to be
+    /// as it was.
+    pub fn compare(
+        &mut self,
+        dir: u64,
+        now: impl Iterator<Item = (Name, Seen)>,
+        skipped: &BTreeSet<Name>,
+    ) -> Difference {
+        self.round += 1;
+        let round = self.round;
+        let mut difference = Difference::none(dir);
+        for (name, seen) in now.filter(|(name, _)| !skipped.contains(name)) {
+            self.meet(&mut difference, name, Seen { round, ..seen });
+        }
+        let vanished = &mut difference.vanished;
+        self.names.retain(|name, seen| {
+            let stays = seen.round == round || skipped.contains(name);
+            if !stays {
+                vanished.push((name.clone(), *seen));
+            }
+            stays
+        });
+        difference
+    }
+}
+
+impl Picture {
+    /// The same of a few names alone; `None`: it is there no more.
+    pub fn take(&mut self, dir: u64, now: Vec<(Name, Option<Seen>)>) -> Difference {
+        let round = self.round;
+        let mut difference = Difference::none(dir);
+        for (name, seen) in now {
+            match seen {
+                Some(seen) => self.meet(&mut difference, name, Seen { round, ..seen }),
+                None => {
+                    let old = self.names.remove(&name);
+                    difference.vanished.extend(old.map(|old| (name, old)));
+                }
+            }
+        }
+        difference
+    }
+
+    fn meet(&mut self, difference: &mut Difference, name: Name, seen: Seen) {
+        match self.names.get_mut(&name) {
+            Some(old) if old.id == seen.id => {
+                if let (Some(before), Some(after)) = (old.stat, seen.stat) {
+                    let touched = touched(seen.kind, &before, &after, false);
+                    if touched.written || touched.attributes {
+                        difference.changed.push((name, seen.id, touched));
+                    }
+                }
+                let stat = seen.stat.or(old.stat);
+                *old = Seen { stat, ..seen };
+            }
+            Some(old) => {
+                difference.vanished.push((name.clone(), *old));
+                difference.appeared.push((name, seen));
+                *old = seen;
+            }
+            None => {
+                difference.appeared.push((name.clone(), seen));
+                self.names.insert(name, seen);
+            }
+        }
+    }
+}
+
+impl Difference {
+    fn none(dir: u64) -> Difference {
+        Difference { dir, vanished: Vec::new(), appeared: Vec::new(), changed: Vec::new() }
+    }
+}
+
+/// Whether a file was written, or who may use it or its times were set. Writing sets mtime and ctime alike and leaves atime; touching sets
+/// all three alike; setting times to others leaves ctime apart. `moved`: so does moving.
+fn touched(kind: Kind, before: &Stat, after: &Stat, moved: bool) -> Touched {
+    let mut attributes = (before.mode, before.owner) != (after.mode, after.owner);
+    if kind == Kind::Directory {
+        // Its size and times are those of its names.
+        return Touched { written: false, attributes };
+    }
+    let mut written = kind == Kind::File && before.size != after.size;
+    if !written && before.mtime != after.mtime {
+        let explained = after.mtime == after.ctime || attributes || moved;
+        written = kind == Kind::File && explained && after.atime != after.mtime;
+        attributes |= !written;
+    }
+    Touched { written, attributes }
+}
+
+/// What happened in directories that were compared together: an inode that vanished here and appeared there was moved.
+pub(crate) fn happened(differences: Vec<Difference>) -> Vec<Change> {
+    let mut left: BTreeMap<NodeId, Vec<(u64, Name, Seen)>> = BTreeMap::new();
+    let (mut appeared, mut changed) = (Vec::new(), Vec::new());
+    for difference in differences {
+        let dir = difference.dir;
+        for (name, seen) in difference.vanished {
+            left.entry(seen.id).or_default().push((dir, name, seen));
+        }
+        appeared.extend(difference.appeared.into_iter().map(|(name, seen)| (dir, name, seen)));
+        changed.extend(difference.changed.into_iter().map(|(name, id, how)| (dir, name, id, how)));
+    }
+    let (mut moves, mut made) = (Vec::new(), Vec::new());
+    for (to, new_name, seen) in appeared {
+        let Some((from, name, before)) = left.get_mut(&seen.id).and_then(Vec::pop) else {
+            made.push(Change::Made { dir: to, name: new_name, kind: seen.kind });
+            continue;
+        };
+        if let (Some(before), Some(after)) = (before.stat, seen.stat) {
+            let how = touched(seen.kind, &before, &after, true);
+            if how.written || how.attributes {
+                changed.push((to, new_name.clone(), seen.id, how));
+            }
+        }
+        moves.push(Change::Moved { from, name, to, new_name, node: seen.id, kind: seen.kind });
+    }
+    let moves = in_order(moves);
+    let replaced: BTreeSet<(u64, Name)> = moves.iter().filter_map(Change::target).collect();
+    let removed = left.into_values().flatten().map(|(dir, name, seen)| {
+        let replaced = replaced.contains(&(dir, name.clone()));
+        Change::Removed { dir, name, node: seen.id, kind: seen.kind, replaced }
+    });
+    let mut all: Vec<Change> = removed.collect();
+    all.extend(moves);
+    all.extend(made);
+    for (dir, name, node, how) in changed {
+        if how.written {
+            all.push(Change::Written { dir, name: name.clone(), node });
+        }
+        if how.attributes {
+            all.push(Change::Attributes { dir, name, node });
+        }
+    }
+    all
+}
+
+/// A name is left before another comes to it; of a circle any first.
+fn in_order(mut moves: Vec<Change>) -> Vec<Change> {
+    let mut ordered = Vec::new();
+    while !moves.is_empty() {
+        let sources: BTreeSet<(u64, Name)> = moves.iter().filter_map(Change::source).collect();
+        let free = moves.iter().position(|one| one.target().is_some_and(|target| !sources.contains(&target)));
+        if free.is_none() {
+            ordered.push(moves.remove(0));
+            continue;
+        }
+        let (now, later) =
+            moves.into_iter().partition(|one| one.target().is_some_and(|target| !sources.contains(&target)));
+        moves = later;
+        ordered.extend::<Vec<Change>>(now);
+    }
+    ordered
+}

@@ -1,0 +1,424 @@
+mod pushes;
+
+use super::*;
+use crate::lookup::tests::{T0, cache};
+use crate::{Answer, Caller, Config, Op, Output};
+use nigh_types::{
+    Attr, CallId, Covers, Entry, Event, Grant, GrantId, Listed, Mode, OpId, Recall, RecallId, Reply,
+    Response, SetAttr, Term, Timestamp,
+};
+
+const ROOT: NodeId = NodeId { ino: 1, generation: 1 };
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn id(ino: u64) -> NodeId {
+    NodeId { ino, generation: 1 }
+}
+
+fn at(secs: i64) -> Timestamp {
+    Timestamp { secs, nanos: 0 }
+}
+
+fn file(size: u64) -> Attr {
+    Attr { mode: 0o100_644, nlink: 1, size, mtime: at(1), ctime: at(1), atime: at(1), ..Attr::default() }
+}
+
+fn directory() -> Attr {
+    Attr { mode: 0o040_755, nlink: 2, ..Attr::default() }
+}
+
+/// A remote of one directory or two, and what watchers are told.
+struct Stage {
+    cache: Cache,
+    now: Time,
+    dirs: BTreeMap<u64, BTreeMap<Name, (NodeId, Attr)>>,
+    grants: bool,
+    lists: Vec<(CallId, u64)>,
+    changes: BTreeMap<CallId, &'static str>,
+    next: u64,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let mut stage = Stage {
+            cache: cache(Config::default()),
+            now: T0,
+            dirs: BTreeMap::from([(1, BTreeMap::new())]),
+            grants: true,
+            lists: Vec::new(),
+            changes: BTreeMap::new(),
+            next: 0,
+        };
+        stage.set("a", 10, file(0));
+        stage.watch(&[1]);
+        stage
+    }
+
+    fn watch(&mut self, inos: &[u64]) {
+        self.cache.handle_watch(self.now, &inos.iter().copied().collect(), false);
+        self.run();
+        assert_eq!(self.told(), []);
+    }
+
+    fn set(&mut self, text: &str, ino: u64, attr: Attr) {
+        self.dirs.get_mut(&1).unwrap().insert(name(text), (id(ino), attr));
+    }
+
+    fn remove(&mut self, text: &str) {
+        self.dirs.get_mut(&1).unwrap().remove(&name(text));
+    }
+
+    fn poll(&mut self) -> Time {
+        loop {
+            match self.cache.poll_output() {
+                Output::Call { id, call: nigh_types::Call::List { dir }, .. } => {
+                    self.lists.push((id, dir.node.ino))
+                }
+                Output::Call { id, call, .. } => drop(self.changes.insert(id, call.type_name())),
+                Output::Invalidate { id, .. } => self.cache.handle_invalidated(self.now, id),
+                Output::Timeout(at, _) => return at,
+                _ => {}
+            }
+        }
+    }
+
+    fn answer_lists(&mut self) -> bool {
+        let lists = std::mem::take(&mut self.lists);
+        let any = !lists.is_empty();
+        for (call, dir) in lists {
+            let key = self.cache.key;
+            let entries = self.dirs.get(&dir).cloned().unwrap_or_default();
+            let mut entries: Vec<(Name, Entry)> = entries
+                .into_iter()
+                .map(|(name, (id, attr))| (name, Entry { id, attr, target: None, no_xattrs: true }))
+                .collect();
+            entries.sort_by_key(|(name, _)| key.cookie(name.as_bytes()));
+            self.next += 1;
+            let grant = Grant {
+                id: GrantId(self.next),
+                node: id(dir),
+                covers: Covers::Names,
+                mode: Mode::Read,
+                term: Term::Session,
+                recallable: true,
+                shared: false,
+            };
+            let grants = if self.grants { vec![grant] } else { Vec::new() };
+            let result = Ok(Reply::Listed(Listed { entries }));
+            let response = Response { result, after: Vec::new(), grants, last: true };
+            self.cache.handle_event(self.now, Event::Response { call, response });
+            self.poll();
+        }
+        any
+    }
+
+    /// Until nothing is due within two seconds.
+    fn run(&mut self) {
+        let end = self.now.after(Span::from_millis(2_000));
+        loop {
+            let due = self.poll();
+            if self.answer_lists() {
+                continue;
+            }
+            if due > end {
+                return;
+            }
+            self.now = due.max(self.now);
+            self.cache.handle_timeout(self.now);
+        }
+    }
+
+    fn recall(&mut self, dir: u64) {
+        self.now = self.now.after(Span::from_millis(300));
+        let recall = Recall { id: RecallId(1), node: id(dir), covers: Covers::Names, names: Vec::new() };
+        self.cache.handle_event(self.now, Event::Recall(recall));
+        self.poll();
+    }
+
+    fn told(&mut self) -> Vec<Change> {
+        let told: Vec<Change> = std::iter::from_fn(|| self.cache.poll_change()).collect();
+        told.iter().for_each(|change| self.cache.handle_told(change));
+        told
+    }
+
+    fn after_a_recall(&mut self) -> Vec<Change> {
+        self.recall(1);
+        self.run();
+        self.told()
+    }
+
+    /// An own request that is sent, and not answered yet.
+    fn ask(&mut self, op: Op) -> CallId {
+        self.next += 1;
+        assert_eq!(self.cache.handle_op(self.now, OpId(self.next), Caller::default(), op), None);
+        self.poll();
+        *self.changes.keys().next_back().unwrap()
+    }
+
+    fn respond(&mut self, call: CallId, result: Reply) {
+        let response = Response::plain(Ok(result));
+        self.cache.handle_event(self.now, Event::Response { call, response });
+        self.poll();
+    }
+}
+
+fn mkdir(text: &str) -> Op {
+    Op::Mkdir { dir: 1, name: name(text), mode: 0o755, umask: 0 }
+}
+
+fn made(ino: u64) -> Reply {
+    let entry = Entry { id: id(ino), attr: directory(), target: None, no_xattrs: true };
+    Reply::Made { entry, handle: None, existed: false }
+}
+
+#[test]
+fn what_others_change_is_told_once() {
+    let mut stage = Stage::new();
+    stage.set("b", 11, file(0));
+    stage.set("d", 12, directory());
+    let told = stage.after_a_recall();
+    assert!(told.contains(&Change::Made { dir: 1, name: name("b"), kind: Kind::File }), "{told:?}");
+    assert!(told.contains(&Change::Made { dir: 1, name: name("d"), kind: Kind::Directory }), "{told:?}");
+    assert_eq!(told.len(), 2);
+    assert_eq!(stage.after_a_recall(), []);
+    stage.remove("b");
+    let gone = Change::Removed { dir: 1, name: name("b"), node: id(11), kind: Kind::File, replaced: false };
+    assert_eq!(stage.after_a_recall(), [gone]);
+    stage.remove("a");
+    stage.set("c", 10, file(0));
+    let moved = Change::Moved {
+        from: 1,
+        name: name("a"),
+        to: 1,
+        new_name: name("c"),
+        node: id(10),
+        kind: Kind::File,
+    };
+    assert_eq!(stage.after_a_recall(), [moved]);
+}
+
+#[test]
+fn writing_touching_and_setting_are_told_apart() {
+    let mut stage = Stage::new();
+    let written = [Change::Written { dir: 1, name: name("a"), node: id(10) }];
+    let set = [Change::Attributes { dir: 1, name: name("a"), node: id(10) }];
+    let mut attr = file(7);
+    for (change, told) in [
+        ((|attr| *attr = Attr { mtime: at(2), ctime: at(2), ..*attr }) as fn(&mut Attr), &written[..]),
+        (|attr| *attr = Attr { size: 9, ..*attr }, &written),
+        (|attr| *attr = Attr { mode: 0o100_600, ctime: at(3), ..*attr }, &set),
+        (|attr| *attr = Attr { mtime: at(3), ctime: at(4), ..*attr }, &set),
+        (|attr| *attr = Attr { mtime: at(5), ctime: at(5), atime: at(5), ..*attr }, &set),
+        (|attr| *attr = Attr { uid: 5, ctime: at(6), ..*attr }, &set),
+        (|attr| *attr = Attr { ctime: at(7), nlink: 1, ..*attr }, &[]),
+    ] {
+        stage.set("a", 10, attr);
+        stage.after_a_recall();
+        change(&mut attr);
+        stage.set("a", 10, attr);
+        assert_eq!(stage.after_a_recall(), told);
+    }
+    stage.set("d", 20, directory());
+    stage.after_a_recall();
+    stage.set("d", 20, Attr { mtime: at(9), ctime: at(9), nlink: 3, ..directory() });
+    assert_eq!(stage.after_a_recall(), [], "something was made in it");
+}
+
+#[test]
+fn own_changes_are_not_told() {
+    let mut stage = Stage::new();
+    let call = stage.ask(mkdir("own"));
+    // Others see it before we are answered.
+    stage.set("own", 30, directory());
+    assert_eq!(stage.after_a_recall(), []);
+    stage.respond(call, made(30));
+    stage.run();
+    assert_eq!(stage.after_a_recall(), []);
+    let call = stage.ask(Op::Rmdir { dir: 1, name: name("own") });
+    stage.remove("own");
+    assert_eq!(stage.after_a_recall(), []);
+    stage.respond(call, Reply::Removed { node: id(30), kept: None });
+    assert_eq!(stage.after_a_recall(), []);
+    let call = stage.ask(Op::Rename {
+        from: 1,
+        name: name("a"),
+        to: 1,
+        new_name: name("z"),
+        no_replace: false,
+        exchange: false,
+    });
+    stage.remove("a");
+    stage.set("z", 10, Attr { ctime: at(8), ..file(0) });
+    assert_eq!(stage.after_a_recall(), []);
+    stage.respond(call, Reply::Renamed { moved: id(10), replaced: None, kept: None });
+    assert_eq!(stage.after_a_recall(), []);
+    let answer =
+        stage.cache.handle_op(stage.now, OpId(99), Caller::default(), Op::Lookup { dir: 1, name: name("z") });
+    assert!(matches!(answer, Some(Answer::Node(_))), "{answer:?}");
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let call = stage.ask(Op::SetAttr { ino: 10, fh: None, set });
+    let attr = Attr { mode: 0o100_600, ctime: at(9), ..file(0) };
+    stage.set("z", 10, attr);
+    assert_eq!(stage.after_a_recall(), []);
+    stage.respond(call, Reply::Attr(id(10), attr));
+    assert_eq!(stage.after_a_recall(), []);
+}
+
+#[test]
+fn what_others_do_to_a_name_with_an_own_change_under_way_is_told_behind_it() {
+    let mut stage = Stage::new();
+    let call = stage.ask(mkdir("x"));
+    stage.set("x", 40, file(0));
+    assert_eq!(stage.after_a_recall(), []);
+    stage.cache.handle_event(
+        stage.now,
+        Event::Response { call, response: Response::plain(Err(nigh_types::Errno::EXIST)) },
+    );
+    stage.run();
+    let told = stage.told();
+    let told = if told.is_empty() { stage.after_a_recall() } else { told };
+    assert_eq!(told, [Change::Made { dir: 1, name: name("x"), kind: Kind::File }]);
+}
+
+#[test]
+fn what_changed_while_the_remote_was_away_is_told_when_it_is_back() {
+    let mut stage = Stage::new();
+    stage.cache.handle_event(stage.now, Event::Lapsed { why: String::new() });
+    stage.run();
+    stage.set("b", 11, file(0));
+    let session = nigh_types::Session {
+        root: ROOT,
+        root_attr: directory(),
+        cookie_key: stage.cache.key,
+        term: Term::Session,
+        has_acls: false,
+        host_bound: String::new(),
+        not_given: Vec::new(),
+        acts_as: (0, 0),
+        names: Vec::new(),
+    };
+    stage.cache.handle_event(stage.now, Event::Restored { session, kept: true });
+    stage.run();
+    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+    assert_eq!(stage.cache.watching().gaps, 1);
+}
+
+#[test]
+fn where_nothing_is_granted_it_is_looked_at_now_and_then() {
+    let mut stage = Stage::new();
+    stage.grants = false;
+    stage.set("b", 11, file(0));
+    stage.recall(1);
+    let end = stage.now.after(Span::from_millis(10_000));
+    while stage.now < end {
+        let due = stage.poll();
+        if !stage.answer_lists() {
+            stage.now = due.max(stage.now);
+            stage.cache.handle_timeout(stage.now);
+        }
+    }
+    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+    let looks = stage.cache.watching().looks;
+    assert!((9..=16).contains(&looks), "{looks}");
+}
+
+#[test]
+fn names_that_are_recalled_again_soon_are_asked_for_late() {
+    let mut stage = Stage::new();
+    stage.recall(1);
+    stage.run();
+    let looks = stage.cache.watching().looks;
+    // Once is no contention yet.
+    for (soon, due) in [(1, FIRST_LOOK), (2, CONTENDED)] {
+        let recall = Recall { id: RecallId(2), node: ROOT, covers: Covers::Names, names: Vec::new() };
+        stage.cache.handle_event(stage.now, Event::Recall(recall));
+        let granted = stage.now;
+        assert_eq!(stage.poll(), granted.after(due));
+        assert_eq!(stage.cache.watching().looks, looks + soon - 1);
+        stage.run();
+        assert_eq!((stage.cache.watching().looks, stage.now), (looks + soon, granted.after(due)));
+    }
+}
+
+#[test]
+fn an_inode_that_vanishes_in_one_directory_and_appears_in_another_was_moved() {
+    let mut stage = Stage::new();
+    stage.set("d", 50, directory());
+    stage.dirs.insert(50, BTreeMap::new());
+    stage.after_a_recall();
+    let look = Op::Lookup { dir: 1, name: name("d") };
+    let call = stage.ask(look);
+    let entry = Entry { id: id(50), attr: directory(), target: None, no_xattrs: true };
+    stage.respond(call, Reply::Looked(Some(entry)));
+    stage.watch(&[1, 50]);
+    stage.remove("a");
+    stage.dirs.get_mut(&50).unwrap().insert(name("b"), (id(10), Attr { ctime: at(3), ..file(0) }));
+    stage.recall(1);
+    let recall = Recall { id: RecallId(3), node: id(50), covers: Covers::Names, names: Vec::new() };
+    stage.cache.handle_event(stage.now, Event::Recall(recall));
+    stage.run();
+    let moved = Change::Moved {
+        from: 1,
+        name: name("a"),
+        to: 50,
+        new_name: name("b"),
+        node: id(10),
+        kind: Kind::File,
+    };
+    assert_eq!(stage.told(), [moved]);
+}
+
+#[test]
+fn an_absent_name_of_which_is_yet_to_be_told_is_given_no_time() {
+    let mut stage = Stage::new();
+    let missing = |stage: &mut Stage| {
+        let look = Op::Lookup { dir: 1, name: name("none") };
+        let answer = stage.cache.handle_op(stage.now, OpId(1_000), Caller::default(), look);
+        let Some(Answer::Missing(valid)) = answer else { panic!("{answer:?}") };
+        valid != Span::ZERO
+    };
+    assert!(missing(&mut stage));
+    stage.remove("a");
+    stage.recall(1);
+    stage.run();
+    assert!(!missing(&mut stage));
+    assert_eq!(stage.told().len(), 1);
+    assert!(missing(&mut stage));
+}
+
+#[test]
+fn what_was_replaced_is_not_told_as_removed() {
+    let mut stage = Stage::new();
+    stage.set("tmp", 11, file(3));
+    stage.after_a_recall();
+    stage.remove("tmp");
+    stage.set("a", 11, file(3));
+    let told = stage.after_a_recall();
+    let [Change::Removed { replaced: true, .. }, Change::Moved { .. }] = &told[..] else {
+        panic!("{told:?}")
+    };
+}
+
+#[test]
+fn a_name_is_left_before_another_comes_to_it() {
+    let mut stage = Stage::new();
+    for (text, ino) in [("b", 11), ("c", 12)] {
+        stage.set(text, ino, file(0));
+    }
+    stage.after_a_recall();
+    // a → b → c → d, and then two that change places.
+    for (text, ino) in [("b", 10), ("c", 11), ("d", 12)] {
+        stage.set(text, ino, file(0));
+    }
+    stage.remove("a");
+    let to = |told: Vec<Change>| -> Vec<Name> {
+        told.iter().filter_map(|change| change.target().map(|(_, name)| name)).collect()
+    };
+    assert_eq!(to(stage.after_a_recall()), [name("d"), name("c"), name("b")]);
+    stage.set("b", 11, file(0));
+    stage.set("c", 10, file(0));
+    assert_eq!(to(stage.after_a_recall()).len(), 2);
+}

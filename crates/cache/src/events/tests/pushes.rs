@@ -1,0 +1,71 @@
+//! What others change and nothing is asked back for.
+
+use super::*;
+use nigh_types::{Commit, Fact, Held, Hold};
+
+impl Stage {
+    /// Others change these names of the root: each then leads there, or nowhere. Nothing is listed for it.
+    fn push(&mut self, names: &[(&str, Option<(u64, Attr)>)]) {
+        self.now = self.now.after(Span::from_millis(300));
+        let held = names.iter().map(|(text, _)| name(text)).collect();
+        let facts = vec![Held { node: ROOT, covers: Covers::Names, names: held }];
+        self.cache.handle_event(self.now, Event::Hold(Hold { id: RecallId(7), facts }));
+        self.poll();
+        let fact = |(text, entry): &(&str, Option<(u64, Attr)>)| {
+            let entry = entry.map(|(ino, attr)| Entry { id: id(ino), attr, target: None, no_xattrs: true });
+            Fact::Name { dir: ROOT, name: name(text), entry }
+        };
+        let facts = names.iter().map(fact).collect();
+        self.cache.handle_event(self.now, Event::Commit(Commit { id: RecallId(7), facts }));
+        self.poll();
+        assert_eq!((self.lists.len(), self.cache.watching().unsettled), (0, 0), "nothing is looked at again");
+    }
+}
+
+#[test]
+fn what_others_do_is_told_as_it_is_pushed() {
+    let mut stage = Stage::new();
+    stage.push(&[("b", Some((11, file(0))))]);
+    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+    stage.push(&[("b", Some((11, Attr { size: 5, mtime: at(2), ctime: at(2), ..file(0) })))]);
+    assert_eq!(stage.told(), [Change::Written { dir: 1, name: name("b"), node: id(11) }]);
+    stage.push(&[("b", None), ("c", Some((11, Attr { size: 5, mtime: at(2), ctime: at(3), ..file(0) })))]);
+    let moved = Change::Moved {
+        from: 1,
+        name: name("b"),
+        to: 1,
+        new_name: name("c"),
+        node: id(11),
+        kind: Kind::File,
+    };
+    assert_eq!(stage.told(), [moved]);
+    stage.push(&[("c", None)]);
+    let removed =
+        Change::Removed { dir: 1, name: name("c"), node: id(11), kind: Kind::File, replaced: false };
+    assert_eq!(stage.told(), [removed]);
+}
+
+#[test]
+fn what_comes_and_goes_at_once_is_told_both_times() {
+    let mut stage = Stage::new();
+    for ino in 20..23 {
+        stage.push(&[("b", Some((ino, file(0))))]);
+        stage.push(&[("b", None)]);
+    }
+    let told = stage.told();
+    assert_eq!(told.len(), 6, "{told:?}");
+}
+
+#[test]
+fn a_name_with_an_own_change_under_way_is_compared_when_that_is_answered() {
+    let mut stage = Stage::new();
+    let call = stage.ask(mkdir("d"));
+    stage.push(&[("d", Some((30, directory()))), ("e", Some((31, file(0))))]);
+    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("e"), kind: Kind::File }]);
+    stage.set("d", 30, directory());
+    stage.set("e", 31, file(0));
+    let response = Response::plain(Err(nigh_types::Errno::EXIST));
+    stage.cache.handle_event(stage.now, Event::Response { call, response });
+    stage.run();
+    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("d"), kind: Kind::Directory }]);
+}

@@ -1,0 +1,441 @@
+//! What others change while the grants go on: held back first, then committed. See docs/decisions/0014-pushes.md.
+//!
+//! Between the two nobody is answered a held fact from memory. A name or attributes are asked of the remote like
+//! anything that is not known; a listing waits, for [`LISTINGS_WAIT`] at the most.
+
+use crate::cache::Cache;
+use crate::events::Pushed;
+use crate::flight::{Purpose, Seen};
+use crate::op::{Answer, Caller, Op, Stale};
+use crate::recall::After;
+use crate::rows::{Child, Row};
+use nigh_types::{
+    Attr, Call, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, OpId, RecallId, Span, Time,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A listing waits no longer for a commit: then the directory is given back, and the remote is asked, which
+/// answers without waiting for anybody.
+const LISTINGS_WAIT: Span = Span::from_millis(1_000);
+
+/// What is held back. One fact may be held by several changes; it is free when all are committed.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    open: BTreeMap<RecallId, Vec<Held>>,
+    names: BTreeMap<u64, BTreeMap<Name, u64>>,
+    inodes: BTreeMap<u64, u64>,
+    /// Requests for listings, by the directory that they wait for.
+    waiting: BTreeMap<OpId, (u64, Caller, Op)>,
+    /// Since when listings of a directory wait.
+    since: BTreeMap<u64, Time>,
+    /// Names of which nobody told what they have become: the remote is being asked.
+    asked: BTreeSet<(u64, Name)>,
+}
+
+impl Holds {
+    pub fn has_name(&self, dir: u64, name: &Name) -> bool {
+        self.names.get(&dir).is_some_and(|names| names.contains_key(name))
+    }
+
+    /// Whether a name of that directory is held.
+    pub fn has_names(&self, dir: u64) -> bool {
+        self.names.contains_key(&dir)
+    }
+
+    pub fn has_inode(&self, ino: u64) -> bool {
+        self.inodes.contains_key(&ino)
+    }
+
+    /// Requests that wait for commits.
+    pub fn waiting(&self) -> impl Iterator<Item = &Op> {
+        self.waiting.values().map(|(_, _, op)| op)
+    }
+
+    /// When a directory is given back for whose commits listings wait.
+    pub fn due(&self) -> Option<Time> {
+        self.since.values().min().map(|since| since.after(LISTINGS_WAIT))
+    }
+
+    /// One that waits is answered otherwise; whether it did.
+    pub fn give_up(&mut self, op: OpId) -> bool {
+        let Some((dir, ..)) = self.waiting.remove(&op) else { return false };
+        self.forget_if_idle(dir);
+        true
+    }
+
+    fn forget_if_idle(&mut self, dir: u64) {
+        if !self.waiting.values().any(|(at, ..)| *at == dir) {
+            self.since.remove(&dir);
+        }
+    }
+
+    fn begin(&mut self, hold: Hold) {
+        for held in &hold.facts {
+            let ino = held.node.ino;
+            match held.covers {
+                Covers::Names => {
+                    let names = self.names.entry(ino).or_default();
+                    held.names.iter().for_each(|name| *names.entry(name.clone()).or_default() += 1);
+                }
+                Covers::Inode => *self.inodes.entry(ino).or_default() += 1,
+                Covers::Data => {}
+            }
+        }
+        self.open.insert(hold.id, hold.facts);
+    }
+
+    /// What was held by it. `None`: it is of a session that is no more.
+    fn end(&mut self, id: RecallId) -> Option<Vec<Held>> {
+        let facts = self.open.remove(&id)?;
+        for held in &facts {
+            let ino = held.node.ino;
+            match held.covers {
+                Covers::Names => held.names.iter().for_each(|name| self.leave_name(ino, name)),
+                Covers::Inode => leave(&mut self.inodes, &ino),
+                Covers::Data => {}
+            }
+        }
+        Some(facts)
+    }
+
+    /// One of which listings have waited for long enough.
+    fn over(&self, now: Time) -> Option<u64> {
+        let over = |since: &Time| since.after(LISTINGS_WAIT) <= now;
+        self.since.iter().find(|(_, since)| over(since)).map(|(dir, _)| *dir)
+    }
+
+    /// The remote is asked for a name, which is held until it has answered.
+    fn ask(&mut self, dir: u64, name: &Name) {
+        if self.asked.insert((dir, name.clone())) {
+            *self.names.entry(dir).or_default().entry(name.clone()).or_default() += 1;
+        }
+    }
+
+    /// It has; whether it was asked.
+    fn answered(&mut self, dir: u64, name: &Name) -> bool {
+        let asked = self.asked.remove(&(dir, name.clone()));
+        if asked {
+            self.leave_name(dir, name);
+        }
+        asked
+    }
+
+    fn leave_name(&mut self, dir: u64, name: &Name) {
+        let Some(names) = self.names.get_mut(&dir) else { return };
+        leave(names, name);
+        if names.is_empty() {
+            self.names.remove(&dir);
+        }
+    }
+
+    /// The listings of a directory that waited, to be begun again.
+    fn take_waiting(&mut self, of: u64) -> Vec<(OpId, Caller, Op)> {
+        let (taken, left) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|(_, (dir, ..))| *dir == of);
+        let taken: BTreeMap<OpId, (u64, Caller, Op)> = taken;
+        self.waiting = left;
+        taken.into_iter().map(|(id, (_, caller, op))| (id, caller, op)).collect()
+    }
+
+    /// All grants have ended: so have the holds. Requests that waited.
+    pub fn clear(&mut self) -> BTreeMap<OpId, (Caller, Op)> {
+        let waiting = std::mem::take(self).waiting;
+        waiting.into_iter().map(|(id, (_, caller, op))| (id, (caller, op))).collect()
+    }
+}
+
+fn leave<K: Ord>(counts: &mut BTreeMap<K, u64>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+impl Cache {
+    /// Others are about to change these facts: they are served to nobody, and acknowledged when the kernel has none
+    /// of them.
+    pub(crate) fn handle_hold(&mut self, now: Time, hold: Hold) {
+        tracing::debug!(target: "nigh::hold", facts = hold.facts.len());
+        let id = hold.id;
+        let mut stale = Vec::new();
+        for held in &hold.facts {
+            match held.covers {
+                Covers::Names => {
+                    for name in &held.names {
+                        self.keep_open_at(held.node.ino, name);
+                        stale.extend(self.stale_name(now, held.node, name));
+                    }
+                }
+                Covers::Inode => {
+                    self.keep_open(held.node.ino);
+                    stale.extend(self.stale_inode(held.node));
+                }
+                Covers::Data => {}
+            }
+        }
+        self.holds.begin(hold);
+        self.tell_then(stale, After::Acknowledge(id));
+    }
+
+    /// What the kernel holds of one name under its directory's grant. What is known of that name by calls in
+    /// flight may be older than what it becomes.
+    fn stale_name(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<Stale> {
+        let dir = node.ino;
+        self.mark_pushed(dir, name, None);
+        let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.id == node) else { return Vec::new() };
+        directory.note_push(now);
+        let Some(held) = directory.held else { return Vec::new() };
+        let mut stale = Vec::new();
+        if directory.kernel_version.take().is_some() {
+            stale.push(Stale::Data { ino: dir, offset: 0, length: 0 });
+        }
+        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
+        let child = row.and_then(|row| row.child.as_ref()).map(|child| (child.id, child.attr()));
+        let mut known = self.missing_given.remove(&(dir, name.clone()));
+        if let Some((id, attr)) = child {
+            self.mark_told(id.ino);
+            if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
+                // Under another name it may have been told long ago.
+                known |= inode.lookups > 0 && (now < inode.named_until || !inode.is_at(dir, name));
+                if attr.covered_by_parent() {
+                    inode.xattrs = None;
+                    stale.extend((inode.lookups > 0).then_some(Stale::Attr { ino: id.ino }));
+                }
+                if inode.data.held.is_some_and(|data| data.on == (node, Covers::Names)) {
+                    stale.extend(self.recall_data(id));
+                }
+            }
+        }
+        if known && self.config.level.drops_names(&held) {
+            stale.push(Stale::Entry { dir, name: name.clone() });
+        }
+        stale
+    }
+
+    /// The same of an inode's own attributes.
+    fn stale_inode(&mut self, node: NodeId) -> Vec<Stale> {
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
+            flight.seen.recalled.push((node, Covers::Inode));
+        }
+        let mut stale = self.stale_pages((node, Covers::Inode));
+        if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
+            inode.xattrs = None;
+            stale.extend((inode.lookups > 0).then_some(Stale::Attr { ino: node.ino }));
+        }
+        stale
+    }
+
+    /// What was held has become this.
+    pub(crate) fn handle_commit(&mut self, now: Time, commit: Commit) {
+        let Some(held) = self.holds.end(commit.id) else { return };
+        self.counters.updated_in_place += 1;
+        let mut left: Vec<(NodeId, Option<Name>)> = facts_of(&held).collect();
+        let mut pushed = Pushed::default();
+        for fact in commit.facts {
+            let of = match &fact {
+                Fact::Name { dir, name, .. } => (*dir, Some(name.clone())),
+                Fact::Attr { node, .. } => (*node, None),
+            };
+            // Nothing is taken that was not held.
+            let Some(at) = left.iter().position(|held| *held == of) else { continue };
+            left.swap_remove(at);
+            match fact {
+                Fact::Name { dir, name, entry } => {
+                    self.commit_name(now, dir, &name, entry.as_ref());
+                    pushed.name(dir.ino, &name);
+                }
+                Fact::Attr { node, attr } => {
+                    self.commit_attr(now, node, attr);
+                    pushed.attr(node, attr);
+                }
+            }
+        }
+        self.others_changed(&pushed);
+        for (node, name) in left {
+            match name {
+                Some(name) if !self.holds.has_name(node.ino, &name) => self.ask_what_became(now, node, name),
+                None if !self.holds.has_inode(node.ino) => self.doubt_attr(node),
+                _ => {}
+            }
+        }
+        for directory in held.iter().filter(|held| held.covers == Covers::Names) {
+            if !self.holds.has_names(directory.node.ino) {
+                self.resume_listings(now, directory.node.ino);
+            }
+        }
+        self.trim(now);
+    }
+
+    /// Nobody could tell what a name has become, or did not change it in the end.
+    fn ask_what_became(&mut self, now: Time, dir: NodeId, name: Name) {
+        if self.names(now, dir.ino).is_none_or(|(directory, _)| directory.id != dir) {
+            return;
+        }
+        let Some(place) = self.place(dir.ino) else { return self.doubt_order(dir) };
+        self.holds.ask(dir.ino, &name);
+        let purpose = Purpose::Lookup { dir: dir.ino, name: name.clone() };
+        let call = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name });
+        self.enter_joins(call, purpose);
+    }
+
+    /// A lookup was answered. `kept`: a fact was made of it.
+    pub(crate) fn name_answered(&mut self, now: Time, dir: u64, name: &Name, kept: bool) {
+        if !self.holds.answered(dir, name) {
+            return;
+        }
+        if kept {
+            let mut pushed = Pushed::default();
+            pushed.name(dir, name);
+            self.others_changed(&pushed);
+        }
+        // While others are at it again they will tell.
+        if !kept
+            && !self.holds.has_name(dir, name)
+            && let Some(id) = self.id_of(dir)
+        {
+            self.doubt_order(id);
+        }
+        if !self.holds.has_names(dir) {
+            self.resume_listings(now, dir);
+        }
+    }
+
+    fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) {
+        let child = entry.map(Child::new);
+        self.mark_under_way(dir.ino, name, child.as_ref());
+        if let Some(entry) = entry {
+            self.mark_told(entry.id.ino);
+            self.mark_attr_under_way(entry.id.ino);
+        }
+        let cookie = self.key.cookie(name.as_bytes());
+        let gaps = self.names(now, dir.ino).filter(|(d, _)| d.id == dir).map(|(directory, _)| directory.gaps);
+        self.mark_pushed(dir.ino, name, gaps);
+        let Some(directory) = self.dirs.get_mut(&dir.ino).filter(|_| gaps.is_some()) else { return };
+        directory.version += 1;
+        if child.is_none() && directory.complete {
+            directory.rows.remove(cookie, name.as_bytes());
+        } else {
+            directory.rows.insert(Row { cookie, name: name.clone(), child });
+        }
+        self.recount(dir.ino);
+        if let Some(entry) = entry {
+            self.commit_child(now, (dir.ino, name), entry);
+        }
+    }
+
+    /// What a name leads to now, as far as more is kept of it than its row.
+    fn commit_child(&mut self, now: Time, home: (u64, &Name), entry: &Entry) {
+        let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
+            return;
+        };
+        inode.xattrs = None;
+        inode.target.clone_from(&entry.target);
+        if let Some((own, held)) = &mut inode.own
+            && held.lives(now)
+        {
+            *own = entry.attr;
+        }
+        // Of one with several names the others may be as true as this.
+        if entry.attr.covered_by_parent() || entry.attr.is_dir() {
+            self.found_at(entry.id, home);
+        }
+    }
+
+    fn commit_attr(&mut self, now: Time, node: NodeId, attr: Attr) {
+        self.mark_attr_under_way(node.ino);
+        let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
+        if let Some((own, held)) = &mut inode.own
+            && held.lives(now)
+        {
+            *own = attr;
+        }
+    }
+
+    /// Calls in flight may bring something older of that name. `known`: what it has become is, until the directory's
+    /// gaps are more.
+    fn mark_pushed(&mut self, dir: u64, name: &Name, known: Option<u64>) {
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
+            if known.is_some() && flight.sequence.is_none() {
+                // What an own change made of it is the earlier.
+                flight.seen.names.retain(|(d, n, _)| (*d, n) != (dir, name));
+            }
+            flight.seen.pushed.entry(dir).or_default().insert(name.clone(), known);
+        }
+    }
+
+    /// Whether what is known of a name is later than what a listing brings that was sent before.
+    pub(crate) fn is_known_better(&self, seen: &Seen, dir: u64, name: &Name) -> bool {
+        let known = seen.pushed.get(&dir).and_then(|names| names.get(name));
+        known.is_some_and(|known| self.is_known(dir, *known))
+    }
+
+    /// Whether the directory has had no gap since.
+    fn is_known(&self, dir: u64, since: Option<u64>) -> bool {
+        since.is_some() && since == self.dirs.get(&dir).map(|directory| directory.gaps)
+    }
+
+    /// Whether others changed names of which nothing is known since, so that it cannot be told whether a listing that
+    /// was sent before says what they were or what they are.
+    pub(crate) fn is_outdated(&self, seen: &Seen, dir: u64) -> bool {
+        let mut names = seen.pushed.get(&dir).into_iter().flatten();
+        names.any(|(name, known)| !self.holds.has_name(dir, name) && !self.is_known(dir, *known))
+    }
+
+    /// The same of the attributes of what a name leads or led to.
+    fn mark_told(&mut self, ino: u64) {
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
+            flight.seen.told.insert(ino);
+        }
+    }
+
+    /// A listing of a directory of which a name is held waits for that to be committed.
+    pub(crate) fn wait_for_commit(
+        &mut self,
+        now: Time,
+        id: OpId,
+        caller: Caller,
+        dir: u64,
+        op: Op,
+    ) -> Option<Answer> {
+        self.counters.misses += 1;
+        self.holds.since.entry(dir).or_insert(now);
+        self.holds.waiting.insert(id, (dir, caller, op));
+        None
+    }
+
+    fn resume_listings(&mut self, now: Time, dir: u64) {
+        for (id, caller, op) in self.holds.take_waiting(dir) {
+            if let Some(answer) = self.start(now, id, caller, op) {
+                self.counters.waits += 1;
+                self.say(id, answer);
+            }
+        }
+        // One that has to wait again goes on counting.
+        self.holds.forget_if_idle(dir);
+    }
+
+    /// Listings have waited for long enough: those directories are given back, and listed anew.
+    pub(crate) fn end_waits_for_commits(&mut self, now: Time) {
+        while let Some(dir) = self.holds.over(now) {
+            if let Some((id, held)) = self.dirs.get(&dir).and_then(|d| Some((d.id, d.held?))) {
+                self.keep_open_below(dir);
+                let stale = self.stale_names(id);
+                self.forget_names(dir);
+                self.tell_then(stale, After::Return(vec![held.id]));
+            }
+            self.holds.since.remove(&dir);
+            self.resume_listings(now, dir);
+        }
+    }
+}
+
+/// Each held fact by itself.
+fn facts_of(held: &[Held]) -> impl Iterator<Item = (NodeId, Option<Name>)> + '_ {
+    held.iter().flat_map(|held| {
+        let names = held.names.iter().map(|name| (held.node, Some(name.clone())));
+        let whole = (held.covers == Covers::Inode).then_some((held.node, None));
+        names.chain(whole)
+    })
+}

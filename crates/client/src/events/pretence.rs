@@ -1,0 +1,286 @@
+//! What the kernel is told in replays: requests of our own children, each while it does what it was told to.
+//!
+//! An answer to a replay names an inode that is nobody's and gives it no time, so nobody else ever sees it. A change is
+//! said to be done only if the kernel has asked for its names in this replay (docs/decisions/0017-events.md).
+
+use nigh_cache::{Answer, Node};
+use nigh_fuse::{Header, Operation};
+use nigh_types::{Attr, Errno, Kind, Name, NodeId, Span};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Children at the most.
+pub(crate) const MOST_PLAYERS: usize = 4;
+/// Numbers of inodes that are nobody's: the last ones below those of other filesystems (0001).
+const NOBODYS: std::ops::Range<u64> = (1 << 63) - (1 << 48)..1 << 63;
+const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
+
+/// What a child is told to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    Make {
+        dir: u64,
+        name: Name,
+        kind: Kind,
+    },
+    Remove {
+        dir: u64,
+        name: Name,
+        kind: Kind,
+    },
+    Move {
+        from: u64,
+        name: Name,
+        to: u64,
+        new_name: Name,
+        kind: Kind,
+    },
+    /// Times of that inode are set.
+    Touch {
+        ino: u64,
+    },
+}
+
+impl Part {
+    fn kind(&self) -> Kind {
+        match self {
+            Part::Make { kind, .. } | Part::Remove { kind, .. } | Part::Move { kind, .. } => *kind,
+            Part::Touch { .. } => Kind::File,
+        }
+    }
+}
+
+/// A part, and how far it has come.
+#[derive(Debug)]
+struct Act {
+    part: Part,
+    asked_source: bool,
+    asked_target: bool,
+}
+
+/// What a request of a child is answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Said {
+    Answer(Answer),
+    /// What stands there, if memory knows it and it is of that kind, as `known` was asked; else this.
+    Made {
+        dir: u64,
+        name: Name,
+        kind: Kind,
+        otherwise: Answer,
+    },
+    /// The attributes of that inode as they are.
+    AsItIs {
+        ino: u64,
+    },
+}
+
+/// All parts that are being played.
+#[derive(Debug, Default)]
+pub(crate) struct Pretence {
+    /// Numbers of children; 0: none.
+    players: [AtomicU32; MOST_PLAYERS],
+    acts: Mutex<(BTreeMap<u32, Act>, u64)>,
+}
+
+impl Pretence {
+    /// A child that is not yet waited for, so its number is nobody else's; and before it is waited for `leave`.
+    pub fn enter(&self, pid: u32) {
+        let free =
+            |slot: &&AtomicU32| slot.compare_exchange(0, pid, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let _ = self.players.iter().find(free);
+    }
+
+    pub fn leave(&self, pid: u32) {
+        self.acts.lock().0.remove(&pid);
+        for slot in &self.players {
+            let _ = slot.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    pub fn begin(&self, pid: u32, part: Part) {
+        self.acts.lock().0.insert(pid, Act { part, asked_source: false, asked_target: false });
+    }
+
+    pub fn end(&self, pid: u32) {
+        self.acts.lock().0.remove(&pid);
+    }
+
+    /// Whether a request is that of a child; cheap.
+    pub fn is_player(&self, pid: u32) -> bool {
+        pid != 0 && self.players.iter().any(|slot| slot.load(Ordering::Relaxed) == pid)
+    }
+
+    /// `None`: it is answered as anybody's. `root`: the number of the export's root.
+    pub fn says(&self, root: u64, header: &Header, operation: &Operation<'_>) -> Option<Said> {
+        let real = |node: u64| if node == ROOT { root } else { node };
+        let at = real(header.nodeid);
+        let mut acts = self.acts.lock();
+        let (acts, last) = &mut *acts;
+        let act = acts.get_mut(&header.pid)?;
+        let owner = (header.uid, header.gid);
+        if NOBODYS.contains(&at) {
+            return Some(Said::Answer(of_nobodys(at, attributes(act.part.kind(), owner), operation)));
+        }
+        let mut nobody = |kind: Kind| {
+            *last = (*last + 1) % (1 << 48);
+            nobodys(NOBODYS.start + *last, attributes(kind, owner))
+        };
+        let is = |dir: &u64, name: &Name, asked: &[u8]| *dir == at && name.as_bytes() == asked;
+        let done = |asked: bool| {
+            let answer = if asked { Answer::Done } else { Answer::Failed(Errno::CANCELED) };
+            Some(Said::Answer(answer))
+        };
+        match (&act.part, operation) {
+            (Part::Make { dir, name, .. }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
+                act.asked_source = true;
+                Some(Said::Answer(Answer::Missing(Span::ZERO)))
+            }
+            (
+                Part::Make { dir, name, kind },
+                Operation::Mknod { name: asked, .. }
+                | Operation::Mkdir { name: asked, .. }
+                | Operation::Symlink { name: asked, .. },
+            ) if is(dir, name, asked) => {
+                let otherwise = nobody(*kind);
+                Some(Said::Made { dir: *dir, name: name.clone(), kind: *kind, otherwise })
+            }
+            (Part::Remove { dir, name, kind }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
+                act.asked_source = true;
+                Some(Said::Answer(nobody(*kind)))
+            }
+            (
+                Part::Remove { dir, name, .. },
+                Operation::Unlink { name: asked } | Operation::Rmdir { name: asked },
+            ) if is(dir, name, asked) => done(act.asked_source),
+            (Part::Move { from, name, kind, .. }, Operation::Lookup { name: asked })
+                if is(from, name, asked) =>
+            {
+                act.asked_source = true;
+                Some(Said::Answer(nobody(*kind)))
+            }
+            (Part::Move { to, new_name, .. }, Operation::Lookup { name: asked })
+                if is(to, new_name, asked) =>
+            {
+                act.asked_target = true;
+                Some(Said::Answer(Answer::Missing(Span::ZERO)))
+            }
+            (
+                Part::Move { from, name, to, new_name, .. },
+                Operation::Rename { name: asked, new_dir, new_name: new_asked, .. },
+            ) if is(from, name, asked) && real(*new_dir) == *to && new_name.as_bytes() == *new_asked => {
+                done(act.asked_source && act.asked_target)
+            }
+            (Part::Touch { ino }, Operation::SetAttr(_)) if *ino == at => Some(Said::AsItIs { ino: at }),
+            // Whatever else would change something: not in this replay.
+            (_, operation) if changes(operation) => Some(Said::Answer(Answer::Failed(Errno::CANCELED))),
+            _ => None,
+        }
+    }
+}
+
+fn changes(operation: &Operation<'_>) -> bool {
+    !matches!(
+        operation,
+        Operation::Lookup { .. }
+            | Operation::GetAttr { .. }
+            | Operation::Statx { .. }
+            | Operation::ReadLink
+            | Operation::GetXattr { .. }
+            | Operation::ListXattr { .. }
+            | Operation::StatFs
+            | Operation::Access { .. }
+    )
+}
+
+fn attributes(kind: Kind, (uid, gid): (u32, u32)) -> Attr {
+    let (mode, nlink) = (kind.mode_bits() | 0o700, if kind == Kind::Directory { 2 } else { 1 });
+    Attr { mode, nlink, uid, gid, ..Attr::default() }
+}
+
+/// Whether a directory may be moved to another depends on its own rights.
+fn of_nobodys(ino: u64, attr: Attr, operation: &Operation<'_>) -> Answer {
+    match operation {
+        Operation::GetAttr { .. } => Answer::Attr(NodeId { ino, generation: 1 }, attr, Span::ZERO),
+        Operation::GetXattr { .. } => Answer::Failed(Errno::NODATA),
+        _ => Answer::Failed(Errno::CANCELED),
+    }
+}
+
+fn nobodys(ino: u64, attr: Attr) -> Answer {
+    let id = NodeId { ino, generation: 1 };
+    Answer::Node(Node { id, attr, entry_valid: Span::ZERO, attr_valid: Span::ZERO })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHILD: u32 = 77;
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).unwrap()
+    }
+
+    fn ask(pretence: &Pretence, nodeid: u64, pid: u32, operation: &Operation<'_>) -> Option<Said> {
+        let header = Header { unique: 2, nodeid, uid: 0, gid: 0, pid, resent: false };
+        pretence.says(500, &header, operation)
+    }
+
+    fn moving() -> Pretence {
+        let pretence = Pretence::default();
+        pretence.enter(CHILD);
+        let (name, new_name) = (name("a"), name("b"));
+        pretence.begin(CHILD, Part::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
+        pretence
+    }
+
+    const REFUSED: Option<Said> = Some(Said::Answer(Answer::Failed(Errno::CANCELED)));
+
+    #[test]
+    fn a_change_is_done_only_where_its_names_were_asked_for() {
+        let pretence = moving();
+        let rename = Operation::Rename { name: b"a", new_dir: 9, new_name: b"b", flags: 0 };
+        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
+        let Some(Said::Answer(Answer::Node(node))) =
+            ask(&pretence, ROOT, CHILD, &Operation::Lookup { name: b"a" })
+        else {
+            panic!("a is there")
+        };
+        assert!(
+            NOBODYS.contains(&node.id.ino) && node.entry_valid == Span::ZERO && node.attr_valid == Span::ZERO
+        );
+        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
+        let absent = ask(&pretence, 9, CHILD, &Operation::Lookup { name: b"b" });
+        assert_eq!(absent, Some(Said::Answer(Answer::Missing(Span::ZERO))));
+        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), Some(Said::Answer(Answer::Done)));
+    }
+
+    #[test]
+    fn a_child_changes_nothing_but_what_it_was_told_to() {
+        let pretence = moving();
+        for operation in [
+            Operation::Unlink { name: b"a" },
+            Operation::Mkdir { name: b"b", mode: 0, umask: 0, extensions: nigh_fuse::Extensions::default() },
+            Operation::Rename { name: b"a", new_dir: 9, new_name: b"c", flags: 0 },
+            Operation::SetAttr(nigh_fuse::SetAttr::default()),
+        ] {
+            assert_eq!(ask(&pretence, ROOT, CHILD, &operation), REFUSED, "{operation:?}");
+        }
+        assert_eq!(ask(&pretence, ROOT, CHILD, &Operation::Lookup { name: b"z" }), None);
+        assert_eq!(ask(&pretence, ROOT, CHILD, &Operation::GetAttr { fh: None }), None);
+    }
+
+    #[test]
+    fn nobody_else_is_told_what_a_child_is() {
+        let pretence = moving();
+        let look = Operation::Lookup { name: b"a" };
+        assert!(pretence.is_player(CHILD) && !pretence.is_player(0) && !pretence.is_player(CHILD + 1));
+        assert_eq!(ask(&pretence, ROOT, CHILD + 1, &look), None);
+        pretence.end(CHILD);
+        assert_eq!(ask(&pretence, ROOT, CHILD, &look), None);
+        pretence.leave(CHILD);
+        assert!(!pretence.is_player(CHILD));
+    }
+}

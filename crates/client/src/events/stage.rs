@@ -1,0 +1,302 @@
+//! Which change is told next, by whom, and what came of it.
+//!
+//! Changes of one directory are told in their order. A child that waits in the mount (its directory is locked for a request that
+//! waits) holds up its own directories and no others, for which another child is started, up to a few.
+
+#[cfg(test)]
+mod tests;
+
+use super::command::Command;
+use super::player::{Player, Program, Task};
+use super::pretence::{MOST_PLAYERS, Part};
+use super::{Events, MOST_WAITING};
+use crate::below::Below;
+use crate::driver::Driver;
+use nigh_cache::Change;
+use nigh_types::{Name, NodeId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// So often a change is made again that somebody was faster than.
+const TRIES: u32 = 3;
+/// Until the kernel has dropped a name that it held.
+const AGAIN: Duration = Duration::from_millis(10);
+/// So many that wait are looked at for one that can be told.
+const LOOKS_AHEAD: usize = 256;
+/// Between two attempts to start a child.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(super) struct Stage<'a> {
+    events: &'a Events,
+    driver: &'a Arc<Driver>,
+    program: Program,
+    players: Vec<Player>,
+    waiting: VecDeque<Task>,
+    below: Below,
+    start_again: Option<Instant>,
+    /// Directories in which a refusal was told already.
+    refused: BTreeSet<u64>,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What is done in the mount, and what the kernel may then ask.
+type Scene = (Part, Command);
+
+impl<'a> Stage<'a> {
+    pub fn new(events: &'a Events, driver: &'a Arc<Driver>, program: Program) -> Stage<'a> {
+        Stage {
+            events,
+            driver,
+            program,
+            players: Vec::new(),
+            waiting: VecDeque::new(),
+            below: Below::new(driver.mountpoint.get().cloned()),
+            start_again: None,
+            refused: BTreeSet::new(),
+        }
+    }
+
+    pub fn take_in(&mut self, changes: VecDeque<Change>) {
+        for change in changes {
+            if matches!(change, Change::Removed { replaced: true, .. }) {
+                // The kernel tells of that by what was moved there.
+                self.told(&change);
+                continue;
+            }
+            if self.waiting.len() >= MOST_WAITING {
+                self.is_lost(&change);
+                continue;
+            }
+            self.waiting.push_back(Task { change, tries: 0, not_before: None });
+        }
+    }
+
+    /// Gives children to do what can be done now.
+    pub fn play(&mut self) {
+        self.hear();
+        self.below.look();
+        let mut locked: BTreeSet<u64> = BTreeSet::new();
+        self.players.iter().filter_map(Player::task).for_each(|task| locked.extend(dirs(&task.change)));
+        let (mut at, now) = (0, Instant::now());
+        while at < self.waiting.len().min(LOOKS_AHEAD) {
+            let task = &self.waiting[at];
+            let dirs = dirs(&task.change);
+            let free = task.not_before.is_none_or(|moment| moment <= now);
+            if !free || dirs.iter().any(|dir| locked.contains(dir)) {
+                locked.extend(dirs);
+                at += 1;
+                continue;
+            }
+            let Some(player) = self.idle_player() else { break };
+            let Some(task) = self.waiting.remove(at) else { break };
+            if self.give(player, task) {
+                locked.extend(dirs);
+            }
+        }
+        let stuck = self.players.iter().filter(|player| player.is_late()).count();
+        self.events.counts.stuck.store(stuck as u64, Ordering::Relaxed);
+    }
+
+    /// Until a child has answered, or something is queued, or is due.
+    pub fn wait(&self) {
+        let now = Instant::now();
+        let late = self.players.iter().filter(|player| !player.is_late()).filter_map(Player::late_at);
+        let again = self.waiting.iter().take(LOOKS_AHEAD).filter_map(|task| task.not_before);
+        let start = self.start_again.filter(|_| !self.waiting.is_empty());
+        let due = late.chain(again).chain(start).filter(|due| *due > now).min();
+        let timeout = due.map(|due| {
+            let span = due.duration_since(now) + Duration::from_millis(1);
+            let seconds = i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
+            Timespec { tv_sec: seconds, tv_nsec: i64::from(span.subsec_nanos()) }
+        });
+        let mut polled = vec![PollFd::new(&self.events.wake, PollFlags::IN)];
+        polled.extend(self.players.iter().map(Player::polled));
+        // Interrupted: whoever waits looks and comes again.
+        let _ = poll(&mut polled, timeout.as_ref());
+    }
+
+    pub fn end(self) {
+        for player in self.players {
+            player.end(&self.events.pretence);
+        }
+    }
+
+    /// The place of a child that has nothing to do; one more is started where all others are late.
+    fn idle_player(&mut self) -> Option<usize> {
+        if let Some(idle) = self.players.iter().position(Player::is_idle) {
+            return Some(idle);
+        }
+        let may = self.players.len() < MOST_PLAYERS && self.players.iter().all(Player::is_late);
+        let now = Instant::now();
+        if !may || self.start_again.is_some_and(|again| now < again) {
+            return None;
+        }
+        match Player::start(&self.program, &self.events.pretence) {
+            Ok(player) => {
+                self.players.push(player);
+                Some(self.players.len() - 1)
+            }
+            Err(error) => {
+                tracing::warn!(target: "nigh::events", %error, "watchers cannot be told of changes: no process can be started");
+                self.start_again = Some(now + PAUSE);
+                None
+            }
+        }
+    }
+
+    /// Whether a child does it now.
+    fn give(&mut self, player: usize, task: Task) -> bool {
+        let Some((part, command)) = self.scene(&task.change) else {
+            self.is_lost(&task.change);
+            return false;
+        };
+        tracing::trace!(target: "nigh::events", change = ?task.change);
+        if self.players[player].give(&self.events.pretence, task, part, &command).is_err() {
+            self.bury(player);
+            return false;
+        }
+        true
+    }
+
+    /// What came of what children do.
+    fn hear(&mut self) {
+        let mut at = 0;
+        while at < self.players.len() {
+            let mut polled = [self.players[at].polled()];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if poll(&mut polled, Some(&now)).unwrap_or(0) == 0 {
+                at += 1;
+                continue;
+            }
+            match self.players[at].take(&self.events.pretence) {
+                Ok((Some(task), errno)) => self.is_done(task, errno),
+                Ok((None, _)) => {}
+                Err(_) => {
+                    self.bury(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+    }
+
+    /// A child has ended by itself: its task is another's.
+    fn bury(&mut self, at: usize) {
+        let task = self.players.swap_remove(at).end(&self.events.pretence);
+        self.start_again = Some(Instant::now() + PAUSE);
+        if let Some(task) = task {
+            self.again(task);
+        }
+    }
+
+    fn again(&mut self, mut task: Task) {
+        task.tries += 1;
+        if task.tries > TRIES {
+            return self.is_lost(&task.change);
+        }
+        count(&self.events.counts.repeated);
+        task.not_before = Some(Instant::now() + AGAIN * 2_u32.pow(task.tries));
+        self.waiting.push_front(task);
+    }
+
+    fn is_done(&mut self, task: Task, errno: i32) {
+        let counts = &self.events.counts;
+        match errno {
+            0 => {
+                count(&counts.replayed);
+                self.told(&task.change);
+            }
+            libc::EACCES | libc::EPERM | libc::EROFS => {
+                count(&counts.refused);
+                let (dir, _) = task.change.dirs();
+                let first = self.refused.insert(dir);
+                if first {
+                    let why = Errno::from_raw_os_error(errno);
+                    tracing::info!(target: "nigh::events", dir, %why, "watchers are not told: whoever mounted may not write there");
+                }
+                self.told(&task.change);
+                if !matches!(task.change, Change::Gap { .. }) {
+                    self.driver.with(|core, _| core.cache.handle_untellable(dir));
+                }
+            }
+            // The kernel held a name, and did not ask for it; or there is no way there.
+            libc::ECANCELED | libc::ENOENT | libc::EEXIST | libc::ENOTDIR | libc::EISDIR | libc::ESTALE => {
+                for (dir, name) in names(&task.change) {
+                    self.driver.with(|core, _| core.cache.handle_held(dir, &name));
+                }
+                self.again(task);
+            }
+            _ => {
+                let error = Errno::from_raw_os_error(errno);
+                tracing::debug!(target: "nigh::events", %error, change = ?task.change, "not told");
+                self.is_lost(&task.change);
+            }
+        }
+    }
+
+    fn told(&self, change: &Change) {
+        self.driver.with(|core, _| core.cache.handle_told(change));
+    }
+
+    fn is_lost(&self, change: &Change) {
+        count(&self.events.counts.lost);
+        self.told(change);
+    }
+
+    /// `None`: there is no way there any more, or it leads to something that is mounted below.
+    fn scene(&self, change: &Change) -> Option<Scene> {
+        let path = |dir: u64, name: &Name| {
+            let path = self.driver.with(|core, _| core.cache.path_of(dir, name))?;
+            (!self.below.is_on_the_way(&path)).then_some(path)
+        };
+        let touch = |ino: u64| Part::Touch { ino };
+        Some(match change {
+            Change::Made { dir, name, kind } => {
+                let part = Part::Make { dir: *dir, name: name.clone(), kind: *kind };
+                (part, Command::Make { path: path(*dir, name)?, kind: *kind })
+            }
+            Change::Removed { dir, name, kind, .. } => {
+                let part = Part::Remove { dir: *dir, name: name.clone(), kind: *kind };
+                (part, Command::Remove { path: path(*dir, name)?, kind: *kind })
+            }
+            Change::Moved { from, name, to, new_name, kind, .. } => {
+                let command = Command::Move { path: path(*from, name)?, new_path: path(*to, new_name)? };
+                let (name, new_name) = (name.clone(), new_name.clone());
+                (Part::Move { from: *from, name, to: *to, new_name, kind: *kind }, command)
+            }
+            Change::Written { dir, name, node: NodeId { ino, .. } } => {
+                (touch(*ino), Command::Written { path: path(*dir, name)? })
+            }
+            Change::Attributes { dir, name, node: NodeId { ino, .. } } => {
+                (touch(*ino), Command::Attributes { path: path(*dir, name)? })
+            }
+            Change::Gap { dir } => {
+                let path = self.driver.with(|core, _| core.cache.path_of_directory(*dir))?;
+                (touch(*dir), Command::Attributes { path })
+            }
+        })
+    }
+}
+
+fn dirs(change: &Change) -> Vec<u64> {
+    let (dir, other) = change.dirs();
+    [Some(dir), other].into_iter().flatten().collect()
+}
+
+/// The names that the kernel asks for.
+fn names(change: &Change) -> Vec<(u64, Name)> {
+    match change {
+        Change::Made { dir, name, .. } | Change::Removed { dir, name, .. } => vec![(*dir, name.clone())],
+        Change::Moved { from, name, to, new_name, .. } => {
+            vec![(*from, name.clone()), (*to, new_name.clone())]
+        }
+        Change::Written { .. } | Change::Attributes { .. } | Change::Gap { .. } => Vec::new(),
+    }
+}

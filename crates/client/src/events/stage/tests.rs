@@ -1,0 +1,93 @@
+use super::*;
+use crate::driver::tests::Stage as Mounted;
+use crate::events::Program;
+use nigh_types::Kind;
+
+/// A child that does what is said by a shell's words.
+fn program(words: &str) -> Program {
+    Program { path: "/bin/sh".into(), arguments: vec!["-c".into(), words.into()] }
+}
+
+fn made(dir: u64, name: &str) -> Change {
+    Change::Made { dir, name: Name::new(name.as_bytes()).unwrap(), kind: Kind::File }
+}
+
+/// Plays until `done`, for 10 s at the most.
+fn until(stage: &mut Stage<'_>, done: impl Fn(&Stage<'_>) -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !done(stage) {
+        assert!(Instant::now() < end, "nothing more happens");
+        stage.play();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn playing(stage: &Stage<'_>) -> Vec<Change> {
+    stage.players.iter().filter_map(Player::task).map(|task| task.change.clone()).collect()
+}
+
+#[test]
+fn a_child_that_waits_holds_up_its_own_directories_and_no_others() {
+    let mut mounted = Mounted::new();
+    let root = mounted.driver.root();
+    let dirs: Vec<u64> = (0..5).map(|number| mounted.make(&format!("d{number}"), true).ino).collect();
+    let events = &mounted.driver.events;
+    let mut stage = Stage::new(events, &mounted.driver, program("exec sleep 100"));
+    stage.take_in([made(root, "a"), made(root, "b"), made(dirs[0], "c")].into());
+    stage.play();
+    assert_eq!(playing(&stage), [made(root, "a")]);
+    until(&mut stage, |stage| stage.players.len() == 2);
+    assert_eq!(playing(&stage), [made(root, "a"), made(dirs[0], "c")]);
+    stage.take_in(dirs[1..].iter().map(|dir| made(*dir, "x")).collect());
+    until(&mut stage, |stage| stage.players.iter().filter(|player| player.is_late()).count() == 4);
+    stage.play();
+    assert_eq!(stage.players.len(), MOST_PLAYERS);
+    assert_eq!(events.counts.stuck.load(Ordering::Relaxed), 4);
+    let waiting: Vec<&Change> = stage.waiting.iter().map(|task| &task.change).collect();
+    assert_eq!(waiting, [&made(root, "b"), &made(dirs[3], "x"), &made(dirs[4], "x")]);
+    let begun = Instant::now();
+    stage.end();
+    assert!(begun.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn what_the_kernel_did_not_ask_for_is_tried_again_and_then_lost() {
+    let mounted = Mounted::new();
+    let events = &mounted.driver.events;
+    // Each answer: ENOENT.
+    let words = "while dd bs=4096 count=1 2>/dev/null | grep -q .; do printf '\\002\\000\\000\\000'; done";
+    let mut stage = Stage::new(events, &mounted.driver, program(words));
+    stage.take_in([made(mounted.driver.root(), "a")].into());
+    until(&mut stage, |stage| stage.events.counts.lost.load(Ordering::Relaxed) == 1);
+    assert_eq!(events.counts.repeated.load(Ordering::Relaxed), u64::from(TRIES));
+    assert_eq!(events.counts.replayed.load(Ordering::Relaxed), 0);
+    stage.end();
+}
+
+#[test]
+fn a_child_that_ends_is_followed_by_another() {
+    let mounted = Mounted::new();
+    let events = &mounted.driver.events;
+    let marker = tempfile::tempdir().unwrap();
+    let path = marker.path().join("was");
+    // The first one dies of its first command; the next does it.
+    let words = format!(
+        "dd bs=4096 count=1 >/dev/null 2>&1; if mkdir {0} 2>/dev/null; then exit; fi; printf '\\000\\000\\000\\000'; sleep 100",
+        path.display()
+    );
+    let mut stage = Stage::new(events, &mounted.driver, program(&words));
+    stage.take_in([made(mounted.driver.root(), "a")].into());
+    until(&mut stage, |stage| stage.events.counts.replayed.load(Ordering::Relaxed) == 1);
+    assert!(path.exists());
+    stage.end();
+}
+
+#[test]
+fn too_many_changes_that_wait_are_lost_and_counted() {
+    let mounted = Mounted::new();
+    let events = &mounted.driver.events;
+    let mut stage = Stage::new(events, &mounted.driver, program("exec sleep 100"));
+    stage.take_in((0..MOST_WAITING + 7).map(|number| made(1, &number.to_string())).collect());
+    assert_eq!(stage.waiting.len(), MOST_WAITING);
+    assert_eq!(events.counts.lost.load(Ordering::Relaxed), 7);
+}

@@ -1,0 +1,57 @@
+//! Holds and commits, as a client hears them.
+
+use super::ClientSession;
+use crate::ProtocolError;
+use nigh_types::{Commit, Event, Hold, RecallId};
+use std::collections::BTreeSet;
+
+/// Holds of one server that are not committed, at the most.
+const MOST_HOLDS: u64 = 1 << 16;
+
+/// Holds whose commits are still to come, by the server's numbers.
+#[derive(Default)]
+pub(super) struct Pushes {
+    /// The server knows that this client takes them.
+    agreed: bool,
+    held: BTreeSet<RecallId>,
+}
+
+impl Pushes {
+    /// A server has said what it knows.
+    pub(super) fn agree(&mut self, agreed: bool) {
+        self.agreed = agreed;
+    }
+
+    /// All grants have ended: what was held is not any more. Its commits may still come.
+    pub(super) fn forget(&mut self) {
+        self.held.clear();
+    }
+}
+
+impl ClientSession {
+    pub(super) fn take_hold(&mut self, number: u8, mut hold: Hold) -> Result<(), ProtocolError> {
+        if !self.pushes.agreed {
+            return Err(ProtocolError::Unexpected(number));
+        }
+        if self.pushes.held.len() as u64 >= MOST_HOLDS {
+            return Err(ProtocolError::Malformed("too many holds that are not committed"));
+        }
+        if !self.pushes.held.insert(hold.id) {
+            return Err(ProtocolError::Malformed("a hold with the number of another"));
+        }
+        hold.id = RecallId(self.recalls.take(hold.id.0));
+        self.event(Event::Hold(hold));
+        Ok(())
+    }
+
+    pub(super) fn take_commit(&mut self, number: u8, mut commit: Commit) -> Result<(), ProtocolError> {
+        if !self.pushes.agreed {
+            return Err(ProtocolError::Unexpected(number));
+        }
+        if self.pushes.held.remove(&commit.id) {
+            commit.id = RecallId(self.recalls.take(commit.id.0));
+            self.event(Event::Commit(commit));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! What is said in which order, and what becomes of calls that wait.
+
+use super::*;
+use crate::lease::{Desk, DeskOutput, Parking, Reading};
+use nigh_types::{Grant, Mode, Term};
+
+type Said = DeskOutput<&'static str>;
+
+/// With A and B.
+fn desk() -> Desk<&'static str> {
+    let mut desk = Desk::new(LeaseConfig::default());
+    for holder in [A, B] {
+        desk.table_mut().handle_attach(T0, holder, false);
+    }
+    desk
+}
+
+fn data(ino: u64) -> LeaseKey {
+    LeaseKey { object: object(ino), covers: Covers::Data }
+}
+
+fn grant(granted: Granted, (holder, key): (Holder, LeaseKey)) -> Grant {
+    let (term, mode, node) = (Term::Session, Mode::Read, node(holder, key));
+    let Granted { id, shared, .. } = granted;
+    Grant { id, node, covers: key.covers, mode, term, recallable: true, shared }
+}
+
+fn register(desk: &mut Desk<&'static str>, seat: (Holder, LeaseKey)) -> Grant {
+    let granted = desk.handle_grant(T0, seat, node(seat.0, seat.1)).expect("nothing speaks against it");
+    grant(granted, seat)
+}
+
+fn said(desk: &mut Desk<&'static str>) -> Vec<Said> {
+    let next = || match desk.poll_output() {
+        DeskOutput::Timeout(..) => None,
+        output => Some(output),
+    };
+    std::iter::from_fn(next).collect()
+}
+
+fn writes(key: LeaseKey) -> Change {
+    Change { writes: true, ..change(key) }
+}
+
+#[test]
+fn an_answer_is_put_before_the_recall_of_data_that_it_brings() {
+    let mut desk = desk();
+    let seat = (A, data(1));
+    let ours = register(&mut desk, seat);
+    desk.table_mut().handle_change(T0, Some(B), &[writes(seat.1)]);
+    assert_eq!(said(&mut desk), [], "the recall waits for the answer");
+    desk.handle_answer(T0, A, vec![ours]);
+    let [DeskOutput::Answer { holder: A, grants, same: true }, DeskOutput::Recall { holder: A, .. }] =
+        &said(&mut desk)[..]
+    else {
+        panic!()
+    };
+    assert_eq!(grants[..], [ours]);
+}
+
+#[test]
+fn an_answer_carries_no_grant_on_names_whose_recall_was_said() {
+    let mut desk = desk();
+    let seat = (A, names(1));
+    let ours = register(&mut desk, seat);
+    desk.table_mut().handle_change(T0, Some(B), &[change(seat.1)]);
+    assert!(matches!(said(&mut desk)[..], [DeskOutput::Recall { holder: A, .. }]));
+    desk.handle_answer(T0, A, vec![ours]);
+    assert_eq!(said(&mut desk), [DeskOutput::Answer { holder: A, grants: vec![], same: false }]);
+}
+
+#[test]
+fn a_call_goes_on_when_the_last_has_acknowledged() {
+    let mut desk = desk();
+    let seat = (A, names(1));
+    let ours = register(&mut desk, seat);
+    desk.handle_answer(T0, A, vec![ours]);
+    said(&mut desk);
+    let change = desk.table_mut().handle_change(T0, Some(B), &[change(seat.1)]);
+    let [DeskOutput::Recall { recall, .. }] = &said(&mut desk)[..] else { panic!() };
+    assert_eq!(desk.park(change, "unwanted", |_| false), Parking::Unwanted("unwanted"));
+    assert_eq!(desk.park(change, "create", |_| true), Parking::Parked);
+    assert_eq!(desk.parked().collect::<Vec<_>>(), [(change, &"create")]);
+    assert_eq!(desk.take_parked(|call| *call == "unlink"), [""; 0]);
+    desk.table_mut().handle_acknowledge(T0, A, recall.id);
+    assert_eq!(said(&mut desk), [DeskOutput::Ready("create")]);
+    assert_eq!(desk.park(change, "again", |_| false), Parking::Ready("again"), "nobody is waited for");
+    assert_eq!(desk.take_parked(|_| true), [""; 0]);
+}
+
+#[test]
+fn what_a_reader_was_granted_and_did_not_take_is_withdrawn() {
+    for takes in [true, false] {
+        let mut desk = desk();
+        let key = data(1);
+        let writing = desk.table_mut().handle_change(T0, Some(B), &[writes(key)]);
+        let Reading::Waits(reader) = desk.handle_read(T0, (A, key), node(A, key)) else { panic!() };
+        assert_eq!(desk.park(reader, "read", |_| true), Parking::Parked);
+        desk.handle_done(T0, writing);
+        assert_eq!(said(&mut desk), [DeskOutput::Ready("read")]);
+        let granted = takes.then(|| desk.take_granted(reader).unwrap());
+        desk.handle_done(T0, reader);
+        said(&mut desk);
+        assert_eq!(desk.report().holders[0].grants, u64::from(takes));
+        if let Some(granted) = granted {
+            desk.handle_answer(T0, A, vec![grant(granted, (A, key))]);
+            assert!(matches!(said(&mut desk)[..], [DeskOutput::Answer { same: true, .. }]));
+        }
+        // Nothing is in the way of a recall any more.
+        desk.handle_recall(T0, key);
+        assert_eq!(said(&mut desk).len(), usize::from(takes));
+    }
+}

@@ -1,0 +1,268 @@
+//! Holds in the place of recalls, and what is told at the end (docs/decisions/0014-pushes.md).
+
+use super::*;
+use nigh_types::Hold;
+
+fn change(key: LeaseKey) -> Change {
+    Change { told: true, ..super::change(key) }
+}
+
+fn named(ino: u64, names_of: &[&str]) -> Change {
+    let names_of = names_of.iter().map(|text| name(text)).collect();
+    Change { key: names(ino), names: names_of, writes: false, told: true }
+}
+
+/// Holders that take pushes.
+fn bench(holders: &[Holder]) -> Bench {
+    let mut bench = Bench::with(holders);
+    for holder in holders {
+        bench.table.handle_pushes(T0, *holder);
+    }
+    bench
+}
+
+impl Bench {
+    fn holds(&mut self) -> Vec<(Holder, Hold)> {
+        let outputs = self.outputs();
+        let holds = outputs.into_iter().filter_map(|output| match output {
+            LeaseOutput::Hold { holder, hold } => Some((holder, hold)),
+            LeaseOutput::Ready(_) => None,
+            other => panic!("not a hold: {other:?}"),
+        });
+        holds.collect()
+    }
+
+    fn hold(&mut self) -> (Holder, Hold) {
+        let mut holds = self.holds();
+        assert_eq!(holds.len(), 1, "one hold: {holds:?}");
+        holds.remove(0)
+    }
+
+    fn begin(&mut self, by: Holder, changes: &[Change]) -> ChangeId {
+        self.table.handle_change(self.now, Some(by), changes)
+    }
+
+    /// The end of a change that is looked at; the names (`-`: attributes) that each is told, by the hold's number.
+    fn end(&mut self, id: ChangeId) -> Vec<(Holder, RecallId, Vec<String>)> {
+        let looked = self.table.looks();
+        assert!(self.table.handle_looked(id, looked));
+        self.table.handle_done(self.now, id);
+        self.commits()
+    }
+
+    fn commits(&mut self) -> Vec<(Holder, RecallId, Vec<String>)> {
+        let outputs = self.outputs();
+        let commits = outputs.into_iter().filter_map(|output| match output {
+            LeaseOutput::Commit { holder, id, told } => {
+                let told = told.iter().map(|told| told.name.as_ref().map_or("-".to_owned(), Name::to_string));
+                Some((holder, id, told.collect()))
+            }
+            LeaseOutput::Ready(_) => None,
+            other => panic!("not a commit: {other:?}"),
+        });
+        commits.collect()
+    }
+}
+
+#[test]
+fn one_message_holds_all_of_a_change_and_one_says_what_it_has_become() {
+    let mut bench = bench(&[A, B]);
+    let grant = bench.granted(B, names(1));
+    bench.granted(B, inode(1));
+    let id = bench.begin(A, &[named(1, &["x"]), change(inode(1)), named(1, &["y"]), change(names(2))]);
+    let (holder, hold) = bench.hold();
+    let facts: Vec<_> = hold.facts.iter().map(|held| (held.node, held.covers, held.names.clone())).collect();
+    let own = |key: LeaseKey| node(B, key);
+    assert_eq!(holder, B);
+    assert_eq!(
+        facts,
+        [(own(names(1)), Covers::Names, vec![name("x"), name("y")]), (own(inode(1)), Covers::Inode, vec![])]
+    );
+    assert!(!bench.table.is_ready(id) && bench.table.stands(B, grant.id));
+    assert_eq!(bench.refused(B, names(1)), Refusal::Changing);
+    bench.acknowledge(B, hold.id);
+    assert!(bench.table.is_ready(id) && bench.table.awaiting(id).eq([B]));
+    assert_eq!(bench.end(id), [(B, hold.id, vec!["x".into(), "y".into(), "-".into()])]);
+    assert!(bench.table.stands(B, grant.id), "the grant goes on");
+    assert_eq!(bench.table.report().counters.recalled, 0);
+    bench.table.handle_gone(T0, A);
+    bench.table.handle_gone(T0, B);
+    bench.go_to(at_ms(100_000));
+    bench.assert_empty();
+}
+
+#[test]
+fn what_cannot_be_told_is_recalled() {
+    let data = LeaseKey { covers: Covers::Data, ..names(1) };
+    for (key, change) in [(names(1), change(names(1))), (data, change(data))] {
+        let mut bench = bench(&[A, B]);
+        bench.granted(B, key);
+        bench.begin(A, &[change]);
+        bench.recall();
+    }
+    let mut ends = self::bench(&[A, B]);
+    ends.granted(B, inode(1));
+    ends.begin(A, &[super::change(inode(1))]);
+    ends.recall();
+    // Nor is one held who does not take it, or who lets others wait.
+    let mut plain = Bench::with(&[A, B]);
+    plain.granted(B, names(1));
+    plain.begin(A, &[named(1, &["x"])]);
+    plain.recall();
+    let mut late = self::bench(&[A, B]);
+    late.granted(B, names(1));
+    late.granted(B, names(2));
+    late.begin(A, &[named(1, &["x"])]);
+    late.hold();
+    late.go_to(at_ms(2_500));
+    late.begin(A, &[named(2, &["x"])]);
+    late.recall();
+}
+
+#[test]
+fn all_names_after_some_end_the_grant() {
+    let mut bench = bench(&[A, B]);
+    let grant = bench.granted(B, names(1));
+    let some = bench.begin(A, &[named(1, &["x"])]);
+    let (_, hold) = bench.hold();
+    bench.table.handle_extend(T0, some, &[named(1, &["x"])]);
+    assert_eq!(bench.holds(), [], "it is held already");
+    bench.table.handle_extend(T0, some, &[named(1, &["y"])]);
+    let (_, further) = bench.hold();
+    assert_eq!(further.facts[0].names, [name("y")]);
+    bench.table.handle_extend(T0, some, &[change(names(1))]);
+    let (_, recall) = bench.recall();
+    assert!(!bench.table.stands(B, grant.id));
+    for id in [hold.id, further.id, recall.id] {
+        assert!(!bench.table.is_ready(some));
+        bench.acknowledge(B, id);
+    }
+    assert!(bench.table.is_ready(some));
+    let told = bench.end(some);
+    assert_eq!(
+        told,
+        [(B, hold.id, vec!["x".into()]), (B, further.id, vec!["y".into()])],
+        "each ends its hold"
+    );
+}
+
+#[test]
+fn of_two_who_change_one_thing_the_last_tells() {
+    let mut bench = bench(&[A, B, C]);
+    bench.granted(C, inode(1));
+    let [one, two] = [A, B].map(|by| bench.begin(by, &[change(inode(1))]));
+    let holds: Vec<RecallId> = bench.holds().into_iter().map(|(_, hold)| hold.id).collect();
+    holds.iter().for_each(|id| bench.acknowledge(C, *id));
+    // Both have had their effect. The second looks, and then the first comes to its end.
+    let early = bench.table.looks();
+    assert!(bench.table.handle_looked(two, early), "the other has not ended");
+    assert_eq!(bench.end(one), [(C, holds[0], vec![])], "the other may have changed it since");
+    assert!(!bench.table.handle_looked(two, early), "it is to be looked at again");
+    assert_eq!(bench.end(two), [(C, holds[1], vec!["-".into()])]);
+}
+
+#[test]
+fn who_looked_too_early_tells_nothing() {
+    let mut bench = bench(&[A, B, C]);
+    bench.granted(C, inode(1));
+    let [one, two] = [A, B].map(|by| bench.begin(by, &[change(inode(1))]));
+    let holds: Vec<RecallId> = bench.holds().into_iter().map(|(_, hold)| hold.id).collect();
+    holds.iter().for_each(|id| bench.acknowledge(C, *id));
+    let early = bench.table.looks();
+    assert!(bench.table.handle_looked(two, early));
+    bench.end(one);
+    bench.table.handle_done(T0, two);
+    assert_eq!(bench.commits(), [(C, holds[1], vec![])]);
+}
+
+#[test]
+fn different_names_of_one_directory_are_told_by_each() {
+    let mut bench = bench(&[A, B, C]);
+    bench.granted(C, names(1));
+    let one = bench.begin(A, &[named(1, &["x"])]);
+    let two = bench.begin(B, &[named(1, &["y"])]);
+    let holds: Vec<RecallId> = bench.holds().into_iter().map(|(_, hold)| hold.id).collect();
+    holds.iter().for_each(|id| bench.acknowledge(C, *id));
+    assert_eq!(bench.end(two), [(C, holds[1], vec!["y".into()])]);
+    assert_eq!(bench.end(one), [(C, holds[0], vec!["x".into()])]);
+}
+
+#[test]
+fn a_change_that_is_given_up_ends_its_holds() {
+    let mut bench = bench(&[A, B]);
+    bench.granted(B, names(1));
+    let id = bench.begin(A, &[named(1, &["x"])]);
+    let (_, hold) = bench.hold();
+    bench.table.handle_done(T0, id);
+    assert_eq!(bench.commits(), [(B, hold.id, vec![])]);
+    // It is owed all the same: the kernel has to have been told.
+    assert_eq!(bench.table.report().holders[1].owed, 1);
+    bench.acknowledge(B, hold.id);
+    assert_eq!(bench.table.report().holders[1].owed, 0);
+}
+
+#[test]
+fn who_is_silent_about_a_hold_is_waited_out_and_told_all_the_same() {
+    let mut bench = bench(&[A, B]);
+    bench.granted(B, names(1));
+    let id = bench.begin(A, &[named(1, &["x"])]);
+    let (_, hold) = bench.hold();
+    assert_eq!(bench.table.report().holders[1].awaited_by, [id]);
+    for second in 1..30 {
+        bench.go_to(at_ms(second * 1_000));
+        bench.heard(A);
+        bench.heard(B);
+    }
+    assert!(bench.table.is_ready(id) && !bench.table.knows(B) && bench.table.awaiting(id).next().is_none());
+    // The hold may lie in its stream until it comes back.
+    assert_eq!(bench.end(id), [(B, hold.id, vec!["x".into()])]);
+}
+
+#[test]
+fn who_gives_back_what_it_holds_for_others_is_still_told() {
+    let mut bench = bench(&[A, B]);
+    let grant = bench.granted(B, names(1));
+    let id = bench.begin(A, &[named(1, &["x"])]);
+    let (_, hold) = bench.hold();
+    bench.table.handle_return(T0, B, &[grant.id]);
+    assert!(!bench.table.is_ready(id), "its kernel may still be forgetting");
+    bench.acknowledge(B, hold.id);
+    assert_eq!(bench.end(id), [(B, hold.id, vec!["x".into()])]);
+}
+
+#[test]
+fn what_was_held_has_a_gap_and_what_is_granted_next_has_none() {
+    let mut bench = bench(&[A, B]);
+    let grant = bench.granted(B, inode(1));
+    bench.whole_change_of(A);
+    let own = bench.begin(B, &[change(inode(1))]);
+    bench.outputs();
+    assert!(!bench.table.is_unbroken(T0, own, (grant.id, Covers::Inode)), "somebody else has changed it");
+    bench.table.handle_done(T0, own);
+    bench.outputs();
+    let next = bench.granted(B, inode(1));
+    let own = bench.begin(B, &[change(inode(1))]);
+    assert!(bench.table.is_unbroken(T0, own, (next.id, Covers::Inode)));
+    assert!(!bench.table.is_unbroken(T0, own, (grant.id, Covers::Inode)));
+}
+
+impl Bench {
+    fn whole_change_of(&mut self, by: Holder) {
+        let id = self.begin(by, &[change(inode(1))]);
+        for (holder, hold) in self.holds() {
+            self.acknowledge(holder, hold.id);
+        }
+        self.end(id);
+    }
+}
+
+#[test]
+fn what_is_told_makes_nothing_contended() {
+    let mut bench = bench(&[A, B]);
+    bench.granted(B, inode(1));
+    for _ in 0..5 {
+        bench.whole_change_of(A);
+    }
+    bench.granted(B, inode(1));
+    assert_eq!(bench.table.report().contended, []);
+}

@@ -1,0 +1,142 @@
+//! Mutations that wait until others have given back, or held back, what they make false.
+
+use super::core::Core;
+use super::{Event, Fate};
+use crate::tree::Change;
+use nigh_types::{
+    CallId, Commit, Covers, Fact, GrantId, Held, Hold, Name, NodeId, Recall, RecallId, Request, Span,
+};
+use std::collections::BTreeSet;
+
+/// One of them.
+pub(super) struct Pending {
+    pub(super) client: u64,
+    pub(super) call: CallId,
+    request: Request,
+    fate: Fate,
+    pub(super) changes: Vec<Change>,
+    owed: BTreeSet<RecallId>,
+    /// What others hold back for it, committed when it is over.
+    held: Vec<(u64, Hold)>,
+}
+
+impl Core {
+    /// Executes a call, once nobody else holds what it changes. A client's own acknowledgements are
+    /// never waited for (invariant 6).
+    pub(super) fn submit(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
+        let (changes, owed, held) = (Vec::new(), BTreeSet::new(), Vec::new());
+        self.proceed(Pending { client, call, request, fate, changes, owed, held });
+    }
+
+    fn proceed(&mut self, mut pending: Pending) {
+        let by_itself = self.recalls_by_itself && self.tree.config().recallable;
+        pending.changes = if by_itself { self.tree.affected(&pending.request.call) } else { Vec::new() };
+        let others: Vec<u64> = self.client_ids().filter(|other| *other != pending.client).collect();
+        for other in others {
+            self.ask(other, &mut pending);
+        }
+        if pending.owed.is_empty() {
+            let Pending { client, call, request, fate, held, .. } = pending;
+            self.execute(client, call, &request, fate);
+            self.commit(held);
+        } else {
+            self.pending.push(pending);
+        }
+    }
+
+    /// One of the others gives back what it holds of that, or holds it back if it takes pushes.
+    fn ask(&mut self, other: u64, pending: &mut Pending) {
+        let mut facts = Vec::new();
+        for Change { node, covers, names } in &pending.changes {
+            let (node, covers) = (*node, *covers);
+            if !self.holds(other, node, covers) {
+                continue;
+            }
+            let whole = covers == Covers::Data || covers == Covers::Names && names.is_empty();
+            if whole || !self.client(other).takes_pushes {
+                pending.owed.insert(self.recall(other, node, covers, names.clone()));
+                continue;
+            }
+            let is_held = |name: Option<&Name>| {
+                pending.held.iter().any(|(by, hold)| *by == other && has(hold, node, name))
+            };
+            match covers {
+                Covers::Names => {
+                    let names: Vec<Name> =
+                        names.iter().filter(|name| !is_held(Some(name))).cloned().collect();
+                    facts.extend((!names.is_empty()).then_some(Held { node, covers, names }));
+                }
+                _ => facts.extend((!is_held(None)).then_some(Held { node, covers, names: Vec::new() })),
+            }
+        }
+        if !facts.is_empty() {
+            let hold = Hold { id: self.next_recall(), facts };
+            pending.owed.insert(hold.id);
+            self.hold(other, &hold);
+            pending.held.push((other, hold));
+        }
+    }
+
+    fn hold(&mut self, client: u64, hold: &Hold) {
+        let session = self.client_mut(client);
+        session.holds.insert(hold.id);
+        for held in &hold.facts {
+            if let Some(granted) = session.grants.get_mut(&(held.node, held.covers)) {
+                // Somebody else changes it: there is a gap.
+                granted.first = GrantId(granted.id.0 + 1);
+            }
+        }
+        self.send(client, Span::ZERO, Event::Hold(hold.clone()));
+    }
+
+    /// Says what has become of what was held.
+    fn commit(&mut self, held: Vec<(u64, Hold)>) {
+        for (client, hold) in held {
+            let facts = hold.facts.iter().flat_map(|held| self.facts_of(held)).collect();
+            self.send(client, Span::ZERO, Event::Commit(Commit { id: hold.id, facts }));
+        }
+    }
+
+    fn facts_of(&self, held: &Held) -> Vec<Fact> {
+        let node = held.node;
+        let name = |name: &Name| {
+            self.tree.entry(node, name).map(|entry| Fact::Name { dir: node, name: name.clone(), entry })
+        };
+        match held.covers {
+            Covers::Names => held.names.iter().filter_map(name).collect(),
+            _ => self.tree.attr(node).map(|attr| Fact::Attr { node, attr }).into_iter().collect(),
+        }
+    }
+
+    pub(super) fn recall(&mut self, client: u64, node: NodeId, covers: Covers, names: Vec<Name>) -> RecallId {
+        let recall = Recall { id: self.next_recall(), node, covers, names };
+        let id = recall.id;
+        self.client_mut(client).recalls.insert(id, recall.clone());
+        self.send(client, Span::ZERO, Event::Recall(recall));
+        id
+    }
+
+    /// Goes on with what waited for nothing but these acknowledgements.
+    pub(super) fn settle(&mut self, recalls: &[RecallId]) {
+        for pending in &mut self.pending {
+            pending.owed.retain(|owed| !recalls.contains(owed));
+        }
+        while let Some(ready) = self.pending.iter().position(|pending| pending.owed.is_empty()) {
+            let pending = self.pending.remove(ready);
+            self.proceed(pending);
+        }
+    }
+
+    /// These will not be done: what was held for them is as it was.
+    pub(super) fn drop_pending(&mut self, which: impl Fn(&Pending) -> bool) {
+        let dropped: Vec<Pending> = self.pending.extract_if(.., |pending| which(pending)).collect();
+        dropped.into_iter().for_each(|pending| self.commit(pending.held));
+    }
+}
+
+fn has(hold: &Hold, node: NodeId, name: Option<&Name>) -> bool {
+    hold.facts.iter().filter(|held| held.node == node).any(|held| match name {
+        Some(name) => held.names.contains(name),
+        None => held.covers == Covers::Inode,
+    })
+}

@@ -1,0 +1,109 @@
+//! What an event makes doubtful: hints to keys. It is looked at by whoever asks for them anew; nothing of what
+//! an event says is believed.
+
+use nigh_native::lease::{Change, LeaseKey, Object};
+use nigh_types::{Covers, Name};
+
+/// An event, with what its handles lead to now; `None`: to nothing, or to what nobody was granted.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Hint {
+    pub(crate) mask: u64,
+    pub(crate) dir: Option<(Object, Option<Name>)>,
+    pub(crate) own: Option<Object>,
+    /// Where a file lies, of which the event tells no directory.
+    pub(crate) home: Option<(Object, Name)>,
+    /// Its size and times are those that were seen when it was recalled last.
+    pub(crate) same: bool,
+}
+
+/// Names come or go.
+const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
+/// What of an object itself changes: its attributes, or where it lies.
+const INODE: u64 = libc::FAN_ATTRIB | libc::FAN_MODIFY | libc::FAN_MOVE_SELF | libc::FAN_DELETE_SELF;
+const DATA: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE | libc::FAN_DELETE_SELF;
+
+/// What is heard of.
+pub(crate) const MASK: u64 = NAMES | INODE | DATA | libc::FAN_ONDIR | libc::FAN_EVENT_ON_CHILD;
+
+/// What is to be asked back.
+pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
+    let Hint { mask, dir, own, home, same } = hint;
+    let mut push = |object: Object, covers: Covers, name: Option<&Name>| {
+        let names = name.into_iter().cloned().collect();
+        changes.push(Change { key: LeaseKey { object, covers }, names, writes: false, told: false });
+    };
+    // Stores into a map make no event of their own: their file's times are compared when it is closed.
+    let attributes = mask & INODE != 0 || (mask & libc::FAN_CLOSE_WRITE != 0 && !same);
+    if let Some((dir, name)) = dir {
+        if mask & NAMES != 0 {
+            push(*dir, Covers::Inode, None);
+        }
+        if mask & NAMES != 0 || attributes {
+            push(*dir, Covers::Names, name.as_ref());
+        }
+    }
+    if let Some(own) = own {
+        if attributes {
+            push(*own, Covers::Inode, None);
+        }
+        if mask & DATA != 0 {
+            push(*own, Covers::Data, None);
+        }
+        if mask & libc::FAN_DELETE_SELF != 0 {
+            push(*own, Covers::Names, None);
+        }
+    }
+    if let Some((dir, name)) = home.as_ref().filter(|_| attributes) {
+        push(*dir, Covers::Names, Some(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Covers::{Data, Inode, Names};
+
+    const DIR: Object = Object { filesystem: 1, ino: 2, birth: 3 };
+    const FILE: Object = Object { filesystem: 1, ino: 4, birth: 5 };
+    const HOME: Object = Object { filesystem: 1, ino: 6, birth: 7 };
+
+    fn name() -> Name {
+        Name::new(b"n").unwrap()
+    }
+
+    fn told(mask: u64, dir: bool, own: bool, same: bool) -> Vec<(Object, Covers, usize)> {
+        let dir = dir.then(|| (DIR, Some(name())));
+        let home = (own && dir.is_none()).then(|| (HOME, name()));
+        let mut changes = Vec::new();
+        keys(&Hint { mask, dir, own: own.then_some(FILE), home, same }, &mut changes);
+        assert!(changes.iter().all(|change| !change.writes));
+        changes.iter().map(|change| (change.key.object, change.key.covers, change.names.len())).collect()
+    }
+
+    #[test]
+    fn every_event_becomes_its_keys() {
+        for mask in [libc::FAN_CREATE, libc::FAN_DELETE, libc::FAN_MOVED_FROM, libc::FAN_MOVED_TO] {
+            for mask in [mask, mask | libc::FAN_ONDIR] {
+                assert_eq!(told(mask, true, false, false), [(DIR, Inode, 0), (DIR, Names, 1)]);
+            }
+        }
+        let child = [(DIR, Names, 1), (FILE, Inode, 0)];
+        assert_eq!(told(libc::FAN_ATTRIB, true, true, false), child);
+        assert_eq!(told(libc::FAN_ATTRIB, true, true, true), child, "only what is closed is compared");
+        let written = [child[0], child[1], (FILE, Data, 0)];
+        for mask in [libc::FAN_MODIFY, libc::FAN_CLOSE_WRITE, libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE] {
+            assert_eq!(told(mask, true, true, false), written);
+        }
+        assert_eq!(told(libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE, true, true, true), written);
+        assert_eq!(told(libc::FAN_CLOSE_WRITE, true, true, true), [(FILE, Data, 0)]);
+        assert_eq!(told(libc::FAN_ATTRIB, false, true, false), [(FILE, Inode, 0), (HOME, Names, 1)]);
+        assert_eq!(told(libc::FAN_MOVE_SELF, false, true, false), [(FILE, Inode, 0), (HOME, Names, 1)]);
+        let gone = [(FILE, Inode, 0), (FILE, Data, 0), (FILE, Names, 0), (HOME, Names, 1)];
+        assert_eq!(told(libc::FAN_DELETE_SELF, false, true, false), gone);
+        assert_eq!(
+            told(libc::FAN_MODIFY, true, false, false),
+            [(DIR, Names, 1)],
+            "nobody has the file by itself"
+        );
+    }
+}

@@ -1,0 +1,257 @@
+//! The server hears of changes that others make on its own disk, and recalls what they make false.
+//! See docs/decisions/0015-host-watch.md.
+//!
+//! ```text
+//! kernel ── bytes ──▶ reader ── hints ──▶ inbox ──▶ doer ── keys ──▶ table of leases ──▶ clients
+//! ```
+//!
+//! The reader does nothing that can wait, so that the kernel's queue does not run over; whatever its events lead
+//! to is looked up by the doer. Our own changes went through the table before they were made: their events are
+//! known by this process' number and dropped.
+
+pub(crate) mod event;
+mod fanotify;
+mod group;
+mod inbox;
+mod keys;
+mod local;
+mod mounts;
+mod threads;
+
+pub(crate) use group::Group;
+
+use crate::error::Result;
+use crate::filesystem::{Filesystem, identify};
+use crate::leases::Leases;
+use crate::stat::Stat;
+use group::Way;
+use inbox::Inbox;
+use nigh_native::lease::Object;
+use parking_lot::{Condvar, Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// All that one server watches.
+///
+/// **Lock order.** `alive` comes before `groups`, `started` and the table of leases; `refused` is locked alone. The inbox
+/// comes last of all.
+pub(crate) struct Watch {
+    leases: Arc<Leases>,
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    groups: RwLock<FxHashMap<u64, (u64, Weak<Group>)>>,
+    last_token: AtomicU64,
+    alive: Arc<Mutex<Alive>>,
+    /// Filesystems that cannot be watched, and why.
+    refused: Mutex<BTreeMap<u64, String>>,
+    inbox: Mutex<Inbox>,
+    /// The inbox has something.
+    wake: Condvar,
+    started: Mutex<bool>,
+    way: WatchWay,
+}
+
+/// Which group watches a filesystem now: one that ends may be behind the one that takes its place.
+#[derive(Default)]
+pub(crate) struct Alive {
+    tokens: FxHashMap<u64, u64>,
+    /// Nobody reads or does any more.
+    over: bool,
+}
+
+/// How changes on the server's own disk are heard of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WatchWay {
+    /// By the best way that the kernel allows to this process.
+    #[default]
+    Best,
+    /// As an ordinary user may: each object that is granted by itself.
+    Objects,
+    /// Not at all: grants have a limit.
+    Off,
+}
+
+/// What one export has watched. The last one of a filesystem ends its watch.
+pub(crate) struct Watched {
+    watch: Arc<Watch>,
+    root: std::result::Result<Arc<Group>, String>,
+    /// Of filesystems mounted inside.
+    inner: RwLock<FxHashMap<u64, std::result::Result<Arc<Group>, String>>>,
+}
+
+impl Watch {
+    pub(crate) fn new(leases: &Arc<Leases>, way: WatchWay) -> io::Result<Arc<Watch>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(threads::STOP), epoll::EventFlags::IN)?;
+        Ok(Arc::new(Watch {
+            leases: Arc::clone(leases),
+            epoll,
+            stop,
+            groups: RwLock::default(),
+            last_token: AtomicU64::new(threads::MOUNTS),
+            alive: Arc::default(),
+            refused: Mutex::default(),
+            inbox: Mutex::default(),
+            wake: Condvar::new(),
+            started: Mutex::new(false),
+            way,
+        }))
+    }
+
+    pub(crate) fn stop(&self) {
+        self.inbox.lock().stopping = true;
+        self.wake.notify_all();
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    /// Watches what lies at and below an export's root, before anything of it is granted.
+    pub(crate) fn meet(
+        self: &Arc<Watch>,
+        root: &OwnedFd,
+        stat: &Stat,
+        filesystem: Filesystem,
+    ) -> Arc<Watched> {
+        let group = self.group(root, (stat, filesystem), self.way == WatchWay::Best);
+        if let Err(why) = &group {
+            tracing::info!(why, "changes on the server's own disk are not heard of: grants have a limit");
+        }
+        Arc::new(Watched { watch: Arc::clone(self), root: group, inner: RwLock::default() })
+    }
+
+    fn group(
+        self: &Arc<Watch>,
+        fd: &OwnedFd,
+        (stat, filesystem): (&Stat, Filesystem),
+        whole: bool,
+    ) -> std::result::Result<Arc<Group>, String> {
+        let key = stat.object(filesystem.overlay).filesystem;
+        let mut alive = self.alive.lock();
+        if let Some(group) = self.groups.read().get(&key).and_then(|(_, group)| group.upgrade()) {
+            return Ok(group);
+        }
+        if self.way == WatchWay::Off || alive.over {
+            return Err("nothing is to be watched".into());
+        }
+        self.start().map_err(|error| format!("nothing can be watched: {error}"))?;
+        let token = self.last_token.fetch_add(1, Ordering::Relaxed) + 1;
+        let made =
+            Group::new(fd, (stat, filesystem), whole, (&self.leases, &self.alive, token)).and_then(|group| {
+                let data = epoll::EventData::new_u64(token);
+                epoll::add(&self.epoll, &group.fd, data, epoll::EventFlags::IN)
+                    .map_err(|error| format!("nothing can be watched: {error}"))?;
+                Ok(Arc::new(group))
+            });
+        match made {
+            Ok(group) => {
+                self.refused.lock().remove(&key);
+                // What came since marking is read from here on.
+                self.groups.write().insert(key, (token, Arc::downgrade(&group)));
+                group.begin();
+                alive.tokens.insert(key, token);
+                Ok(group)
+            }
+            Err(why) => {
+                self.refused.lock().insert(key, why.clone());
+                Err(why)
+            }
+        }
+    }
+
+    /// A thread has ended: nothing is heard of any more.
+    fn is_over(&self) {
+        self.alive.lock().over = true;
+        self.all_groups().iter().for_each(|(_, group)| group.pause());
+    }
+
+    fn all_groups(&self) -> Vec<(u64, Arc<Group>)> {
+        let groups = self.groups.read();
+        groups.values().filter_map(|(token, group)| Some((*token, group.upgrade()?))).collect()
+    }
+
+    /// For status: what is watched and what is not.
+    pub(crate) fn report(&self) -> Value {
+        let mut groups: Vec<Arc<Group>> = self.all_groups().into_iter().map(|(_, group)| group).collect();
+        groups.sort_by_key(|group| group.filesystem);
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let watched = groups.iter().map(|group| {
+            json!({
+                "filesystem": group.label,
+                "way": match &group.way { Way::Whole(_) => "filesystem", Way::Objects(_) => "objects" },
+                "marks": group.marks(),
+                "unmarked": count(&group.counts.refused),
+                "paused": group.paused.load(Ordering::Relaxed),
+                "events": count(&group.counts.events),
+                "own": count(&group.counts.own),
+                "recalls": count(&group.counts.recalls),
+                "overflows": count(&group.counts.overflows),
+            })
+        });
+        let refused = self.refused.lock();
+        let unwatched = refused.values().map(|why| json!({ "way": "none", "why": why }));
+        watched.chain(unwatched).collect()
+    }
+}
+
+impl Watched {
+    /// Before an object is granted. `fd` stands for it.
+    pub(crate) fn watch(&self, object: Object, fd: &OwnedFd) {
+        match &self.root {
+            Ok(group) if group.filesystem == object.filesystem => group.watch(object, fd),
+            _ => self.watch_inner(object, fd),
+        }
+    }
+
+    /// The names of this directory are about to be granted.
+    pub(crate) fn note_directory(&self, object: Object, fd: &OwnedFd) {
+        self.root.iter().for_each(|group| group.note_directory(object, fd));
+    }
+
+    fn watch_inner(&self, object: Object, fd: &OwnedFd) {
+        if let Some(known) = self.inner.read().get(&object.filesystem) {
+            return known.iter().for_each(|group| group.watch(object, fd));
+        }
+        let Ok((stat, filesystem)) = look(fd) else { return };
+        if stat.object(filesystem.overlay).filesystem != object.filesystem {
+            return;
+        }
+        // Whole it is never watched: a descriptor for that would keep it from being unmounted.
+        let group = self.watch.group(fd, (&stat, filesystem), false);
+        group.iter().for_each(|group| group.watch(object, fd));
+        self.inner.write().insert(object.filesystem, group);
+    }
+
+    /// Whether a descriptor is needed before something is granted.
+    pub(crate) fn wants(&self, object: Object) -> bool {
+        match &self.root {
+            Ok(group) if group.filesystem == object.filesystem => matches!(group.way, Way::Objects(_)),
+            _ => true,
+        }
+    }
+
+    /// Why grants at the export's root have a limit; `None`: they have none.
+    pub(crate) fn why_not(&self) -> Option<&str> {
+        self.root.as_ref().err().map(String::as_str)
+    }
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+fn look(fd: &OwnedFd) -> Result<(Stat, Filesystem)> {
+    let stat = crate::stat::of_fd(fd)?;
+    let filesystem = identify(fd, &stat)?;
+    Ok((stat, filesystem))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! What is mounted below exports comes and goes without an event: /proc/self/mountinfo tells of it.
+
+use super::Watch;
+use super::group::Way;
+use super::local::{is_local, is_quick};
+use crate::stat;
+use nigh_native::lease::{Change, LeaseKey};
+use nigh_types::{Covers, Name};
+use rustix::fs::{CWD, Mode, OFlags};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+
+/// One mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Mount {
+    /// The number of the mount that it stands on.
+    parent: u64,
+    point: Vec<u8>,
+    /// `major:minor`.
+    device: (u32, u32),
+    /// [`is_quick`].
+    quick: bool,
+}
+
+/// What is mounted, by the mounts' numbers.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Table(BTreeMap<u64, Mount>);
+
+impl Table {
+    pub(super) fn read(mut file: &File) -> io::Result<Table> {
+        let mut text = String::new();
+        file.rewind()?;
+        file.read_to_string(&mut text)?;
+        Ok(Table::parse(&text))
+    }
+
+    /// As proc(5) says: `ID PARENT MAJOR:MINOR ROOT POINT … - TYPE …`; lines that are not so are left out.
+    pub(super) fn parse(text: &str) -> Table {
+        let line = |line: &str| {
+            let (line, of) = line.split_once(" - ")?;
+            let mut fields = line.split(' ');
+            let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+            let (major, minor) = fields.next()?.split_once(':')?;
+            let point = unescape(fields.nth(1)?);
+            let device = (major.parse().ok()?, minor.parse().ok()?);
+            Some((id, Mount { parent, point, device, quick: is_quick(of.split(' ').next()?) }))
+        };
+        Table(text.lines().filter_map(line).collect())
+    }
+
+    /// Mounts of which one table knows and the other does not.
+    fn differing(&self, other: &Table) -> Vec<Mount> {
+        let gone = self.0.iter().filter(|(id, mount)| other.0.get(id) != Some(mount));
+        let new = other.0.iter().filter(|(id, mount)| self.0.get(id) != Some(mount));
+        gone.chain(new).map(|(_, mount)| mount.clone()).collect()
+    }
+}
+
+/// The device of the filesystem on which a mount stands; `None` where the way there goes through one that may ask other
+/// machines or programs: who looks there may wait for them, and keeps them from being unmounted meanwhile.
+fn stands_on(mount: &Mount, tables: [&Table; 2]) -> Option<(u32, u32)> {
+    /// Mounts above one another, at the most.
+    const DEPTH: u32 = 256;
+    let above = |mount: &Mount| tables.iter().find_map(|table| table.0.get(&mount.parent)).cloned();
+    let first = above(mount)?;
+    let device = first.device;
+    let mut at = Some(first);
+    for _ in 0..DEPTH {
+        match at {
+            None => return Some(device),
+            Some(mount) if !mount.quick => return None,
+            // The root of all may stand on itself.
+            Some(mount) => at = above(&mount).filter(|parent| *parent != mount),
+        }
+    }
+    None
+}
+
+fn number((major, minor): (u32, u32)) -> u64 {
+    (u64::from(major) << 32) | u64::from(minor)
+}
+
+/// `\040` and the like.
+fn unescape(text: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let [first, tail @ ..] = rest {
+        let octal = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| {
+            digits.iter().try_fold(0_u32, |sum, digit| Some(sum * 8 + char::from(*digit).to_digit(8)?))
+        });
+        match octal.and_then(|value| u8::try_from(value).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
+}
+
+impl Watch {
+    /// The names at which something is mounted lead elsewhere now. Where nothing differs something was unmounted and
+    /// mounted again: by which names, nobody can tell.
+    pub(super) fn mounts_changed(self: &Watch, before: &Table, now: &Table) {
+        let differing = before.differing(now);
+        let groups = self.all_groups();
+        let mut changes = Vec::new();
+        for mount in &differing {
+            let on = stands_on(mount, [now, before]).map(number);
+            // Elsewhere nothing is granted without a limit.
+            if on.is_some_and(|on| groups.iter().any(|(_, group)| group.filesystem == on)) {
+                changes.extend(names_at(&mount.point).into_iter().flatten());
+            }
+        }
+        for some in changes.chunks(256) {
+            self.leases.tell(|table, now| {
+                let change = table.handle_change(now, None, some);
+                table.handle_done(now, change);
+            });
+        }
+        for (_, group) in groups {
+            let is_it = |mount: &Mount| group.filesystem == number(mount.device);
+            let touched = differing.is_empty() || differing.iter().any(is_it);
+            if touched && let Way::Objects(_) = group.way {
+                group.begin_again();
+            }
+        }
+    }
+}
+
+/// The name of a mount point, and what its directory says of it; `None` where that is not to be looked at.
+fn names_at(point: &[u8]) -> Option<[Change; 2]> {
+    let slash = point.iter().rposition(|&byte| byte == b'/')?;
+    let name = Name::new(&point[slash + 1..]).ok()?;
+    let parent = if slash == 0 { &b"/"[..] } else { &point[..slash] };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
+    let kind = rustix::fs::fstatfs(&dir).ok()?.f_type;
+    // On others grants have a limit, and looking may wait for another machine.
+    if !u64::try_from(kind).is_ok_and(is_local) {
+        return None;
+    }
+    let object = stat::of_fd(&dir).ok()?.object(false);
+    let change =
+        |covers, names| Change { key: LeaseKey { object, covers }, names, writes: false, told: false };
+    Some([change(Covers::Names, vec![name]), change(Covers::Inode, Vec::new())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: &str = "25 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+        26 25 0:23 / /mnt/a\\040b rw shared:1 - tmpfs t rw\nnonsense\n27 x\n";
+
+    #[test]
+    fn mounts_that_come_and_go_are_told() {
+        let before = Table::parse(BEFORE);
+        assert_eq!(before.0.len(), 2);
+        let mount = Mount { parent: 25, point: b"/mnt/a b".to_vec(), device: (0, 23), quick: true };
+        assert_eq!(before.0[&26], mount);
+        assert!(before.differing(&before).is_empty());
+        let now = Table::parse(&BEFORE.replace("/mnt/a\\040b", "/mnt/c"));
+        let points: Vec<Vec<u8>> = before.differing(&now).into_iter().map(|mount| mount.point).collect();
+        assert_eq!(points, [b"/mnt/a b".to_vec(), b"/mnt/c".to_vec()]);
+        assert_eq!(unescape("a\\134b\\0"), b"a\\b\\0");
+    }
+
+    #[test]
+    fn nothing_is_looked_for_behind_other_machines_and_programs() {
+        let lines = "25 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            26 25 0:40 / /mnt rw - fuse.nigh nigh rw\n\
+            27 26 0:41 / /mnt/a rw - tmpfs t rw\n\
+            28 27 0:42 / /mnt/a/b rw - tmpfs t rw\n\
+            29 25 0:43 / /srv rw - xfs /dev/vdb rw\n\
+            30 29 0:44 / /srv/x rw - nfs4 host:/ rw\n";
+        let table = Table::parse(lines);
+        let on = |id: u64| stands_on(&table.0[&id], [&table, &Table::default()]);
+        assert_eq!(on(26), Some((254, 0)), "it stands on the root");
+        assert_eq!((on(27), on(28)), (None, None), "the way there goes through a mount of ours");
+        assert_eq!(on(30), Some((0, 43)));
+        assert_eq!(on(25), None, "the root stands nowhere");
+    }
+}

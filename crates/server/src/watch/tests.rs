@@ -1,0 +1,138 @@
+//! Where events are lost.
+
+use super::*;
+use nigh_native::lease::{Granted, Holder, LeaseConfig, LeaseKey};
+use nigh_types::{Covers, NodeId, Span, Term};
+use rustix::fs::{Mode, OFlags};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const ONE: Holder = Holder(1);
+const LIMIT: Span = Span::from_secs(5);
+
+struct Bench {
+    leases: Arc<Leases>,
+    watch: Arc<Watch>,
+    watched: Arc<Watched>,
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(way: WatchWay) -> Bench {
+        // The holder gives nothing back.
+        let long = Span(u64::MAX / 2);
+        let leases = Leases::new(LeaseConfig { term: long, patience: long, ..LeaseConfig::default() }, None);
+        leases.attach_alone(ONE, Term::Limited(LIMIT));
+        leases.tell(|table, now| table.handle_trusts_watch(now, ONE));
+        let watch = Watch::new(&leases, way).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let root = open(dir.path());
+        let (stat, filesystem) = look(&root).unwrap();
+        let watched = watch.meet(&root, &stat, filesystem);
+        Bench { leases, watch, watched, dir }
+    }
+
+    /// The names of a directory.
+    fn grant(&self, name: &str) -> Granted {
+        let path = self.dir.path().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        let fd = open(&path);
+        let object = look(&fd).unwrap().0.object(false);
+        self.watched.watch(object, &fd);
+        let key = LeaseKey { object, covers: Covers::Names };
+        let node = NodeId { ino: object.ino, generation: 1 };
+        self.leases.grant(ONE, key, node).unwrap()
+    }
+
+    fn stands(&self, granted: Granted) -> bool {
+        self.leases.tell(|table, _| table.stands(ONE, granted.id))
+    }
+
+    /// Another process makes so many names in a directory.
+    fn flood(&self, name: &str, count: u32) {
+        let script = format!("cd {name}; i=0; while [ $i -lt {count} ]; do : > n$i; i=$((i+1)); done");
+        let done = Command::new("sh").args(["-c", &script]).current_dir(self.dir.path()).status().unwrap();
+        assert!(done.success());
+    }
+
+    fn overflows(&self) -> u64 {
+        self.watch.report().as_array().unwrap().iter().map(|group| group["overflows"].as_u64().unwrap()).sum()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.watch.stop();
+    }
+}
+
+fn open(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// More names than the kernel's queue (16,384 events) has room for.
+const MANY: u32 = 10_000;
+
+#[test]
+fn what_was_granted_before_events_were_lost_is_recalled_and_then_granted_again() {
+    for way in [WatchWay::Best, WatchWay::Objects] {
+        let bench = Bench::new(way);
+        bench.grant("loud");
+        let (before, quiet) = (bench.grant("before"), bench.grant("quiet"));
+        assert_eq!((before.limit, quiet.limit), (Span::FOREVER, Span::FOREVER));
+        // The reader can go no further.
+        let held = bench.watch.inbox.lock();
+        bench.flood("loud", MANY);
+        // Nobody hears of this one.
+        bench.flood("before", 1);
+        drop(held);
+        eventually("all is recalled", || !bench.stands(before) && !bench.stands(quiet));
+        assert!(bench.overflows() >= 1);
+        let after = bench.grant("after");
+        assert_eq!(after.limit, Span::FOREVER, "{way:?}");
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(bench.stands(after));
+        bench.flood("after", 1);
+        eventually("it goes on", || !bench.stands(after));
+    }
+}
+
+#[test]
+fn grants_have_a_limit_while_too_much_is_lost() {
+    for way in [WatchWay::Best, WatchWay::Objects] {
+        let bench = Bench::new(way);
+        let before = bench.grant("before");
+        let (_, group) = bench.watch.all_groups().remove(0);
+        group.pause();
+        assert!(!bench.stands(before), "{way:?}");
+        assert_eq!(bench.grant("then").limit, LIMIT);
+        group.resume();
+        assert_eq!(bench.grant("after").limit, Span::FOREVER);
+    }
+}
+
+#[test]
+fn the_last_export_ends_the_watch_of_its_filesystem() {
+    let mut bench = Bench::new(WatchWay::Objects);
+    let granted = bench.grant("d");
+    let root = open(bench.dir.path());
+    let (stat, filesystem) = look(&root).unwrap();
+    let twin = bench.watch.meet(&root, &stat, filesystem);
+    let first = std::mem::replace(&mut bench.watched, twin);
+    drop(first);
+    assert!(bench.stands(granted), "another export is on it");
+    let off = Watch::new(&bench.leases, WatchWay::Off).unwrap();
+    drop(std::mem::replace(&mut bench.watched, off.meet(&root, &stat, filesystem)));
+    assert!(!bench.stands(granted), "nobody would hear of a change");
+    let leases = Arc::clone(&bench.leases);
+    assert!(!leases.tell(|table, _| table.is_watched(stat.object(false))));
+}

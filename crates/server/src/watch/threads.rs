@@ -1,0 +1,317 @@
+//! The reader and the doer.
+
+use super::Watch;
+use super::event::{Heard, parse};
+use super::group::Group;
+use super::inbox::Heap;
+use super::keys::keys;
+use super::mounts::Table;
+use nigh_native::lease::{Change, LeaseKey};
+use nigh_types::Name;
+use rustix::event::epoll;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What the reader calls the server's stop, and the table of mounts; above them are groups.
+pub(super) const STOP: u64 = 0;
+pub(super) const MOUNTS: u64 = 1;
+
+/// Read at a time: some thousand events.
+const BYTES: usize = 256 << 10;
+/// Keys that are recalled under one lock.
+const AT_ONCE: usize = 256;
+/// So many overflows within [`WINDOW`] end grants without a limit until there was none for as long.
+const MOST_OVERFLOWS: usize = 3;
+const WINDOW: Duration = Duration::from_secs(10);
+
+impl Watch {
+    /// Starts the threads with the first filesystem.
+    pub(super) fn start(self: &Arc<Watch>) -> io::Result<()> {
+        let mut started = self.started.lock();
+        if *started {
+            return Ok(());
+        }
+        let mounts = File::open("/proc/self/mountinfo")?;
+        let data = epoll::EventData::new_u64(MOUNTS);
+        epoll::add(&self.epoll, &mounts, data, epoll::EventFlags::PRI | epoll::EventFlags::ERR)?;
+        let table = Table::read(&mounts)?;
+        let watch = Arc::clone(self);
+        let thread = || std::thread::Builder::new();
+        // Where the second cannot be had the first ends: each grant tries anew, and threads are what there is too little of.
+        let (go, both) = std::sync::mpsc::channel::<()>();
+        let read = move || both.recv().into_iter().for_each(|()| watch.read());
+        thread().name("nigh-watch".into()).spawn(read)?;
+        let watch = Arc::clone(self);
+        thread().name("nigh-watched".into()).spawn(move || Doer::new(mounts, table).run(&watch))?;
+        *started = go.send(()).is_ok();
+        Ok(())
+    }
+
+    fn read(&self) {
+        let _over = Over(self);
+        let mut buffer = vec![0_u8; BYTES];
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
+            if waited.is_err_and(|errno| errno != rustix::io::Errno::INTR) {
+                return;
+            }
+            for event in &events {
+                match event.data.u64() {
+                    STOP => return,
+                    MOUNTS => {
+                        self.inbox.lock().mounts = true;
+                        self.wake.notify_one();
+                    }
+                    token => self.read_group(token, &mut buffer),
+                }
+            }
+        }
+    }
+
+    fn read_group(&self, token: u64, buffer: &mut [u8]) {
+        let Some(group) = self.group_of(token) else { return };
+        loop {
+            let count = match rustix::io::read(&group.fd, &mut *buffer) {
+                Ok(0) | Err(rustix::io::Errno::AGAIN) => return,
+                Err(rustix::io::Errno::INTR) => continue,
+                Ok(count) => count,
+                Err(errno) => {
+                    tracing::error!(%errno, "events of the server's own disk cannot be read");
+                    return self.lose(token, &group);
+                }
+            };
+            self.hear(token, &group, &buffer[..count]);
+        }
+    }
+
+    fn hear(&self, token: u64, group: &Group, bytes: &[u8]) {
+        let us = rustix::process::getpid().as_raw_nonzero().get();
+        let (mut events, mut own, mut lost) = (0, 0, false);
+        let mut inbox = self.inbox.lock();
+        parse(bytes, |heard| {
+            events += 1;
+            match heard {
+                Heard::Change { pid, .. } if pid == us => own += 1,
+                Heard::Change { mask, spot, .. } => lost |= !inbox.hear(token, mask, spot),
+                Heard::Lost => lost = true,
+            }
+        });
+        drop(inbox);
+        group.counts.events.fetch_add(events, Ordering::Relaxed);
+        group.counts.own.fetch_add(own, Ordering::Relaxed);
+        if lost {
+            self.lose(token, group);
+        } else if own < events {
+            self.wake.notify_one();
+        }
+    }
+
+    /// What was granted by now may be false.
+    fn lose(&self, token: u64, group: &Group) {
+        group.counts.overflows.fetch_add(1, Ordering::Relaxed);
+        let until = self.leases.tell(|table, _| table.latest_grant());
+        self.inbox.lock().lose(token, until);
+        self.wake.notify_one();
+    }
+
+    fn group_of(&self, token: u64) -> Option<Arc<Group>> {
+        let groups = self.groups.read();
+        groups.values().find(|(its, _)| *its == token).and_then(|(_, group)| group.upgrade())
+    }
+}
+
+/// When a thread ends, for whatever reason, nothing is watched any more.
+struct Over<'a>(&'a Watch);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        if !self.0.inbox.lock().stopping {
+            tracing::error!("the watch of the server's own disk has ended: grants have a limit from now on");
+            self.0.is_over();
+        }
+    }
+}
+
+/// What the doer remembers.
+struct Doer {
+    mounts: File,
+    table: Table,
+    losses: Losses,
+    /// When marks were looked through.
+    roomed: Instant,
+}
+
+/// When events of which group were lost lately.
+#[derive(Default)]
+struct Losses(Vec<(u64, Instant)>);
+
+impl Losses {
+    /// Once more now: whether that is too often.
+    fn are_many(&mut self, token: u64, now: Instant) -> bool {
+        self.0.push((token, now));
+        let lately = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
+        self.0.iter().filter(|(of, at)| *of == token && lately(at)).count() >= MOST_OVERFLOWS
+    }
+
+    /// Whether there was none for a while.
+    fn are_over(&mut self, token: u64, now: Instant) -> bool {
+        self.0.retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
+        !self.0.iter().any(|(of, _)| *of == token)
+    }
+}
+
+impl Doer {
+    fn new(mounts: File, table: Table) -> Doer {
+        Doer { mounts, table, losses: Losses::default(), roomed: Instant::now() }
+    }
+
+    fn run(mut self, watch: &Arc<Watch>) {
+        let _over = Over(watch);
+        loop {
+            let (heaps, mounts) = {
+                let mut inbox = watch.inbox.lock();
+                if inbox.is_empty() {
+                    let pause = if self.losses.0.is_empty() { WINDOW } else { WINDOW / 10 };
+                    watch.wake.wait_for(&mut inbox, pause);
+                }
+                if inbox.stopping {
+                    return;
+                }
+                (inbox.take(), std::mem::take(&mut inbox.mounts))
+            };
+            for (token, heap) in heaps {
+                if let Some(group) = watch.group_of(token) {
+                    self.tend(watch, (token, &group), heap);
+                }
+            }
+            if mounts {
+                self.look_at_mounts(watch);
+            }
+            self.resume(watch);
+            if self.roomed.elapsed() > WINDOW {
+                self.roomed = Instant::now();
+                watch.all_groups().iter().for_each(|(_, group)| group.make_room());
+            }
+        }
+    }
+
+    fn tend(&mut self, watch: &Watch, (token, group): (u64, &Group), heap: Heap) {
+        if let Some(until) = heap.lost {
+            tracing::warn!(
+                filesystem = group.label,
+                "the kernel's queue of changes ran over: what was granted there is recalled; \
+                 a larger fs.fanotify.max_queued_events helps"
+            );
+            group.recall_until(until);
+            if self.losses.are_many(token, Instant::now()) && !group.paused.load(Ordering::Relaxed) {
+                group.pause();
+            }
+        }
+        let mut changes = Vec::new();
+        for (spot, mask) in heap.spots {
+            keys(&group.resolve(mask, &spot), &mut changes);
+            if changes.len() >= AT_ONCE {
+                recall(watch, group, &mut changes);
+            }
+        }
+        recall(watch, group, &mut changes);
+    }
+
+    /// Where nothing was lost for a while grants have no limit again.
+    fn resume(&mut self, watch: &Watch) {
+        if self.losses.0.is_empty() {
+            return;
+        }
+        for (token, group) in watch.all_groups() {
+            if self.losses.are_over(token, Instant::now()) && group.paused.load(Ordering::Relaxed) {
+                group.resume();
+            }
+        }
+    }
+
+    fn look_at_mounts(&mut self, watch: &Watch) {
+        let mut text = String::new();
+        let table = rustix::fs::seek(&self.mounts, rustix::fs::SeekFrom::Start(0))
+            .map_err(io::Error::from)
+            .and_then(|_| self.mounts.read_to_string(&mut text))
+            .map(|_| Table::parse(&text));
+        match table {
+            Ok(table) => {
+                let before = std::mem::replace(&mut self.table, table);
+                watch.mounts_changed(&before, &self.table);
+            }
+            Err(error) => tracing::warn!(%error, "the table of mounts cannot be read"),
+        }
+    }
+}
+
+/// Nobody waits for what is asked back: the disk is changed already.
+fn recall(watch: &Watch, group: &Group, changes: &mut Vec<Change>) {
+    if changes.is_empty() {
+        return;
+    }
+    let changes = merged(std::mem::take(changes));
+    let before = watch.leases.tell(|table, now| {
+        let before = table.recalled();
+        let change = table.handle_change(now, None, &changes);
+        table.handle_done(now, change);
+        table.recalled() - before
+    });
+    group.counts.recalls.fetch_add(before, Ordering::Relaxed);
+}
+
+/// Each key once, and each of its names.
+fn merged(changes: Vec<Change>) -> Vec<Change> {
+    let mut keys = BTreeMap::<LeaseKey, Option<BTreeSet<Name>>>::new();
+    for Change { key, names, .. } in changes {
+        let all = keys.entry(key).or_insert_with(|| Some(BTreeSet::new()));
+        match all {
+            Some(all) if !names.is_empty() => all.extend(names),
+            _ => *all = None,
+        }
+    }
+    let names = |names: Option<BTreeSet<Name>>| names.into_iter().flatten().collect();
+    keys.into_iter()
+        .map(|(key, some)| Change { key, names: names(some), writes: false, told: false })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_native::lease::Object;
+    use nigh_types::Covers;
+
+    #[test]
+    fn three_losses_within_ten_seconds_are_many_until_there_was_none_for_as_long() {
+        let begun = Instant::now();
+        let at = |secs| begun + Duration::from_secs(secs);
+        let mut losses = Losses::default();
+        assert!(!losses.are_many(3, at(0)) && !losses.are_many(3, at(9)) && !losses.are_many(4, at(9)));
+        assert!(!losses.are_many(3, at(11)) && losses.are_many(3, at(12)));
+        assert!(!losses.are_over(3, at(21)) && losses.are_over(3, at(22)) && losses.are_over(4, at(22)));
+        assert!(losses.0.is_empty());
+    }
+
+    #[test]
+    fn a_key_comes_once_with_all_its_names_or_none() {
+        let object = Object { filesystem: 1, ino: 2, birth: 3 };
+        let change = |covers, names: &[&str]| {
+            let names = names.iter().map(|name| Name::new(name.as_bytes()).unwrap()).collect();
+            Change { key: LeaseKey { object, covers }, names, writes: false, told: false }
+        };
+        let all = |named: &[&str]| {
+            let changes =
+                vec![change(Covers::Names, &["b"]), change(Covers::Inode, &[]), change(Covers::Names, named)];
+            merged(changes)
+        };
+        assert_eq!(all(&["a", "b"]), [change(Covers::Names, &["a", "b"]), change(Covers::Inode, &[])]);
+        assert_eq!(all(&[]), [change(Covers::Names, &[]), change(Covers::Inode, &[])]);
+    }
+}

@@ -1,0 +1,278 @@
+//! Who takes pushes keeps its grants: it is told what others have made of what it holds (docs/decisions/0014-pushes.md).
+
+mod common;
+
+use common::client::Client;
+use common::world::World;
+use common::*;
+use nigh_native::PUSHES;
+use nigh_remote::{Event, Remote};
+use nigh_types::*;
+use std::collections::BTreeSet;
+
+/// A client that takes pushes; it holds all directories, and attributes.
+struct Watcher {
+    client: Client,
+    places: Vec<(&'static str, Place)>,
+}
+
+impl Watcher {
+    fn new(world: &World) -> Watcher {
+        let stream = world.server.serve_in_process().unwrap();
+        let mut client = Client::wanting(stream, world.dir.path(), Term::Session, PUSHES);
+        let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
+        let places: Vec<_> = names.iter().map(|name| (*name, client.place(name))).collect();
+        for (name, place) in &places {
+            if !matches!(*name, "d/f" | "d/h" | "d2/old") {
+                client.list(place);
+            }
+            client.attr(place);
+        }
+
+        Watcher { client, places }
+    }
+
+    fn at(&self, path: &str) -> Place {
+        self.places.iter().find(|(name, _)| *name == path).unwrap().1.clone()
+    }
+
+    /// The next hold, in words.
+    fn held(&mut self) -> (RecallId, BTreeSet<String>) {
+        let hold = self.client.wait(|events| {
+            let at = events.iter().position(|event| matches!(event, Event::Hold(_)))?;
+            match events.remove(at) {
+                Event::Hold(hold) => Some(hold),
+                _ => None,
+            }
+        });
+        let mut facts = BTreeSet::new();
+        for held in &hold.facts {
+            let path = self.places.iter().find(|(_, place)| place.node == held.node).unwrap().0;
+            match held.covers {
+                Covers::Names => facts.extend(held.names.iter().map(|name| format!("{path}: {name}"))),
+                _ => drop(facts.insert(format!("{path} itself"))),
+            }
+        }
+        (hold.id, facts)
+    }
+
+    fn acknowledge(&mut self, id: RecallId) {
+        let now = self.client.now();
+        self.client.session.handle_acknowledge(now, id);
+        self.client.drain();
+    }
+
+    /// What was held has become this.
+    fn became(&mut self, id: RecallId) -> Vec<Fact> {
+        self.client.wait(|events| {
+            events.iter().find_map(|event| match event {
+                Event::Commit(commit) if commit.id == id => Some(commit.facts.clone()),
+                _ => None,
+            })
+        })
+    }
+}
+
+fn names(facts: &[Fact]) -> Vec<(String, Option<u64>)> {
+    let name = |fact: &Fact| match fact {
+        Fact::Name { name, entry, .. } => Some((name.to_string(), entry.as_ref().map(|entry| entry.id.ino))),
+        Fact::Attr { .. } => None,
+    };
+    facts.iter().filter_map(name).collect()
+}
+
+fn attr_of(facts: &[Fact], node: NodeId) -> Option<Attr> {
+    facts.iter().find_map(|fact| match fact {
+        Fact::Attr { node: of, attr } if *of == node => Some(*attr),
+        _ => None,
+    })
+}
+
+/// Somebody else makes a change: what the watcher is asked to hold back, and what it is told then. It is asked for
+/// nothing back, and is granted no more than it had.
+fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<Fact>) {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    let mut mutator = world.client();
+    mutator.root();
+    let call = mutator.send(what(&watcher));
+    let (id, facts) = watcher.held();
+    assert_eq!(facts, held.iter().map(|&fact| fact.to_owned()).collect::<BTreeSet<String>>());
+    assert!(!mutator.is_answered(call), "before it was held back");
+    watcher.acknowledge(id);
+    assert!(mutator.answer(call).result.is_ok());
+    let became = watcher.became(id);
+    assert_eq!(watcher.client.recalls(), [], "nothing is asked back");
+    (watcher, became)
+}
+
+#[test]
+fn a_new_name_is_told() {
+    let (watcher, facts) = pushed(|w| mkdir(&w.at("d"), "new"), &["d: new", "d itself"]);
+    let [(new, Some(_))] = &names(&facts)[..] else { panic!("{facts:?}") };
+    assert_eq!(new, "new");
+    assert_eq!(attr_of(&facts, watcher.at("d").node).unwrap().nlink, 4);
+}
+
+#[test]
+fn a_name_that_went_is_told() {
+    let unlink = |w: &Watcher| Call::Unlink { dir: w.at("d"), name: name("f"), keep: None };
+    let (_, facts) = pushed(unlink, &["d: f", "d itself"]);
+    assert_eq!(names(&facts), [("f".to_owned(), None)]);
+    let rest = |w: &Watcher| Call::Unlink { dir: w.at("d"), name: name("h"), keep: None };
+    let (watcher, facts) = pushed(rest, &["d: h", "d itself", "d/h itself"]);
+    assert_eq!(attr_of(&facts, watcher.at("d/h").node).unwrap().nlink, 1, "by its other name");
+}
+
+#[test]
+fn a_rename_is_one_message() {
+    let rename = |w: &Watcher| Call::Rename {
+        from: w.at("d"),
+        name: name("f"),
+        to: w.at("d2"),
+        new_name: name("moved"),
+        no_replace: false,
+        exchange: false,
+        keep: None,
+    };
+    let (watcher, facts) = pushed(rename, &["d: f", "d2: moved", "d itself", "d2 itself"]);
+    let ino = watcher.at("d/f").node.ino;
+    let told: BTreeSet<_> = names(&facts).into_iter().collect();
+    assert_eq!(told, BTreeSet::from([("f".to_owned(), None), ("moved".to_owned(), Some(ino))]));
+}
+
+#[test]
+fn attributes_of_a_child_go_with_its_name_or_by_themselves() {
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let of = move |path: &'static str| {
+        move |w: &Watcher| Call::SetAttr { node: w.at(path), handle: None, set: mode }
+    };
+    let (_, facts) = pushed(of("d/f"), &["d: f"]);
+    let [Fact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(entry.attr.mode & 0o777, 0o600);
+    let (watcher, facts) = pushed(of("d/h"), &["d/h itself"]);
+    assert_eq!(attr_of(&facts, watcher.at("d/h").node).unwrap().mode & 0o777, 0o600);
+}
+
+#[test]
+fn size_and_times_of_a_file_are_told() {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    let mut mutator = world.client();
+    let f = mutator.place("d/f");
+    let access = Access { read: false, write: true, truncate: false, direct: false, sync: false };
+    let handle = mutator.open(&f, access);
+    let data = b"much longer than it was".to_vec();
+    let flags = WriteFlags::default();
+    let call = mutator.send(Call::Write { node: f, handle: Some(handle), offset: 0, data, flags });
+    let (id, held) = watcher.held();
+    assert_eq!(held, BTreeSet::from(["d: f".to_owned()]));
+    watcher.acknowledge(id);
+    mutator.answer(call);
+    let facts = watcher.became(id);
+    let [Fact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(entry.attr.size, 23);
+}
+
+#[test]
+fn a_change_that_others_were_faster_with_tells_nothing() {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    let mut mutator = world.client();
+    let dir = mutator.place("d");
+    let call = mutator.send(mkdir(&dir, "new"));
+    let (id, _) = watcher.held();
+    // It is made beside the server before that goes on.
+    std::fs::create_dir(world.dir.path().join("d/new")).unwrap();
+    watcher.acknowledge(id);
+    assert_eq!(mutator.answer(call).result, Err(Errno::EXIST));
+    assert_eq!(watcher.became(id), [], "whoever holds it asks");
+}
+
+#[test]
+fn a_change_that_is_called_off_ends_what_was_held_for_it() {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    let mut mutator = world.client();
+    let dir = mutator.place("d");
+    let call = mutator.send(mkdir(&dir, "new"));
+    let (id, _) = watcher.held();
+    mutator.cancel(call);
+    assert_eq!(mutator.answer(call).result, Err(Errno::INTR));
+    assert_eq!(watcher.became(id), []);
+    watcher.acknowledge(id);
+}
+
+#[test]
+fn what_cannot_be_told_is_asked_back() {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    let mut mutator = world.client();
+    let (e, dir) = (watcher.at("d/e").node, mutator.place("d"));
+    let call = mutator.send(Call::Rmdir { dir, name: name("e") });
+    let (id, _) = watcher.held();
+    watcher
+        .client
+        .wait(|events| (events.iter().filter(|e| matches!(e, Event::Recall(_))).count() == 2).then_some(()));
+    assert!(watcher.client.recalls().iter().all(|recall| recall.node == e), "the directory that goes");
+    watcher.client.give_back();
+    assert!(!mutator.is_answered(call), "one is still held");
+    watcher.acknowledge(id);
+    assert!(mutator.answer(call).result.is_ok());
+}
+
+#[test]
+fn what_is_told_is_told_in_the_numbers_of_each_export() {
+    let world = World::new();
+    let (mut whole, mut below) = (Watcher::new(&world), {
+        let stream = world.server.serve_in_process().unwrap();
+        Client::wanting(stream, &world.dir.path().join("d"), Term::Session, PUSHES)
+    });
+    let root = below.root();
+    below.list(&root);
+
+    let mut mutator = world.client();
+    let dir = mutator.place("d");
+    let call = mutator.send(mkdir(&dir, "new"));
+    let (id, _) = whole.held();
+    whole.acknowledge(id);
+    let hold = below.wait(|events| {
+        events.iter().find_map(|event| match event {
+            Event::Hold(hold) => Some(hold.clone()),
+            _ => None,
+        })
+    });
+    assert!(hold.facts.iter().all(|held| held.node == root.node));
+    let now = below.now();
+    below.session.handle_acknowledge(now, hold.id);
+    below.drain();
+    assert!(mutator.answer(call).result.is_ok());
+    let facts = below.wait(|events| {
+        events.iter().find_map(|event| match event {
+            Event::Commit(commit) => Some(commit.facts.clone()),
+            _ => None,
+        })
+    });
+    let told = facts.iter().find_map(|fact| match fact {
+        Fact::Name { entry: Some(entry), .. } => Some(entry.id),
+        _ => None,
+    });
+    // Each export says that in its own way.
+    let (here, there) = (below.place("new").node, whole.client.place("d/new").node);
+    assert_eq!(told, Some(here));
+    assert_eq!(names(&whole.became(id)), [("new".to_owned(), Some(there.ino))]);
+}
+
+#[test]
+fn the_servers_own_folder_is_told_to_nobody() {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    std::fs::create_dir(world.dir.path().join(".nigh-orphans")).unwrap();
+    let mut mutator = world.client();
+    let root = mutator.root();
+    let call = mutator.send(mkdir(&root, ".nigh-orphans"));
+    let (id, _) = watcher.held();
+    watcher.acknowledge(id);
+    assert!(mutator.answer(call).result.is_err());
+    assert_eq!(names(&watcher.became(id)), [(".nigh-orphans".to_owned(), None)]);
+}

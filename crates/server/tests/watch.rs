@@ -1,0 +1,281 @@
+//! Changes that another process makes on the server's own disk (docs/decisions/0015-host-watch.md).
+
+mod common;
+
+use common::client::Client;
+use common::other::{self, Other};
+use common::world::World;
+use common::{eventually, is_root, name};
+use nigh_native::TRUSTS_WATCH;
+use nigh_server::WatchWay;
+use nigh_types::*;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// What the session's term is where nothing watches.
+const LIMIT: Term = Term::Limited(Span::from_secs(5));
+
+#[test]
+fn another_process() {
+    other::serve();
+}
+
+fn world(way: WatchWay) -> World {
+    World::with(|options| options.watch = way)
+}
+
+/// Every way that this process may use.
+fn ways() -> Vec<WatchWay> {
+    if is_root() { vec![WatchWay::Best, WatchWay::Objects] } else { vec![WatchWay::Objects] }
+}
+
+fn client(world: &World) -> Client {
+    let stream = world.server.serve_in_process().unwrap();
+    Client::wanting(stream, world.dir.path(), LIMIT, TRUSTS_WATCH)
+}
+
+/// One that holds all there is, without a limit; and what its places are.
+fn warm(world: &World) -> (Client, Vec<(&'static str, Place)>) {
+    let mut client = client(world);
+    let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
+    let places: Vec<_> = names.iter().map(|name| (*name, client.place(name))).collect();
+    for (path, place) in &places {
+        let grants = if matches!(*path, "d/f" | "d/h" | "d2/old") {
+            client.read(place).1
+        } else {
+            client.list(place).1
+        };
+        assert!(!grants.is_empty());
+        let all = grants.into_iter().chain(client.attr(place).1);
+        all.for_each(|grant| assert_eq!(grant.term, Term::Session, "{path}: {grant:?}"));
+    }
+    (client, places)
+}
+
+/// Waits until all of these were recalled.
+fn recalled(client: &mut Client, places: &[(&str, Place)], wanted: &[(&str, Covers)], what: &str) {
+    let node = |path: &str| places.iter().find(|(its, _)| *its == path).unwrap().1.node;
+    eventually(what, || {
+        client.pump();
+        let recalls = client.recalls();
+        let is_there = |(path, covers): &(&str, Covers)| {
+            recalls.iter().any(|recall| recall.node == node(path) && recall.covers == *covers)
+        };
+        wanted.iter().all(is_there)
+    });
+}
+
+#[test]
+fn what_another_process_makes_is_recalled_and_seen() {
+    for way in ways() {
+        let world = world(way);
+        let mut other = Other::start("another_process");
+        let (mut client, places) = warm(&world);
+        other.run(&format!("create {}", world.dir.path().join("d/new").display()));
+        recalled(&mut client, &places, &[("d", Covers::Names), ("d", Covers::Inode)], "create");
+        let recalls = client.recalls();
+        let of_names = recalls.iter().find(|recall| recall.covers == Covers::Names).unwrap();
+        assert_eq!(of_names.names, [name("new")]);
+        assert!(recalls.iter().all(|recall| recall.node == places[1].1.node), "nothing else: {recalls:?}");
+        client.give_back();
+        assert_eq!(client.list(&places[1].1).0.len(), 4);
+        assert_eq!(client.attr(&places[1].1).1[0].term, Term::Session);
+    }
+}
+
+/// What is done, with paths below the export; and what that makes false.
+type Deed = (&'static str, &'static [(&'static str, Covers)]);
+
+const DEEDS: &[Deed] = {
+    use Covers::{Data, Inode, Names};
+    &[
+        ("write d/f longer-than-it-was", &[("d", Names), ("d/f", Data)]),
+        ("append d/f more", &[("d", Names), ("d/f", Data)]),
+        ("truncate d/f 3", &[("d", Names), ("d/f", Data)]),
+        ("fallocate d/f 100000", &[("d", Names), ("d/f", Data)]),
+        ("copy d2/old d/f", &[("d", Names), ("d/f", Data)]),
+        ("splice d/f spliced", &[("d", Names), ("d/f", Data)]),
+        ("chmod d/f 600", &[("d", Names)]),
+        ("setxattr d/f value", &[("d", Names)]),
+        ("chmod d 700", &[("d", Inode)]),
+        ("chmod d/h 600", &[("d/h", Inode)]),
+        ("write d2/h2 by-its-other-name", &[("d/h", Inode), ("d/h", Data), ("d2", Names)]),
+        ("unlink d2/h2", &[("d2", Names), ("d/h", Inode)]),
+        ("link d/h d2/third", &[("d2", Names), ("d/h", Inode)]),
+        ("unlink d/f", &[("d", Names), ("d", Inode)]),
+        ("mkdir d/e/x", &[("d/e", Names), ("d/e", Inode)]),
+        ("rmdir d/e", &[("d", Names), ("d", Inode)]),
+        ("symlink f d/s", &[("d", Names), ("d", Inode)]),
+        ("tmpfile d d/t", &[("d", Names), ("d", Inode)]),
+        ("rename d2/old d/moved", &[("d2", Names), ("d2", Inode), ("d", Names), ("d", Inode)]),
+        ("rename d2/old d/f", &[("d2", Names), ("d", Names)]),
+        ("rename d/f d/g", &[("d", Names)]),
+        ("rename d/e d2/e", &[("d", Names), ("d2", Names), ("d/e", Inode)]),
+        ("exchange d/f d2/old", &[("d", Names), ("d2", Names)]),
+        ("exchange d/e d2", &[("", Names), ("d", Names), ("d2", Inode), ("d/e", Inode)]),
+        ("rmtree d", &[("", Names), ("", Inode)]),
+    ]
+};
+
+#[test]
+fn every_change_by_another_process_is_heard_of() {
+    for way in ways() {
+        let mut other = Other::start("another_process");
+        for (deed, wanted) in DEEDS {
+            let world = world(way);
+            let (mut client, places) = warm(&world);
+            let top = world.dir.path().display();
+            let words = deed.split(' ').map(|word| match word {
+                "d" => format!("{top}/d"),
+                path if path.contains('/') => format!("{top}/{path}"),
+                "d2" => format!("{top}/d2"),
+                other => other.to_owned(),
+            });
+            other.run(&words.collect::<Vec<_>>().join(" "));
+            recalled(&mut client, &places, wanted, &format!("{way:?}: {deed}"));
+        }
+    }
+}
+
+#[test]
+fn an_open_file_without_a_name_is_heard_of() {
+    for way in ways() {
+        let world = world(way);
+        let mut other = Other::start("another_process");
+        let mut client = client(&world);
+        let f = client.place("d/f");
+        client.open(&f, common::READ);
+        let path = world.dir.path().join("d/f");
+        other.run(&format!("hold {}", path.display()));
+        other.run(&format!("unlink {}", path.display()));
+        eventually("its attributes are recalled", || {
+            client.pump();
+            !client.recalls().is_empty()
+        });
+        client.give_back();
+        client.read(&f);
+        client.attr(&f);
+        other.run(&format!("held {} other", path.display()));
+        eventually("and its data", || {
+            client.pump();
+            client.recalls().iter().any(|recall| recall.node == f.node && recall.covers == Covers::Data)
+        });
+        client.give_back();
+        assert_eq!(client.read(&f).0, b"other678");
+    }
+}
+
+/// What is removed with all that is in it may be where somebody is.
+#[test]
+fn a_directory_that_is_removed_is_heard_of_in_itself() {
+    for way in ways() {
+        let world = world(way);
+        let mut other = Other::start("another_process");
+        let path = world.dir.path().join("d/e");
+        for nth in 0..10 {
+            fs::write(path.join(nth.to_string()), "").unwrap();
+        }
+        let mut client = client(&world);
+        let e = client.place("d/e");
+        assert_eq!(client.list(&e).0.len(), 10);
+        other.run(&format!("rmtree {}", path.display()));
+        eventually(&format!("{way:?}: its names are gone"), || {
+            client.pump();
+            client.recalls().iter().any(|recall| recall.node == e.node && recall.covers == Covers::Names)
+        });
+    }
+}
+
+/// The server itself, for others: the table was told before.
+#[test]
+fn own_changes_recall_nobody() {
+    for way in ways() {
+        let world = world(way);
+        let mut client = client(&world);
+        let d = client.place("d");
+        client.list(&d);
+        let before = world.server.leases().counters.recalled;
+        for nth in 0..500 {
+            let text = name(&format!("n{nth}"));
+            let made = client.call(common::mkdir(&d, &nth.to_string()));
+            assert!(made.result.is_ok());
+            let call = Call::Symlink { dir: d.clone(), name: text, target: b"x"[..].into() };
+            assert!(client.call(call).result.is_ok());
+        }
+        let mut other = Other::start("another_process");
+        other.run(&format!("create {}", world.dir.path().join("d2/last").display()));
+        let d2 = client.place("d2");
+        client.list(&d2);
+        other.run(&format!("create {}", world.dir.path().join("d2/latest").display()));
+        eventually("what another one did is heard of", || {
+            client.pump();
+            client.recalls().iter().any(|recall| recall.node == d2.node)
+        });
+        // What others removed beside this test may have had an inode number that is used again.
+        let of_d = |recall: &Recall| recall.node == d.node && recall.covers == Covers::Names;
+        assert!(!client.recalls().iter().any(of_d), "{:?}", client.recalls());
+        let recalled = world.server.leases().counters.recalled - before;
+        assert!(recalled <= 10, "{recalled}");
+        let status = world.server.status();
+        let own: u64 =
+            status["watch"].as_array().unwrap().iter().map(|group| group["own"].as_u64().unwrap()).sum();
+        assert!(own >= 1000, "{status}");
+    }
+}
+
+/// Whenever the change is made, the listing has it or is recalled.
+#[test]
+fn what_changes_while_it_is_granted_for_the_first_time_is_seen() {
+    let rounds: u64 = std::env::var("NIGH_RACES").map_or(200, |text| text.parse().unwrap());
+    for way in ways() {
+        let world = world(way);
+        let mut other = Other::start("another_process");
+        let mut client = client(&world);
+        let mut seen = (0, 0);
+        for round in 0..rounds {
+            let dir = world.dir.path().join(format!("r{round}"));
+            fs::create_dir(&dir).unwrap();
+            let place = client.place(&format!("r{round}"));
+            client.give_back();
+            other.tell(&format!("create {}", dir.join("n").display()));
+            let pause = Duration::from_micros(round * 7 % 200);
+            let begun = Instant::now();
+            while begun.elapsed() < pause {}
+            let (listed, grants) = client.list(&place);
+            other.done();
+            if !listed.is_empty() {
+                seen.0 += 1;
+            } else if grants.iter().any(|grant| grant.covers == Covers::Names) {
+                assert!(grants.iter().all(|grant| grant.term == Term::Session));
+                eventually("it is recalled", || {
+                    client.recalls().iter().any(|r| r.node == place.node && r.covers == Covers::Names) || {
+                        client.pump();
+                        false
+                    }
+                });
+                seen.1 += 1;
+            }
+            client.give_back();
+        }
+        println!("{way:?}: {} listings had it, {} were recalled", seen.0, seen.1);
+    }
+}
+
+#[test]
+fn what_is_not_watched_has_a_limit_and_says_why() {
+    let world = world(WatchWay::Off);
+    let mut one = client(&world);
+    let d = one.place("d");
+    assert!(one.list(&d).1.iter().all(|grant| grant.term == LIMIT));
+    let bound = one.session().host_bound;
+    assert!(bound.contains("5000 ms") && bound.contains("watched"), "{bound}");
+    // Who says how long facts may be believed means it.
+    let world = self::world(WatchWay::Best);
+    let mut other = world.client();
+    let mut limited = Client::connect(&world.server, world.dir.path(), LIMIT);
+    let d = limited.place("d");
+    assert!(limited.list(&d).1.iter().all(|grant| grant.term == LIMIT));
+    assert!(limited.session().host_bound.contains("5000 ms"));
+    assert!(other.session().host_bound.contains("forever"));
+    assert_eq!(client(&world).session().host_bound, "");
+}

@@ -1,0 +1,95 @@
+//! Plants each bug and looks for a seeded history that finds it: `cargo xtask sim --planted`.
+//!
+//! A bug is found when a history says what is not so. That an assertion of the planted code fails is said, but does not count.
+
+use nigh_sim::{native, random};
+use nigh_types::{Bug, plant};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// After so many it is missed.
+const MOST: u64 = 10_000;
+
+/// Bugs, and the histories that must find them.
+const HUNTS: &[(&[Bug], World)] = &[
+    (&[Bug::KeepsUngranted], World::Fake),
+    (&[Bug::OutlivesGrant], World::Fake),
+    (&[Bug::AcknowledgesFirst], World::Fake),
+    (&[Bug::ForgetsRecalls], World::Fake),
+    (&[Bug::OutlivesGrant], World::Native),
+    (&[Bug::AcknowledgesFirst], World::Native),
+    (&[Bug::ForgetsRecalls, Bug::CarriesWhatEnded], World::Native),
+    (&[Bug::WaitsForItself], World::Native),
+    (&[Bug::FencesEarly], World::Native),
+    (&[Bug::TakesAnyName], World::Native),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum World {
+    Fake,
+    Native,
+}
+
+impl World {
+    fn run(self, seed: u64) -> Result<(), String> {
+        match self {
+            World::Fake => {
+                let clients = 1 + u32::try_from(seed % 3).unwrap_or(0);
+                random::run(random::Plan { seed, clients, steps: 300, pushes: seed % 2 == 1 })
+            }
+            World::Native => native::run(native::Plan::of(seed)).map(drop),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let mut missed = false;
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    for (bugs, world) in HUNTS {
+        if !plant(bugs) {
+            eprintln!("this build can have no bugs planted: cargo xtask sim --planted");
+            return ExitCode::FAILURE;
+        }
+        let names: Vec<&str> = bugs.iter().map(|bug| bug.name()).collect();
+        let begun = Instant::now();
+        let what = match hunt(bugs, *world) {
+            Some(found) => found,
+            None => {
+                missed = true;
+                format!("MISSED in {MOST} histories")
+            }
+        };
+        println!("bug {} {world:?}: {what} ({:.1} s)", names.join(" and "), begun.elapsed().as_secs_f64());
+    }
+    let _ = plant(&[]);
+    std::panic::set_hook(hook);
+    if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The first line of what the first history said that is not so, and does not say without the bugs.
+fn hunt(bugs: &[Bug], world: World) -> Option<String> {
+    let mut panics = 0_u64;
+    for seed in 0..MOST {
+        match catch_unwind(AssertUnwindSafe(|| world.run(seed))) {
+            Ok(Ok(())) => {}
+            Ok(Err(lie)) => {
+                let _ = plant(&[]);
+                let is_sound = matches!(catch_unwind(AssertUnwindSafe(|| world.run(seed))), Ok(Ok(())));
+                let _ = plant(bugs);
+                if !is_sound {
+                    continue;
+                }
+                let line = lie.lines().next().unwrap_or_default();
+                return Some(format!("found: {line}{}", asserted(panics)));
+            }
+            Err(_) => panics += 1,
+        }
+    }
+    None
+}
+
+fn asserted(panics: u64) -> String {
+    if panics == 0 { String::new() } else { format!(" (in {panics} histories before an assertion failed)") }
+}

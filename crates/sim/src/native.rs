@@ -1,0 +1,381 @@
+//! The second world: the protocol's machines at both ends, with bytes between them that are late, cut or lost.
+//!
+//! | room | what lives there |
+//! | --- | --- |
+//! | `clock`, `links` | machines whose clocks differ; connections |
+//! | `server`, `session`, `calls` | a server without threads |
+//! | `history`, `counts` | seeded histories, and what happened in them |
+//!
+//! The fake stays beside it: it does what a good server never does, and so tests the cache alone.
+
+mod calls;
+mod clock;
+mod counts;
+mod history;
+mod links;
+mod server;
+mod session;
+
+pub use counts::Counts;
+pub use history::{Plan, run};
+
+use crate::random::Dice;
+use crate::world::Backend;
+use clock::Clock;
+use links::{Link, Pipe};
+use nigh_native::lease::LeaseConfig;
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::{Output, Reason, Remote};
+use nigh_types::{CallId, Event, GrantId, RecallId, Request, Span, Time};
+use server::{Said, Server};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Of so many frames of a garbled client one is.
+const GARBLED_FRAMES: u64 = 12;
+
+/// A server, its clients' ends, and what lies between them.
+pub(crate) struct Native {
+    net: Rc<RefCell<Net>>,
+}
+
+struct Net {
+    now: Time,
+    server: Server,
+    ends: Vec<ClientEnd>,
+    links: BTreeMap<u64, Link>,
+    last_link: u64,
+    dice: Dice,
+    /// Until then something was wrong of which others may have heard.
+    troubled: Time,
+    /// Bytes from and to this client become others now and then.
+    garbled: Option<usize>,
+}
+
+/// A client's session, and the machine that it is on.
+struct ClientEnd {
+    config: ClientConfig,
+    session: ClientSession,
+    clock: Clock,
+    /// From here to the server, and back.
+    latency: (Span, Span),
+    link: Option<u64>,
+    events: VecDeque<Event>,
+    due: (Time, Reason),
+    /// When it tries to have another connection.
+    again: Option<Time>,
+    /// No connection is to be had before.
+    down_until: Time,
+    paused: bool,
+}
+
+/// One client's [`Remote`].
+pub(crate) struct End {
+    at: usize,
+    net: Rc<RefCell<Net>>,
+}
+
+/// How a client is connected.
+#[derive(Clone, Copy)]
+struct Place {
+    clock: Clock,
+    latency: (Span, Span),
+    term: nigh_types::Term,
+    features: u64,
+}
+
+impl Native {
+    fn new(tree: TreeConfig, leases: LeaseConfig, seed: u64) -> Native {
+        let server = Server::new(Tree::new(tree), leases, Dice::new(seed ^ 0x5e5e));
+        let dice = Dice::new(seed ^ 0x11e7);
+        let (ends, links) = (Vec::new(), BTreeMap::new());
+        let (now, last_link, troubled, garbled) = (Time(0), 0, Time(0), None);
+        let net = Net { now, server, ends, links, last_link, dice, troubled, garbled };
+        Native { net: Rc::new(RefCell::new(net)) }
+    }
+
+    /// Another client says hello.
+    fn connect(&self, now: Time, place: Place) -> End {
+        let mut net = self.net.borrow_mut();
+        net.now = net.now.max(now);
+        let at = net.ends.len();
+        let Place { clock, latency, term, features } = place;
+        let client = at as u64;
+        let incarnation = net.dice.below(u64::MAX);
+        let config = ClientConfig { client, incarnation, attach: b"tree".to_vec(), term, features };
+        let session = ClientSession::new(clock.at(now), config.clone());
+        net.ends.push(ClientEnd {
+            config,
+            session,
+            clock,
+            latency,
+            link: None,
+            events: VecDeque::new(),
+            due: (Time::FAR, Reason::Idle),
+            again: None,
+            down_until: Time(0),
+            paused: false,
+        });
+        net.link(at);
+        net.pump(at);
+        End { at, net: Rc::clone(&self.net) }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Net) -> T) -> T {
+        act(&mut self.net.borrow_mut())
+    }
+}
+
+impl Net {
+    /// A connection for a client, whose session says hello on it.
+    fn link(&mut self, at: usize) {
+        self.last_link += 1;
+        let (up, down) = self.ends[at].latency;
+        self.links.insert(self.last_link, Link { client: at, up: Pipe::new(up), down: Pipe::new(down) });
+        self.ends[at].link = Some(self.last_link);
+        self.server.connected(self.now, self.last_link);
+    }
+
+    /// Carries what a client's session puts out.
+    fn pump(&mut self, at: usize) {
+        let now = self.now;
+        loop {
+            let end = &mut self.ends[at];
+            match end.session.poll_output() {
+                Output::Transmit(bytes) => {
+                    let garbles = self.garbled == Some(at) && self.dice.below(GARBLED_FRAMES) == 0;
+                    let Some(link) = end.link.and_then(|link| self.links.get_mut(&link)) else { continue };
+                    match garbles {
+                        true => link.up.garble(now, &bytes, &mut self.dice),
+                        false => link.up.send(now, &bytes),
+                    }
+                }
+                Output::Event(event) => end.events.push_back(event),
+                Output::Timeout(due, reason) => {
+                    end.due = (due, reason);
+                    break;
+                }
+            }
+        }
+        let end = &mut self.ends[at];
+        if end.again.is_none() && (end.session.is_lost() || end.session.wants_connection().is_some()) {
+            let link = end.link.take().and_then(|link| self.links.get_mut(&link));
+            link.into_iter().for_each(|link| link.up.close(now));
+            end.again = Some(now.after(Span::from_millis(1)));
+        }
+    }
+
+    /// Carries what the server says.
+    fn carry(&mut self) {
+        for said in std::mem::take(&mut self.server.said) {
+            match said {
+                Said::Frame(link, bytes) => {
+                    let Some(link) = self.links.get_mut(&link) else { continue };
+                    let garbles = self.garbled == Some(link.client) && self.dice.below(GARBLED_FRAMES) == 0;
+                    match garbles {
+                        true => link.down.garble(self.now, &bytes, &mut self.dice),
+                        false => link.down.send(self.now, &bytes),
+                    }
+                }
+                Said::Close(link) => {
+                    self.links.get_mut(&link).into_iter().for_each(|link| link.down.close(self.now));
+                }
+            }
+        }
+        self.links.retain(|_, link| !(link.up.is_over() && link.down.is_over()));
+    }
+
+    fn due(&self) -> Time {
+        let of_links = self.links.values().map(|link| {
+            let down = if self.ends[link.client].paused { Time::FAR } else { link.down.due() };
+            link.up.due().min(down)
+        });
+        let awake = self.ends.iter().filter(|end| !end.paused);
+        let again = awake.filter_map(|end| end.again).min().unwrap_or(Time::FAR);
+        of_links.min().unwrap_or(Time::FAR).min(self.server.due()).min(again)
+    }
+
+    /// One thing that is due by now; whether there was one.
+    fn step(&mut self, now: Time) -> bool {
+        self.now = self.now.max(now);
+        if self.due() > self.now {
+            return false;
+        }
+        let now = self.now;
+        if self.server.due() <= now {
+            self.server.step(now);
+        } else if let Some(at) = (0..self.ends.len()).find(|at| self.is_to_connect(*at)) {
+            self.connect_again(at);
+        } else if let Some(id) = self.links.iter().find(|(_, link)| link.up.due() <= now).map(|(id, _)| *id) {
+            let packet = self.links.get_mut(&id).and_then(|link| link.up.take(now));
+            match packet.flatten() {
+                Some(bytes) => self.server.heard(now, id, &bytes),
+                None => self.server.hung_up(now, id),
+            }
+        } else {
+            self.arrive();
+        }
+        self.carry();
+        true
+    }
+
+    fn is_to_connect(&self, at: usize) -> bool {
+        let end = &self.ends[at];
+        !end.paused && end.again.is_some_and(|again| again <= self.now)
+    }
+
+    fn connect_again(&mut self, at: usize) {
+        let now = self.now;
+        let end = &mut self.ends[at];
+        if now < end.down_until {
+            end.again = Some(end.down_until);
+            return;
+        }
+        end.again = None;
+        let clock = end.clock.at(now);
+        if end.session.is_lost() {
+            end.session = ClientSession::after_lost(clock, end.config.clone());
+            self.link(at);
+        } else {
+            self.link(at);
+            self.ends[at].session.handle_connect(clock);
+        }
+        self.pump(at);
+    }
+
+    /// Something reaches a client.
+    fn arrive(&mut self) {
+        let now = self.now;
+        let is_here = |link: &Link| !self.ends[link.client].paused && link.down.due() <= now;
+        let Some(id) = self.links.iter().find(|(_, link)| is_here(link)).map(|(id, _)| *id) else { return };
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let (at, packet) = (link.client, link.down.take(now));
+        let end = &mut self.ends[at];
+        if end.link != Some(id) {
+            return;
+        }
+        let clock = end.clock.at(now);
+        match packet.flatten() {
+            Some(bytes) => end.session.handle_input(clock, &bytes),
+            None => end.session.handle_disconnect(clock, "the connection was lost"),
+        }
+        self.pump(at);
+    }
+
+    /// What a client's connection carries is cut anywhere.
+    fn cut(&mut self, at: usize, longest: Span) {
+        let now = self.now;
+        let Some(link) = self.ends[at].link.and_then(|link| self.links.get_mut(&link)) else { return };
+        for pipe in [&mut link.up, &mut link.down] {
+            let delay = Span(self.dice.below(longest.0.max(1)));
+            pipe.cut(now, &mut self.dice, delay);
+        }
+        self.server.counts.cuts += 1;
+        self.troubled = self.troubled.max(now.after(longest));
+    }
+
+    /// Notes whether anything is wrong at this moment.
+    fn note_trouble(&mut self, others: bool) {
+        let is_wrong = |end: &ClientEnd| {
+            end.paused || end.again.is_some() || end.down_until > self.now || !end.session.is_linked()
+        };
+        if others || self.ends.iter().any(is_wrong) || self.server.in_grace() {
+            self.troubled = self.troubled.max(self.now);
+        }
+    }
+
+    fn restart(&mut self) {
+        self.server.restart(self.now);
+        self.carry();
+    }
+}
+
+impl Backend for Native {
+    type Remote = End;
+    type Control = ();
+
+    const FLUSHES_FIRST: bool = true;
+    const ONE_BY_ONE: bool = true;
+
+    fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R {
+        edit(&mut self.net.borrow_mut().server.tree)
+    }
+
+    fn step(&mut self, now: Time) -> bool {
+        self.with(|net| net.step(now))
+    }
+
+    fn due(&self) -> Time {
+        self.with(|net| net.due())
+    }
+
+    fn written(&self) -> Vec<(u64, u64)> {
+        self.with(|net| net.server.written.clone())
+    }
+
+    fn clock(&self, at: usize, now: Time) -> Time {
+        self.with(|net| net.ends.get(at).map_or(now, |end| end.clock.at(now)))
+    }
+
+    fn moment(&self, at: usize, clock: Time) -> Time {
+        self.with(|net| net.ends[at].clock.when(clock))
+    }
+
+    fn runs(&self, at: usize) -> bool {
+        self.with(|net| !net.ends[at].paused)
+    }
+
+    fn is_faithful(&self, at: usize) -> bool {
+        self.with(|net| net.garbled != Some(at))
+    }
+}
+
+impl End {
+    fn with(&self, act: impl FnOnce(&mut ClientSession)) {
+        let mut net = self.net.borrow_mut();
+        act(&mut net.ends[self.at].session);
+        net.pump(self.at);
+        net.carry();
+    }
+}
+
+impl Remote for End {
+    fn handle_call(&mut self, now: Time, id: CallId, request: Request) {
+        self.with(|session| session.handle_call(now, id, request));
+    }
+
+    fn handle_cancel(&mut self, now: Time, id: CallId) {
+        self.with(|session| session.handle_cancel(now, id));
+    }
+
+    fn handle_acknowledge(&mut self, now: Time, id: RecallId) {
+        self.with(|session| session.handle_acknowledge(now, id));
+    }
+
+    fn handle_return(&mut self, now: Time, grants: Vec<GrantId>) {
+        self.with(|session| session.handle_return(now, grants));
+    }
+
+    fn handle_reclaimed(&mut self, now: Time) {
+        self.with(|session| session.handle_reclaimed(now));
+    }
+
+    /// Bytes come over a [`Link`].
+    fn handle_input(&mut self, _now: Time, _bytes: &[u8]) {}
+
+    fn handle_disconnect(&mut self, now: Time, why: &str) {
+        self.with(|session| session.handle_disconnect(now, why));
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.with(|session| session.handle_timeout(now));
+    }
+
+    fn poll_output(&mut self) -> Output {
+        let end = &mut self.net.borrow_mut().ends[self.at];
+        let (due, reason) = end.due;
+        end.events.pop_front().map_or(Output::Timeout(due, reason), Output::Event)
+    }
+}

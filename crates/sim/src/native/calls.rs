@@ -1,0 +1,289 @@
+//! What becomes of a call: it may wait for others, it is executed, and it is answered a moment later.
+
+use super::server::Server;
+use super::session::{Due, Work};
+use nigh_native::lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, Parking, Reading};
+use nigh_types::{
+    Call, CallId, Covers, Errno, Grant, Handle, Mode, NodeId, Reply, Request, Response, Span, Time,
+    WriteFlags,
+};
+
+/// A call that is not answered.
+pub(super) struct Job {
+    pub(super) session: u64,
+    pub(super) call: CallId,
+    pub(super) request: Request,
+    /// What it has begun.
+    pub(super) change: Option<ChangeId>,
+}
+
+/// What a node is to the table of leases.
+pub(super) fn key(node: NodeId, covers: Covers) -> LeaseKey {
+    LeaseKey { object: Object { filesystem: 1, ino: node.ino, birth: node.generation }, covers }
+}
+
+/// The open file that an answer names.
+pub(super) fn handle(response: &mut Response) -> Option<&mut Handle> {
+    match response.result.as_mut().ok()? {
+        Reply::Opened { handle, .. } => Some(handle),
+        Reply::Made { handle, .. } => handle.as_mut(),
+        Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => kept.as_mut(),
+        _ => None,
+    }
+}
+
+impl Server {
+    pub(super) fn request(&mut self, now: Time, id: u64, call: CallId, mut request: Request, again: bool) {
+        if let (true, Call::Write { flags: WriteFlags { since: Some(since), .. }, .. }) =
+            (again, &mut request.call)
+        {
+            // A grant that it names is of the session in which it was put out first.
+            since.under = None;
+        }
+        match &request.call {
+            Call::Release { handles } => {
+                let session = self.sessions.get_mut(&id).expect("it asks");
+                let own: Vec<Handle> =
+                    handles.iter().filter(|handle| session.handles.remove(handle)).copied().collect();
+                self.tree.release(&own);
+                return;
+            }
+            Call::Keep { handle, .. } => {
+                self.tree.execute(now, &request);
+                if self.tree.opened(*handle).is_some() {
+                    self.sessions.get_mut(&id).expect("it asks").handles.insert(*handle);
+                }
+                return;
+            }
+            _ => {}
+        }
+        if again && self.answer_again(now, id, call, &request) {
+            return;
+        }
+        let waits = request.call.is_mutation();
+        let job = Job { session: id, call, request, change: None };
+        if waits && self.in_grace() {
+            self.counts.graced += 1;
+            return self.grace.parked.push(job);
+        }
+        let when = now.after(self.service());
+        self.later(when, Work::Begin(job));
+    }
+
+    /// Answers from what the client's forgotten sessions did.
+    fn answer_again(&mut self, now: Time, id: u64, call: CallId, request: &Request) -> bool {
+        let Some(name) = request.name else { return false };
+        let session = self.sessions.get_mut(&id).expect("it asks");
+        let who = session.who;
+        let Some(known) = self.memory.answers.remove(&(who, name.sequence)) else { return false };
+        let mut response = known.response;
+        if let Some(handle) = handle(&mut response) {
+            match known.kept {
+                Some(kept) => {
+                    *handle = kept;
+                    session.handles.insert(kept);
+                }
+                None => response.result = Err(Errno::IO),
+            }
+        }
+        self.counts.again += 1;
+        let due = Due { session: id, who, call, sequence: Some(name.sequence), response };
+        self.later(now, Work::Answer(due));
+        true
+    }
+
+    /// Nobody waits for it any more: if it has to wait for others it is given up.
+    pub(super) fn cancel(&mut self, now: Time, id: u64, call: CallId) {
+        if let Some(job) = self.take_back(id, call) {
+            self.give_up(now, job);
+        }
+    }
+
+    fn give_up(&mut self, now: Time, job: Job) {
+        self.end_change(now, job.change);
+        self.answer(now, &job, vec![Response::plain(Err(Errno::INTR))]);
+    }
+
+    pub(super) fn end_change(&mut self, now: Time, change: Option<ChangeId>) {
+        if let Some(change) = change {
+            self.desk.handle_done(now, change);
+            self.settle(now);
+        }
+    }
+
+    /// A thread has time for a call.
+    pub(super) fn attempt(&mut self, now: Time, mut job: Job) {
+        let holder = Holder(job.session);
+        match &job.request.call {
+            Call::Read { node, .. } if self.tree.attr(node.node).is_some() => {
+                let seat = (holder, key(node.node, Covers::Data));
+                let given = match job.change {
+                    Some(reader) => self.desk.take_granted(reader),
+                    None => match self.desk.handle_read(now, seat, node.node) {
+                        Reading::Granted(granted) => Some(granted),
+                        Reading::Refused => None,
+                        Reading::Waits(reader) => {
+                            self.settle(now);
+                            job.change = Some(reader);
+                            return self.park(now, reader, job);
+                        }
+                    },
+                };
+                self.settle(now);
+                self.execute(now, job, given);
+            }
+            Call::Fsync { node, .. } if job.change.is_none() => {
+                let key = key(node.node, Covers::Data);
+                let change = self.desk.table_mut().handle_settle(now, holder, key);
+                self.settle(now);
+                job.change = Some(change);
+                self.park(now, change, job);
+            }
+            call if call.is_mutation() && !matches!(call, Call::Fsync { .. }) => {
+                let changes = self.changes(call);
+                if changes.is_empty() && job.change.is_none() {
+                    return self.execute(now, job, None);
+                }
+                let flush = call.is_flush();
+                let table = self.desk.table_mut();
+                let change = match job.change {
+                    Some(begun) => {
+                        table.handle_extend(now, begun, &changes);
+                        begun
+                    }
+                    None if flush => table.handle_flush(now, holder, &changes),
+                    None => table.handle_change(now, Some(holder), &changes),
+                };
+                job.change = Some(change);
+                let ready = self.desk.table().is_ready(change);
+                self.settle(now);
+                match ready {
+                    true => self.execute(now, job, None),
+                    false => self.park(now, change, job),
+                }
+            }
+            _ => self.execute(now, job, None),
+        }
+    }
+
+    fn park(&mut self, now: Time, change: ChangeId, job: Job) {
+        match self.desk.park(change, job, |_| true) {
+            Parking::Parked => self.counts.parked += 1,
+            Parking::Ready(job) => self.later(now, Work::Begin(job)),
+            Parking::Unwanted(job) => self.give_up(now, job),
+        }
+    }
+
+    fn changes(&self, call: &Call) -> Vec<Change> {
+        let change = |change: nigh_remote::tree::Change| Change {
+            writes: change.covers == Covers::Data,
+            told: change.covers == Covers::Inode
+                || change.covers == Covers::Names && !change.names.is_empty(),
+            key: key(change.node, change.covers),
+            names: change.names,
+        };
+        self.tree.affected(call).into_iter().map(change).collect()
+    }
+
+    fn execute(&mut self, now: Time, job: Job, given: Option<Granted>) {
+        let holder = Holder(job.session);
+        self.vouch(now, &job);
+        let before = written_node(&job.request.call).and_then(|node| self.tree.attr(node));
+        let mut responses = self.tree.execute(now, &job.request);
+        if let (Some(node), Some(name)) = (written_node(&job.request.call), job.request.name)
+            && self.tree.attr(node) != before
+        {
+            self.written.push((name.client, node.ino));
+        }
+        let mut given = given.map(|granted| (Covers::Data, granted));
+        if let Some(change) = job.change {
+            // Those who hold it back are told what it is now.
+            let table = self.desk.table_mut();
+            let looked = table.looks();
+            let is_last = table.handle_looked(change, looked);
+            assert!(is_last, "nothing ends between an effect and its end");
+            let changed =
+                written_node(&job.request.call).filter(|_| responses.iter().all(|r| r.result.is_ok()));
+            match changed {
+                Some(node) => {
+                    let seat = (holder, key(node, Covers::Data));
+                    let granted = self.desk.handle_written(now, change, seat, node);
+                    given = granted.map(|granted| (Covers::Data, granted));
+                }
+                None => self.desk.handle_done(now, change),
+            }
+            self.settle(now);
+        }
+        for response in &mut responses {
+            let wanted = std::mem::take(&mut response.grants);
+            response.grants =
+                wanted.into_iter().filter_map(|g| self.grant(now, holder, g, &mut given)).collect();
+            if let Some(handle) = handle(response).copied() {
+                self.sessions.get_mut(&job.session).expect("it asks").handles.insert(handle);
+            }
+        }
+        if let Some((_, granted)) = given {
+            self.desk.handle_withdraw(now, holder, &[granted.id]);
+            self.settle(now);
+        }
+        self.answer(now, &job, responses);
+    }
+
+    /// A grant that the tree would give, if the table does; the one that was had before comes first.
+    fn grant(
+        &mut self,
+        now: Time,
+        holder: Holder,
+        wanted: Grant,
+        given: &mut Option<(Covers, Granted)>,
+    ) -> Option<Grant> {
+        let term = self.sessions.get(&holder.0)?.term;
+        let had = given.take_if(|(covers, _)| *covers == wanted.covers).map(|(_, granted)| granted);
+        let key = key(wanted.node, wanted.covers);
+        let granted = had.or_else(|| self.desk.handle_grant(now, (holder, key), wanted.node));
+        self.settle(now);
+        let Granted { id, shared, .. } = granted?;
+        Some(Grant { id, shared, term, mode: Mode::Read, recallable: true, ..wanted })
+    }
+
+    /// Whoever has held what a write makes false without a gap is the only one to have changed it.
+    fn vouch(&mut self, now: Time, job: &Job) {
+        let Call::Write { node, flags: WriteFlags { since: Some(since), .. }, .. } = &job.request.call else {
+            return;
+        };
+        let (Some(name), Some(under), Some(change)) = (job.request.name, since.under, job.change) else {
+            return;
+        };
+        let unbroken = self.desk.table_mut().is_unbroken(now, change, under);
+        self.settle(now);
+        if unbroken {
+            self.tree.vouch(name.client, node.node, since.stamp);
+        }
+    }
+
+    fn answer(&mut self, now: Time, job: &Job, responses: Vec<Response>) {
+        let Some(session) = self.sessions.get(&job.session) else { return };
+        let (who, sequence) = (session.who, job.request.name.map(|name| name.sequence));
+        let mut when = now;
+        for response in responses {
+            when = when.after(self.service());
+            let due = Due { session: job.session, who, call: job.call, sequence, response };
+            self.later(when, Work::Answer(due));
+        }
+    }
+
+    /// How long something takes here.
+    fn service(&mut self) -> Span {
+        Span(self.dice.below(3) * 400_000)
+    }
+}
+
+/// The file whose data a call changes, if it does nothing else.
+fn written_node(call: &Call) -> Option<NodeId> {
+    match call {
+        Call::Write { node, .. } | Call::Fallocate { node, .. } | Call::CopyRange { to: node, .. } => {
+            Some(node.node)
+        }
+        _ => None,
+    }
+}

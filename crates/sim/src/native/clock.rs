@@ -1,0 +1,59 @@
+//! Clocks of clients, which do not run as fast as the server's.
+
+use nigh_types::Time;
+
+/// Parts of a second that a clock counts while the world counts so many.
+const WHOLE: u64 = 1_000;
+
+/// One machine's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    /// What it said when the world began.
+    offset: u64,
+    /// Of [`WHOLE`].
+    rate: u64,
+}
+
+impl Clock {
+    /// One that is `late` thousandths slow of 15 (0 to 30), so that two are at most 3 % apart.
+    pub(super) fn new(offset: u64, fast: u64) -> Clock {
+        Clock { offset, rate: WHOLE - 15 + fast.min(30) }
+    }
+
+    /// As the world's.
+    pub(super) fn exact() -> Clock {
+        Clock { offset: 0, rate: WHOLE }
+    }
+
+    pub(super) fn at(self, now: Time) -> Time {
+        let whole = u128::from(now.0) * u128::from(self.rate) / u128::from(WHOLE);
+        Time(u64::try_from(whole).unwrap_or(u64::MAX).saturating_add(self.offset))
+    }
+
+    /// The first moment at which it says that, or later.
+    pub(super) fn when(self, clock: Time) -> Time {
+        if clock == Time::FAR {
+            return Time::FAR;
+        }
+        let counted = u128::from(clock.0.saturating_sub(self.offset));
+        Time(u64::try_from((counted * u128::from(WHOLE)).div_ceil(u128::from(self.rate))).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_awaited_by_a_clock_comes_when_that_clock_says_so() {
+        for fast in 0..=30 {
+            let clock = Clock::new(77, fast);
+            for moment in [77, 78, 1_000_000_007, 123_456_789_012_345] {
+                let when = clock.when(Time(moment));
+                assert!(clock.at(when).0 >= moment, "{fast} {moment}");
+                assert!(when.0 == 0 || clock.at(Time(when.0 - 1)).0 < moment, "{fast} {moment}");
+            }
+        }
+        assert_eq!(Clock::new(5, 0).when(Time::FAR), Time::FAR);
+    }
+}

@@ -1,0 +1,69 @@
+//! What happened in histories.
+
+/// How often something happened; none may stay at 0.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counts {
+    pub recalls: u64,
+    pub holds: u64,
+    pub suspects: u64,
+    pub fences: u64,
+    pub resumed: u64,
+    pub forgotten: u64,
+    pub restarts: u64,
+    /// Changes that waited for others.
+    pub parked: u64,
+    /// Calls that waited for the end of a grace.
+    pub graced: u64,
+    /// Answers that were remembered over their session.
+    pub again: u64,
+    /// Connections cut.
+    pub cuts: u64,
+    pub pauses: u64,
+    /// Requests answered at once.
+    pub from_memory: u64,
+}
+
+impl Counts {
+    fn all(&self) -> [(&'static str, u64); 13] {
+        [
+            ("recalls", self.recalls),
+            ("holds", self.holds),
+            ("suspects", self.suspects),
+            ("fences", self.fences),
+            ("resumed", self.resumed),
+            ("forgotten", self.forgotten),
+            ("restarts", self.restarts),
+            ("parked", self.parked),
+            ("graced", self.graced),
+            ("again", self.again),
+            ("cuts", self.cuts),
+            ("pauses", self.pauses),
+            ("from_memory", self.from_memory),
+        ]
+    }
+
+    /// What never happened.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.all().into_iter().filter(|(_, count)| *count == 0).map(|(what, _)| what).collect()
+    }
+
+    /// Adds those of another history.
+    pub fn add(&mut self, other: &Counts) {
+        let Counts { recalls, holds, suspects, fences, resumed, forgotten, restarts, .. } = other;
+        self.recalls += recalls;
+        self.holds += holds;
+        self.suspects += suspects;
+        self.fences += fences;
+        self.resumed += resumed;
+        self.forgotten += forgotten;
+        self.restarts += restarts;
+        let Counts { parked, graced, again, cuts, pauses, from_memory, .. } = other;
+        self.parked += parked;
+        self.graced += graced;
+        self.again += again;
+        self.cuts += cuts;
+        self.pauses += pauses;
+        self.from_memory += from_memory;
+    }
+}

@@ -1,0 +1,304 @@
+//! Seeded histories over the native protocol.
+
+use super::clock::Clock;
+use super::{Counts, Native, Place};
+use crate::random::{Dice, History, Kinds};
+use crate::world::{Client, World};
+use nigh_cache::{Config, Level, OnDisconnect};
+use nigh_native::lease::LeaseConfig;
+use nigh_native::{NAMES_ALONE, PUSHES};
+use nigh_remote::tree::TreeConfig;
+use nigh_types::{OpId, Span, Term, Time};
+use std::collections::BTreeMap;
+
+/// Of a session.
+const TERM: Span = Span::from_millis(1_000);
+/// Of a grant, where it has one. Of open files those of a second and less are renewed without a pause.
+const LIMIT: Span = Span::from_millis(1_300);
+const PATIENCE: Span = Span::from_millis(100);
+/// So long after something was wrong somebody may be waited for: one who is silent is suspect, and then its lease runs out.
+const CALM: Span = Span::from_millis(100 + 1_100 + 300);
+/// Ten ways to the server and back, of the longest.
+const IN_TIME: Span = Span::from_millis(10 * 12);
+
+/// How a history goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub clients: u32,
+    pub steps: u32,
+}
+
+impl Plan {
+    /// The usual one.
+    #[must_use]
+    pub fn of(seed: u64) -> Plan {
+        Plan { seed, clients: if (seed / 7).is_multiple_of(2) { 2 } else { 3 }, steps: 300 }
+    }
+}
+
+/// What goes wrong in a history.
+#[derive(Clone, Copy)]
+struct Faults {
+    cuts: bool,
+    pauses: bool,
+    restarts: bool,
+    drift: bool,
+}
+
+/// Runs one history; how often what happened in it.
+///
+/// # Errors
+/// What was believed or answered and was not so, or was never answered, with the steps that led there.
+pub fn run(plan: Plan) -> Result<Counts, String> {
+    let (mut history, faults) = begin(plan);
+    let tell = |history: &History<Native>, step: u32, lie: String| {
+        format!("seed {} step {step}: {lie}\n{}", plan.seed, history.world.trace.join("\n"))
+    };
+    let mut waits = Waits::default();
+    for step in 1..=plan.steps {
+        waits.note(&mut history);
+        act(&mut history, faults);
+        history.world.observe();
+        history.judge().map_err(|lie| tell(&history, step, lie))?;
+        waits.judge(&mut history).map_err(|lie| tell(&history, step, lie))?;
+        let keep = history.world.trace.len().saturating_sub(400);
+        history.world.trace.drain(..keep);
+    }
+    end(&mut history).map_err(|lie| tell(&history, plan.steps + 1, lie))?;
+    let from_memory = history.world.clients.iter().map(|client| client.cache.counters().hits).sum();
+    Ok(Counts { from_memory, ..history.world.server.with(|net| net.server.counts) })
+}
+
+/// Requests in time, while nothing is wrong.
+#[derive(Default)]
+struct Waits {
+    since: BTreeMap<OpId, Time>,
+}
+
+impl Waits {
+    /// What is wrong now, and what waits.
+    fn note(&mut self, history: &mut History<Native>) {
+        let now = history.world.now;
+        let slow =
+            |client: &Client<Native>| client.hold_invalidations || client.drops_slowly || client.asleep;
+        let slow = history.world.clients.iter().any(slow);
+        history.world.server.with(|net| {
+            net.now = net.now.max(now);
+            net.note_trouble(slow || net.garbled.is_some());
+        });
+        self.since.retain(|op, _| history.begun.contains_key(op));
+        for op in history.begun.keys() {
+            self.since.entry(*op).or_insert(now);
+        }
+    }
+
+    /// Where nothing was wrong for as long as anybody may be waited for, nobody is suspect, and all are answered soon.
+    fn judge(&mut self, history: &mut History<Native>) -> Result<(), String> {
+        self.note(history);
+        let now = history.world.now;
+        let (calm, alarms) = history
+            .world
+            .server
+            .with(|net| (net.troubled.after(CALM), std::mem::take(&mut net.server.alarms)));
+        if let Some((_, alarm)) = alarms.into_iter().find(|(at, _)| *at > calm) {
+            return Err(format!("{alarm}, and nothing is wrong"));
+        }
+        let late = self.since.iter().find(|(_, since)| now > calm.max(**since).after(IN_TIME));
+        late.map_or(Ok(()), |(op, since)| {
+            Err(format!("{op:?} has waited for {} ms, and nothing is wrong", now.since(*since).as_millis()))
+        })
+    }
+}
+
+fn begin(plan: Plan) -> (History<Native>, Faults) {
+    let mut dice = Dice::new(plan.seed);
+    let mut lots = Dice::new(plan.seed ^ 0x1075);
+    let garbled = lots.below(8) == 0;
+    let mut bit = || lots.below(2) == 0;
+    // Whose bytes become others writes what nobody wanted.
+    let kinds = Kinds { files: bit() && !garbled, limited: bit(), tiny: bit(), losses: false, pushes: bit() };
+    let faults = Faults { cuts: bit(), pauses: bit(), restarts: bit(), drift: bit() };
+    let tree = TreeConfig {
+        part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
+        reuse_inos: dice.below(2) == 0 && !kinds.files,
+        ..TreeConfig::default()
+    };
+    let leases = LeaseConfig {
+        term: TERM,
+        patience: PATIENCE,
+        most_doubt: Span::from_millis(500),
+        // Otherwise all is contended after two steps, and nobody holds anything.
+        young: if bit() { Span::from_millis(20) } else { Span::ZERO },
+        quiet: Span::from_millis(500),
+        ..LeaseConfig::default()
+    };
+    let native = Native::new(tree, leases, plan.seed);
+    let mut history = History::begin(World::over(native), kinds, dice);
+    for at in 0..plan.clients {
+        join(&mut history, u64::from(at), faults);
+    }
+    history.world.advance(Span::from_millis(100));
+    history.look_around();
+    // Whoever was never told of a directory asks nothing of it.
+    history.world.advance(Span::from_millis(100));
+    history.world.server.with(|net| net.garbled = garbled.then_some(0));
+    (history, faults)
+}
+
+fn join(history: &mut History<Native>, at: u64, faults: Faults) {
+    let History { world, dice, .. } = history;
+    let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
+    let clock = match faults.drift {
+        true => Clock::new(at * 1_000_000_007, dice.below(31)),
+        false => Clock::exact(),
+    };
+    let latency = (Span::from_millis(1 + dice.below(5)), Span::from_millis(1 + dice.below(5)));
+    let limited = history.kinds.limited;
+    let term = if limited { Term::Limited(LIMIT) } else { Term::Session };
+    let alone = if level == Level::NoEpoch { NAMES_ALONE } else { 0 };
+    let features = alone | if history.kinds.pushes { PUSHES } else { 0 };
+    let end = world.server.connect(world.now, Place { clock, latency, term, features });
+    let budget_bytes = if history.kinds.tiny { 3_000 } else { 1 << 30 };
+    let on_disconnect = match dice.below(8) {
+        // Not before the first answers are there.
+        0 | 1 => OnDisconnect::Fail(Span::from_millis(40 + dice.below(300))),
+        2 => OnDisconnect::Stale,
+        _ => OnDisconnect::Wait,
+    };
+    let at = world.join(Config { level, budget_bytes, on_disconnect, ..Config::default() }, (), end);
+    world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
+}
+
+fn act(history: &mut History<Native>, faults: Faults) {
+    match history.dice.below(100) {
+        0..=64 => history.ask_something(),
+        65..=84 => {
+            let span = Span::from_millis(1 + history.dice.below(20));
+            history.world.advance(span);
+        }
+        85..=89 => {
+            let span = Span::from_millis(20 + history.dice.below(200));
+            history.world.advance(span);
+        }
+        90 => kill_a_caller(history),
+        91 => {
+            let at = history.client();
+            match history.dice.below(2) {
+                0 => history.world.clients[at].hold_invalidations = true,
+                _ => history.world.clients[at].drops_slowly = true,
+            }
+        }
+        92..=94 => {
+            let at = history.client();
+            if history.world.is_awake(at) {
+                history.world.let_invalidate(at);
+                history.world.let_drop(at);
+            }
+        }
+        roll => go_wrong(history, faults, roll),
+    }
+}
+
+fn kill_a_caller(history: &mut History<Native>) {
+    let waiting = history.begun.keys().next().copied();
+    let waits = |op: OpId| (0..history.world.clients.len()).find(|at| history.world.waits(*at, op));
+    if let Some((op, at)) = waiting.and_then(|op| Some((op, waits(op)?)))
+        && history.world.is_awake(at)
+    {
+        history.world.interrupt(at, op);
+    }
+}
+
+fn go_wrong(history: &mut History<Native>, faults: Faults, roll: u64) {
+    let at = history.client();
+    match roll {
+        95 | 96 if faults.cuts => {
+            let longest = Span(history.dice.below(TERM.0 / 4));
+            let down = match history.dice.below(4) {
+                0 => Span(history.dice.below(2 * TERM.0)),
+                _ => Span::ZERO,
+            };
+            let now = history.world.now;
+            history.world.server.with(|net| {
+                net.now = net.now.max(now);
+                net.cut(at, longest);
+                net.ends[at].down_until = now.after(down);
+            });
+            history.world.trace.push(format!("the link of {} is cut", crate::world::name_of(at)));
+        }
+        97 | 98 if faults.pauses => pause_or_wake(history, at),
+        99 if faults.restarts && history.dice.below(3) == 0 => {
+            let now = history.world.now;
+            history.world.server.with(|net| {
+                net.now = net.now.max(now);
+                net.restart();
+            });
+            history.world.trace.push("the server is started again".to_owned());
+            history.world.settle();
+        }
+        _ => {
+            let span = Span::from_millis(1 + history.dice.below(5));
+            history.world.advance(span);
+        }
+    }
+}
+
+fn pause_or_wake(history: &mut History<Native>, at: usize) {
+    if !history.world.is_awake(at) {
+        return wake(history, at);
+    }
+    history.world.server.with(|net| {
+        net.ends[at].paused = true;
+        net.server.counts.pauses += 1;
+    });
+    history.world.clients[at].asleep = true;
+    history.world.trace.push(format!("{} is stopped", crate::world::name_of(at)));
+    if history.dice.below(2) == 0 {
+        let span = Span(history.dice.below(2 * TERM.0));
+        history.world.advance(span);
+    }
+}
+
+/// A process that was stopped looks at the clock before it does anything.
+fn wake(history: &mut History<Native>, at: usize) {
+    history.world.server.with(|net| net.ends[at].paused = false);
+    history.world.trace.push(format!("{} goes on", crate::world::name_of(at)));
+    history.world.pass(at);
+    history.world.settle();
+    let client = &mut history.world.clients[at];
+    client.asleep &= client.cache.is_forgetting();
+}
+
+/// All faults mended, everything must be answered.
+fn end(history: &mut History<Native>) -> Result<(), String> {
+    let now = history.world.now;
+    for at in 0..history.world.clients.len() {
+        if !history.world.is_awake(at) {
+            wake(history, at);
+        }
+        history.world.server.with(|net| net.ends[at].down_until = now);
+        history.world.let_invalidate(at);
+        history.world.let_drop(at);
+    }
+    let told =
+        |history: &History<Native>| (0..history.world.clients.len()).all(|at| history.world.is_told(at));
+    for round in 0..300 {
+        history.world.advance(Span::from_millis(50));
+        history.judge()?;
+        if round > 50 && history.begun.is_empty() && told(history) {
+            break;
+        }
+    }
+    if let Some(at) = (0..history.world.clients.len()).find(|at| !history.world.is_told(*at)) {
+        return Err(format!("{}'s kernel never forgets", crate::world::name_of(at)));
+    }
+    let faithful = |at: usize| history.world.server.with(|net| net.garbled != Some(at));
+    let all = 0..history.world.clients.len();
+    let waits =
+        |at: usize| history.world.clients[at].ops.iter().find(|(op, _)| history.begun.contains_key(op));
+    match all.into_iter().filter(|at| faithful(*at)).find_map(waits) {
+        None => Ok(()),
+        Some((op, what)) => Err(format!("{op:?} is never answered: {what:?}")),
+    }
+}

@@ -1,0 +1,569 @@
+//! A server without threads and sockets: the protocol's and the leases' machines as they are, over a tree.
+//!
+//! What the real one decides beside these (which connection is a session's latest, grace, what is remembered of
+//! forgotten sessions) is done here as it is done there; place locks, files and locks are not.
+
+use super::calls::Job;
+use super::counts::Counts;
+use super::session::{Due, Grace, Hello, Memory, Remembered, Session, Who, Work};
+use crate::random::Dice;
+use nigh_native::lease::{Desk, DeskOutput, Holder, LeaseConfig, Told};
+use nigh_native::{NAMES_ALONE, PUSHES, ServerConfig, ServerConnection, ServerEvent};
+use nigh_remote::tree::Tree;
+use nigh_types::{
+    Call, CallId, Commit, Credentials, Errno, Fact, Handle, NodeId, Place, Request, Response, Span, Term,
+    Time,
+};
+use std::collections::BTreeMap;
+
+/// For how long a session is kept whose lease has run out, in terms.
+const DORMANCY: u64 = 2;
+
+/// What a server wants of a connection.
+pub(super) enum Said {
+    Frame(u64, Vec<u8>),
+    Close(u64),
+}
+
+pub(super) struct Server {
+    pub(super) tree: Tree,
+    pub(super) desk: Desk<Job>,
+    pub(super) sessions: BTreeMap<u64, Session>,
+    /// Connections on which no hello came.
+    strangers: BTreeMap<u64, ServerConnection>,
+    work: BTreeMap<(Time, u64), Work>,
+    sequence: u64,
+    desk_due: Time,
+    pub(super) memory: Memory,
+    /// Durable: sessions, whose they were, and until when their clients believe something (`None`: they stand).
+    register: BTreeMap<u64, (Who, Option<Time>)>,
+    pub(super) grace: Grace,
+    /// Leases whose session was forgotten.
+    cut: BTreeMap<Holder, Who>,
+    last_session: u64,
+    last_kept: u64,
+    pub(super) config: LeaseConfig,
+    pub(super) dice: Dice,
+    pub(super) said: Vec<Said>,
+    pub(super) written: Vec<(u64, u64)>,
+    pub(super) counts: Counts,
+    /// What must not be where nothing is wrong.
+    pub(super) alarms: Vec<(Time, String)>,
+}
+
+impl Server {
+    pub(super) fn new(tree: Tree, config: LeaseConfig, dice: Dice) -> Server {
+        Server {
+            tree,
+            desk: Desk::new(config),
+            sessions: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+            work: BTreeMap::new(),
+            sequence: 0,
+            desk_due: Time::FAR,
+            memory: Memory::default(),
+            register: BTreeMap::new(),
+            grace: Grace::default(),
+            cut: BTreeMap::new(),
+            last_session: 0,
+            last_kept: 0,
+            config,
+            dice,
+            said: Vec::new(),
+            written: Vec::new(),
+            counts: Counts::default(),
+            alarms: Vec::new(),
+        }
+    }
+
+    pub(super) fn connected(&mut self, now: Time, link: u64) {
+        self.last_session += 1;
+        let config = ServerConfig {
+            session_id: self.last_session,
+            session_term: self.config.term,
+            ..ServerConfig::default()
+        };
+        self.strangers.insert(link, ServerConnection::new(now, config));
+    }
+
+    /// Bytes came over a connection.
+    pub(super) fn heard(&mut self, now: Time, link: u64, bytes: &[u8]) {
+        let of_link = self.sessions.iter().find(|(_, session)| session.link == link).map(|(id, _)| *id);
+        if let Some(id) = of_link {
+            return self.take_in(now, id, bytes);
+        }
+        let Some(mut connection) = self.strangers.remove(&link) else { return };
+        if connection.handle_input(now, bytes).is_err() {
+            return self.said.push(Said::Close(link));
+        }
+        match connection.poll_event().and_then(Hello::of) {
+            Some(hello) => self.admit(now, link, connection, &hello),
+            None => drop(self.strangers.insert(link, connection)),
+        }
+    }
+
+    /// A connection has ended.
+    pub(super) fn hung_up(&mut self, _now: Time, link: u64) {
+        self.strangers.remove(&link);
+        if let Some(session) = self.sessions.values_mut().find(|session| session.link == link) {
+            session.connection.cut();
+            session.link = 0;
+        }
+        self.said.push(Said::Close(link));
+    }
+
+    fn admit(&mut self, now: Time, link: u64, mut connection: ServerConnection, hello: &Hello) {
+        if let Some(resume) = hello.resume
+            && self.sessions.get(&resume.session_id).is_some_and(|session| session.who == hello.who)
+            && self.go_on(now, resume.session_id, (link, hello.moment, resume.received))
+        {
+            return;
+        }
+        let id = connection.session_id();
+        let later = |other: &Session| other.who == hello.who && other.moment > hello.moment;
+        if self.sessions.values().any(later) {
+            connection.refuse(Errno::STALE, "a later connection of this client is served");
+            while let Some(frame) = connection.poll_transmit() {
+                self.said.push(Said::Frame(link, frame.to_vec()));
+            }
+            return self.said.push(Said::Close(link));
+        }
+        let whole = hello.resume.is_none();
+        let earlier = self.sessions.iter().filter(|(_, session)| session.who == hello.who);
+        for earlier in earlier.map(|(id, _)| *id).collect::<Vec<u64>>() {
+            self.forget(now, earlier, whole);
+        }
+        self.register.insert(id, (hello.who, None));
+        let Hello { who, term, features, moment, .. } = *hello;
+        let (dormant, handles) = (None, std::collections::BTreeSet::new());
+        let session = Session { connection, link, moment, who, term, features, dormant, handles };
+        self.sessions.insert(id, session);
+        let returned = self.cut.iter().filter(|(_, absent)| whole && **absent == who);
+        for holder in returned.map(|(holder, _)| *holder).collect::<Vec<Holder>>() {
+            self.cut.remove(&holder);
+            self.desk.table_mut().handle_gone(now, holder);
+        }
+        self.begin_lease(now, id);
+        self.settle(now);
+        if whole {
+            self.returned(now, who);
+        }
+        let agreed = self.agreed(term);
+        let session = self.sessions.get_mut(&id).expect("it was just begun");
+        session.connection.accept(agreed);
+        self.flush(id);
+    }
+
+    /// True: it goes on over that connection, or a later one does.
+    fn go_on(&mut self, now: Time, id: u64, (link, moment, received): (u64, u64, u64)) -> bool {
+        let session = &self.sessions[&id];
+        if session.moment > moment {
+            self.said.push(Said::Close(link));
+            return true;
+        }
+        let (term, holder) = (session.term, Holder(id));
+        self.desk.table_mut().handle_heard(now, holder);
+        let lapsed = !self.desk.table().knows(holder);
+        self.settle(now);
+        if lapsed {
+            self.begin_lease(now, id);
+            self.settle(now);
+        }
+        let agreed = self.agreed(term);
+        let session = self.sessions.get_mut(&id).expect("it stands");
+        if session.connection.is_ended() {
+            return false;
+        }
+        session.dormant = None;
+        let before = std::mem::replace(&mut session.link, link);
+        session.moment = moment;
+        let resumed = session.connection.resume(now, received, lapsed, agreed);
+        if before != 0 {
+            self.said.push(Said::Close(before));
+        }
+        self.counts.resumed += 1;
+        self.flush(id);
+        if resumed.is_err() {
+            self.forget(now, id, false);
+        }
+        true
+    }
+
+    fn begin_lease(&mut self, now: Time, id: u64) {
+        let session = &self.sessions[&id];
+        let (holder, table) = (Holder(id), self.desk.table_mut());
+        table.handle_attach(now, holder, session.features & NAMES_ALONE != 0);
+        let limit = match session.term {
+            Term::Session => Span::FOREVER,
+            Term::Limited(span) => span,
+        };
+        table.handle_limit(now, holder, limit);
+        table.handle_client(now, holder, session.who);
+        if session.features & PUSHES != 0 {
+            table.handle_pushes(now, holder);
+        }
+    }
+
+    fn agreed(&self, term: Term) -> nigh_native::Session {
+        let root = self.tree.root();
+        nigh_native::Session {
+            root,
+            root_attr: self.tree.attr(root).expect("the root is always there"),
+            cookie_key: self.tree.config().cookie_key,
+            term,
+            has_acls: false,
+            host_bound: String::new(),
+            not_given: Vec::new(),
+            acts_as: (0, 0),
+            names: Vec::new(),
+        }
+    }
+
+    /// Only while its lease goes on by that is a client answered.
+    fn take_in(&mut self, now: Time, id: u64, mut bytes: &[u8]) {
+        let heard = self.is_heard(now, id);
+        loop {
+            let Some(session) = self.sessions.get_mut(&id) else { return };
+            session.connection.mute(!heard);
+            let taken = session.connection.handle_some(now, &mut bytes);
+            let goes_on = self.take_all(now, id);
+            self.flush(id);
+            if taken.is_err() && goes_on {
+                return self.forget(now, id, false);
+            }
+            if !goes_on {
+                return;
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        if !heard
+            && self.is_heard(now, id)
+            && let Some(session) = self.sessions.get_mut(&id)
+        {
+            session.connection.mute(false);
+            // What is answered now renews the lease, also here.
+            let _ = session.connection.handle_input(now, &[]);
+            self.take_all(now, id);
+            self.flush(id);
+        }
+    }
+
+    fn is_heard(&mut self, now: Time, id: u64) -> bool {
+        let heard = self.desk.table_mut().handle_heard(now, Holder(id));
+        self.settle(now);
+        heard
+    }
+
+    /// False: the session is over.
+    fn take_all(&mut self, now: Time, id: u64) -> bool {
+        while let Some(session) = self.sessions.get_mut(&id) {
+            let Some(event) = session.connection.poll_event() else { return true };
+            let holder = Holder(id);
+            match event {
+                ServerEvent::Attach { .. } => {}
+                ServerEvent::Request { call, request, again } => self.request(now, id, call, request, again),
+                ServerEvent::Cancel(call) => self.cancel(now, id, call),
+                ServerEvent::Acknowledge(recall) => {
+                    self.desk.table_mut().handle_acknowledge(now, holder, recall);
+                    self.settle(now);
+                }
+                ServerEvent::Return(grants) => {
+                    self.desk.table_mut().handle_return(now, holder, &grants);
+                    self.settle(now);
+                }
+                ServerEvent::Reclaimed => {
+                    let who = session.who;
+                    self.returned(now, who);
+                }
+                ServerEvent::Bye { .. } => self.forget(now, id, true),
+            }
+        }
+        false
+    }
+
+    /// Everything that the desk has to say. An answer that was just given to it takes its place.
+    pub(super) fn settle_with(&mut self, now: Time, mut answer: Option<Due>) {
+        loop {
+            match self.desk.poll_output() {
+                DeskOutput::Recall { holder, recall } => {
+                    self.counts.recalls += 1;
+                    if let Some(session) = self.sessions.get_mut(&holder.0) {
+                        session.connection.recall(recall);
+                        self.flush(holder.0);
+                    }
+                }
+                DeskOutput::Hold { holder, hold } => {
+                    self.counts.holds += 1;
+                    if let Some(session) = self.sessions.get_mut(&holder.0) {
+                        session.connection.hold(hold);
+                        self.flush(holder.0);
+                    }
+                }
+                DeskOutput::Commit { holder, id, told } => {
+                    let facts = told.into_iter().filter_map(|told| self.become_of(told)).collect();
+                    if let Some(session) = self.sessions.get_mut(&holder.0) {
+                        session.connection.commit(Commit { id, facts });
+                        self.flush(holder.0);
+                    }
+                }
+                DeskOutput::Answer { grants, .. } => {
+                    let mut due = answer.take().expect("one input brings one answer at the most");
+                    due.response.grants = grants;
+                    self.transmit(due);
+                }
+                DeskOutput::Ready(job) => self.later(now, Work::Begin(job)),
+                DeskOutput::Suspect(holder) => {
+                    self.counts.suspects += 1;
+                    self.alarms.push((now, format!("session {} gives nothing back", holder.0)));
+                }
+                DeskOutput::Trusted(_) => {}
+                DeskOutput::Fenced(holder) => {
+                    self.counts.fences += 1;
+                    self.alarms.push((now, format!("session {} is fenced", holder.0)));
+                    self.cut.remove(&holder);
+                    self.lapse(now, holder.0);
+                }
+                DeskOutput::Timeout(due, _) => {
+                    self.desk_due = due;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What a fact has become.
+    fn become_of(&self, told: Told) -> Option<Fact> {
+        let Told { node, name, .. } = told;
+        match name {
+            Some(name) => {
+                let entry = self.tree.entry(node, &name)?;
+                Some(Fact::Name { dir: node, name, entry })
+            }
+            None => self.tree.attr(node).map(|attr| Fact::Attr { node, attr }),
+        }
+    }
+
+    pub(super) fn settle(&mut self, now: Time) {
+        self.settle_with(now, None);
+    }
+
+    fn lapse(&mut self, now: Time, id: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.connection.cut();
+        session.dormant = Some(now);
+        let link = std::mem::take(&mut session.link);
+        self.said.push(Said::Close(link));
+        self.later(now, Work::Tend(id));
+        self.later(now.after(Span(self.config.term.0 * DORMANCY)), Work::Tend(id));
+    }
+
+    fn tend(&mut self, now: Time, id: u64) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let Some(since) = session.dormant else { return };
+        let connection = &session.connection;
+        let holds =
+            connection.outstanding() > 0 || connection.kept_bytes() > 0 || !session.handles.is_empty();
+        if !holds || now >= since.after(Span(self.config.term.0 * DORMANCY)) {
+            self.forget(now, id, false);
+        }
+    }
+
+    /// The session is no more.
+    pub(super) fn forget(&mut self, now: Time, id: u64, goodbye: bool) {
+        let Some(mut session) = self.sessions.remove(&id) else { return };
+        self.counts.forgotten += 1;
+        let lapses = if session.dormant.is_some() { Time(0) } else { session.connection.lapses() };
+        let who = session.who;
+        if !goodbye {
+            for (sequence, response) in session.connection.unheard_answers() {
+                self.remember(now, (who, sequence), response);
+            }
+        }
+        session.connection.abandon();
+        self.said.push(Said::Close(session.link));
+        let theirs = |work: &Work| match work {
+            Work::Begin(job) => job.session == id,
+            Work::Answer(due) => due.session == id,
+            Work::Tend(_) | Work::Sweep(_) => false,
+        };
+        let over = self.take_work(theirs);
+        let parked = self.desk.take_parked(|job| job.session == id);
+        self.grace.parked.retain(|job| job.session != id);
+        let holder = Holder(id);
+        if goodbye {
+            self.desk.table_mut().handle_gone(now, holder);
+        } else if self.desk.table().knows(holder) {
+            self.desk.table_mut().handle_cut(now, holder);
+            self.cut.insert(holder, who);
+        }
+        for work in over {
+            match work {
+                Work::Begin(job) => self.end_change(now, job.change),
+                Work::Answer(due) => self.put(now, due),
+                Work::Tend(_) | Work::Sweep(_) => {}
+            }
+        }
+        parked.into_iter().for_each(|job| self.end_change(now, job.change));
+        self.settle(now);
+        let handles: Vec<Handle> = session.handles.into_iter().collect();
+        self.tree.release(&handles);
+        match goodbye {
+            true => drop(self.register.remove(&id)),
+            false => drop(self.register.insert(id, (who, Some(lapses)))),
+        }
+        if goodbye {
+            self.returned(now, who);
+        }
+    }
+
+    /// What a client is not known to have heard is answered again when it asks again.
+    fn remember(&mut self, now: Time, of: (Who, u64), mut response: Response) {
+        if !response.last || response.result == Err(Errno::STALE) {
+            return;
+        }
+        response.grants.clear();
+        let kept = super::calls::handle(&mut response).copied();
+        let node = kept.and_then(|handle| self.tree.opened(handle));
+        let kept = node.and_then(|node| self.keep(now, node));
+        self.memory.answers.insert(of, Remembered { response, kept });
+    }
+
+    /// A file stays open under a number of the server's own.
+    pub(super) fn keep(&mut self, now: Time, node: NodeId) -> Option<Handle> {
+        self.last_kept += 1;
+        let handle = Handle(1 << 40 | self.last_kept);
+        let call = Call::Keep { node: Place::bare(node), names: Vec::new(), handle };
+        self.tree.execute(now, &Request { credentials: Credentials::default(), name: None, call });
+        (self.tree.opened(handle) == Some(node)).then_some(handle)
+    }
+
+    /// This client is not waited for any more.
+    fn returned(&mut self, now: Time, who: Who) {
+        self.grace.absent.remove(&who);
+        self.end_grace(now);
+    }
+
+    pub(super) fn in_grace(&self) -> bool {
+        self.grace.until > Time(0)
+    }
+
+    fn end_grace(&mut self, now: Time) {
+        if !self.in_grace() || !self.grace.absent.is_empty() {
+            return;
+        }
+        let parked = std::mem::take(&mut self.grace).parked;
+        let sessions = &self.sessions;
+        self.register.retain(|id, (_, until)| sessions.contains_key(id) || until.is_some());
+        parked.into_iter().for_each(|job| self.later(now, Work::Begin(job)));
+    }
+
+    /// The process is killed, and another started.
+    pub(super) fn restart(&mut self, now: Time) {
+        self.counts.restarts += 1;
+        let sessions = std::mem::take(&mut self.sessions);
+        let links = sessions.values().map(|session| session.link).chain(self.strangers.keys().copied());
+        self.said.extend(links.map(Said::Close));
+        self.strangers.clear();
+        let mut orphans = Vec::new();
+        for handle in sessions.values().flat_map(|session| &session.handles) {
+            let node = self.tree.opened(*handle);
+            orphans.extend(node.and_then(|node| self.keep(now, node)));
+            self.tree.release(&[*handle]);
+        }
+        self.tree
+            .release(&self.memory.answers.values().filter_map(|known| known.kept).collect::<Vec<Handle>>());
+        self.work.clear();
+        (self.memory, self.cut) = (Memory::default(), BTreeMap::new());
+        self.desk = Desk::new(self.config);
+        self.register.retain(|_, (_, until)| until.is_none_or(|until| until > now));
+        let absent = self.register.values().map(|(who, _)| *who).collect();
+        let until = now.after(self.config.lapse());
+        self.grace = Grace { absent, until, parked: Vec::new() };
+        self.later(until, Work::Sweep(orphans));
+        self.end_grace(now);
+        self.settle(now);
+    }
+
+    /// When something is due.
+    pub(super) fn due(&self) -> Time {
+        let work = self.work.keys().next().map_or(Time::FAR, |(due, _)| *due);
+        let grace = if self.in_grace() { self.grace.until } else { Time::FAR };
+        work.min(self.desk_due).min(grace)
+    }
+
+    /// One thing that is due by now.
+    pub(super) fn step(&mut self, now: Time) {
+        if self.in_grace() && self.grace.until <= now {
+            self.grace.absent.clear();
+            return self.end_grace(now);
+        }
+        if self.desk_due <= now {
+            self.desk.handle_timeout(now);
+            return self.settle(now);
+        }
+        let Some(first) = self.work.first_entry().filter(|first| first.key().0 <= now) else { return };
+        match first.remove() {
+            Work::Begin(job) => self.attempt(now, job),
+            Work::Answer(due) => self.put(now, due),
+            Work::Tend(id) => self.tend(now, id),
+            Work::Sweep(handles) => self.tree.release(&handles),
+        }
+    }
+
+    pub(super) fn later(&mut self, when: Time, work: Work) {
+        self.sequence += 1;
+        self.work.insert((when, self.sequence), work);
+    }
+
+    /// Takes out what is such, in its order.
+    fn take_work(&mut self, is_such: impl Fn(&Work) -> bool) -> Vec<Work> {
+        let such = self.work.iter().filter(|(_, work)| is_such(work)).map(|(key, _)| *key);
+        let such: Vec<(Time, u64)> = such.collect();
+        such.into_iter().filter_map(|key| self.work.remove(&key)).collect()
+    }
+
+    /// A call that waits for a thread or an answer is taken back.
+    pub(super) fn take_back(&mut self, session: u64, call: CallId) -> Option<Job> {
+        let is_it = |job: &Job| job.session == session && job.call == call;
+        let begins = |work: &Work| matches!(work, Work::Begin(job) if is_it(job));
+        if let Some(Work::Begin(job)) = self.take_work(begins).pop() {
+            return Some(job);
+        }
+        let parked = self.grace.parked.iter().position(is_it).map(|at| self.grace.parked.remove(at));
+        parked.or_else(|| self.desk.take_parked(is_it).pop())
+    }
+
+    /// An answer takes its place in its stream.
+    fn put(&mut self, now: Time, mut due: Due) {
+        if !self.sessions.contains_key(&due.session) {
+            let grants = due.grants();
+            self.desk.handle_withdraw(now, Holder(due.session), &grants);
+            self.settle(now);
+            if let Some(sequence) = due.sequence {
+                self.remember(now, (due.who, sequence), due.response);
+            }
+        } else if due.response.grants.is_empty() {
+            self.transmit(due);
+        } else {
+            let grants = std::mem::take(&mut due.response.grants);
+            self.desk.handle_answer(now, Holder(due.session), grants);
+            self.settle_with(now, Some(due));
+        }
+    }
+
+    fn transmit(&mut self, due: Due) {
+        if let Some(session) = self.sessions.get_mut(&due.session) {
+            session.connection.respond(due.call, &due.response);
+            self.flush(due.session);
+        }
+    }
+
+    pub(super) fn flush(&mut self, id: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        while let Some(frame) = session.connection.poll_transmit() {
+            self.said.push(Said::Frame(session.link, frame.to_vec()));
+        }
+    }
+}

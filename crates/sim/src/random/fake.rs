@@ -1,0 +1,194 @@
+//! Histories over the fake server: answers and recalls come in any order, and sessions end at any moment.
+
+use super::{Dice, History, Kinds};
+use crate::world::{World, name_of};
+use nigh_cache::{Config, Level, OnDisconnect};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_types::{OpId, Span, Term};
+
+/// How a history goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub clients: u32,
+    pub steps: u32,
+    /// Clients are told what others change, in the place of recalls.
+    pub pushes: bool,
+}
+
+/// Runs one history.
+///
+/// # Errors
+/// What was believed or answered and was not so, with the steps that led there.
+pub fn run(plan: Plan) -> Result<(), String> {
+    let mut history = History::new(plan);
+    for step in 1..=plan.steps {
+        history.act();
+        history.world.observe();
+        history.judge().map_err(|lie| {
+            format!("seed {} step {step}: {lie}\n{}", plan.seed, history.world.trace.join("\n"))
+        })?;
+        let keep = history.world.trace.len().saturating_sub(400);
+        history.world.trace.drain(..keep);
+    }
+    history.end().map_err(|lie| format!("seed {}: {lie}\n{}", plan.seed, history.world.trace.join("\n")))
+}
+
+impl History {
+    fn new(plan: Plan) -> History {
+        let mut dice = Dice::new(plan.seed);
+        let bit = |n: u64| plan.seed >> n & 1 == 1;
+        let pushes = plan.pushes;
+        let kinds = Kinds { files: bit(0), limited: bit(1), tiny: bit(2), losses: bit(3), pushes };
+        let parts = 1 + u32::try_from(dice.below(4)).unwrap_or(0);
+        let config = TreeConfig {
+            term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },
+            part_entries: parts,
+            // What is known of a file's data goes by its number.
+            reuse_inos: dice.below(2) == 0 && !kinds.files,
+            ..TreeConfig::default()
+        };
+        let mut history = History::begin(World::new(config), kinds, dice);
+        let History { world, dice, .. } = &mut history;
+        for _ in 0..plan.clients {
+            let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
+            let budget_bytes = if kinds.tiny { 3_000 } else { 1 << 30 };
+            let on_disconnect = match dice.below(8) {
+                0 | 1 => OnDisconnect::Fail(Span::from_millis(1 + dice.below(100))),
+                2 => OnDisconnect::Stale,
+                _ => OnDisconnect::Wait,
+            };
+            let at = world.connect_with(Config { level, budget_bytes, on_disconnect, ..Config::default() });
+            if plan.pushes {
+                world.take_pushes(at);
+            }
+            world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
+        }
+        history.look_around();
+        history
+    }
+
+    fn act(&mut self) {
+        if self.kinds.losses && self.dice.below(40) == 0 {
+            return self.lose_or_return();
+        }
+        if self.kinds.limited && self.dice.below(15) == 0 {
+            // A request comes before the timer that was due.
+            self.world.timers_are_late = true;
+            let span = Span::from_millis(1 + self.dice.below(40));
+            self.world.advance(span);
+            self.ask_something();
+            self.world.timers_are_late = false;
+            return self.world.advance(Span::ZERO);
+        }
+        match self.dice.below(100) {
+            0..=69 => self.ask_something(),
+            70..=79 => self.plan_delays(),
+            80..=93 => {
+                let span = Span::from_millis(1 + self.dice.below(20));
+                self.world.advance(span);
+            }
+            94 | 95 => {
+                // A caller is killed.
+                let waiting: Vec<OpId> = self.begun.keys().copied().collect();
+                if let Some(op) = waiting.first().copied() {
+                    let at = (0..self.world.clients.len()).find(|at| self.world.waits(*at, op));
+                    if let Some(at) = at {
+                        self.world.interrupt(at, op);
+                    }
+                }
+            }
+            96 => {
+                let at = self.client();
+                match self.dice.below(2) {
+                    0 => self.world.clients[at].hold_invalidations = true,
+                    _ => self.world.clients[at].drops_slowly = true,
+                }
+            }
+            97 if self.dice.below(20) == 0 => {
+                let at = self.client();
+                self.world.mount_below(at);
+            }
+            97 => self.go_or_come(),
+            _ => {
+                let at = self.client();
+                self.world.let_invalidate(at);
+                self.world.let_drop(at);
+            }
+        }
+    }
+
+    /// A client is away for longer than its term, or comes back. Its machine may sleep until somewhat later.
+    fn go_or_come(&mut self) {
+        let at = self.client();
+        let control = self.world.clients[at].control.clone();
+        if self.away.remove(&at) {
+            control.restore(self.dice.below(2) == 0);
+        } else if !self.lost.contains(&at) {
+            if self.dice.below(4) == 0 {
+                let client = &mut self.world.clients[at];
+                (client.hold_invalidations, client.asleep) = (true, true);
+            }
+            control.lapse("by chance");
+            self.away.insert(at);
+        }
+        self.world.settle();
+        self.world.observe();
+    }
+
+    /// A session is lost, or another takes the place of one that was.
+    fn lose_or_return(&mut self) {
+        let at = self.client();
+        if self.lost.remove(&at) {
+            return self.world.reconnect(at);
+        }
+        self.world.clients[at].control.lose("the link broke");
+        self.world.settle();
+        self.away.remove(&at);
+        self.lost.insert(at);
+    }
+
+    fn plan_delays(&mut self) {
+        let at = self.client();
+        let control = self.world.clients[at].control.clone();
+        control.plan_nothing();
+        let fate = Fate {
+            arrives_after: Span::from_millis(self.dice.below(8)),
+            answered_after: Span::from_millis(self.dice.below(8)),
+            part_pause: Span::from_millis(self.dice.below(4)),
+            ungranted: self.dice.below(8) == 0,
+            ..Fate::default()
+        };
+        if self.dice.below(4) > 0 {
+            control.plan(Which::Every, fate);
+        }
+    }
+
+    /// All delays over, everything must have been answered; with a kernel that has no worker left, after the ten seconds that it may take
+    /// to forget.
+    fn end(&mut self) -> Result<(), String> {
+        for at in 0..self.world.clients.len() {
+            if self.away.remove(&at) {
+                self.world.clients[at].control.restore(at == 0);
+            }
+            self.world.clients[at].control.plan_nothing();
+            self.world.let_invalidate(at);
+            self.world.let_drop(at);
+            if self.lost.remove(&at) {
+                self.world.reconnect(at);
+            }
+        }
+        for _ in 0..250 {
+            self.world.advance(Span::from_millis(50));
+            self.judge()?;
+        }
+        if let Some(at) = (0..self.world.clients.len()).find(|at| !self.world.is_told(*at)) {
+            return Err(format!("{}'s kernel never forgets", name_of(at)));
+        }
+        match self.begun.keys().next() {
+            None => Ok(()),
+            Some(op) => Err(format!("{op:?} is never answered")),
+        }
+    }
+}

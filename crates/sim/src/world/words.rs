@@ -1,0 +1,102 @@
+//! What happens, in words.
+
+use nigh_cache::{Answer, Stale};
+use nigh_remote::Event;
+use nigh_types::{Commit, Covers, Fact, Hold, Span};
+
+/// How a client's remote goes and comes back.
+pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
+    let at = name_of(at);
+    match event {
+        Event::Lapsed { .. } => Some(format!("{at} is away for too long")),
+        Event::Restored { kept: true, .. } => Some(format!("{at} is back, and known")),
+        Event::Restored { kept: false, .. } => Some(format!("{at} is back, and was forgotten")),
+        _ => None,
+    }
+}
+
+/// What is held back.
+pub(super) fn held_line(hold: &Hold) -> String {
+    let facts = hold.facts.iter().map(|held| match held.covers {
+        Covers::Names => {
+            let names: Vec<String> =
+                held.names.iter().map(|name| format!("{}/{name}", held.node.ino)).collect();
+            names.join(", ")
+        }
+        _ => format!("attributes of {}", held.node.ino),
+    });
+    facts.collect::<Vec<String>>().join(", ")
+}
+
+/// What it has become.
+pub(super) fn became_line(commit: &Commit) -> String {
+    let facts = commit.facts.iter().map(|fact| match fact {
+        Fact::Name { dir, name, entry: Some(entry) } => {
+            format!("{}/{name} is inode {}", dir.ino, entry.id.ino)
+        }
+        Fact::Name { dir, name, entry: None } => format!("{}/{name} is gone", dir.ino),
+        Fact::Attr { node, attr } => format!("{} has nlink {}", node.ino, attr.nlink),
+    });
+    facts.collect::<Vec<String>>().join(", ")
+}
+
+/// Whether what became of a change is not known: its caller was killed, or has waited for too long.
+#[must_use]
+pub fn given_up(answer: &Answer) -> bool {
+    matches!(answer, Answer::Failed(nigh_types::Errno::INTR | nigh_types::Errno::IO))
+}
+
+/// A, B, C …
+#[must_use]
+pub fn name_of(at: usize) -> char {
+    u8::try_from(at).map_or('?', |n| char::from(b'A' + n.min(25)))
+}
+
+pub(super) fn words(stale: &Stale) -> String {
+    match stale {
+        Stale::Attr { ino } => format!("attributes of {ino}"),
+        Stale::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
+        Stale::Data { ino, offset, length } => format!("data of {ino} from {offset}, {length} bytes"),
+        Stale::Entry { dir, name } => format!("{dir}/{name}"),
+        Stale::Epoch(_) => "every name".to_owned(),
+    }
+}
+
+/// An answer in a few words.
+#[must_use]
+pub fn short(answer: &Answer) -> String {
+    let valid = |span: Span| match span {
+        Span::ZERO => "not to be kept".to_owned(),
+        span if span.as_millis() > 1_000_000 => "long".to_owned(),
+        span => format!("{} ms", span.as_millis()),
+    };
+    match answer {
+        Answer::Node(node) => {
+            format!(
+                "inode {}, name {}, attributes {}",
+                node.id.ino,
+                valid(node.entry_valid),
+                valid(node.attr_valid)
+            )
+        }
+        Answer::Created(node, _) => format!("made inode {}", node.id.ino),
+        Answer::Missing(span) => format!("no such name, {}", valid(*span)),
+        Answer::Attr(id, attr, span) => {
+            format!("inode {} size {} nlink {}, {}", id.ino, attr.size, attr.nlink, valid(*span))
+        }
+        Answer::Opened(opened) => format!("opened, keep {} listing {}", opened.keep_cache, opened.cache_dir),
+        Answer::Page(page) => {
+            let mut names = page.names.as_slice();
+            let mut list = Vec::new();
+            for entry in &page.entries {
+                let (name, rest) = names.split_at(usize::from(entry.name_len));
+                names = rest;
+                list.push(String::from_utf8_lossy(name).into_owned());
+            }
+            format!("[{}]", list.join(" "))
+        }
+        Answer::Data(data) => format!("data {:?}", String::from_utf8_lossy(data)),
+        Answer::Failed(errno) => errno.to_string(),
+        other => format!("{other:?}"),
+    }
+}

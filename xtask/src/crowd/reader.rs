@@ -1,0 +1,292 @@
+//! A simulated client that keeps what it learns: a real cache between a small model kernel and its session.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, Node, Op, Output, Stale};
+use nigh_native::ClientSession;
+use nigh_remote::{Event, Remote};
+use nigh_types::{Attr, Covers, Credentials, Name, NodeId, OpId, RecallId, Request, Time};
+
+use super::member::Link;
+
+/// What is to be so of a name that is there, as stat(2) says it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fact {
+    pub ino: u64,
+    pub mode: u32,
+    /// Bytes.
+    pub size: u64,
+    pub nlink: u32,
+    /// Seconds and nanoseconds.
+    pub mtime: (i64, u32),
+    pub ctime: (i64, u32),
+}
+
+impl Fact {
+    fn of(id: NodeId, attr: &Attr) -> Fact {
+        let Attr { mode, size, nlink, mtime, ctime, .. } = *attr;
+        Fact { ino: id.ino, mode, size, nlink, mtime: mtime.pair(), ctime: ctime.pair() }
+    }
+}
+
+/// Who answered looks at names and attributes.
+#[derive(Clone, Copy, Default)]
+pub struct Looks {
+    pub kernel: u64,
+    pub memory: u64,
+    pub server: u64,
+}
+
+/// The dentries and attributes of one mount, each until then.
+#[derive(Default)]
+struct Kernel {
+    names: BTreeMap<(u64, Name), (Option<u64>, Time)>,
+    attrs: BTreeMap<u64, (Fact, Time)>,
+}
+
+/// What is looked at, and what it must be.
+#[derive(Debug)]
+struct Look {
+    what: What,
+    expected: Option<Fact>,
+    from_memory: bool,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Name(u64, Name),
+    Inode(u64),
+}
+
+/// A client's cache and its kernel.
+pub struct Reader {
+    pub cache: Cache,
+    kernel: Kernel,
+    who: Credentials,
+    /// How long the kernel takes to forget.
+    pub forgets_in: Duration,
+    telling: VecDeque<(Instant, Invalidation, Vec<Stale>)>,
+    ops: u64,
+    looking: BTreeMap<OpId, Look>,
+    pub looks: Looks,
+    /// The first look that showed what is not so.
+    pub wrong: Option<String>,
+    /// To everything but looks.
+    pub answers: BTreeMap<OpId, Answer>,
+    /// Holds that arrived, and of those whose acknowledgement is owed the names.
+    pub held: u64,
+    holding: BTreeMap<RecallId, Vec<Name>>,
+    /// When the acknowledgement of the latest hold on a name left.
+    pub acknowledged: BTreeMap<Name, Instant>,
+}
+
+impl Kernel {
+    fn forget(&mut self, stale: &Stale) {
+        match stale {
+            Stale::Attr { ino } | Stale::Data { ino, .. } => drop(self.attrs.remove(ino)),
+            Stale::Entry { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
+            Stale::Epoch(_) => self.names.clear(),
+        }
+    }
+
+    fn node(&mut self, now: Time, at: (u64, Name), node: &Node) {
+        self.names.insert(at, (Some(node.id.ino), now.after(node.entry_valid)));
+        self.attributes(now, node.id, &node.attr, now.after(node.attr_valid));
+    }
+
+    fn attributes(&mut self, now: Time, id: NodeId, attr: &Attr, until: Time) {
+        match now < until {
+            true => drop(self.attrs.insert(id.ino, (Fact::of(id, attr), until))),
+            false => drop(self.attrs.remove(&id.ino)),
+        }
+    }
+
+    fn fact(&self, now: Time, ino: u64) -> Option<Fact> {
+        self.attrs.get(&ino).filter(|(_, until)| now < *until).map(|(fact, _)| *fact)
+    }
+
+    /// What it would ask for, if it does not know.
+    fn look(&self, now: Time, what: &What) -> Result<Option<Fact>, Op> {
+        match what {
+            What::Name(dir, name) => {
+                let dentry = self.names.get(&(*dir, name.clone())).filter(|(_, until)| now < *until);
+                match dentry {
+                    Some((None, _)) => Ok(None),
+                    Some((Some(ino), _)) => self.look(now, &What::Inode(*ino)),
+                    None => Err(Op::Lookup { dir: *dir, name: name.clone() }),
+                }
+            }
+            What::Inode(ino) => self.fact(now, *ino).map(Some).ok_or(Op::GetAttr { ino: *ino }),
+        }
+    }
+
+    /// Takes in an answer; what it says of what was looked at.
+    fn answered(&mut self, now: Time, what: &What, answer: &Answer) -> Result<Option<Fact>, String> {
+        match (what, answer) {
+            (What::Name(dir, name), Answer::Node(node)) => {
+                self.node(now, (*dir, name.clone()), node);
+                Ok(Some(Fact::of(node.id, &node.attr)))
+            }
+            (What::Name(dir, name), Answer::Missing(valid)) => {
+                self.names.insert((*dir, name.clone()), (None, now.after(*valid)));
+                Ok(None)
+            }
+            (_, Answer::Attr(id, attr, valid)) => {
+                self.attributes(now, *id, attr, now.after(*valid));
+                Ok(Some(Fact::of(*id, attr)))
+            }
+            _ => Err(format!("{answer:?}")),
+        }
+    }
+}
+
+impl Reader {
+    pub fn new(who: Credentials, number: u64) -> Reader {
+        let config = Config { client: number, incarnation: number, ..Config::default() };
+        Reader {
+            cache: Cache::new(config),
+            kernel: Kernel::default(),
+            who,
+            forgets_in: Duration::ZERO,
+            telling: VecDeque::new(),
+            ops: 0,
+            looking: BTreeMap::new(),
+            looks: Looks::default(),
+            wrong: None,
+            answers: BTreeMap::new(),
+            held: 0,
+            holding: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
+        }
+    }
+
+    /// A request of the kernel; its answer comes into `answers`.
+    pub fn ask(&mut self, now: Time, op: Op) -> OpId {
+        self.ops += 1;
+        let id = OpId(self.ops);
+        if let Some(answer) = self.cache.handle_op(now, id, Caller::default(), op) {
+            self.answers.insert(id, answer);
+        }
+        id
+    }
+
+    /// A process looks at a name, which must be this.
+    pub fn look(&mut self, now: Time, dir: u64, name: &Name, expected: Option<Fact>) {
+        self.begin(now, What::Name(dir, name.clone()), expected);
+    }
+
+    /// The same of an inode that it has open.
+    pub fn look_at(&mut self, now: Time, ino: u64, expected: Fact) {
+        self.begin(now, What::Inode(ino), Some(expected));
+    }
+
+    fn begin(&mut self, now: Time, what: What, expected: Option<Fact>) {
+        match self.kernel.look(now, &what) {
+            Ok(found) => {
+                self.looks.kernel += 1;
+                self.judge(&what, expected, Ok(found), "the kernel");
+            }
+            Err(op) => {
+                self.ops += 1;
+                let id = OpId(self.ops);
+                let answer = self.cache.handle_op(now, id, Caller::default(), op);
+                self.looking.insert(id, Look { what, expected, from_memory: answer.is_some() });
+                if let Some(answer) = answer {
+                    self.answered(now, id, answer);
+                }
+            }
+        }
+    }
+
+    /// Whether nothing waits.
+    pub fn is_idle(&self) -> bool {
+        self.looking.is_empty() && self.telling.is_empty() && self.holding.is_empty()
+    }
+
+    fn answered(&mut self, now: Time, id: OpId, answer: Answer) {
+        let Some(Look { what, expected, from_memory }) = self.looking.remove(&id) else {
+            self.answers.insert(id, answer);
+            return;
+        };
+        let found = self.kernel.answered(now, &what, &answer);
+        match from_memory {
+            true => self.looks.memory += 1,
+            false => self.looks.server += 1,
+        }
+        self.judge(&what, expected, found, if from_memory { "memory" } else { "the server" });
+    }
+
+    fn judge(&mut self, what: &What, expected: Option<Fact>, found: Result<Option<Fact>, String>, by: &str) {
+        if found != Ok(expected) && self.wrong.is_none() {
+            self.wrong = Some(format!("{what:?} is {expected:?}, and {by} says {found:?}"));
+        }
+    }
+
+    /// What the session has heard.
+    pub fn hear(&mut self, now: Time, event: Event) {
+        if let Event::Hold(hold) = &event {
+            let names = hold.facts.iter().filter(|held| held.covers == Covers::Names);
+            let names = names.flat_map(|held| held.names.iter().cloned()).collect();
+            self.holding.insert(hold.id, names);
+            self.held += 1;
+        }
+        self.cache.handle_event(now, event);
+    }
+
+    /// Does what the cache wants done, until it is quiet: whether anything was, and when something is due.
+    pub fn drive(&mut self, session: &mut ClientSession, link: Link, at: Instant) -> (bool, Option<Instant>) {
+        let now = link.time(at);
+        let mut moved = false;
+        loop {
+            match self.cache.poll_output() {
+                Output::Answer { op, answer } => self.answered(now, op, answer),
+                Output::Call { id, name, call, .. } => {
+                    session.handle_call(now, id, Request { credentials: self.who.clone(), name, call });
+                }
+                Output::Cancel(id) => session.handle_cancel(now, id),
+                Output::Acknowledge(id) => {
+                    for name in self.holding.remove(&id).unwrap_or_default() {
+                        self.acknowledged.insert(name, at);
+                    }
+                    session.handle_acknowledge(now, id);
+                }
+                Output::Return(grants) => session.handle_return(now, grants),
+                Output::Reclaimed => session.handle_reclaimed(now),
+                Output::Invalidate { id, stale, .. } => {
+                    let behind = self.telling.back().map_or(at, |(due, ..)| at.max(*due));
+                    self.telling.push_back((behind + self.forgets_in, id, stale));
+                }
+                Output::Timeout(due, _) => {
+                    let next = self.telling.front().map(|(due, ..)| *due);
+                    if next.is_none_or(|next| next > at) {
+                        return (moved, link.instant(due).into_iter().chain(next).min());
+                    }
+                    let Some((_, id, stale)) = self.telling.pop_front() else { continue };
+                    stale.iter().for_each(|stale| self.kernel.forget(stale));
+                    self.cache.handle_invalidated(now, id);
+                }
+            }
+            moved = true;
+        }
+    }
+}
+
+impl Looks {
+    pub fn and(self, other: Looks) -> Looks {
+        Looks {
+            kernel: self.kernel + other.kernel,
+            memory: self.memory + other.memory,
+            server: self.server + other.server,
+        }
+    }
+
+    /// Those since then.
+    pub fn since(self, then: Looks) -> Looks {
+        Looks {
+            kernel: self.kernel - then.kernel,
+            memory: self.memory - then.memory,
+            server: self.server - then.server,
+        }
+    }
+}

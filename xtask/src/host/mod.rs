@@ -1,0 +1,177 @@
+//! Changes on a server's own disk, and how soon another path to it shows them (S9).
+//!
+//! Runs in a process of its own, which may be given up. It changes one directory and looks at the other path to
+//! it until each change shows there; at the end both must be equal. It fails with what differs; otherwise it prints
+//! one line of JSON.
+
+mod changes;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use changes::{Plan, compare};
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// An empty directory on the server's disk.
+    #[arg(long)]
+    source: PathBuf,
+    /// The same as a mount shows it.
+    #[arg(long)]
+    point: PathBuf,
+    #[arg(long, default_value_t = 1000)]
+    count: u64,
+    /// Changes a second; 0: one after the other.
+    #[arg(long, default_value_t = 1000)]
+    rate: u64,
+    /// Directories in which they are made in turn.
+    #[arg(long, default_value_t = 1000)]
+    dirs: u64,
+}
+
+/// A change that does not show after so long is missed.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_micros(100);
+/// Changes that are waited for at one time.
+const WATCHERS: usize = 4;
+
+/// When each change was made, in ns since the beginning; 0: not yet.
+struct Made {
+    began: Instant,
+    at: Vec<AtomicU64>,
+    count: AtomicU64,
+    /// Up to which somebody has looked for them.
+    taken: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Made {
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
+    }
+
+    fn of(&self, nth: u64) -> Option<u64> {
+        let at = self.at.get(usize::try_from(nth).ok()?)?.load(Ordering::Acquire);
+        (at > 0).then_some(at)
+    }
+}
+
+pub fn run(options: &Options) -> Result<bool> {
+    let plan = Plan { dirs: options.dirs, all_kinds: options.rate > 0 };
+    plan.prepare(&options.source)?;
+    look_at_all(&options.point, options.dirs)?;
+    let made = Made {
+        began: Instant::now(),
+        at: (0..options.count).map(|_| AtomicU64::new(0)).collect(),
+        count: AtomicU64::new(0),
+        taken: AtomicU64::new(0),
+        over: AtomicBool::new(false),
+    };
+    let (changed, seen) = std::thread::scope(|scope| {
+        let changer = scope.spawn(|| {
+            let changed = change(options, &plan, &made);
+            made.over.store(true, Ordering::SeqCst);
+            changed
+        });
+        // So that all is known as it was before.
+        let lister = scope.spawn(|| {
+            while !made.over.load(Ordering::SeqCst) {
+                look_at_all(&options.point, options.dirs)?;
+            }
+            Ok(())
+        });
+        let watchers: Vec<_> = (0..WATCHERS).map(|_| scope.spawn(|| latest(options, &plan, &made))).collect();
+        let mut seen: Result<Vec<u64>> = Ok(Vec::new());
+        for watcher in watchers {
+            let some = watcher.join().unwrap_or_else(|_| bail!("a watcher panicked"));
+            seen = seen.and_then(|all| Ok([all, some?].concat()));
+        }
+        let join = |side: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+            side.join().unwrap_or_else(|_| bail!("a side panicked"))
+        };
+        (join(changer).and(join(lister)), seen)
+    });
+    changed?;
+    let seconds = made.began.elapsed().as_secs_f64();
+    // What is not recalled by then is missed.
+    std::thread::sleep(Duration::from_millis(500));
+    let entries = compare(&options.source, &options.point)?;
+    println!("{}", figures(options, seen?, seconds, entries));
+    Ok(true)
+}
+
+fn change(options: &Options, plan: &Plan, made: &Made) -> Result<()> {
+    for nth in 0..options.count {
+        if let Some(ns) = (nth * 1_000_000_000).checked_div(options.rate) {
+            let due = made.began + Duration::from_nanos(ns);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        plan.change(&options.source, nth).with_context(|| format!("change {nth}"))?;
+        made.at[usize::try_from(nth)?].store(made.now(), Ordering::Release);
+        made.count.store(nth + 1, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Sees the one that was made last and that nobody else looks for, as often as that goes.
+fn latest(options: &Options, plan: &Plan, made: &Made) -> Result<Vec<u64>> {
+    let mut took = Vec::new();
+    loop {
+        let over = made.over.load(Ordering::SeqCst);
+        let count = made.count.load(Ordering::Acquire);
+        if made.taken.fetch_max(count, Ordering::SeqCst) < count {
+            took.push(until_seen(options, plan, made, count - 1)?);
+        } else if over {
+            return Ok(took);
+        } else {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn until_seen(options: &Options, plan: &Plan, made: &Made, nth: u64) -> Result<u64> {
+    let at = made.of(nth).context("it was made")?;
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let shown = plan.shows(&options.point, nth);
+        if shown {
+            return Ok(made.now().saturating_sub(at));
+        }
+        if Instant::now() > give_up {
+            let what = plan.what(nth);
+            bail!("not seen after {} ms: change {nth}, {what}", made.now().saturating_sub(at) / 1_000_000);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn look_at_all(point: &Path, dirs: u64) -> Result<()> {
+    for dir in 0..dirs {
+        for entry in fs::read_dir(point.join(format!("d{dir}")))? {
+            // One that is gone by now is gone.
+            drop(fs::metadata(entry?.path()));
+        }
+    }
+    Ok(())
+}
+
+fn figures(options: &Options, mut took: Vec<u64>, seconds: f64, entries: u64) -> Value {
+    took.sort_unstable();
+    let ms = |ns: u64| (ns as f64 / 1e4).round() / 100.0;
+    let at =
+        |percent: usize| ms(took.get((took.len() * percent / 100).min(took.len() - 1)).copied().unwrap_or(0));
+    json!({
+        "changes": options.count,
+        "per_second": (options.count as f64 / seconds).round(),
+        "seen": took.len(),
+        "p50_ms": at(50),
+        "p99_ms": at(99),
+        "longest_ms": at(100),
+        "entries": entries,
+    })
+}

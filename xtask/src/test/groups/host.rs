@@ -1,0 +1,52 @@
+//! Changes on the server's own disk are seen at once where it watches that (S9): counts and times.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::tally::Tally;
+use crate::test::mount::{How, Mount};
+use crate::test::world::{As, World};
+
+/// Of a hundred changes all but the slowest show within this (issue: p99).
+const P99_MS: f64 = 50.0;
+const LIMIT: Duration = Duration::from_secs(60);
+const LONG_LIMIT: Duration = Duration::from_secs(500);
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let mut users = vec![As::Us];
+    users.extend(world.tester.filter(|who| *who != As::Us));
+    for who in users {
+        for (what, rate) in [("1,000 a second", 1000), ("one after the other", 0)] {
+            let name = format!("host: changes on the server's disk, {what}, as {}", who.name());
+            let start = Instant::now();
+            let result = changes(world, who, rate);
+            tally.record(&name, start.elapsed(), result);
+        }
+    }
+}
+
+fn changes(world: &World, who: As, rate: u64) -> Result<()> {
+    let (count, dirs) = match (world.short, world.long) {
+        (true, _) => (2000, 100),
+        (_, true) => (100_000, 1000),
+        _ => (10_000, 1000),
+    };
+    let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
+    let mount = Mount::new(world, &source, &point, &How::new(who))?;
+    let mut command = world.command(world.root.join("bin/xtask"), who);
+    command.args(["host", "--count", &count.to_string(), "--rate", &rate.to_string()]);
+    command.args(["--dirs", &dirs.to_string()]).arg("--source").arg(&source).arg("--point").arg(&point);
+    let ended = mount.run(command, if world.long { LONG_LIMIT } else { LIMIT })?;
+    ensure!(ended.ok(), "{} (daemon: {})", ended.tail(8), mount.said());
+    let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
+    let status = mount.status()?;
+    let recalled = status["leases"]["recalled"].as_u64().context("recalls are counted")?;
+    println!("  {said}, {recalled} recalls");
+    ensure!(status["guarantees"]["S9"] == true, "S9: {}", status["guarantees"]["S9"]);
+    ensure!(recalled >= dirs, "only {recalled} recalls: nothing was held");
+    let p99 = said["p99_ms"].as_f64().context("it took no times")?;
+    ensure!(p99 <= P99_MS, "99 of 100 show after {p99} ms, at most {P99_MS} ms are promised");
+    mount.unmount()
+}
