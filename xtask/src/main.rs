@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod checker;
 mod crowd;
 mod host;
 mod hunt;
@@ -62,6 +63,12 @@ enum Chore {
     Host(host::Options),
     /// Works in a directory whose server dies, or whose link does, and says whether all came as it must.
     Load(load::Options),
+    /// Several mounts of one directory at work, and a judge of what they are told.
+    Checker(checker::Options),
+    /// The same for hours, while links, clients and the server fail.
+    Soak(checker::soak::Options),
+    /// One process that works for the checker.
+    CheckerWorker(checker::worker::Options),
     /// Mounts the null daemon: a filesystem that answers from memory and keeps nothing.
     NullDaemon(bench::null::Options),
 }
@@ -84,6 +91,9 @@ fn main() -> ExitCode {
         Chore::Race(options) => race::run(&options),
         Chore::Host(options) => host::run(&options),
         Chore::Load(options) => load::run(&options),
+        Chore::Checker(options) => checker::run(&options),
+        Chore::Soak(options) => checker::soak::run(&options),
+        Chore::CheckerWorker(options) => checker::worker::run(&options),
         Chore::NullDaemon(options) => bench::null::run(&options),
     };
     test::ending::leave_to_signal();

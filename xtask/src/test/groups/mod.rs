@@ -2,6 +2,7 @@
 
 mod badinput;
 mod beside;
+mod checker;
 mod crowd;
 mod demo;
 mod events;
@@ -73,6 +74,13 @@ pub fn all() -> &'static [Group] {
             true,
         ),
         group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
+        group(
+            "checker",
+            "several mounts on the same names, and a judge",
+            "2 min",
+            Run::Mounted(checker::run),
+            false,
+        ),
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),

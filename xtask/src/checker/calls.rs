@@ -1,0 +1,267 @@
+//! The calls of a worker, by descriptors of a window's two directories and of what was opened in them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nigh_sim::history::{Answer, Call, File, How, Kind, LAST_SET_TIME, Label, NAMES, Seen, Slot};
+use nigh_types::Errno;
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, StatxFlags, Timespec, XattrFlags};
+
+use super::worker::{NOT_FOLLOWED, name};
+use crate::load::moment;
+
+const XATTR: &str = "user.word";
+
+/// A file that stays open until the window ends.
+pub struct Opened {
+    pub file: File,
+    pub fd: OwnedFd,
+}
+
+/// A window's directories.
+pub struct Dirs(pub Vec<OwnedFd>);
+
+/// How a look is made, where there are several ways.
+#[derive(Clone, Copy)]
+pub struct Way {
+    /// Past what the kernel holds of attributes.
+    pub forced: bool,
+    /// A listing goes back to where it was.
+    pub seek: bool,
+}
+
+/// What came of a call.
+pub struct Told {
+    pub end: u64,
+    /// `None`: nobody knows.
+    pub answer: Option<Answer>,
+    pub opened: Option<Opened>,
+}
+
+type Result<T> = rustix::io::Result<T>;
+
+impl Dirs {
+    pub fn make(&self, call: Call, files: &[Opened], way: Way) -> Told {
+        let result = match call {
+            Call::Create { slot, label, mode } => {
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+                return opened(as_maker(label, || self.open(slot, flags, mode)));
+            }
+            Call::Open { slot } => return opened(self.open(slot, OFlags::RDWR, 0)),
+            Call::Stat { slot } => self.stat(slot, way).map(|stat| Answer::Seen(seen(&stat))),
+            Call::ReadLink { slot } => self.target(slot),
+            Call::List { dir } => listing(self.0[usize::from(dir)].as_fd(), way).map(Answer::Listed),
+            _ => match call.file().map(|file| files.iter().find(|opened| opened.file == file)) {
+                Some(Some(opened)) => of_file(opened.fd.as_fd(), call, way),
+                Some(None) => Err(rustix::io::Errno::BADF),
+                None => self.change(call).map(|()| Answer::Done),
+            },
+        };
+        let answer = result.unwrap_or_else(failed);
+        Told { end: moment(), answer: Some(answer), opened: None }
+    }
+
+    fn dir(&self, slot: Slot) -> BorrowedFd<'_> {
+        self.0[usize::from(slot.dir())].as_fd()
+    }
+
+    fn open(&self, slot: Slot, flags: OFlags, mode: u32) -> Result<OwnedFd> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(self.dir(slot), name(slot.name()), flags, Mode::from_raw_mode(mode))
+    }
+
+    fn stat(&self, slot: Slot, way: Way) -> Result<Stat> {
+        if way.forced {
+            let flags = NOT_FOLLOWED | AtFlags::STATX_FORCE_SYNC;
+            rustix::fs::statx(self.dir(slot), name(slot.name()), flags, StatxFlags::BASIC_STATS)?;
+        }
+        rustix::fs::statat(self.dir(slot), name(slot.name()), NOT_FOLLOWED)
+    }
+
+    fn target(&self, slot: Slot) -> Result<Answer> {
+        let target = rustix::fs::readlinkat(self.dir(slot), name(slot.name()), Vec::new())?;
+        let label = target.to_str().ok().and_then(|target| target.parse().ok());
+        // Nobody is 0: what cannot be read is another's target.
+        Ok(Answer::Target(label.unwrap_or(0)))
+    }
+
+    /// Of names.
+    fn change(&self, call: Call) -> Result<()> {
+        let at = |slot: Slot| (self.dir(slot), name(slot.name()));
+        match call {
+            Call::Mkdir { slot, label } => {
+                let (dir, name) = at(slot);
+                as_maker(label, || rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755)))
+            }
+            Call::Symlink { slot, label } => {
+                let (dir, name) = at(slot);
+                as_maker(label, || rustix::fs::symlinkat(label.to_string(), dir, name))
+            }
+            Call::Link { old, new } => {
+                let ((dir, name), (new_dir, new_name)) = (at(old), at(new));
+                rustix::fs::linkat(dir, name, new_dir, new_name, AtFlags::empty())
+            }
+            Call::Unlink { slot } => rustix::fs::unlinkat(at(slot).0, at(slot).1, AtFlags::empty()),
+            Call::Rmdir { slot } => rustix::fs::unlinkat(at(slot).0, at(slot).1, AtFlags::REMOVEDIR),
+            Call::Rename { old, new, how } => {
+                let ((dir, name), (new_dir, new_name)) = (at(old), at(new));
+                let flags = match how {
+                    How::Plain => RenameFlags::empty(),
+                    How::NoReplace => RenameFlags::NOREPLACE,
+                    How::Exchange => RenameFlags::EXCHANGE,
+                };
+                rustix::fs::renameat_with(dir, name, new_dir, new_name, flags)
+            }
+            _ => Err(rustix::io::Errno::NOSYS),
+        }
+    }
+}
+
+/// What is made belongs to the group of that number: so everybody sees who made it.
+fn as_maker<T>(label: Label, make: impl FnOnce() -> T) -> T {
+    // SAFETY: it changes a number of this thread; root may take any.
+    let before = unsafe { libc::setfsgid(label) };
+    let made = make();
+    // SAFETY: as above; what it was before is a group.
+    unsafe { libc::setfsgid(u32::from_ne_bytes(before.to_ne_bytes())) };
+    made
+}
+
+fn failed(errno: rustix::io::Errno) -> Answer {
+    Answer::Failed(Errno::from_raw(errno.raw_os_error()))
+}
+
+/// An open file says itself which it is.
+fn opened(result: Result<OwnedFd>) -> Told {
+    let end = moment();
+    match result {
+        Err(errno) => Told { end, answer: Some(failed(errno)), opened: None },
+        Ok(fd) => match rustix::fs::fstat(&fd) {
+            Ok(stat) => {
+                let file = seen(&stat).file;
+                Told { end, answer: Some(Answer::Opened(file)), opened: Some(Opened { file, fd }) }
+            }
+            Err(_) => Told { end, answer: None, opened: None },
+        },
+    }
+}
+
+/// What stat says, in the words of a history.
+#[must_use]
+pub fn seen(stat: &Stat) -> Seen {
+    let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+        rustix::fs::FileType::Directory => Kind::Dir,
+        rustix::fs::FileType::Symlink => Kind::Symlink,
+        _ => Kind::File,
+    };
+    Seen {
+        file: File { label: stat.st_gid, ino: stat.st_ino },
+        kind,
+        nlink: stat.st_nlink,
+        mode: stat.st_mode & 0o7777,
+        size: u64::try_from(stat.st_size).unwrap_or(u64::MAX),
+        mtime: Some(stat.st_mtime).filter(|secs| *secs <= LAST_SET_TIME),
+    }
+}
+
+/// By a descriptor. Values that cannot be read as what was written are answered as 1, which nobody writes.
+pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: Way) -> Result<Answer> {
+    match call {
+        Call::Fstat { .. } => {
+            if way.forced {
+                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+                rustix::fs::statx(fd, "", flags, StatxFlags::BASIC_STATS)?;
+            }
+            return rustix::fs::fstat(fd).map(|stat| Answer::Seen(seen(&stat)));
+        }
+        Call::Chmod { mode, .. } => rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))?,
+        Call::Truncate { size, .. } => rustix::fs::ftruncate(fd, size)?,
+        Call::Times { secs, .. } => {
+            let at = Timespec { tv_sec: secs, tv_nsec: 0 };
+            rustix::fs::futimens(fd, &rustix::fs::Timestamps { last_access: at, last_modification: at })?;
+        }
+        Call::SetXattr { value, .. } => {
+            rustix::fs::fsetxattr(fd, XATTR, value.to_string().as_bytes(), XattrFlags::empty())?;
+        }
+        Call::RemoveXattr { .. } => match rustix::fs::fremovexattr(fd, XATTR) {
+            Err(rustix::io::Errno::NODATA) => {}
+            result => result?,
+        },
+        Call::GetXattr { .. } => {
+            let mut bytes = [0_u8; 32];
+            return match rustix::fs::fgetxattr(fd, XATTR, &mut bytes) {
+                Err(rustix::io::Errno::NODATA) => Ok(Answer::Value(None)),
+                Err(errno) => Err(errno),
+                Ok(length) => {
+                    let value = std::str::from_utf8(&bytes[..length]).ok();
+                    Ok(Answer::Value(Some(value.and_then(|value| value.parse().ok()).unwrap_or(1))))
+                }
+            };
+        }
+        Call::Write { word, .. } => {
+            let bytes = word.to_le_bytes();
+            if rustix::io::pwrite(fd, &bytes, 0)? != bytes.len() {
+                return Err(rustix::io::Errno::NOSPC);
+            }
+        }
+        Call::Read { .. } => {
+            let mut bytes = [0_u8; 8];
+            let value = match rustix::io::pread(fd, &mut bytes, 0)? {
+                0 => None,
+                8 => Some(u64::from_le_bytes(bytes)),
+                _ => Some(1),
+            };
+            return Ok(Answer::Value(value));
+        }
+        Call::Fsync { .. } => rustix::fs::fsync(fd)?,
+        _ => return Err(rustix::io::Errno::NOSYS),
+    }
+    Ok(Answer::Done)
+}
+
+/// A whole directory in small parts; with a way back to an entry's cookie, from which it goes on the same.
+fn listing(dir: BorrowedFd<'_>, way: Way) -> Result<Vec<(u8, u64)>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
+    let mut entries = Vec::new();
+    let mut back = way.seek;
+    loop {
+        let (part, end) = part(&dir)?;
+        if part.is_empty() {
+            return Ok(entries);
+        }
+        entries.extend(part);
+        if back && let Some(end) = end {
+            // It has read on, and says again what comes behind that entry.
+            back = false;
+            self::part(&dir)?;
+            rustix::fs::seek(&dir, SeekFrom::Start(end))?;
+        }
+    }
+}
+
+type Part = (Vec<(u8, u64)>, Option<u64>);
+
+/// What getdents gives into a small buffer, without `.` and `..`, and the last cookie. Empty only at the end.
+fn part(dir: &OwnedFd) -> Result<Part> {
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 80];
+    loop {
+        let mut raw = rustix::fs::RawDir::new(dir, &mut buffer);
+        let (mut entries, mut last, mut any) = (Vec::new(), None, false);
+        while let Some(entry) = raw.next() {
+            let entry = entry?;
+            any = true;
+            last = Some(entry.next_entry_cookie());
+            let bytes = entry.file_name().to_bytes();
+            if bytes != b"." && bytes != b".." {
+                let number = (0..NAMES).find(|number| name(*number).as_bytes() == bytes);
+                entries.push((number.unwrap_or(NAMES), entry.ino()));
+            }
+            if raw.is_buffer_empty() {
+                break;
+            }
+        }
+        if !entries.is_empty() || !any {
+            return Ok((entries, last));
+        }
+    }
+}

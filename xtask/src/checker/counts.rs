@@ -1,0 +1,85 @@
+//! What a run was like.
+
+use std::collections::BTreeMap;
+
+use nigh_sim::history::{Answer, History, Record, Report};
+use serde_json::{Value, json};
+
+/// A look that took less than this, in ns, did not pass a link of a millisecond.
+const FROM_MEMORY: u64 = 500_000;
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    pub windows: u64,
+    pub calls: BTreeMap<String, u64>,
+    pub refused: u64,
+    pub looks: u64,
+    pub looks_from_memory: u64,
+    pub changes: u64,
+    pub unknown: u64,
+    pub left_out: u64,
+    pub stale: u64,
+    pub lost: u64,
+    pub longest_ms: u64,
+    /// The largest set of configurations.
+    pub largest: u64,
+}
+
+impl Counts {
+    pub fn add(&mut self, history: &History, report: &Report) {
+        self.windows += 1;
+        self.unknown += report.unknown;
+        self.left_out += report.left_out;
+        self.stale += report.stale;
+        self.lost += report.lost;
+        self.longest_ms = self.longest_ms.max(longest_ms(history));
+        self.largest = self.largest.max(u64::try_from(report.largest).unwrap_or(u64::MAX));
+        for record in history.records.iter().filter(|record| record.mount != Record::EXPORT) {
+            let call = record.call.to_string();
+            *self.calls.entry(call.split(' ').next().unwrap_or_default().to_owned()).or_default() += 1;
+            let took = took(record);
+            let failed = matches!(record.answer, Some((_, Answer::Failed(_))));
+            self.refused += u64::from(failed);
+            if !record.call.is_change() {
+                self.looks += 1;
+                self.looks_from_memory += u64::from(took.is_some_and(|took| took < FROM_MEMORY));
+            } else if !failed {
+                self.changes += 1;
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn all_calls(&self) -> u64 {
+        self.calls.values().sum()
+    }
+
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "windows": self.windows,
+            "calls": self.all_calls(),
+            "by_kind": self.calls,
+            "refused": self.refused,
+            "looks": self.looks,
+            "looks_from_memory": self.looks_from_memory,
+            "changes": self.changes,
+            "unknown": self.unknown,
+            "left_out": self.left_out,
+            "stale": self.stale,
+            "lost": self.lost,
+            "longest_ms": self.longest_ms,
+            "largest": self.largest,
+        })
+    }
+}
+
+fn took(record: &Record) -> Option<u64> {
+    record.answer.as_ref().map(|(end, _)| end.saturating_sub(record.begin))
+}
+
+/// Of the call that took longest.
+#[must_use]
+pub fn longest_ms(history: &History) -> u64 {
+    history.records.iter().filter_map(took).max().unwrap_or(0) / 1_000_000
+}

@@ -1,0 +1,282 @@
+//! What goes wrong while all work: a plan of it by time, carried out step by step, and what it was in the end.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nigh_sim::history::History;
+
+use super::stage::{MOUNTS, Stage, WORKERS};
+use crate::load::moment;
+use crate::process;
+
+/// After that a stopped mount may answer with what is not so any more: its last renewal was 5 s before at most, and its
+/// lease ends 13.5 s after that.
+const OLD_AFTER: Duration = Duration::from_secs(8);
+/// How long after its SIGKILL a server may still do something.
+const DYING: Duration = Duration::from_millis(100);
+
+/// One thing that happens. Mounts and workers by their numbers; workers count over all mounts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    Cut(u8),
+    Down(u8),
+    Up(u8),
+    Stop(u8),
+    Continue(u8),
+    KillServer,
+    KillWorker(u8),
+}
+
+/// The kinds that are counted, and how each ends if it does not at once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    Cut,
+    /// For less than a term.
+    Down,
+    /// For more than a term.
+    Away,
+    Stop,
+    KillServer,
+    KillWorker,
+}
+
+impl Kind {
+    pub const ALL: [(Kind, &'static str); 6] = [
+        (Kind::Cut, "cut"),
+        (Kind::Down, "down_less_than_a_term"),
+        (Kind::Away, "down_more_than_a_term"),
+        (Kind::Stop, "client_stopped_past_its_term"),
+        (Kind::KillServer, "server_killed"),
+        (Kind::KillWorker, "worker_killed"),
+    ];
+}
+
+/// One that happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Happened {
+    pub kind: Kind,
+    /// Whether it is one: its mount held grants, and calls were out.
+    pub counts: bool,
+}
+
+/// What a worker that is killed waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Held {
+    /// Nothing, or not for long.
+    Runs,
+    /// An answer of its mount's daemon.
+    Answer,
+    /// That of a daemon which is stopped: the kernel lets nobody go whose request such a process has read.
+    Stopped,
+    /// A lock of the kernel's own, such as a directory's, that another call on its mount holds: no signal ends that.
+    Lock,
+}
+
+/// A worker that was killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Killed {
+    pub took: Duration,
+    pub held: Held,
+}
+
+/// The faults of one window.
+#[derive(Default)]
+pub struct Faults {
+    /// Latest first.
+    steps: Vec<(Duration, Step)>,
+    pub happened: Vec<Happened>,
+    pub killed: Vec<Killed>,
+    kills: Vec<(u64, u64)>,
+    stops: Vec<(u8, u64, u64)>,
+    losses: Vec<u8>,
+    /// When mounts, or the server (no mount), could work again.
+    pub mended: Vec<(Option<u8>, u64)>,
+    /// A stopped mount that went on, and who asks it, which counts as its return.
+    asked: Vec<(u8, u64, Child)>,
+    /// Which, since when, and its daemon.
+    stopped: Vec<(u8, u64, u32)>,
+    /// Workers that were killed and are not gone yet.
+    dying: Vec<(u8, Instant, Held)>,
+    down: Vec<(u8, Instant, bool)>,
+}
+
+impl Faults {
+    /// By the time since all began to work.
+    #[must_use]
+    pub fn new(mut steps: Vec<(Duration, Step)>) -> Faults {
+        steps.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        let mut faults = Faults::default();
+        faults.steps = steps;
+        faults
+    }
+
+    /// When the last of them happens.
+    #[must_use]
+    pub fn end(&self) -> Duration {
+        self.steps.first().map_or(Duration::ZERO, |(at, _)| *at)
+    }
+
+    #[must_use]
+    pub fn are_over(&self) -> bool {
+        self.steps.is_empty() && self.asked.is_empty() && self.dying.is_empty()
+    }
+
+    /// Does what is due.
+    pub fn go_on(&mut self, stage: &mut Stage<'_>, elapsed: Duration) -> Result<()> {
+        while let Some((at, step)) = self.steps.pop() {
+            if at > elapsed {
+                self.steps.push((at, step));
+                break;
+            }
+            self.step(stage, step).with_context(|| format!("{step:?}"))?;
+        }
+        let mut waiting = Vec::new();
+        for (mount, since, mut child) in std::mem::take(&mut self.asked) {
+            if child.try_wait()?.is_some() {
+                let old = since + u64::try_from(OLD_AFTER.as_nanos())?;
+                self.stops.push((mount, old, moment()));
+            } else {
+                waiting.push((mount, since, child));
+            }
+        }
+        self.asked = waiting;
+        self.look_at_the_dying(stage)
+    }
+
+    fn look_at_the_dying(&mut self, stage: &mut Stage<'_>) -> Result<()> {
+        let mut alive = Vec::new();
+        for (number, since, held) in std::mem::take(&mut self.dying) {
+            if stage.worker(number).is_gone()? {
+                self.killed.push(Killed { took: since.elapsed(), held });
+            } else {
+                alive.push((number, since, held));
+            }
+        }
+        self.dying = alive;
+        Ok(())
+    }
+
+    fn step(&mut self, stage: &mut Stage<'_>, step: Step) -> Result<()> {
+        match step {
+            Step::Cut(mount) => {
+                self.happens(stage, Kind::Cut, Some(mount));
+                stage.seat(mount).link.cut()?;
+            }
+            Step::Down(mount) => {
+                let counts = holds_grants(stage, mount);
+                stage.seat(mount).link.down()?;
+                self.down.push((mount, Instant::now(), counts));
+            }
+            Step::Up(mount) => {
+                stage.seat(mount).link.up()?;
+                self.mended.push((Some(mount), moment()));
+                let at = self.down.iter().position(|(down, ..)| *down == mount).context("it is up")?;
+                let (_, since, counts) = self.down.remove(at);
+                let kind =
+                    if since.elapsed() > Duration::from_millis(16_500) { Kind::Away } else { Kind::Down };
+                self.happened.push(Happened { kind, counts });
+                if kind == Kind::Away {
+                    self.losses.push(mount);
+                    stage.seat(mount).is_doubted = true;
+                }
+            }
+            Step::Stop(mount) => {
+                self.happens(stage, Kind::Stop, Some(mount));
+                let daemon = stage.seat(mount).mount.daemon();
+                process::signal(daemon, libc::SIGSTOP);
+                self.stopped.push((mount, moment(), daemon));
+                self.losses.push(mount);
+            }
+            Step::Continue(mount) => self.go_on_again(stage, mount)?,
+            Step::KillServer => {
+                self.happens(stage, Kind::KillServer, None);
+                let began = moment();
+                stage.server.kill()?;
+                self.kills.push((began, moment() + u64::try_from(DYING.as_nanos())?));
+                stage.server.start_again()?;
+                // A file whose names others have changed since a mount looked is not found again.
+                self.losses.extend(0..MOUNTS);
+                self.mended.push((None, moment()));
+            }
+            Step::KillWorker(number) => self.kill_worker(stage, number)?,
+        }
+        Ok(())
+    }
+
+    fn happens(&mut self, stage: &mut Stage<'_>, kind: Kind, mount: Option<u8>) {
+        let mut mounts = (0..MOUNTS).filter(|number| mount.is_none_or(|mount| mount == *number));
+        // One that is stopped does not say.
+        let counts = mounts.any(|mount| !self.is_stopped(mount) && holds_grants(stage, mount));
+        self.happened.push(Happened { kind, counts });
+    }
+
+    fn is_stopped(&self, mount: u8) -> bool {
+        self.stopped.iter().any(|(stopped, ..)| *stopped == mount)
+    }
+
+    fn go_on_again(&mut self, stage: &mut Stage<'_>, mount: u8) -> Result<()> {
+        let at =
+            self.stopped.iter().position(|(stopped, ..)| *stopped == mount).context("it was not stopped")?;
+        let (_, since, _) = self.stopped.remove(at);
+        let seat = stage.seat(mount);
+        let mut command = Command::new("stat");
+        command.arg("--cached=never").arg(&seat.mount.point).stdout(Stdio::null()).stderr(Stdio::null());
+        process::signal(seat.mount.daemon(), libc::SIGCONT);
+        self.mended.push((Some(mount), moment()));
+        self.asked.push((mount, since, command.stdin(Stdio::null()).spawn()?));
+        seat.is_doubted = true;
+        Ok(())
+    }
+
+    fn kill_worker(&mut self, stage: &mut Stage<'_>, number: u8) -> Result<()> {
+        let stopped = self.is_stopped(number / WORKERS);
+        let worker = stage.worker(number);
+        if worker.is_dead() {
+            return Ok(());
+        }
+        let held = match (worker.is_waiting(), worker.awaits_answer()) {
+            (false, _) => Held::Runs,
+            (true, false) => Held::Lock,
+            (true, true) if stopped => Held::Stopped,
+            (true, true) => Held::Answer,
+        };
+        let start = Instant::now();
+        worker.kill();
+        let limit = if stopped { Duration::ZERO } else { Duration::from_secs(1) };
+        while start.elapsed() < limit && !worker.is_gone()? {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if worker.is_gone()? {
+            self.killed.push(Killed { took: start.elapsed(), held });
+        } else {
+            let answer = worker.awaits_answer();
+            ensure!(stopped || !answer, "a second after SIGKILL it waits for an answer");
+            // What it waited for a moment ago may be had by now.
+            let held = if answer { Held::Stopped } else { Held::Lock };
+            self.dying.push((number, start, held));
+        }
+        let counts = !matches!(held, Held::Runs);
+        self.happened.push(Happened { kind: Kind::KillWorker, counts });
+        Ok(())
+    }
+
+    /// What a judge must know.
+    pub fn tell(&self, history: &mut History) {
+        history.kills.extend(&self.kills);
+        history.stops.extend(&self.stops);
+        history.losses.extend(&self.losses);
+    }
+}
+
+impl Drop for Faults {
+    /// What is stopped could not be taken down.
+    fn drop(&mut self) {
+        self.stopped.iter().for_each(|(_, _, daemon)| process::signal(*daemon, libc::SIGCONT));
+    }
+}
+
+fn holds_grants(stage: &mut Stage<'_>, mount: u8) -> bool {
+    let status = stage.seat(mount).mount.status();
+    status.is_ok_and(|status| status["leases"]["read"].as_u64().is_some_and(|held| held > 0))
+}

@@ -1,0 +1,319 @@
+//! A server, mounts of one directory by a daemon each, a link for each mount, and processes that work in them.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::link::client::Emulator;
+use crate::load::moment;
+use crate::process;
+use crate::test::mount::{How, Mount, no_orphans};
+use crate::test::world::{As, World};
+
+const WHO: As = As::Us;
+pub const MOUNTS: u8 = 3;
+/// On each mount.
+pub const WORKERS: u8 = 2;
+
+/// The server's process.
+pub struct Server<'w> {
+    world: &'w World,
+    child: Child,
+    pub log: PathBuf,
+}
+
+impl<'w> Server<'w> {
+    pub fn start(world: &'w World) -> Result<Server<'w>> {
+        let log = world.log();
+        let child = Server::spawn(world, &log)?;
+        let mut server = Server { world, child, log };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    fn spawn(world: &World, log: &PathBuf) -> Result<Child> {
+        let file = File::options().create(true).append(true).open(log)?;
+        let mut command = world.command(world.nigh(), WHO);
+        // Mounts come and go; it stays.
+        command.args(["serve", "--listen", "user"]).env("NIGH_SERVER_IDLE_MS", "86400000");
+        command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command.spawn().context("starting the server")
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(20);
+        while UnixStream::connect(self.world.server_socket(WHO)).is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the server ended with {status}: {}", self.said());
+            }
+            ensure!(Instant::now() < end, "the server does not listen: {}", self.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Without a word; the process is gone.
+    pub fn kill(&mut self) -> Result<()> {
+        process::signal(self.child.id(), libc::SIGKILL);
+        let ended = process::wait(&mut self.child, Duration::from_secs(10))?;
+        ensure!(ended.is_some(), "the server lives 10 s after SIGKILL");
+        Ok(())
+    }
+
+    pub fn start_again(&mut self) -> Result<()> {
+        self.child = Server::spawn(self.world, &self.log)?;
+        self.wait_until_ready()
+    }
+
+    /// How often it has fenced a mount.
+    pub fn fences(&self) -> u64 {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        text.lines().filter(|line| line.contains("session fenced")).count() as u64
+    }
+
+    pub fn said(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(8)..].join(" / ")
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        process::signal(self.child.id(), libc::SIGTERM);
+        if !matches!(process::wait(&mut self.child, Duration::from_secs(3)), Ok(Some(_))) {
+            process::kill_group(self.child.id());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A process that works in a mount. Ended with this.
+pub struct Worker {
+    child: Child,
+    input: Option<ChildStdin>,
+    said: Receiver<String>,
+    log: PathBuf,
+    /// Where it writes down its calls, for now.
+    pub calls: PathBuf,
+    dead: bool,
+}
+
+impl Worker {
+    fn start(world: &World, mount: &Mount<'_>, seed: u64) -> Result<Worker> {
+        let log = world.log();
+        let mut command = world.command(world.root.join("bin/xtask"), WHO);
+        command.arg("checker-worker").arg(&mount.point);
+        command.args(["--seed", &seed.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&log)?).process_group(0);
+        let mut child = command.spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take().context("no output")?);
+        let (sender, said) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Worker { child, input, said, log, calls: PathBuf::new(), dead: false })
+    }
+
+    /// Tells it what to do; that it has done it is asked of [`Worker::is_done`].
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        if self.dead {
+            return Ok(());
+        }
+        let input = self.input.as_mut().context("it was told to end")?;
+        input.write_all(line.as_bytes()).context("a worker has ended")
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// Whether it has been in one call for more than 5 ms.
+    pub fn is_waiting(&self) -> bool {
+        let text = std::fs::read_to_string(&self.calls).unwrap_or_default();
+        let begun = text.lines().last().and_then(|line| line.strip_prefix("> "));
+        let begin = begun.and_then(|line| line.split(' ').next()?.parse::<u64>().ok());
+        begin.is_some_and(|begin| moment().saturating_sub(begin) > 5_000_000)
+    }
+
+    /// Whether the kernel has it wait for an answer of its mount's daemon.
+    pub fn awaits_answer(&self) -> bool {
+        let stack = std::fs::read_to_string(format!("/proc/{}/stack", self.child.id()));
+        stack.is_ok_and(|stack| stack.contains("request_wait_answer"))
+    }
+
+    /// By SIGKILL; that it is gone is asked of [`Worker::is_gone`].
+    pub fn kill(&mut self) {
+        self.dead = true;
+        process::signal(self.child.id(), libc::SIGKILL);
+    }
+
+    pub fn is_gone(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Whether it has done what it was told, or is dead.
+    pub fn is_done(&mut self) -> Result<bool> {
+        if self.dead {
+            return Ok(true);
+        }
+        match self.said.try_recv() {
+            Ok(_) => Ok(true),
+            Err(TryRecvError::Empty) => Ok(false),
+            Err(TryRecvError::Disconnected) => {
+                let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+                bail!("a worker ended: {}", said.trim())
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        if !matches!(process::wait(&mut self.child, Duration::from_millis(500)), Ok(Some(_))) {
+            process::kill_group(self.child.id());
+            let _ = process::wait(&mut self.child, Duration::from_secs(5));
+        }
+    }
+}
+
+/// One mount: who works in it, its daemon, its link.
+pub struct Seat<'w> {
+    pub workers: Vec<Worker>,
+    pub mount: Mount<'w>,
+    pub link: Emulator,
+    /// It has let others wait and is granted nothing for a while, so it is mounted anew.
+    pub is_doubted: bool,
+}
+
+/// All of it.
+pub struct Stage<'w> {
+    pub seats: Vec<Seat<'w>>,
+    pub server: Server<'w>,
+    pub world: &'w World,
+    pub source: PathBuf,
+    seed: u64,
+    /// Workers.
+    started: Cell<u64>,
+}
+
+impl<'w> Stage<'w> {
+    pub fn new(world: &'w World, seed: u64) -> Result<Stage<'w>> {
+        let source = world.dir("source", WHO)?;
+        let server = Server::start(world)?;
+        let mut stage = Stage { seats: Vec::new(), server, world, source, seed, started: Cell::new(0) };
+        for number in 0..MOUNTS {
+            let seat = stage.new_seat(number).with_context(|| format!("mount {number}"))?;
+            stage.seats.push(seat);
+        }
+        Ok(stage)
+    }
+
+    /// Of a worker.
+    fn next_seed(&self) -> u64 {
+        let started = self.started.get();
+        self.started.set(started + 1);
+        self.seed * 1_000_000 + started
+    }
+
+    pub fn seat(&mut self, number: u8) -> &mut Seat<'w> {
+        &mut self.seats[usize::from(number)]
+    }
+
+    /// By its number over all mounts.
+    pub fn worker(&mut self, number: u8) -> &mut Worker {
+        &mut self.seats[usize::from(number / WORKERS)].workers[usize::from(number % WORKERS)]
+    }
+
+    /// Dead workers and mounts that are doubted have others in their places. What a mount counted goes to `parting` before.
+    pub fn renew(&mut self, mut parting: impl FnMut(&Seat<'w>) -> Result<()>) -> Result<()> {
+        for number in 0..MOUNTS {
+            let at = usize::from(number);
+            if self.seats[at].is_doubted {
+                let seat = self.seats.remove(at);
+                parting(&seat)?;
+                drop(seat.workers);
+                seat.mount.unmount()?;
+                drop(seat.link);
+                let new = self.new_seat(number)?;
+                self.seats.insert(at, new);
+            }
+            for worker in 0..WORKERS {
+                if self.seats[at].workers[usize::from(worker)].is_dead() {
+                    let new = Worker::start(self.world, &self.seats[at].mount, self.next_seed())?;
+                    self.seats[at].workers[usize::from(worker)] = new;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn new_seat(&self, number: u8) -> Result<Seat<'w>> {
+        let world = self.world;
+        let rtt = format!("{}ms", 1 + (self.seed + u64::from(number)) % 5);
+        let xtask = world.root.join("bin/xtask");
+        let link = Emulator::start(&xtask, &world.root, &world.server_socket(WHO), &rtt, "1Gbit")?;
+        let mut how = How::new(WHO).with("--host-timeout=forever");
+        how = how.set("NIGH_LINK", &link.socket.display().to_string());
+        if self.seed.is_multiple_of(3) && number == 2 {
+            how = how.set("NIGH_NOTIFY_LEVEL", "no-epoch");
+        }
+        let point = world.dir(&format!("mnt-{number}"), WHO)?;
+        let mount = Mount::new(world, &self.source, &point, &how)?;
+        let mut seat = Seat { workers: Vec::new(), mount, link, is_doubted: false };
+        for _ in 0..WORKERS {
+            let worker = Worker::start(world, &seat.mount, self.next_seed())?;
+            seat.workers.push(worker);
+        }
+        Ok(seat)
+    }
+
+    pub fn workers(&mut self) -> impl Iterator<Item = &mut Worker> {
+        self.seats.iter_mut().flat_map(|seat| &mut seat.workers)
+    }
+
+    /// Frees everything that hangs.
+    pub fn abort(&self) {
+        self.seats.iter().for_each(|seat| seat.mount.abort());
+    }
+
+    /// What the server and the daemons said last.
+    pub fn said(&self) -> String {
+        let daemons = self.seats.iter().map(|seat| seat.mount.said());
+        let all = daemons.chain([self.server.said()]).filter(|said| !said.is_empty());
+        all.collect::<Vec<_>>().join(" // ")
+    }
+
+    pub fn close(self) -> Result<()> {
+        for Seat { workers, mount, link, .. } in self.seats {
+            drop(workers);
+            mount.unmount()?;
+            drop(link);
+        }
+        // Those of a server that was killed go when a term has passed without anybody.
+        let end = Instant::now() + Duration::from_secs(20);
+        while let Err(error) = no_orphans(&self.source) {
+            if Instant::now() > end {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
