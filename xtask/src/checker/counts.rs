@@ -20,6 +20,7 @@ pub struct Counts {
     pub left_out: u64,
     pub stale: u64,
     pub lost: u64,
+    pub early: u64,
     pub longest_ms: u64,
     /// The largest set of configurations.
     pub largest: u64,
@@ -32,6 +33,7 @@ impl Counts {
         self.left_out += report.left_out;
         self.stale += report.stale;
         self.lost += report.lost;
+        self.early += report.early;
         self.longest_ms = self.longest_ms.max(longest_ms(history));
         self.largest = self.largest.max(u64::try_from(report.largest).unwrap_or(u64::MAX));
         for record in history.records.iter().filter(|record| record.mount != Record::EXPORT) {
@@ -68,6 +70,7 @@ impl Counts {
             "left_out": self.left_out,
             "stale": self.stale,
             "lost": self.lost,
+            "early": self.early,
             "longest_ms": self.longest_ms,
             "largest": self.largest,
         })

@@ -23,6 +23,8 @@ pub struct Report {
     pub stale: u64,
     /// Calls by descriptors of mounts that may have lost them, and have.
     pub lost: u64,
+    /// Reads of what a write of their own mount had put into its kernel's pages while it was out.
+    pub early: u64,
     /// Looks that were left out, since their mount was stopped.
     pub left_out: u64,
 }
@@ -69,6 +71,7 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
     judge.report.left_out = pieces.left_out;
     judge.report.stale = pieces.stale;
     judge.report.lost = pieces.lost;
+    judge.report.early = pieces.early;
     judge.all(&pieces)?;
     Ok(judge.report)
 }

@@ -26,6 +26,8 @@ pub struct Pieces {
     pub stale: u64,
     /// Calls by descriptors that were lost.
     pub lost: u64,
+    /// Reads of what a write of their own mount, which was out, had put into its kernel's pages.
+    pub early: u64,
     /// Changes of which nobody knows what became.
     pub unknown: u64,
 }
@@ -76,6 +78,7 @@ impl<'h> Divider<'h> {
             left_out: 0,
             stale: 0,
             lost: 0,
+            early: 0,
             unknown: 0,
         };
         let (makers, changes) = (BTreeMap::new(), BTreeMap::new());
@@ -270,6 +273,9 @@ impl<'h> Divider<'h> {
                 let end = self.end(number);
                 self.register(Which::Xattrs, file, number, (end, true), Value::Is(*value));
             }
+            (Call::Read { file }, Answer::Value(Some(word))) if self.is_out(record, file, *word) => {
+                self.pieces.early += 1;
+            }
             (Call::Read { file }, Answer::Value(value)) => {
                 let look = value.map_or(Content::Size(0), Content::Word);
                 let end = self.end(number);
@@ -279,6 +285,28 @@ impl<'h> Divider<'h> {
             _ => return Err("no answer to that call".to_owned()),
         }
         Ok(())
+    }
+
+    /// Whether a write of this mount was out that makes a read so: its kernel lets others read the page that it filled before
+    /// the server has it.
+    fn is_out(&self, read: &Record, file: File, word: u64) -> bool {
+        let changes = self.changes.get(&read.mount).into_iter().flatten();
+        let mut writes =
+            changes.filter(|number| self.history.records[**number].call == Call::Write { file, word });
+        writes.any(|number| {
+            let write = &self.history.records[*number];
+            write.begin <= self.over(read) && self.over(write) >= read.begin
+        })
+    }
+
+    /// When a call was over, for its kernel: at the latest when its process, or the one in its place, called again.
+    fn over(&self, record: &Record) -> u64 {
+        if let Some((end, _)) = &record.answer {
+            return *end;
+        }
+        let who = |record: &Record| (record.mount, record.worker);
+        let later = self.history.records.iter().filter(|other| who(other) == who(record));
+        later.map(|other| other.begin).filter(|begin| *begin > record.begin).min().unwrap_or(u64::MAX)
     }
 
     fn listing(&mut self, number: usize, dir: u8, entries: &[(u8, u64)]) -> Taken {
