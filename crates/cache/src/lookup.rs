@@ -2,7 +2,9 @@
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
+use crate::grants::Held;
 use crate::op::{Answer, Caller};
+use crate::rows::Child;
 use nigh_types::{Call, Errno, Kind, Name, NodeId, OpId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -14,29 +16,11 @@ impl Cache {
         dir: u64,
         name: Name,
     ) -> Option<Answer> {
-        let cookie = self.key.cookie(name.as_bytes());
-        if !self.holds.has_name(dir, &name)
-            && let Some((directory, held)) = self.names(now, dir)
-        {
-            let row = directory.rows.find(cookie, name.as_bytes());
-            match row.map(|r| r.child.clone()) {
-                Some(Some(child)) => {
-                    if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {
-                        return Some(Answer::Node(self.node(
-                            now,
-                            Some((dir, &name)),
-                            child.id,
-                            attr,
-                            Some(held),
-                            Some(attr_held),
-                        )));
-                    }
-                }
-                Some(None) => return Some(self.missing(now, dir, &name, Some(held))),
-                None if directory.knows_absence(cookie) => {
-                    return Some(self.missing(now, dir, &name, Some(held)));
-                }
-                None => {}
+        if let Some((child, held)) = self.name_known(now, dir, &name) {
+            let Some(child) = child else { return Some(self.missing(now, dir, &name, Some(held))) };
+            if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {
+                let (at, attr_held) = (Some((dir, &name)), Some(attr_held));
+                return Some(Answer::Node(self.node(now, at, child.id, attr, Some(held), attr_held)));
             }
         }
         self.lookup_remote(now, op, caller, dir, name)
@@ -44,11 +28,23 @@ impl Cache {
 
     /// What a name leads to, if memory knows that, and it is of that kind; counts as a lookup.
     pub fn known(&mut self, now: Time, dir: u64, name: &Name, kind: Kind) -> Option<Answer> {
-        let cookie = self.key.cookie(name.as_bytes());
-        let (directory, held) = self.names(now, dir)?;
-        let child = directory.rows.find(cookie, name.as_bytes())?.child.clone()?;
+        let (child, held) = self.name_known(now, dir, name)?;
+        let child = child?;
         let (attr, attr_held) = self.child_attr(now, &child, held).filter(|(attr, _)| attr.kind() == kind)?;
         Some(Answer::Node(self.node(now, Some((dir, name)), child.id, attr, Some(held), Some(attr_held))))
+    }
+
+    /// What a name leads to (`None`: there is none), unless others are about to change that, or it is not known.
+    fn name_known(&mut self, now: Time, dir: u64, name: &Name) -> Option<(Option<Child>, Held)> {
+        if self.holds.has_name(dir, name) {
+            return None;
+        }
+        let cookie = self.key.cookie(name.as_bytes());
+        let (directory, held) = self.names(now, dir)?;
+        match directory.rows.find(cookie, name.as_bytes()) {
+            Some(row) => Some((row.child.clone(), held)),
+            None => directory.knows_absence(cookie).then_some((None, held)),
+        }
     }
 
     fn lookup_remote(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
@@ -166,16 +162,18 @@ impl Cache {
         response: Response,
     ) -> bool {
         let mut waiters = flight.waiters.clone();
-        let failed = match (response.result.as_ref(), self.id_of(dir)) {
-            (Ok(Reply::Looked(_)), Some(_)) => None,
-            (Ok(Reply::Looked(_)), None) => Some(Errno::STALE),
-            (Ok(_), _) => Some(Errno::PROTO),
-            (Err(errno), _) => Some(*errno),
+        let looked = match (response.result, self.id_of(dir)) {
+            (Ok(Reply::Looked(entry)), Some(dir_id)) => Ok((entry, dir_id)),
+            (Ok(Reply::Looked(_)), None) => Err(Errno::STALE),
+            (Ok(_), _) => Err(Errno::PROTO),
+            (Err(errno), _) => Err(errno),
         };
-        let (None, Ok(Reply::Looked(entry)), Some(dir_id)) = (failed, response.result, self.id_of(dir))
-        else {
-            self.answer_all(&waiters, &Answer::Failed(failed.unwrap_or(Errno::PROTO)));
-            return false;
+        let (entry, dir_id) = match looked {
+            Ok(looked) => looked,
+            Err(errno) => {
+                self.answer_all(&waiters, &Answer::Failed(errno));
+                return false;
+            }
         };
         let held = self.learn_name(now, &flight, dir_id, name, entry.as_ref(), &response.grants);
         if held.is_none()

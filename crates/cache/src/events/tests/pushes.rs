@@ -46,6 +46,20 @@ fn what_others_do_is_told_as_it_is_pushed() {
 }
 
 #[test]
+fn a_name_that_others_are_about_to_change_is_not_told_from_memory() {
+    let mut stage = Stage::new();
+    stage.push(&[("b", Some((11, file(0))))]);
+    let known = |stage: &mut Stage| stage.cache.known(stage.now, 1, &name("b"), Kind::File);
+    assert!(matches!(known(&mut stage), Some(Answer::Node(node)) if node.id == id(11)));
+    let facts = vec![Held { node: ROOT, covers: Covers::Names, names: vec![name("b")] }];
+    stage.cache.handle_event(stage.now, Event::Hold(Hold { id: RecallId(9), facts }));
+    assert_eq!(known(&mut stage), None);
+    let facts = vec![Fact::Name { dir: ROOT, name: name("b"), entry: None }];
+    stage.cache.handle_event(stage.now, Event::Commit(Commit { id: RecallId(9), facts }));
+    assert_eq!(known(&mut stage), None);
+}
+
+#[test]
 fn what_comes_and_goes_at_once_is_told_both_times() {
     let mut stage = Stage::new();
     for ino in 20..23 {
