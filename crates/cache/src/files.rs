@@ -369,7 +369,10 @@ impl Cache {
                 inode.data.held = None;
             }
             if inode.opens_unpinned == 0 {
-                idle_pin = inode.pinned.take();
+                // The server gives it back before it does what was asked earlier: then it stays until the inode is forgotten.
+                let flights = &self.flights;
+                let used = |handle: &Handle| flights.values().any(|f| f.handles.contains(&Some(*handle)));
+                idle_pin = inode.pinned.take_if(|handle| !used(handle));
             }
         }
         if let Some(handle) = idle_pin {

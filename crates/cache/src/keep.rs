@@ -97,3 +97,61 @@ impl Cache {
         Handle(Handle::CHOSEN | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lookup::tests::{T0, cache};
+    use crate::op::Caller;
+    use crate::{Config, Fh, Op};
+    use nigh_types::{Access, Attr, Entry, Event, NodeId, OpId, Reply, Response, SetAttr};
+
+    fn calls(cache: &mut Cache) -> Vec<(CallId, Call)> {
+        let mut calls = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, call, .. } => calls.push((id, call)),
+                Output::Timeout(..) => return calls,
+                Output::Invalidate { id, .. } => cache.handle_invalidated(T0, id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Puts an operation in that asks the remote, and says what it asks.
+    fn ask(cache: &mut Cache, op: Op) -> (CallId, Call) {
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
+        calls(cache).pop().expect("the remote is asked")
+    }
+
+    fn answer(cache: &mut Cache, call: CallId, reply: Reply) {
+        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+    }
+
+    #[test]
+    fn what_keeps_a_file_is_not_given_back_while_a_call_goes_by_it() {
+        let mut cache = cache(Config::default());
+        let node = NodeId { ino: 7, generation: 1 };
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let name = || Name::new(b"f").unwrap();
+        let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let entry = Entry { id: node, attr, target: None, no_xattrs: true };
+        answer(&mut cache, looked, Reply::Looked(Some(entry)));
+        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
+        let (removed, _) = ask(&mut cache, Op::Unlink { dir: 1, name: name() });
+        answer(&mut cache, removed, Reply::Removed { node, kept: Some(Handle(9)) });
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let (set, call) = ask(&mut cache, Op::SetAttr { ino: 7, fh: None, set });
+        assert!(matches!(call, Call::SetAttr { handle: Some(Handle(9)), .. }), "{call:?}");
+        cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+        let own = [Call::Release { handles: vec![Handle(1)] }];
+        assert_eq!(calls(&mut cache).into_iter().map(|(_, call)| call).collect::<Vec<_>>(), own);
+        answer(&mut cache, set, Reply::Attr(node, attr));
+        assert_eq!(calls(&mut cache), []);
+        cache.handle_forget(7, 1);
+        let kept = [Call::Release { handles: vec![Handle(9)] }];
+        assert_eq!(calls(&mut cache).into_iter().map(|(_, call)| call).collect::<Vec<_>>(), kept);
+    }
+}
