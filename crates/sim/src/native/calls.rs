@@ -264,10 +264,16 @@ impl Server {
     fn answer(&mut self, now: Time, job: &Job, responses: Vec<Response>) {
         let Some(session) = self.sessions.get(&job.session) else { return };
         let (who, sequence) = (session.who, job.request.name.map(|name| name.sequence));
+        // What a change depends on stays locked until its answer has its place in the stream.
+        let at_once = job.request.call.is_mutation();
         let mut when = now;
         for response in responses {
-            when = when.after(self.service());
             let due = Due { session: job.session, who, call: job.call, sequence, response };
+            if at_once {
+                self.put(now, due);
+                continue;
+            }
+            when = when.after(self.service());
             self.later(when, Work::Answer(due));
         }
     }

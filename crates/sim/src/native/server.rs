@@ -536,7 +536,7 @@ impl Server {
     }
 
     /// An answer takes its place in its stream.
-    fn put(&mut self, now: Time, mut due: Due) {
+    pub(super) fn put(&mut self, now: Time, mut due: Due) {
         if !self.sessions.contains_key(&due.session) {
             let grants = due.grants();
             self.desk.handle_withdraw(now, Holder(due.session), &grants);
