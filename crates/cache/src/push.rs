@@ -321,22 +321,17 @@ impl Cache {
         }
         self.recount(dir.ino);
         if let Some(entry) = entry {
-            self.commit_child(now, (dir.ino, name), entry);
+            self.commit_child((dir.ino, name), entry);
         }
     }
 
-    /// What a name leads to now, as far as more is kept of it than its row.
-    fn commit_child(&mut self, now: Time, home: (u64, &Name), entry: &Entry) {
+    /// What a name leads to now, as far as more is kept of it than its row. (Attributes under a grant of its own are told by themselves.)
+    fn commit_child(&mut self, home: (u64, &Name), entry: &Entry) {
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
             return;
         };
         inode.xattrs = None;
         inode.target.clone_from(&entry.target);
-        if let Some((own, held)) = &mut inode.own
-            && held.lives(now)
-        {
-            *own = entry.attr;
-        }
         // Of one with several names the others may be as true as this.
         if entry.attr.covered_by_parent() || entry.attr.is_dir() {
             self.found_at(entry.id, home);
@@ -344,8 +339,10 @@ impl Cache {
     }
 
     fn commit_attr(&mut self, now: Time, node: NodeId, attr: Attr) {
+        self.mark_told(node.ino);
         self.mark_attr_under_way(node.ino);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
+        inode.xattrs = None;
         if let Some((own, held)) = &mut inode.own
             && held.lives(now)
         {
