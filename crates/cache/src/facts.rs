@@ -30,7 +30,7 @@ impl Cache {
     /// The attributes of an inode and the grant that they stand under.
     pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
-        if self.holds.has_inode(id.ino) {
+        if self.holds.has_inode(id.ino) || self.is_leaving(id.ino) {
             return None;
         }
         if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
@@ -46,7 +46,7 @@ impl Cache {
 
     /// The same, for a child found in its directory's row.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
-        if self.holds.has_inode(child.id.ino) {
+        if self.holds.has_inode(child.id.ino) || self.is_leaving(child.id.ino) {
             return None;
         }
         if child.attr_known && child.attr().covered_by_parent() {
@@ -135,7 +135,9 @@ impl Cache {
             }
         }
         let covered = self.learn_at_home(now, flight, id, attr, grants);
-        under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants))
+        let under = under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants));
+        // What others are about to change is told to nobody for any time: no commit takes that back.
+        under.filter(|_| self.attr_of(now, id).is_some())
     }
 
     /// Attributes of a child came with a grant on its directory, which knows nothing of it yet: the
@@ -401,7 +403,8 @@ impl Cache {
         let level = self.config.level;
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
         let ordered = home.is_some_and(|(dir, _)| self.is_ordered(now, dir));
-        let name_held = name_held.filter(|_| !ordered);
+        let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
+        let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
         let node = Node { id, attr, entry_valid, attr_valid: valid(attr_held) };
         let inode = self.inode(id);

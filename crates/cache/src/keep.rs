@@ -9,7 +9,8 @@
 //! last name goes.
 
 use crate::cache::Cache;
-use crate::op::Output;
+use crate::flight::Purpose;
+use crate::op::{Output, Stale};
 use crate::state::OpenFile;
 use nigh_types::{Call, CallId, Handle, Name};
 use std::collections::BTreeSet;
@@ -88,6 +89,47 @@ impl Cache {
         let unpinned = self.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
         let below: Vec<u64> = unpinned.filter(lies_there).collect();
         below.into_iter().for_each(|ino| self.keep_open(ino));
+    }
+
+    /// Before an own change takes a name from what is open, or moves a file to another directory: the kernel believes in its
+    /// attributes under the grant on that name, and goes on doing so when it is gone (`fuse_entry_unlinked`), where no recall
+    /// would speak of them. It forgets them, and is told no others for any time while the change is out.
+    pub(crate) fn let_leave(&mut self, purpose: &Purpose) -> [Option<u64>; 2] {
+        let leaving = match purpose {
+            Purpose::Remove { dir, name } => [self.open_at(*dir, name), None],
+            Purpose::Rename { from, name, to, new_name, .. } => {
+                let moved = (from != to).then(|| self.child_at(*from, name)).flatten();
+                [
+                    moved.filter(|ino| self.inodes.get(ino).is_some_and(|i| i.lookups > 0)),
+                    self.open_at(*to, new_name),
+                ]
+            }
+            _ => [None; 2],
+        };
+        let stale: Vec<Stale> = leaving.into_iter().flatten().map(|ino| Stale::Attr { ino }).collect();
+        if !stale.is_empty() && self.config.level.may_keep_pages() {
+            self.invalidate_first(stale);
+        }
+        leaving
+    }
+
+    /// Whether a change is out that takes its name.
+    pub(crate) fn is_leaving(&self, ino: u64) -> bool {
+        self.flights.values().any(|flight| flight.leaving.contains(&Some(ino)))
+    }
+
+    /// What a name leads to, as far as is known, whether it is granted or not.
+    fn child_at(&self, dir: u64, name: &Name) -> Option<u64> {
+        let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        row.child.as_ref().filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
+    }
+
+    /// The same, if it is open.
+    fn open_at(&self, dir: u64, name: &Name) -> Option<u64> {
+        let is_open = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.opens > 0);
+        let is_home = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.is_at(dir, name));
+        let child = self.child_at(dir, name).filter(is_open);
+        child.or_else(|| self.files.values().map(|file| file.ino).find(is_home))
     }
 
     /// As no other that this mount, or another one of these, ever chose.

@@ -218,6 +218,7 @@ impl Cache {
         if let Some(attr) = last.filter(Attr::is_dir) {
             inode.gone = Some(Attr { nlink: 0, ..attr });
         }
+        let is_open = inode.opens > 0;
         match kept {
             // Whoever has looked its name up may be about to open it.
             Some(_) if inode.pinned.is_none() && (inode.opens_unpinned > 0 || inode.lookups > 0) => {
@@ -225,6 +226,10 @@ impl Cache {
             }
             Some(handle) => self.release_handle(handle),
             None => {}
+        }
+        if is_open && self.config.level.may_keep_pages() {
+            // Its kernel goes on believing what it was told under the name's grant (`fuse_entry_unlinked` but sets the ctime).
+            self.invalidate(vec![Stale::Attr { ino: node.ino }], None);
         }
     }
 
@@ -329,16 +334,25 @@ impl Cache {
         Answer::Done
     }
 
-    /// A kernel that renames takes along for how long it may believe the old name. Under the new one that stands only where the same
-    /// grant covers both; of another directory's, or of none, no recall would speak.
+    /// A kernel that renames takes along for how long it may believe the old name, and the attributes. Under the new one that stands only
+    /// where the same grant covers both, and nobody is about to change it; of another directory's, or of none, no recall would speak.
     fn drop_carried(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
-        let covered =
-            old.0 == dir && row.and_then(|row| row.child.as_ref()).is_some_and(|child| child.id == id);
-        if !covered && self.config.level == Level::All {
-            self.invalidate(vec![Stale::Entry { dir, name: name.clone() }], None);
+        let is_there = row.and_then(|row| row.child.as_ref()).is_some_and(|child| child.id == id);
+        if is_there && old.0 == dir && !self.holds.has_name(dir, name) {
+            return;
+        }
+        let mut stale = Vec::new();
+        if self.config.level == Level::All {
+            stale.push(Stale::Entry { dir, name: name.clone() });
+        }
+        if self.config.level.may_keep_pages() && self.inodes.get(&id.ino).is_some_and(|i| i.lookups > 0) {
+            stale.push(Stale::Attr { ino: id.ino });
+        }
+        if !stale.is_empty() {
+            self.invalidate(stale, None);
         }
     }
 

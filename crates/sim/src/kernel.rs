@@ -13,11 +13,30 @@ pub struct Dentry {
     pub until: Time,
 }
 
+/// Attributes as a kernel holds them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Believed {
+    pub id: NodeId,
+    pub attr: Attr,
+    until: Time,
+    /// Not the time of change, which an own change has set, nor the count of links, for which nobody asks without it.
+    but_ctime: bool,
+}
+
+impl Believed {
+    /// Whether what it believes is so.
+    #[must_use]
+    pub fn is_so(&self, truth: &Attr) -> bool {
+        let of = if self.but_ctime { truth } else { &self.attr };
+        Attr { ctime: of.ctime, nlink: of.nlink, ..self.attr } == *truth
+    }
+}
+
 /// The dcache and inode attributes of one mount.
 #[derive(Default, Debug)]
 pub struct Kernel {
     names: BTreeMap<(u64, Name), Dentry>,
-    attrs: BTreeMap<u64, (NodeId, Attr, Time)>,
+    attrs: BTreeMap<u64, Believed>,
     /// Something is mounted below, so names are dropped one by one.
     pub mounted_below: bool,
     pub kept: Kept,
@@ -40,13 +59,23 @@ impl Kernel {
     fn node(&mut self, now: Time, dir: u64, name: &Name, node: &Node) {
         let dentry = Dentry { ino: Some(node.id.ino), until: now.after(node.entry_valid) };
         self.names.insert((dir, name.clone()), dentry);
-        self.attrs.insert(node.id.ino, (node.id, node.attr, now.after(node.attr_valid)));
+        self.believe(node.id, node.attr, now.after(node.attr_valid));
     }
 
     pub fn attributes(&mut self, now: Time, answer: &Answer) {
         if let Answer::Attr(id, attr, valid) = answer {
-            self.attrs.insert(id.ino, (*id, *attr, now.after(*valid)));
+            self.believe(*id, *attr, now.after(*valid));
         }
+    }
+
+    fn believe(&mut self, id: NodeId, attr: Attr, until: Time) {
+        self.attrs.insert(id.ino, Believed { id, attr, until, but_ctime: false });
+    }
+
+    /// An own change took an inode's name, or moved it: the rest of what it believes goes on, and for as long
+    /// (`fuse_entry_unlinked`, `fuse_update_ctime`).
+    fn changed_name(&mut self, ino: u64) {
+        self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.but_ctime = true);
     }
 
     pub fn page(&mut self, now: Time, dir: u64, page: &Page) {
@@ -63,7 +92,7 @@ impl Kernel {
     /// The kernel's own doing after it removed or replaced a name.
     pub fn unlinked(&mut self, dir: u64, name: &Name) {
         if let Some(Dentry { ino: Some(ino), .. }) = self.names.remove(&(dir, name.clone())) {
-            self.attrs.remove(&ino);
+            self.changed_name(ino);
         }
         self.changed_dir(dir);
     }
@@ -72,13 +101,15 @@ impl Kernel {
     pub fn renamed(&mut self, (from, name): (u64, &Name), (to, new_name): (u64, &Name), exchange: bool) {
         let moved = self.names.remove(&(from, name.clone()));
         match self.names.remove(&(to, new_name.clone())) {
-            Some(other) if exchange => drop(self.names.insert((from, name.clone()), other)),
-            Some(Dentry { ino: Some(replaced), .. }) => drop(self.attrs.remove(&replaced)),
+            Some(other) if exchange => {
+                other.ino.into_iter().for_each(|ino| self.changed_name(ino));
+                self.names.insert((from, name.clone()), other);
+            }
+            Some(Dentry { ino: Some(replaced), .. }) => self.changed_name(replaced),
             _ => {}
         }
         if let Some(dentry) = moved {
-            // Its times have changed.
-            dentry.ino.and_then(|ino| self.attrs.remove(&ino));
+            dentry.ino.into_iter().for_each(|ino| self.changed_name(ino));
             self.names.insert((to, new_name.clone()), dentry);
         }
         self.changed_dir(from);
@@ -129,7 +160,7 @@ impl Kernel {
     }
 
     /// Attributes believed at `now`.
-    pub fn attrs(&self, now: Time) -> impl Iterator<Item = (NodeId, Attr)> {
-        self.attrs.values().filter(move |(_, _, until)| now < *until).map(|(id, attr, _)| (*id, *attr))
+    pub fn attrs(&self, now: Time) -> impl Iterator<Item = &Believed> {
+        self.attrs.values().filter(move |believed| now < believed.until)
     }
 }

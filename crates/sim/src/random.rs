@@ -206,7 +206,7 @@ impl<B: Backend> History<B> {
     fn ask_attributes(&mut self, at: usize, dir: u64, file: &Name) {
         let kernel = &self.world.clients[at].kernel;
         let of = if self.dice.below(2) == 0 { Some(dir) } else { kernel.last_heard(dir, file) };
-        let believed = |ino: u64| kernel.attrs(self.world.time(at)).any(|(id, _)| id.ino == ino);
+        let believed = |ino: u64| kernel.attrs(self.world.time(at)).any(|believed| believed.id.ino == ino);
         if let Some(ino) = of.filter(|ino| !believed(*ino)) {
             self.ask(at, Op::GetAttr { ino });
         }

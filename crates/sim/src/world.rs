@@ -12,7 +12,7 @@ use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output,
 use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
-use nigh_types::{Name, OpId, Span, Time};
+use nigh_types::{Attr, Name, OpId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use telling::Telling;
 use words::{away_line, became_line, held_line, words};
@@ -45,6 +45,8 @@ pub struct Client<B: Backend = FakeServer> {
     abandoned: Vec<(Op, Vec<u64>)>,
     /// Inodes whose names a request holds on to until it is answered.
     locked: BTreeMap<OpId, Vec<u64>>,
+    /// Names to which an own rename took along for how long the old ones were believed: they are dropped behind its answer.
+    carried: Vec<(u64, Name)>,
 }
 
 /// Everything there is.
@@ -152,6 +154,7 @@ impl<B: Backend> World<B> {
             ops: BTreeMap::new(),
             abandoned: Vec::new(),
             locked: BTreeMap::new(),
+            carried: Vec::new(),
         });
         self.settle();
         at
@@ -391,10 +394,17 @@ impl<B: Backend> World<B> {
         if given_up(&answer) {
             self.clients[at].abandoned.push((op.clone(), locked.clone()));
         }
+        if self.is_told(at) {
+            self.clients[at].carried.clear();
+        }
         let kernel = &mut self.clients[at].kernel;
         kernel.kept.answered(&op, &answer);
         if answer == Answer::Done {
-            locked.iter().for_each(|ino| kernel.forget(&Stale::Attr { ino: *ino }));
+            let heard = names_of(&op).into_iter().filter_map(|(dir, name)| kernel.last_heard(dir, &name));
+            let heard: Vec<u64> = heard.collect();
+            for ino in locked.iter().filter(|ino| !heard.contains(ino)) {
+                kernel.forget(&Stale::Attr { ino: *ino });
+            }
         }
         match &op {
             Op::Lookup { dir, name } => kernel.looked(now, *dir, name, &answer),
@@ -413,6 +423,7 @@ impl<B: Backend> World<B> {
             }
             Op::Rename { from, name, to, new_name, exchange, .. } if answer == Answer::Done => {
                 kernel.renamed((*from, name), (*to, new_name), *exchange);
+                self.clients[at].carried.extend(names_of(&op));
             }
             Op::GetAttr { .. } | Op::SetAttr { .. } => kernel.attributes(now, &answer),
             Op::ReadDir { ino, .. } => {
@@ -448,7 +459,10 @@ impl<B: Backend> World<B> {
     pub fn check_kernels(&self) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
         {
-            let (own_names, own_inos) = self.under_way(client);
+            let (mut own_names, own_inos) = self.under_way(client);
+            if !self.is_told(at) {
+                own_names.extend(client.carried.iter().cloned());
+            }
             for (dir, name, dentry) in client.kernel.names(self.time(at)) {
                 if own_names.contains(&(dir, name.clone())) {
                     continue;
@@ -462,15 +476,18 @@ impl<B: Backend> World<B> {
                     ));
                 }
             }
-            for (id, believed) in client.kernel.attrs(self.time(at)) {
-                // Of what has no name any more only who has it open can ask.
-                let truth = self.attributes(id).filter(|t| t.nlink > 0 && !own_inos.contains(&id.ino));
-                if truth.is_some_and(|truth| truth != believed) {
-                    return Err(format!(
-                        "{} believes of {} {believed:?}, it is {truth:?}",
-                        name_of(at),
-                        id.ino
-                    ));
+            for believed in client.kernel.attrs(self.time(at)) {
+                let ino = believed.id.ino;
+                // Of what has no name any more only who has it open can ask; an own removal that is out may have hit what
+                // another has put there.
+                let is_open = || client.kernel.kept.files().any(|(_, file, _)| file == ino);
+                let removes =
+                    || client.ops.values().any(|op| matches!(op, Op::Unlink { .. } | Op::Rename { .. }));
+                let asks =
+                    |truth: &Attr| (truth.nlink > 0 || is_open() && !removes()) && !own_inos.contains(&ino);
+                let truth = self.attributes(believed.id).filter(asks);
+                if truth.is_some_and(|truth| !believed.is_so(&truth)) {
+                    return Err(format!("{} believes of {ino} {believed:?}, it is {truth:?}", name_of(at)));
                 }
             }
         }
