@@ -94,7 +94,7 @@ struct Entry {
     /// How many grants, of anybody, before it that began; `u16::MAX`: too many.
     behind: u16,
     /// And before it that nobody else has changed it. [`Entry::HELD`]: somebody has, or is about to, which its holder
-    /// held back.
+    /// held back or was not asked about before.
     unbroken: u32,
     shared: bool,
     /// It took the place of an earlier one, which its holder may have.
@@ -103,6 +103,8 @@ struct Entry {
 
 impl Entry {
     const HELD: u32 = u32::MAX;
+    /// No grant that there was has a number so high.
+    const NEVER: GrantId = GrantId(u64::MAX);
 
     /// It takes the place of an earlier one.
     fn follow(&mut self, earlier: &Entry) {
@@ -120,8 +122,7 @@ impl Entry {
     /// later one where that was too long ago.
     fn first(&self) -> GrantId {
         match self.unbroken {
-            // No grant that there was has a number so high.
-            Entry::HELD => GrantId(self.id.0 + 1),
+            Entry::HELD => Entry::NEVER,
             unbroken => GrantId(self.id.0 - u64::from(unbroken)),
         }
     }
@@ -307,8 +308,8 @@ impl LeaseTable {
     }
 
     /// Whether a change's maker holds something that covers what it changes, and has had that without a gap since this
-    /// grant was registered: then nobody else has changed it since (rule 12). What was recalled counts until it is
-    /// acknowledged or ends.
+    /// grant was registered: then nobody else has changed it since (rule 12). What was recalled for a change that others are
+    /// about to make counts until it is acknowledged or ends; not so where it was changed already, by the server's own disk.
     pub fn is_unbroken(&mut self, now: Time, id: ChangeId, (grant, covers): (GrantId, Covers)) -> bool {
         self.advance(now);
         let Some(ChangeState { by: Some(by), keys, .. }) = self.changes.get(&id) else { return false };

@@ -8,7 +8,7 @@
 
 use super::account::Account;
 use super::words::{Holder, LeaseKey, Object};
-use super::{LeaseTable, Seat};
+use super::{Entry, LeaseTable, Seat};
 use nigh_types::{GrantId, Span, Time};
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -156,7 +156,9 @@ impl LeaseTable {
         self.entries.range((from, Bound::Unbounded)).map(|(seat, _)| *seat)
     }
 
+    /// It may have been changed already.
     fn miss(&mut self, seat: Seat) {
+        self.entries.get_mut(&seat).expect("only what stands is missed").unbroken = Entry::HELD;
         self.recall(seat, Vec::new());
         self.note_holders(seat.0);
     }

@@ -163,6 +163,9 @@ impl LeaseTable {
             let state = self.keys.get_mut(&key).expect("just seen");
             state.begin_change(self.now, by, counts, &self.config);
         }
+        if by.is_none() {
+            self.note_changed(key);
+        }
         for seat in others {
             // One that was asked before may have pressed a flush, which asks too.
             let asked = self.keys.get(&key).and_then(|state| state.recalls.get(&seat.1)).copied();
@@ -179,6 +182,18 @@ impl LeaseTable {
         }
         self.tend_key(key);
         (owed, held)
+    }
+
+    /// Nobody asked before this key was changed: what is granted on it, and what is asked for and not given back yet, does not say any
+    /// more that nobody else was there.
+    fn note_changed(&mut self, key: LeaseKey) {
+        for (_, entry) in self.entries.range_mut((key, Holder(0))..=(key, Holder(u64::MAX))) {
+            entry.unbroken = Entry::HELD;
+        }
+        let asked = self.keys.get(&key).into_iter().flat_map(|state| state.recalls.values());
+        for recall in asked {
+            self.recalls.get_mut(recall).expect("it is out").first = Entry::NEVER;
+        }
     }
 
     /// Asks for what stands there.

@@ -59,3 +59,31 @@ fn a_new_grant_after_a_fence_does_not_make_the_old_one_good() {
     let anew = bench.granted(A, data(1)).id;
     assert!(is_unbroken(&mut bench, data(1), anew) && !is_unbroken(&mut bench, data(1), held));
 }
+
+/// It asks nobody before.
+#[test]
+fn what_the_servers_own_disk_has_changed_does_not_count_until_it_is_given_back() {
+    for asked_before in [false, true] {
+        let mut bench = Bench::with(&[A, B]);
+        let held = bench.granted(A, data(1)).id;
+        let waits = asked_before.then(|| bench.change(B, data(1)));
+        let host = bench.table.handle_change(bench.now, None, &[change(data(1))]);
+        bench.table.handle_done(bench.now, host);
+        let (_, recall) = bench.recall();
+        assert!(!is_unbroken(&mut bench, data(1), held), "asked before: {asked_before}");
+        bench.acknowledge(A, recall.id);
+        waits.into_iter().for_each(|waits| bench.table.handle_done(bench.now, waits));
+        bench.outputs();
+        let anew = bench.granted(A, data(1)).id;
+        assert!(is_unbroken(&mut bench, data(1), anew));
+    }
+}
+
+#[test]
+fn what_may_have_been_missed_does_not_count() {
+    let mut bench = Bench::with(&[A]);
+    let held = bench.granted(A, data(1)).id;
+    assert_eq!(bench.table.handle_missed(bench.now, 8, held, (None, 10)), None);
+    bench.recall();
+    assert!(!is_unbroken(&mut bench, data(1), held));
+}
