@@ -9,7 +9,7 @@
 use super::account::Account;
 use super::words::{Holder, LeaseKey, Object};
 use super::{Entry, LeaseTable, Seat};
-use nigh_types::{GrantId, Span, Time};
+use nigh_types::{Covers, GrantId, Span, Time};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
@@ -81,6 +81,7 @@ impl LeaseTable {
     pub fn handle_unwatched_object(&mut self, now: Time, object: Object) {
         self.advance(now);
         if self.watched.objects.remove(&object) && !self.watched.has(object) {
+            self.disturb(LeaseKey { object, covers: Covers::Data });
             let seats: Vec<Seat> =
                 self.seats_from(object, None).take_while(|seat| seat.0.object == object).collect();
             seats.into_iter().for_each(|seat| self.miss(seat));
@@ -100,6 +101,9 @@ impl LeaseTable {
         self.advance(now);
         let first = Object { filesystem, ino: 0, birth: 0 };
         let of_it = |seat: &Seat| seat.0.object.filesystem == filesystem;
+        if after.is_none() {
+            self.disturb_all(first);
+        }
         let mut looked = Vec::new();
         for seat in self.seats_from(first, after.map(|Missed(seat)| seat)).take_while(of_it) {
             looked.push(seat);
@@ -151,13 +155,20 @@ impl LeaseTable {
     }
 
     fn seats_from(&self, first: Object, after: Option<Seat>) -> impl Iterator<Item = Seat> + '_ {
-        let key = LeaseKey { object: first, covers: nigh_types::Covers::Names };
+        let key = LeaseKey { object: first, covers: Covers::Names };
         let from = after.map_or(Bound::Included((key, Holder(0))), Bound::Excluded);
         self.entries.range((from, Bound::Unbounded)).map(|(seat, _)| *seat)
     }
 
+    /// All on the filesystem of this object, which is the first one there.
+    fn disturb_all(&mut self, first: Object) {
+        let keys = self.keys.range(LeaseKey { object: first, covers: Covers::Names }..).map(|(key, _)| *key);
+        let keys: Vec<LeaseKey> = keys.take_while(|key| key.object.filesystem == first.filesystem).collect();
+        keys.into_iter().for_each(|key| self.disturb(key));
+    }
+
     /// It may have been changed already.
-    fn miss(&mut self, seat: Seat) {
+    pub(super) fn miss(&mut self, seat: Seat) {
         self.entries.get_mut(&seat).expect("only what stands is missed").unbroken = Entry::HELD;
         self.recall(seat, Vec::new());
         self.note_holders(seat.0);

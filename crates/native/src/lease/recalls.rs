@@ -187,6 +187,7 @@ impl LeaseTable {
     /// Nobody asked before this key was changed: what is granted on it, and what is asked for and not given back yet, does not say any
     /// more that nobody else was there.
     fn note_changed(&mut self, key: LeaseKey) {
+        self.disturb(key);
         for (_, entry) in self.entries.range_mut((key, Holder(0))..=(key, Holder(u64::MAX))) {
             entry.unbroken = Entry::HELD;
         }

@@ -5,6 +5,7 @@
 //! granted what it wrote; and whoever reads meanwhile is granted it between the two.
 
 use super::LeaseTable;
+use super::key::KeyState;
 use super::recalls::ChangeState;
 use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{Bug, Covers, NodeId, RecallId, Time, planted};
@@ -19,6 +20,8 @@ pub(super) struct Turn {
     queue: VecDeque<ChangeId>,
     /// Somebody whom the present writer waits for has fallen silent: no reader waits.
     slow: bool,
+    /// The server's own disk may have changed it since that writer began, which may have been behind its effect.
+    disturbed: bool,
 }
 
 impl Turn {
@@ -162,8 +165,18 @@ impl LeaseTable {
             self.keys.get_mut(key).expect("a key that is changed").end_change(self.now, by);
         }
         self.commit(&facts, held, looked);
-        let granted = by.zip(wrote).and_then(|(by, (key, node))| self.give(by, key, node));
+        let wrote = by.zip(wrote);
+        let granted = wrote.and_then(|(by, (key, node))| self.give(by, key, node));
+        let disturbed =
+            |(_, (key, _)): &(_, (LeaseKey, _))| self.keys.get(key).is_some_and(|state| state.turn.disturbed);
+        let disturbed = wrote.filter(disturbed);
         self.leave_turn(id);
+        if let Some((by, (key, _))) = disturbed
+            && granted.is_some_and(|granted| self.stands(by, granted.id))
+        {
+            // It is asked for behind the answer, with what the kernel has of it by then.
+            self.miss((key, by));
+        }
         self.changes.remove(&id);
         keys.into_iter().for_each(|key| self.tend_key(key));
         granted
@@ -182,7 +195,7 @@ impl LeaseTable {
             let (_, count) = turn.writing.as_mut().expect("it writes");
             *count -= 1;
             if *count == 0 {
-                (turn.writing, turn.slow) = (None, false);
+                (turn.writing, turn.slow, turn.disturbed) = (None, false, false);
                 self.next_turn(key);
             }
             self.tend_key(key);
@@ -217,6 +230,13 @@ impl LeaseTable {
             self.begin(id, key, (Vec::new(), false));
             self.press_behind(id);
             self.announce(id);
+        }
+    }
+
+    /// The server's own disk may have changed it: whoever writes it now is granted that no longer than until its answer.
+    pub(super) fn disturb(&mut self, key: LeaseKey) {
+        if let Some(KeyState { turn, .. }) = self.keys.get_mut(&key) {
+            turn.disturbed = turn.writing.is_some();
         }
     }
 

@@ -248,3 +248,30 @@ fn a_flush_that_waits_goes_on_when_the_writer_asks_its_maker_for_more() {
     bench.table.handle_extend(bench.now, writer, &[change(names)]);
     assert!(bench.table.is_ready(flush) && !bench.table.is_ready(writer));
 }
+
+/// It may have come behind the effect of the write, which its maker's kernel would keep for what is there.
+#[test]
+fn what_the_servers_own_disk_changes_while_it_is_written_is_asked_back_behind_the_write() {
+    type Deed = fn(&mut Bench);
+    let host: Deed = |bench| bench.whole_change(None, data(1));
+    let lost: Deed = |bench| {
+        bench.table.handle_missed(bench.now, 8, GrantId(0), (None, 10));
+    };
+    let unmarked: Deed = |bench| {
+        bench.table.handle_watched_object(bench.now, object(1));
+        bench.table.handle_unwatched_object(bench.now, object(1));
+    };
+    for deed in [host, lost, unmarked] {
+        let mut bench = Bench::with(&[A]);
+        let one = bench.write(A, data(1));
+        bench.outputs();
+        deed(&mut bench);
+        let granted = bench.written(A, one, data(1)).unwrap();
+        assert!(!bench.table.stands(A, granted.id), "the host may have been there after it");
+        let recall = bench.only_recall(A);
+        bench.acknowledge(A, recall);
+        let two = bench.write(A, data(1));
+        let granted = bench.written(A, two, data(1)).unwrap();
+        assert!(bench.table.stands(A, granted.id), "that is over");
+    }
+}
