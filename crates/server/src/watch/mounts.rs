@@ -29,24 +29,27 @@ pub(super) struct Table(BTreeMap<u64, Mount>);
 
 impl Table {
     pub(super) fn read(mut file: &File) -> io::Result<Table> {
-        let mut text = String::new();
+        let mut text = Vec::new();
         file.rewind()?;
-        file.read_to_string(&mut text)?;
+        file.read_to_end(&mut text)?;
         Ok(Table::parse(&text))
     }
 
-    /// As proc(5) says: `ID PARENT MAJOR:MINOR ROOT POINT … - TYPE …`; lines that are not so are left out.
-    pub(super) fn parse(text: &str) -> Table {
-        let line = |line: &str| {
-            let (line, of) = line.split_once(" - ")?;
-            let mut fields = line.split(' ');
-            let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-            let (major, minor) = fields.next()?.split_once(':')?;
+    /// As proc(5) says: `ID PARENT MAJOR:MINOR ROOT POINT … - TYPE …`; lines that are not so are left out. Names are any bytes, and
+    /// anybody who may mount something chooses some.
+    fn parse(text: &[u8]) -> Table {
+        let line = |line: &[u8]| {
+            let separator = line.windows(3).position(|three| three == b" - ")?;
+            let mut fields = line[..separator].split(|&byte| byte == b' ');
+            let (id, parent) = (decimal(fields.next()?)?, decimal(fields.next()?)?);
+            let (major, minor) = str::from_utf8(fields.next()?).ok()?.split_once(':')?;
             let point = unescape(fields.nth(1)?);
             let device = (major.parse().ok()?, minor.parse().ok()?);
-            Some((id, Mount { parent, point, device, quick: is_quick(of.split(' ').next()?) }))
+            let kind = line[separator + 3..].split(|&byte| byte == b' ').next()?;
+            let quick = str::from_utf8(kind).is_ok_and(is_quick);
+            Some((id, Mount { parent, point, device, quick }))
         };
-        Table(text.lines().filter_map(line).collect())
+        Table(text.split(|&byte| byte == b'\n').filter_map(line).collect())
     }
 
     /// Mounts of which one table knows and the other does not.
@@ -81,9 +84,13 @@ fn number((major, minor): (u32, u32)) -> u64 {
     (u64::from(major) << 32) | u64::from(minor)
 }
 
+fn decimal(field: &[u8]) -> Option<u64> {
+    str::from_utf8(field).ok()?.parse().ok()
+}
+
 /// `\040` and the like.
-fn unescape(text: &str) -> Vec<u8> {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), text);
     while let [first, tail @ ..] = rest {
         let octal = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| {
             digits.iter().try_fold(0_u32, |sum, digit| Some(sum * 8 + char::from(*digit).to_digit(8)?))
@@ -159,15 +166,25 @@ mod tests {
 
     #[test]
     fn mounts_that_come_and_go_are_told() {
-        let before = Table::parse(BEFORE);
+        let before = Table::parse(BEFORE.as_bytes());
         assert_eq!(before.0.len(), 2);
         let mount = Mount { parent: 25, point: b"/mnt/a b".to_vec(), device: (0, 23), quick: true };
         assert_eq!(before.0[&26], mount);
         assert!(before.differing(&before).is_empty());
-        let now = Table::parse(&BEFORE.replace("/mnt/a\\040b", "/mnt/c"));
+        let now = Table::parse(BEFORE.replace("/mnt/a\\040b", "/mnt/c").as_bytes());
         let points: Vec<Vec<u8>> = before.differing(&now).into_iter().map(|mount| mount.point).collect();
         assert_eq!(points, [b"/mnt/a b".to_vec(), b"/mnt/c".to_vec()]);
-        assert_eq!(unescape("a\\134b\\0"), b"a\\b\\0");
+        assert_eq!(unescape(b"a\\134b\\0"), b"a\\b\\0");
+    }
+
+    /// Of another one's mount, as an ordinary user can make.
+    #[test]
+    fn bytes_that_are_no_text_hide_no_mount() {
+        let mut lines = b"30 25 0:40 / /mnt/\xff rw - fuse.x\xff \xfe rw\n".to_vec();
+        lines.extend_from_slice(BEFORE.as_bytes());
+        let table = Table::parse(&lines[..]);
+        assert_eq!(table.0.keys().copied().collect::<Vec<_>>(), [25, 26, 30]);
+        assert_eq!((&table.0[&30].point[..], table.0[&30].quick), (&b"/mnt/\xff"[..], false));
     }
 
     #[test]
@@ -178,7 +195,7 @@ mod tests {
             28 27 0:42 / /mnt/a/b rw - tmpfs t rw\n\
             29 25 0:43 / /srv rw - xfs /dev/vdb rw\n\
             30 29 0:44 / /srv/x rw - nfs4 host:/ rw\n";
-        let table = Table::parse(lines);
+        let table = Table::parse(lines.as_bytes());
         let on = |id: u64| stands_on(&table.0[&id], [&table, &Table::default()]);
         assert_eq!(on(26), Some((254, 0)), "it stands on the root");
         assert_eq!((on(27), on(28)), (None, None), "the way there goes through a mount of ours");

@@ -11,7 +11,7 @@ use nigh_types::Name;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -236,17 +236,15 @@ impl Doer {
     }
 
     fn look_at_mounts(&mut self, watch: &Watch) {
-        let mut text = String::new();
-        let table = rustix::fs::seek(&self.mounts, rustix::fs::SeekFrom::Start(0))
-            .map_err(io::Error::from)
-            .and_then(|_| self.mounts.read_to_string(&mut text))
-            .map(|_| Table::parse(&text));
-        match table {
+        match Table::read(&self.mounts) {
             Ok(table) => {
                 let before = std::mem::replace(&mut self.table, table);
                 watch.mounts_changed(&before, &self.table);
             }
-            Err(error) => tracing::warn!(%error, "the table of mounts cannot be read"),
+            Err(error) => {
+                tracing::warn!(%error, "the table of mounts cannot be read");
+                watch.all_groups().iter().for_each(|(_, group)| group.begin_again());
+            }
         }
     }
 }
