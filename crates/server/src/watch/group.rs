@@ -5,7 +5,7 @@ use super::event::Spot;
 use super::fanotify::{self, Scope};
 use super::keys::{Hint, MASK};
 use super::local::{has_fine_times, is_local, kernel_release};
-use crate::error::Fault;
+use crate::error::{Fault, Result};
 use crate::filesystem::Filesystem;
 use crate::handle::{FileHandle, Opener};
 use crate::leases::Leases;
@@ -98,7 +98,7 @@ impl Group {
         (stat, filesystem): (&Stat, Filesystem),
         whole: bool,
         (leases, alive, token): (&Arc<Leases>, &Arc<Mutex<Alive>>, u64),
-    ) -> Result<Group, String> {
+    ) -> std::result::Result<Group, String> {
         let label = filesystem.label();
         if !is_local(filesystem.kind) {
             return Err(format!("the kernel does not tell all changes on {label}"));
@@ -287,14 +287,14 @@ impl Group {
         }
     }
 
-    /// What an event leads to.
-    pub(crate) fn resolve(&self, mask: u64, spot: &Spot) -> Hint {
-        let dir = spot
-            .dir
-            .as_ref()
-            .and_then(|(handle, name)| Some((self.directory(handle)?, Name::new(name).ok())));
+    /// What an event leads to. An error: that cannot be told now, so what it changed is as good as lost.
+    pub(crate) fn resolve(&self, mask: u64, spot: &Spot) -> Result<Hint> {
+        let dir = match &spot.dir {
+            Some((handle, name)) => self.directory(handle)?.map(|dir| (dir, Name::new(name).ok())),
+            None => None,
+        };
         let mut hint = Hint { mask, dir, ..Hint::default() };
-        let Some(own) = &spot.own else { return hint };
+        let Some(own) = &spot.own else { return Ok(hint) };
         match &self.way {
             Way::Objects(marks) => {
                 let mut marks = marks.lock();
@@ -308,33 +308,33 @@ impl Group {
                 }
             }
             Way::Whole(opener) => {
-                let Ok(fd) = opener.open(own) else {
+                let Some(fd) = unless_gone(opener.open(own))? else {
                     hint.own = self.known.lock().get(own).copied();
-                    return hint;
+                    return Ok(hint);
                 };
-                let Ok(stat) = stat::of_fd(&fd) else { return hint };
+                let stat = stat::of_fd(&fd)?;
                 let object = stat.object(false);
                 hint.own = Some(object);
                 hint.same = self.is_same(object, &stat);
                 if hint.dir.is_none() && !stat.attr.is_dir() {
-                    hint.home = home(&fd, &stat);
+                    hint.home = home(&fd, &stat)?;
                 }
             }
         }
-        hint
+        Ok(hint)
     }
 
-    fn directory(&self, handle: &FileHandle) -> Option<Object> {
+    fn directory(&self, handle: &FileHandle) -> Result<Option<Object>> {
         match &self.way {
-            Way::Objects(marks) => marks.lock().by_handle.get(handle).copied(),
+            Way::Objects(marks) => Ok(marks.lock().by_handle.get(handle).copied()),
             Way::Whole(opener) => {
                 if let Some(object) = self.known.lock().get(handle) {
-                    return Some(*object);
+                    return Ok(Some(*object));
                 }
-                let stat = stat::of_fd(opener.open(handle).ok()?).ok()?;
-                let object = stat.object(false);
+                let Some(fd) = unless_gone(opener.open(handle))? else { return Ok(None) };
+                let object = stat::of_fd(fd)?.object(false);
                 self.known.lock().put(handle.clone(), object);
-                Some(object)
+                Ok(Some(object))
             }
         }
     }
@@ -381,15 +381,25 @@ fn open_directory(fd: &OwnedFd) -> Option<OwnedFd> {
     rustix::fs::openat(fd, c".", flags, Mode::empty()).ok()
 }
 
+/// `None`: it is gone. Whatever else keeps it from being looked at does not say so, such as too few descriptors.
+fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
+    match looked {
+        Ok(there) => Ok(Some(there)),
+        Err(Fault(Errno::STALE | Errno::NOENT)) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
 /// Where the kernel says that a file lies, if it is there.
-fn home(fd: &OwnedFd, stat: &Stat) -> Option<(Object, Name)> {
-    let path = link(fd)?;
-    let slash = path.iter().rposition(|&byte| byte == b'/')?;
-    let name = Name::new(&path[slash + 1..]).ok()?;
+fn home(fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
+    let Some(path) = link(fd) else { return Ok(None) };
+    let Some(slash) = path.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
+    let Ok(name) = Name::new(&path[slash + 1..]) else { return Ok(None) };
     let parent = if slash == 0 { &b"/"[..] } else { &path[..slash] };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
-    let there = stat::of_name(&dir, name.as_bytes()).ok()?;
-    let dir = stat::of_fd(&dir).ok()?;
-    there.is_same(stat).then(|| (dir.object(false), name))
+    let opened = rustix::fs::openat(CWD, parent, flags, Mode::empty()).map_err(Fault::from);
+    let Some(dir) = unless_gone(opened.map_err(Fault::or_stale))? else { return Ok(None) };
+    let Some(there) = unless_gone(stat::of_name(&dir, name.as_bytes()))? else { return Ok(None) };
+    let dir = stat::of_fd(&dir)?;
+    Ok(there.is_same(stat).then(|| (dir.object(false), name)))
 }

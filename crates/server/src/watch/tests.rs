@@ -136,3 +136,26 @@ fn the_last_export_ends_the_watch_of_its_filesystem() {
     let leases = Arc::clone(&bench.leases);
     assert!(!leases.tell(|table, _| table.is_watched(stat.object(false))));
 }
+
+/// Any error but that it is gone, such as for want of descriptors.
+#[test]
+fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
+    let bench = Bench::new(WatchWay::Best);
+    let granted = bench.grant("d");
+    let (token, group) = bench.watch.all_groups().remove(0);
+    if !matches!(group.way, Way::Whole(_)) {
+        return println!("SKIPPED: nothing is opened by its handle");
+    }
+    let hear = |handle: &[u8]| {
+        let spot = event::Spot { dir: None, own: crate::handle::FileHandle::told(1, handle) };
+        assert!(bench.watch.inbox.lock().hear(token, libc::FAN_MODIFY, spot));
+        bench.watch.wake.notify_one();
+    };
+    // No inode has this number.
+    hear(&[0xff; 8]);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(bench.stands(granted));
+    // Nor is this a handle.
+    hear(&[]);
+    eventually("all is recalled", || !bench.stands(granted));
+}

@@ -205,22 +205,29 @@ impl Doer {
         if let Some(until) = heap.lost {
             tracing::warn!(
                 filesystem = group.label,
-                "the kernel's queue of changes ran over: what was granted there is recalled; \
-                 a larger fs.fanotify.max_queued_events helps"
+                "changes were lost: what was granted there is recalled; \
+                 where the kernel's queue ran over a larger fs.fanotify.max_queued_events helps"
             );
             group.recall_until(until);
             if self.losses.are_many(token, Instant::now()) && !group.paused.load(Ordering::Relaxed) {
                 group.pause();
             }
         }
-        let mut changes = Vec::new();
+        let (mut changes, mut lost) = (Vec::new(), None);
         for (spot, mask) in heap.spots {
-            keys(&group.resolve(mask, &spot), &mut changes);
+            match group.resolve(mask, &spot) {
+                Ok(hint) => keys(&hint, &mut changes),
+                Err(fault) => lost = Some(fault),
+            }
             if changes.len() >= AT_ONCE {
                 recall(watch, group, &mut changes);
             }
         }
         recall(watch, group, &mut changes);
+        if let Some(fault) = lost {
+            tracing::debug!(filesystem = group.label, ?fault, "what was changed cannot be looked up");
+            watch.lose(token, group);
+        }
     }
 
     /// Where nothing was lost for a while grants have no limit again.
