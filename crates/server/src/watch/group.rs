@@ -46,6 +46,8 @@ pub(crate) struct Group {
     pub(crate) fd: OwnedFd,
     /// [`Object::filesystem`] of all that lies on it.
     pub(crate) filesystem: u64,
+    /// Its magic number: a device number may be another one's by now.
+    kind: u64,
     pub(crate) label: &'static str,
     pub(crate) way: Way,
     pub(crate) counts: Counts,
@@ -129,6 +131,7 @@ impl Group {
         Ok(Group {
             fd,
             filesystem: object.filesystem,
+            kind: filesystem.kind,
             label,
             way,
             counts: Counts::default(),
@@ -194,7 +197,8 @@ impl Group {
     fn mark(&self, object: Object, fd: impl AsFd) -> io::Result<FileHandle> {
         // What a name led to may be another one by now.
         let stat = stat::of_fd(&fd).map_err(plain)?;
-        if stat.object(false) != object {
+        let kind = rustix::fs::fstatfs(&fd)?.f_type;
+        if stat.object(false) != object || u64::try_from(kind) != Ok(self.kind) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let handle = FileHandle::plain(&fd).map_err(plain)?;

@@ -159,3 +159,46 @@ fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
     hear(&[]);
     eventually("all is recalled", || !bench.stands(granted));
 }
+
+/// A device number is used again for what is mounted next.
+#[test]
+fn what_takes_the_number_of_a_filesystem_that_was_watched_is_looked_at_anew() {
+    let bench = Bench::new(WatchWay::Objects);
+    let at = bench.dir.path().join("inner");
+    let layers = bench.dir.path().join("layers");
+    [&at, &layers].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let run = |program: &str, args: &[&str], at: &Path| {
+        Command::new(program).args(args).arg(at).output().is_ok_and(|done| done.status.success())
+    };
+    if !run("mount", &["-t", "tmpfs", "none"], &layers) {
+        return println!("SKIPPED: cannot mount a tmpfs");
+    }
+    let [lower, upper, work] = ["lower", "upper", "work"].map(|name| layers.join(name));
+    [&lower, &upper, &work].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    // It can be marked, and has handles.
+    let parts = format!(
+        "lowerdir={},upperdir={},workdir={},index=on,nfs_export=on",
+        lower.display(),
+        upper.display(),
+        work.display()
+    );
+    let mut same = false;
+    for _ in 0..20 {
+        assert!(run("mount", &["-t", "tmpfs", "none"], &at));
+        let before = look(&open(&at)).unwrap().0.dev;
+        assert_eq!(bench.grant("inner/d").limit, Span::FOREVER);
+        assert!(run("umount", &[], &at));
+        let mounted = run("mount", &["-t", "overlay", "none", "-o", &parts], &at);
+        same = mounted && look(&open(&at)).unwrap().0.dev == before;
+        let limit = same.then(|| bench.grant("inner/e").limit);
+        let _ = !mounted || run("umount", &["-l"], &at);
+        if same {
+            assert_eq!(limit, Some(LIMIT));
+            break;
+        }
+    }
+    run("umount", &["-l"], &layers);
+    if !same {
+        println!("SKIPPED: no number is used again");
+    }
+}
