@@ -3,7 +3,7 @@
 use super::Alive;
 use super::event::Spot;
 use super::fanotify::{self, Scope};
-use super::keys::{Hint, MASK};
+use super::keys::{Hint, MASK, OWN_DELETE_SELF};
 use super::local::{has_fine_times, is_local, kernel_release};
 use crate::error::{Fault, Result};
 use crate::filesystem::Filesystem;
@@ -163,8 +163,11 @@ impl Group {
         let mut marks = marks.lock();
         let full = marks.full.is_some_and(|since| since.elapsed() < FULL);
         // Without a birth time it may be a new one with the number of one that is gone, and its mark with it.
-        if full || (object.birth != 0 && marks.by_object.contains_key(&object)) {
+        if object.birth != 0 && marks.by_object.contains_key(&object) {
             return;
+        }
+        if full {
+            return self.unmarked(&mut marks, object);
         }
         match self.mark(object, fd) {
             Ok(handle) => {
@@ -178,7 +181,15 @@ impl Group {
                 let wanting = [libc::ENOSPC, libc::ENOMEM].map(Some).contains(&error.raw_os_error());
                 marks.full = wanting.then(Instant::now);
                 tracing::debug!(ino = object.ino, %error, "an object cannot be watched: grants on it have a limit");
+                self.unmarked(&mut marks, object);
             }
+        }
+    }
+
+    /// It has no mark, though an earlier one of its number may have had one.
+    fn unmarked(&self, marks: &mut Marks, object: Object) {
+        if marks.by_object.remove(&object).is_some() {
+            self.leases.tell(|table, now| table.handle_unwatched_object(now, object));
         }
     }
 
@@ -303,12 +314,11 @@ impl Group {
             Way::Objects(marks) => {
                 let mut marks = marks.lock();
                 hint.own = marks.by_handle.get(own).copied();
-                if mask & libc::FAN_DELETE_SELF != 0
+                if mask & (libc::FAN_DELETE_SELF | OWN_DELETE_SELF) != 0
                     && let Some(object) = marks.by_handle.remove(own)
                 {
                     // Its mark went with it.
-                    marks.by_object.remove(&object);
-                    self.leases.tell(|table, now| table.handle_unwatched_object(now, object));
+                    self.unmarked(&mut marks, object);
                 }
             }
             Way::Whole(opener) => {

@@ -25,6 +25,9 @@ const DATA: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE | libc::FAN_DELETE_SE
 /// What is heard of.
 pub(crate) const MASK: u64 = NAMES | INODE | DATA | libc::FAN_ONDIR | libc::FAN_EVENT_ON_CHILD;
 
+/// No event of the kernel's: this process removed it, which the table was told before. So nothing is asked back; only its mark is gone.
+pub(crate) const OWN_DELETE_SELF: u64 = 1 << 63;
+
 /// What is to be asked back.
 pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
     let Hint { mask, dir, own, home, same } = hint;
@@ -100,6 +103,7 @@ mod tests {
         assert_eq!(told(libc::FAN_MOVE_SELF, false, true, false), [(FILE, Inode, 0), (HOME, Names, 1)]);
         let gone = [(FILE, Inode, 0), (FILE, Data, 0), (FILE, Names, 0), (HOME, Names, 1)];
         assert_eq!(told(libc::FAN_DELETE_SELF, false, true, false), gone);
+        assert_eq!(told(OWN_DELETE_SELF, true, true, false), []);
         assert_eq!(
             told(libc::FAN_MODIFY, true, false, false),
             [(DIR, Names, 1)],

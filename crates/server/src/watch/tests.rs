@@ -160,6 +160,20 @@ fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
     eventually("all is recalled", || !bench.stands(granted));
 }
 
+#[test]
+fn what_is_removed_by_the_server_itself_is_marked_no_more() {
+    let bench = Bench::new(WatchWay::Objects);
+    bench.grant("d");
+    let marks = || bench.watch.report()[0]["marks"].as_u64().unwrap();
+    let before = marks();
+    let granted = bench.grant("d/e");
+    let object = look(&open(&bench.dir.path().join("d/e"))).unwrap().0.object(false);
+    assert_eq!(marks(), before + 1);
+    std::fs::remove_dir(bench.dir.path().join("d/e")).unwrap();
+    eventually("its mark is forgotten", || marks() == before);
+    assert!(!bench.leases.tell(|table, _| table.is_watched(object)) && !bench.stands(granted));
+}
+
 /// A device number is used again for what is mounted next.
 #[test]
 fn what_takes_the_number_of_a_filesystem_that_was_watched_is_looked_at_anew() {

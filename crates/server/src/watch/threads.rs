@@ -1,10 +1,10 @@
 //! The reader and the doer.
 
 use super::Watch;
-use super::event::{Heard, parse};
-use super::group::Group;
+use super::event::{Heard, Spot, parse};
+use super::group::{Group, Way};
 use super::inbox::Heap;
-use super::keys::keys;
+use super::keys::{OWN_DELETE_SELF, keys};
 use super::mounts::Table;
 use nigh_native::lease::{Change, LeaseKey};
 use nigh_types::Name;
@@ -92,12 +92,20 @@ impl Watch {
 
     fn hear(&self, token: u64, group: &Group, bytes: &[u8]) {
         let us = rustix::process::getpid().as_raw_nonzero().get();
-        let (mut events, mut own, mut lost) = (0, 0, false);
+        let (mut events, mut own, mut unmarks, mut lost) = (0, 0, false, false);
+        let marked = matches!(group.way, Way::Objects(_));
         let mut inbox = self.inbox.lock();
         parse(bytes, |heard| {
             events += 1;
             match heard {
-                Heard::Change { pid, .. } if pid == us => own += 1,
+                Heard::Change { pid, mask, spot } if pid == us => {
+                    own += 1;
+                    let spot = Spot { dir: None, ..spot };
+                    if marked && mask & libc::FAN_DELETE_SELF != 0 {
+                        unmarks = true;
+                        lost |= !inbox.hear(token, OWN_DELETE_SELF, spot);
+                    }
+                }
                 Heard::Change { mask, spot, .. } => lost |= !inbox.hear(token, mask, spot),
                 Heard::Lost => lost = true,
             }
@@ -107,7 +115,7 @@ impl Watch {
         group.counts.own.fetch_add(own, Ordering::Relaxed);
         if lost {
             self.lose(token, group);
-        } else if own < events {
+        } else if own < events || unmarks {
             self.wake.notify_one();
         }
     }
