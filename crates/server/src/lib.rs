@@ -51,6 +51,7 @@ mod stat;
 mod told;
 mod users;
 mod watch;
+mod whereabouts;
 mod work;
 
 pub use claims::{Admission, unix_peer};

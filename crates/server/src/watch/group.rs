@@ -9,14 +9,14 @@ use crate::error::{Fault, Result};
 use crate::filesystem::Filesystem;
 use crate::handle::{FileHandle, Opener};
 use crate::leases::Leases;
-use crate::reach::link;
 use crate::stat::{self, Stat};
+use crate::whereabouts::{Told, mount_root, told_place};
 use lru::LruCache;
 use nigh_native::lease::Object;
 use nigh_types::{Errno, Name, Timestamp};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,9 +27,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How a filesystem is watched.
 pub(crate) enum Way {
     /// All of it, by one mark. What events bring is found by its handle.
-    Whole(Opener),
+    Whole(Whole),
     /// A mark for each object that is granted.
     Objects(Mutex<Marks>),
+}
+
+/// What is needed to look up what events bring.
+pub(crate) struct Whole {
+    opener: Opener,
+    /// Of the opener's mount.
+    root: OwnedFd,
 }
 
 /// Objects that are marked.
@@ -112,7 +119,7 @@ impl Group {
         let marked = opener.and_then(|opener| {
             let fd = fanotify::open(true).ok()?;
             fanotify::mark(&fd, Scope::Filesystem, MASK, root).ok()?;
-            Some((fd, Way::Whole(opener)))
+            Some((fd, Way::Whole(Whole { opener, root: mount_root(root).ok()? })))
         });
         let (fd, way) = match marked {
             Some(marked) => marked,
@@ -321,7 +328,7 @@ impl Group {
                     self.unmarked(&mut marks, object);
                 }
             }
-            Way::Whole(opener) => {
+            Way::Whole(Whole { opener, root }) => {
                 let Some(fd) = unless_gone(opener.open(own))? else {
                     hint.own = self.known.lock().get(own).copied();
                     return Ok(hint);
@@ -331,7 +338,7 @@ impl Group {
                 hint.own = Some(object);
                 hint.same = self.is_same(object, &stat);
                 if hint.dir.is_none() && !stat.attr.is_dir() {
-                    hint.home = home(&fd, &stat)?;
+                    hint.home = home(root, &fd, &stat)?;
                 }
             }
         }
@@ -341,7 +348,7 @@ impl Group {
     fn directory(&self, handle: &FileHandle) -> Result<Option<Object>> {
         match &self.way {
             Way::Objects(marks) => Ok(marks.lock().by_handle.get(handle).copied()),
-            Way::Whole(opener) => {
+            Way::Whole(Whole { opener, .. }) => {
                 if let Some(object) = self.known.lock().get(handle) {
                     return Ok(Some(*object));
                 }
@@ -404,16 +411,12 @@ fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Where the kernel says that a file lies, if it is there.
-fn home(fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
-    let Some(path) = link(fd) else { return Ok(None) };
-    let Some(slash) = path.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
-    let Ok(name) = Name::new(&path[slash + 1..]) else { return Ok(None) };
-    let parent = if slash == 0 { &b"/"[..] } else { &path[..slash] };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(CWD, parent, flags, Mode::empty()).map_err(Fault::from);
-    let Some(dir) = unless_gone(opened.map_err(Fault::or_stale))? else { return Ok(None) };
-    let Some(there) = unless_gone(stat::of_name(&dir, name.as_bytes()))? else { return Ok(None) };
-    let dir = stat::of_fd(&dir)?;
-    Ok(there.is_same(stat).then(|| (dir.object(false), name)))
+/// The directory in which a file lies, as the kernel says, and its name there. With one name its attributes are covered by that
+/// directory, so where nobody knows which it is all may be false.
+fn home(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
+    match told_place(root, fd, stat)? {
+        Told::There(dir, name) => Ok(Some((stat::of_fd(&dir)?.object(false), name))),
+        Told::Nameless if stat.attr.nlink == 1 => Err(Fault(Errno::NODATA)),
+        Told::Nameless | Told::Elsewhere => Ok(None),
+    }
 }

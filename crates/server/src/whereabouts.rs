@@ -1,0 +1,103 @@
+//! Where a file lies of which only a descriptor is known.
+
+use crate::error::{Fault, Result};
+use crate::reach::link;
+use crate::stat::{self, Stat};
+use nigh_types::Name;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+
+/// More levels than this there are not.
+const MAX_DEPTH: u32 = 1 << 20;
+
+/// The root of the mount on which a directory lies, or of all that this process sees of it.
+pub(crate) fn mount_root(dir: &OwnedFd) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut at = rustix::io::fcntl_dupfd_cloexec(dir, 0)?;
+    for _ in 0..MAX_DEPTH {
+        let above = match rustix::fs::openat2(&at, c"..", flags, Mode::empty(), ResolveFlags::NO_XDEV) {
+            Err(Errno::XDEV) => return Ok(at),
+            above => above?,
+        };
+        if stat::of_fd(&above)?.is_same(&stat::of_fd(&at)?) {
+            return Ok(at);
+        }
+        at = above;
+    }
+    Err(Fault(nigh_types::Errno::LOOP))
+}
+
+/// Where the kernel says that a file lies.
+pub(crate) enum Told {
+    /// There it is: a name of this directory.
+    There(OwnedFd, Name),
+    /// The name that the kernel knows is gone, or it knows none.
+    Nameless,
+    /// It is not there any more, or not on that mount as it can be seen.
+    Elsewhere,
+}
+
+/// The same below the root of its mount. No other mount is looked into on the way, so this waits for nothing but the mount's own disk:
+/// anybody may have put something over a directory.
+pub(crate) fn told_place(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Told> {
+    // Too long to be told.
+    let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Told::Elsewhere) };
+    let base = if base == b"/" { &base[..0] } else { &base[..] };
+    let deleted = path == b"/" || path.ends_with(b" (deleted)");
+    let missing = if deleted { Told::Nameless } else { Told::Elsewhere };
+    let below = path.strip_prefix(base).and_then(|path| path.strip_prefix(b"/"));
+    let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(missing) };
+    let (parent, name) = match below.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => (&below[..slash], &below[slash + 1..]),
+        None => (&b"."[..], below),
+    };
+    let look = |dir: &OwnedFd, path: &[u8]| {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        match rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::XDEV | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(errno) => Err(Fault::from(errno)),
+        }
+    };
+    let Some(dir) = look(root, parent)? else { return Ok(missing) };
+    let Some(there) = look(&dir, name)? else { return Ok(missing) };
+    let is_it = stat::of_fd(there)?.is_same(stat);
+    match Name::new(name) {
+        Ok(name) if is_it => Ok(Told::There(dir, name)),
+        _ => Ok(missing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_looked_for_on_its_own_mount_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let a = dir.path().join("a");
+        std::fs::create_dir(&a).unwrap();
+        std::fs::write(a.join("f"), "").unwrap();
+        let open = |path: &std::path::Path| {
+            rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+        };
+        let (root, fd) = (mount_root(&open(dir.path())).unwrap(), open(&a.join("f")));
+        let stat = stat::of_fd(&fd).unwrap();
+        let is_there = || matches!(told_place(&root, &fd, &stat).unwrap(), Told::There(_, name) if name.as_bytes() == b"f");
+        assert!(is_there());
+        let run = |program: &str, args: &[&std::path::Path]| {
+            std::process::Command::new(program).args(args).output().is_ok_and(|done| done.status.success())
+        };
+        if run("mount", &[std::path::Path::new("--bind"), &a, &a]) {
+            let covered = told_place(&root, &fd, &stat);
+            assert!(run("umount", &[&a]));
+            assert!(matches!(covered, Ok(Told::Elsewhere)), "something else could be mounted there");
+        }
+        assert!(is_there());
+        std::fs::hard_link(a.join("f"), dir.path().join("g")).unwrap();
+        std::fs::remove_file(a.join("f")).unwrap();
+        assert!(matches!(told_place(&root, &fd, &stat), Ok(Told::Nameless)));
+    }
+}
