@@ -164,10 +164,13 @@ impl Group {
     /// Watches an object, if it is one of this filesystem's, before it is granted. `fd` stands for it, `O_PATH` or not.
     pub(crate) fn watch(&self, object: Object, fd: impl AsFd) {
         let Way::Objects(marks) = &self.way else { return };
-        if object.filesystem != self.filesystem || self.paused.load(Ordering::Relaxed) {
+        if object.filesystem != self.filesystem {
             return;
         }
         let mut marks = marks.lock();
+        if self.paused.load(Ordering::Relaxed) {
+            return;
+        }
         let full = marks.full.is_some_and(|since| since.elapsed() < FULL);
         // Without a birth time it may be a new one with the number of one that is gone, and its mark with it.
         if object.birth != 0 && marks.by_object.contains_key(&object) {

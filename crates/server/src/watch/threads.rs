@@ -246,6 +246,10 @@ impl Doer {
         for (token, group) in watch.all_groups() {
             if self.losses.are_over(token, Instant::now()) && group.paused.load(Ordering::Relaxed) {
                 group.resume();
+                // The reader may have ended just now, and paused it before.
+                if watch.alive.lock().over {
+                    group.pause();
+                }
             }
         }
     }
