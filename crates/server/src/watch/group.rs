@@ -3,7 +3,7 @@
 use super::Alive;
 use super::event::Spot;
 use super::fanotify::{self, Scope};
-use super::keys::{Hint, MASK, OWN_DELETE_SELF};
+use super::keys::{Hint, MASK, OWN_DELETE_SELF, is_of_attributes};
 use super::local::{has_fine_times, is_local, kernel_release};
 use crate::error::{Fault, Result};
 use crate::filesystem::Filesystem;
@@ -340,7 +340,9 @@ impl Group {
                 let object = stat.object(false);
                 hint.own = Some(object);
                 hint.same = self.is_same(object, &stat);
-                if hint.dir.is_none() && !stat.attr.is_dir() {
+                // The name that it was opened by may be gone, and another one be its only one.
+                let may_lie_elsewhere = hint.dir.is_none() || stat.attr.nlink == 1;
+                if may_lie_elsewhere && !stat.attr.is_dir() && is_of_attributes(mask) {
                     hint.home = home(root, &fd, &stat)?;
                 }
             }

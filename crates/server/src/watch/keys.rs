@@ -10,7 +10,7 @@ pub(crate) struct Hint {
     pub(crate) mask: u64,
     pub(crate) dir: Option<(Object, Option<Name>)>,
     pub(crate) own: Option<Object>,
-    /// Where a file lies, of which the event tells no directory.
+    /// Where a file lies, of which the event tells no directory, or one in which it may lie no more.
     pub(crate) home: Option<(Object, Name)>,
     /// Its size and times are those that were seen when it was recalled last.
     pub(crate) same: bool,
@@ -28,6 +28,11 @@ pub(crate) const MASK: u64 = NAMES | INODE | DATA | libc::FAN_ONDIR | libc::FAN_
 /// No event of the kernel's: this process removed it, which the table was told before. So nothing is asked back; only its mark is gone.
 pub(crate) const OWN_DELETE_SELF: u64 = 1 << 63;
 
+/// Whether attributes may be others. Stores into a map make no event of their own: their file's times are compared when it is closed.
+pub(crate) fn is_of_attributes(mask: u64) -> bool {
+    mask & (INODE | libc::FAN_CLOSE_WRITE) != 0
+}
+
 /// What is to be asked back.
 pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
     let Hint { mask, dir, own, home, same } = hint;
@@ -35,8 +40,7 @@ pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
         let names = name.into_iter().cloned().collect();
         changes.push(Change { key: LeaseKey { object, covers }, names, writes: false, told: false });
     };
-    // Stores into a map make no event of their own: their file's times are compared when it is closed.
-    let attributes = mask & INODE != 0 || (mask & libc::FAN_CLOSE_WRITE != 0 && !same);
+    let attributes = mask & INODE != 0 || (is_of_attributes(*mask) && !same);
     if let Some((dir, name)) = dir {
         if mask & NAMES != 0 {
             push(*dir, Covers::Inode, None);
