@@ -193,6 +193,34 @@ fn a_file_written_by_a_name_that_is_gone_is_heard_of_where_it_lies() {
     });
 }
 
+/// Its kernel writes a page back when it is asked for it, which is when the host has changed the file already.
+#[test]
+fn stores_into_a_map_do_not_undo_what_the_host_has_written() {
+    for way in ways() {
+        for (deed, text, wanted) in [("held", " other", Err(Errno::CANCELED)), ("drop", "", Ok(()))] {
+            let world = world(way);
+            let mut other = Other::start("another_process");
+            let mut client = client(&world);
+            let node = client.place("d/f");
+            let handle = Some(client.open(&node, common::BOTH));
+            let read = client.call(Call::Read { node: node.clone(), handle, offset: 0, length: 4096 });
+            let grant = read.grants.iter().find(|grant| grant.covers == Covers::Data).unwrap();
+            let under = Some((grant.id, Covers::Data));
+            let since = Some(Since { stamp: DataStamp::of(&read.after[0].1), under });
+            let path = world.dir.path().join("d/f").display().to_string();
+            other.run(&format!("hold {path}"));
+            other.run(&format!("{deed} {path}{text}"));
+            eventually("it is asked back", || {
+                client.pump();
+                client.recalls().iter().any(|recall| recall.covers == Covers::Data)
+            });
+            let flags = WriteFlags { flush: true, since, ..WriteFlags::default() };
+            let flush = Call::Write { node, handle, offset: 0, data: b"1234567x"[..].into(), flags };
+            assert_eq!(client.call(flush).result.map(drop), wanted, "{way:?}: {deed}");
+        }
+    }
+}
+
 /// What is removed with all that is in it may be where somebody is.
 #[test]
 fn a_directory_that_is_removed_is_heard_of_in_itself() {

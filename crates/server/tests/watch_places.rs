@@ -181,6 +181,26 @@ fn what_is_mounted_inside_an_export_is_seen_and_can_be_unmounted() {
     }
 }
 
+/// Anybody who may mount something chooses its name.
+#[test]
+fn a_mount_whose_name_is_no_text_hides_no_other() {
+    use std::os::unix::ffi::OsStrExt;
+    if !needs_root("a_mount_whose_name_is_no_text") {
+        return;
+    }
+    let below = tempfile::tempdir().unwrap();
+    let odd = mount(&["-t", "tmpfs", "none"], &below.path().join(std::ffi::OsStr::from_bytes(b"\xff")));
+    let world = World::new();
+    let mut client = client(&world, world.dir.path());
+    let d = client.place("d");
+    client.list(&d);
+    let inner = mount(&["-t", "tmpfs", "none"], &world.dir.path().join("d/e"));
+    if odd.is_none() || inner.is_none() {
+        return println!("SKIPPED: cannot mount a tmpfs");
+    }
+    recalled(&mut client, d.node, Covers::Names, "the name leads elsewhere");
+}
+
 /// Set where marks are few: in a user namespace of its own.
 const FEW: &str = "NIGH_TEST_FEW_MARKS";
 
