@@ -124,7 +124,9 @@ impl Group {
         let (fd, way) = match marked {
             Some(marked) => marked,
             None => {
-                let fd = fanotify::open(true).or_else(|_| fanotify::open(false)).map_err(refused)?;
+                // As many as the kernel allows a user, root too: each pins an inode, and what nobody has any more is only given back
+                // where they run out.
+                let fd = fanotify::open(false).map_err(refused)?;
                 // Whether it works at all: of btrfs not on every kernel. What may not be read is another matter.
                 match fanotify::mark(&fd, Scope::Object, MASK, root) {
                     Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
