@@ -1,15 +1,14 @@
 //! Which filesystems tell all changes to the kernel that watches them.
 
 /// Magic numbers of statfs(2), and names. Of others changes may be made elsewhere (NFS, SMB, FUSE, cluster filesystems
-/// tell nothing of those: fanotify(7), "Limitations"), or nobody has looked.
-const LOCAL: [(u64, &str); 12] = [
+/// tell nothing of those: fanotify(7), "Limitations"), or nobody has looked. Of zfs whole states come back by `zfs rollback`.
+const LOCAL: [(u64, &str); 11] = [
     (0xef53, "ext4"), // and ext2, ext3
     (0x5846_5342, "xfs"),
     (0x9123_683e, "btrfs"),
     (0x0102_1994, "tmpfs"),
     (0xf2f5_2010, "f2fs"),
     (0xca45_1a4e, "bcachefs"),
-    (0x2fc1_2fc1, "zfs"),
     (0x4d44, "vfat"),
     (0x2011_bab0, "exfat"),
     (0x7366_746e, "ntfs3"),
@@ -25,7 +24,7 @@ pub(crate) fn is_local(magic: u64) -> bool {
 /// Whether looking along a path goes no further than this machine's kernel. By the names of /proc/self/mountinfo.
 pub(crate) fn is_quick(name: &str) -> bool {
     LOCAL.iter().any(|(_, local)| *local == name)
-        || matches!(name, "ext2" | "ext3" | "overlay" | "rootfs" | "squashfs" | "erofs" | "devtmpfs")
+        || matches!(name, "ext2" | "ext3" | "zfs" | "overlay" | "rootfs" | "squashfs" | "erofs" | "devtmpfs")
 }
 
 /// Whether a change makes another ctime than the one that was looked at, however soon it follows (multigrain
