@@ -10,12 +10,12 @@ use crate::ops::Context;
 use crate::ops::open::for_reading;
 use crate::ops::rename::Names;
 use crate::place_locks::{Grip, HeldPlaces};
-use crate::reach::{Found, Node, link};
+use crate::reach::{Found, Node};
 use crate::stat::{self, Stat};
 use crate::told::{At, Tell};
+use crate::whereabouts::{Told, by_path, told_place};
 use nigh_native::lease::{Change, LeaseKey, Object};
 use nigh_types::{Access, Call, Covers, Errno, Handle, Kind, Name, Place};
-use rustix::fs::{CWD, Mode, OFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -270,16 +270,16 @@ impl Look<'_, '_, '_> {
     /// Where the kernel says that a file with one name lies. A descriptor's own name may be gone while another
     /// one is left: then it tells nothing.
     fn told_home(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
-        let path = link(fd)?;
-        let slash = path.iter().rposition(|&byte| byte == b'/')?;
-        let name = Name::new(&path[slash + 1..]).ok()?;
-        let parent = if slash == 0 { &b"/"[..] } else { &path[..slash] };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
-        let there = stat::of_name(&dir, name.as_bytes()).ok()?;
+        let (dir, name) = match self.cx.reach().mount_root(stat) {
+            Some(root) => match told_place(root, fd, stat).ok()? {
+                Told::There(dir, name) => (dir, name),
+                Told::Nameless | Told::Elsewhere => return None,
+            },
+            None => by_path(fd, stat)?,
+        };
         let object = self.cx.reach().ids.object(&stat::of_fd(&dir).ok()?);
         // It is there and has no other name: so that is its directory, whichever way led to it.
-        there.is_same(stat).then(|| (object, name, Arc::new(dir)))
+        Some((object, name, Arc::new(dir)))
     }
 
     /// A name comes or goes: so do its directory's times.

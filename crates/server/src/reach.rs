@@ -7,6 +7,7 @@ use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
 use crate::orphans::{FOLDER, Orphans};
 use crate::stat::{self, Stat};
+use crate::whereabouts;
 use lru::LruCache;
 use nigh_native::lease::Object;
 use nigh_types::{Errno, Kind, Name, NodeId, Place};
@@ -56,6 +57,8 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Reach {
     root: Node,
+    /// The root of its mount, where it may be opened.
+    mount_root: Option<OwnedFd>,
     /// Shared by exports of one directory that are reached over different mounts.
     pub(crate) ids: Arc<Ids>,
     pub(crate) orphans: Orphans,
@@ -105,6 +108,7 @@ impl Reach {
         let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
         let (object, checked) = (ids.object(&root_stat), Instant::now());
         Ok(Reach {
+            mount_root: whereabouts::mount_root(&root).ok(),
             root: Node { id, fd: Arc::new(root), stat: root_stat, object, under: None, checked },
             ids,
             orphans: Orphans::default(),
@@ -123,6 +127,11 @@ impl Reach {
     /// The root as it was when the export was opened.
     pub(crate) fn root_node(&self) -> &Node {
         &self.root
+    }
+
+    /// The root of the mount on which this lies, if that is the export root's.
+    pub(crate) fn mount_root(&self, stat: &Stat) -> Option<&OwnedFd> {
+        self.mount_root.as_ref().filter(|_| stat.mount == self.root.stat.mount)
     }
 
     /// Reaches what a call names; `ESTALE` where its hint and all that is remembered fail.

@@ -4,9 +4,9 @@ use crate::error::{Fault, Result};
 use crate::reach::link;
 use crate::stat::{self, Stat};
 use nigh_types::Name;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// More levels than this there are not.
 const MAX_DEPTH: u32 = 1 << 20;
@@ -40,7 +40,7 @@ pub(crate) enum Told {
 
 /// The same below the root of its mount. No other mount is looked into on the way, so this waits for nothing but the mount's own disk:
 /// anybody may have put something over a directory.
-pub(crate) fn told_place(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Told> {
+pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<Told> {
     // Too long to be told.
     let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Told::Elsewhere) };
     let base = if base == b"/" { &base[..0] } else { &base[..] };
@@ -68,6 +68,18 @@ pub(crate) fn told_place(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<To
         Ok(name) if is_it => Ok(Told::There(dir, name)),
         _ => Ok(missing),
     }
+}
+
+/// The same on a mount whose root nobody has, along the whole path.
+pub(crate) fn by_path(fd: impl AsFd, stat: &Stat) -> Option<(OwnedFd, Name)> {
+    let path = link(fd)?;
+    let slash = path.iter().rposition(|&byte| byte == b'/')?;
+    let name = Name::new(&path[slash + 1..]).ok()?;
+    let parent = if slash == 0 { &b"/"[..] } else { &path[..slash] };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
+    let there = stat::of_name(&dir, name.as_bytes()).ok()?;
+    there.is_same(stat).then_some((dir, name))
 }
 
 #[cfg(test)]
