@@ -22,6 +22,8 @@ pub(super) const MOUNTS: u64 = 1;
 
 /// Read at a time: some thousand events.
 const BYTES: usize = 256 << 10;
+/// Reads of one filesystem before others have their turn.
+const IN_A_ROW: u32 = 8;
 /// Keys that are recalled under one lock.
 const AT_ONCE: usize = 256;
 /// So many overflows within [`WINDOW`] end grants without a limit until there was none for as long.
@@ -76,7 +78,8 @@ impl Watch {
 
     fn read_group(&self, token: u64, buffer: &mut [u8]) {
         let Some(group) = self.group_of(token) else { return };
-        loop {
+        // What is left is told again, behind other filesystems'.
+        for _ in 0..IN_A_ROW {
             let count = match rustix::io::read(&group.fd, &mut *buffer) {
                 Ok(0) | Err(rustix::io::Errno::AGAIN) => return,
                 Err(rustix::io::Errno::INTR) => continue,
