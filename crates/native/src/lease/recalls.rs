@@ -164,7 +164,8 @@ impl LeaseTable {
             state.begin_change(self.now, by, counts, &self.config);
         }
         if by.is_none() {
-            self.note_changed(key);
+            self.disturb(key);
+            self.note_changed(key, None);
         }
         for seat in others {
             // One that was asked before may have pressed a flush, which asks too.
@@ -184,15 +185,14 @@ impl LeaseTable {
         (owed, held)
     }
 
-    /// Nobody asked before this key was changed: what is granted on it, and what is asked for and not given back yet, does not say any
-    /// more that nobody else was there.
-    fn note_changed(&mut self, key: LeaseKey) {
-        self.disturb(key);
-        for (_, entry) in self.entries.range_mut((key, Holder(0))..=(key, Holder(u64::MAX))) {
-            entry.unbroken = Entry::HELD;
-        }
-        let asked = self.keys.get(&key).into_iter().flat_map(|state| state.recalls.values());
-        for recall in asked {
+    /// This key was changed, and the others were not waited for: what is granted on it, and what is asked for and not given back yet,
+    /// does not say any more that nobody else was there.
+    pub(super) fn note_changed(&mut self, key: LeaseKey, by: Option<Holder>) {
+        let others = |holder: &Holder| Some(*holder) != by;
+        let seats = self.entries.range_mut((key, Holder(0))..=(key, Holder(u64::MAX)));
+        seats.filter(|((_, holder), _)| others(holder)).for_each(|(_, entry)| entry.unbroken = Entry::HELD);
+        let asked = self.keys.get(&key).into_iter().flat_map(|state| &state.recalls);
+        for (_, recall) in asked.filter(|(holder, _)| others(holder)) {
             self.recalls.get_mut(recall).expect("it is out").first = Entry::NEVER;
         }
     }

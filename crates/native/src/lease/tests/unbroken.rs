@@ -87,3 +87,19 @@ fn what_may_have_been_missed_does_not_count() {
     bench.recall();
     assert!(!is_unbroken(&mut bench, data(1), held));
 }
+
+/// It goes before whoever asked, who is asked as well and has not given back either.
+#[test]
+fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
+    let mut bench = Bench::with(&[A, B]);
+    let held = bench.granted(A, data(1)).id;
+    bench.granted(B, data(1));
+    let write = Change { writes: true, ..change(data(1)) };
+    let asks = bench.table.handle_flush(bench.now, A, std::slice::from_ref(&write));
+    bench.outputs();
+    assert!(bench.table.is_unbroken(bench.now, asks, (held, Covers::Data)));
+    let flush = bench.table.handle_flush(bench.now, B, &[write]);
+    assert!(bench.table.is_ready(flush));
+    bench.table.handle_done(bench.now, flush);
+    assert!(!bench.table.is_unbroken(bench.now, asks, (held, Covers::Data)));
+}
