@@ -1,8 +1,9 @@
 //! Carries outputs between cache, remote, kernel and link.
 //!
 //! Locks, in this order: `gate` (shared, from before an answer is composed until it is written), then
-//! `core`. Nothing is sent to the kernel or the link with `core` held. The notifier takes `gate` alone
-//! for a moment, so that every answer composed before a recall has reached the kernel before the kernel
+//! `core`, then what waits for the notifier and for those who tell watchers, each alone. Nothing is sent to the kernel or the
+//! link with `core` held; what these two are to tell is queued with it, in the order in which it was put out. The notifier takes
+//! `gate` alone for a moment, so that every answer composed before a recall has reached the kernel before the kernel
 //! is told to forget (invariant 2).
 //!
 //! Every input comes after what is due by then, whichever thread brings it: a process that was stopped, or a
@@ -19,7 +20,7 @@ use crate::events::{Events, Said};
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
 use crate::openers::Openers;
-use nigh_cache::{Answer, Cache, Caller, Change, Invalidation, Op, Output, Stale};
+use nigh_cache::{Answer, Cache, Caller, Op, Output};
 use nigh_fuse::{Header, Operation, Transport};
 use nigh_link::Link;
 use nigh_native::{ClientSession, Counters, FrameBytes};
@@ -111,8 +112,6 @@ struct Pending {
 #[derive(Default)]
 struct Batch {
     answers: Vec<(u64, Shape, Answer)>,
-    stale: Vec<(Invalidation, Vec<Stale>, bool)>,
-    changes: Vec<Change>,
     transmits: bool,
     /// A link that is of no use any more.
     useless: Option<Link>,
@@ -288,7 +287,7 @@ impl Driver {
                 self.alarm.set(next);
             }
             core.next_timeout = next;
-            batch.changes.extend(std::iter::from_fn(|| core.cache.poll_change()));
+            self.events.queue(std::iter::from_fn(|| core.cache.poll_change()).collect());
             self.root.store(core.cache.root(), Ordering::Relaxed);
             return;
         }
@@ -315,13 +314,13 @@ impl Driver {
                     core.openers.claimed();
                     core.remote.handle_reclaimed(now);
                 }
-                Output::Invalidate { id, stale, first } => batch.stale.push((id, stale, first)),
+                Output::Invalidate { id, stale, first } => self.notifier.queue(id, stale, first),
                 Output::Timeout(at, _) => return at,
             }
         }
     }
 
-    /// With the lock free: answers first, so that what is dropped right after them is dropped after.
+    /// With the lock free. The gate is held until the answers are out, so that what is dropped right after them is dropped after.
     fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, batch: Batch) {
         for (unique, shape, answer) in batch.answers {
             answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
@@ -333,10 +332,6 @@ impl Driver {
         if batch.transmits {
             self.outgoing.notify_one();
         }
-        for (id, stale, first) in batch.stale {
-            self.notifier.queue(id, stale, first);
-        }
-        self.events.queue(batch.changes);
     }
 
     /// Waits until every answer composed so far has reached the kernel.

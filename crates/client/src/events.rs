@@ -100,6 +100,11 @@ impl Events {
         self.wake();
     }
 
+    #[cfg(test)]
+    pub fn queued(&self) -> usize {
+        self.waiting.lock().len()
+    }
+
     pub fn stop(&self) {
         let _looks = self.looks.0.lock();
         self.stopped.store(true, Ordering::SeqCst);
@@ -125,7 +130,8 @@ impl Events {
         while !self.is_stopped() {
             // Before what is queued is looked at: what comes later can be read from again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-            stage.take_in(std::mem::take(&mut *self.waiting.lock()));
+            let queued = std::mem::take(&mut *self.waiting.lock());
+            stage.take_in(queued);
             stage.play();
             stage.wait();
         }

@@ -156,3 +156,18 @@ fn the_timer_ends_with_the_driver() {
         timer.join().unwrap();
     }
 }
+
+/// Else two threads could put them into rows the other way round.
+#[test]
+fn what_is_put_out_is_queued_before_another_thread_can_put_out_more() {
+    let stage = Stage::new();
+    let (driver, root) = (&stage.driver, stage.driver.root());
+    assert!(driver.notifier.is_idle());
+    let mut core = driver.core.lock();
+    let (now, mut batch) = driver.catch_up(&mut core);
+    core.cache.handle_held(root, &Name::new(b"a").unwrap());
+    core.cache.handle_untellable(root);
+    driver.drive(&mut core, now, &mut batch);
+    assert!(!driver.notifier.is_idle(), "and nobody else had the lock meanwhile");
+    assert_eq!(driver.events.queued(), 1);
+}
