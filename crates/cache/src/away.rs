@@ -146,7 +146,7 @@ impl Cache {
     /// Answers of calls that are out are not kept.
     fn grants_end(&mut self) {
         self.counters.lapses += 1;
-        self.watches.note_gap();
+        self.watches.note_gap(self.clock);
         self.space = None;
         self.flights.values_mut().for_each(|flight| flight.seen.lapsed = true);
         self.parked.append(&mut self.holds.clear());

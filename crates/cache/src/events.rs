@@ -35,6 +35,8 @@ const SETTLED: Span = Span::from_millis(200);
 const CONTENDED: Span = Span::from_millis(1_100);
 /// So often it was listed without a grant before that is compared all the same.
 const UNGRANTED: u32 = 3;
+/// A listing that failed is asked for again after so long, each further time twice as long, up to 64 times.
+const FAILED: Span = Span::from_secs(15);
 /// So long a directory that can be compared waits for others to be compared with it: those are asked for up to three times
 /// meanwhile.
 const TOGETHER: Span = Span::from_millis(200);
@@ -138,6 +140,8 @@ struct Watched {
     soon_at: Time,
     /// Listings without a grant since they were.
     tries: u32,
+    /// Listings that failed, one after the other.
+    failed: u32,
     /// A listing without a grant, to be compared, and what in it may be older than own changes.
     aside: Option<Aside>,
     /// Names with own changes under way when it was compared.
@@ -171,7 +175,12 @@ impl Watches {
 
     /// Its names are not granted any more.
     pub fn unsettle(&mut self, now: Time, dir: u64) {
-        let Some(watched) = self.dirs.get_mut(&dir).filter(|watched| !watched.unsettled) else { return };
+        let Some(watched) = self.dirs.get_mut(&dir) else { return };
+        if watched.unsettled {
+            // It may be far off, since a listing failed.
+            watched.due = watched.due.min(now.after(CONTENDED));
+            return;
+        }
         watched.unsettled = true;
         watched.tries = 0;
         let soon = now.since(watched.granted_at) < SETTLED;
@@ -183,9 +192,11 @@ impl Watches {
         self.unsettled.insert(dir);
     }
 
-    /// All grants have ended, for a reason that says nothing of what changed.
-    pub fn note_gap(&mut self) {
+    /// All grants have ended, for a reason that says nothing of what changed; and what could not be listed perhaps can.
+    pub fn note_gap(&mut self, now: Time) {
         self.gaps += u64::from(!self.dirs.is_empty());
+        let soon = now.after(FIRST_LOOK);
+        self.dirs.values_mut().for_each(|watched| watched.due = watched.due.min(soon));
     }
 
     /// Whether watchers may yet be told that an absent name there was removed or moved: the kernel asks us then only if it
@@ -198,7 +209,7 @@ impl Watches {
     pub fn due(&self) -> Option<Time> {
         let ends = self.ends.first().map(|(end, _)| *end);
         let looks = self.unsettled.iter().filter_map(|dir| self.dirs.get(dir)).map(|watched| watched.due);
-        ends.into_iter().chain(self.together).chain(looks.min().filter(|due| *due != Time::FAR)).min()
+        ends.into_iter().chain(self.together).chain(looks.min()).min()
     }
 
     fn names(&self) -> u64 {
@@ -248,6 +259,7 @@ impl Cache {
                     granted_at: Time(0),
                     soon_at: Time(0),
                     tries: 0,
+                    failed: 0,
                     aside: None,
                     skipped: BTreeSet::new(),
                     untold: 0,
@@ -341,7 +353,7 @@ impl Cache {
                 continue;
             }
             let lists = self.dirs.get(&dir).is_some_and(|directory| directory.listing.is_some());
-            waiting |= lists || due != Time::FAR && due <= now.after(TOGETHER);
+            waiting |= lists || due <= now.after(TOGETHER);
             if lists {
                 listed += 1;
             } else if due <= now && listed < MOST_LISTINGS {
@@ -361,10 +373,11 @@ impl Cache {
 
     fn look_again(&mut self, now: Time, dir: u64) {
         self.watches.looks += 1;
-        let failed = self.list(now, dir).is_err();
-        if let Some(watched) = self.watches.dirs.get_mut(&dir) {
+        if self.list(now, dir).is_err() {
+            self.watched_cannot_be_listed(now, dir);
+        } else if let Some(watched) = self.watches.dirs.get_mut(&dir) {
             // If it comes to nothing.
-            watched.due = if failed { Time::FAR } else { now.after(CONTENDED) };
+            watched.due = now.after(CONTENDED);
         }
     }
 
@@ -373,6 +386,7 @@ impl Cache {
         let Some(watched) = self.watches.dirs.get_mut(&dir).filter(|watched| watched.unsettled) else {
             return;
         };
+        watched.failed = 0;
         let Some(rows) = &flight.aside else {
             watched.granted_at = now;
             return;
@@ -393,10 +407,11 @@ impl Cache {
         }
     }
 
-    /// A listing has failed: it is not asked for again until something happens.
-    pub(crate) fn watched_cannot_be_listed(&mut self, dir: u64) {
+    /// A listing has failed: it is asked for again late, at greater and greater distances.
+    pub(crate) fn watched_cannot_be_listed(&mut self, now: Time, dir: u64) {
         if let Some(watched) = self.watches.dirs.get_mut(&dir) {
-            watched.due = Time::FAR;
+            watched.due = now.after(Span(FAILED.0 << watched.failed.min(6)));
+            watched.failed = watched.failed.saturating_add(1);
         }
     }
 

@@ -59,7 +59,7 @@ impl Cache {
             (Ok(Reply::Listed(listed)), Some(_)) => (listed.entries.clone(), response.last),
             (Err(errno), _) => {
                 self.listing_ended(call, dir);
-                self.watched_cannot_be_listed(dir);
+                self.watched_cannot_be_listed(now, dir);
                 self.answer_all(&flight.waiters, &Answer::Failed(*errno));
                 return None;
             }

@@ -131,6 +131,48 @@ impl Stage {
         }
     }
 
+    /// What is due within that time.
+    fn pass(&mut self, millis: u64) {
+        let end = self.now.after(Span::from_millis(millis));
+        loop {
+            let due = self.poll();
+            if self.answer_lists() {
+                continue;
+            }
+            self.now = due.max(self.now).min(end);
+            self.cache.handle_timeout(self.now);
+            if self.now == end {
+                self.poll();
+                return;
+            }
+        }
+    }
+
+    fn fail_lists(&mut self) -> usize {
+        let lists = std::mem::take(&mut self.lists);
+        for (call, _) in &lists {
+            let response = Response::plain(Err(nigh_types::Errno::ACCES));
+            self.cache.handle_event(self.now, Event::Response { call: *call, response });
+            self.poll();
+        }
+        lists.len()
+    }
+
+    fn restore(&mut self) {
+        let session = nigh_types::Session {
+            root: ROOT,
+            root_attr: directory(),
+            cookie_key: self.cache.key,
+            term: Term::Session,
+            has_acls: false,
+            host_bound: String::new(),
+            not_given: Vec::new(),
+            acts_as: (0, 0),
+            names: Vec::new(),
+        };
+        self.cache.handle_event(self.now, Event::Restored { session, kept: true });
+    }
+
     fn recall(&mut self, dir: u64) {
         self.now = self.now.after(Span::from_millis(300));
         let recall = Recall { id: RecallId(1), node: id(dir), covers: Covers::Names, names: Vec::new() };
@@ -289,18 +331,7 @@ fn what_changed_while_the_remote_was_away_is_told_when_it_is_back() {
     stage.cache.handle_event(stage.now, Event::Lapsed { why: String::new() });
     stage.run();
     stage.set("b", 11, file(0));
-    let session = nigh_types::Session {
-        root: ROOT,
-        root_attr: directory(),
-        cookie_key: stage.cache.key,
-        term: Term::Session,
-        has_acls: false,
-        host_bound: String::new(),
-        not_given: Vec::new(),
-        acts_as: (0, 0),
-        names: Vec::new(),
-    };
-    stage.cache.handle_event(stage.now, Event::Restored { session, kept: true });
+    stage.restore();
     stage.run();
     assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
     assert_eq!(stage.cache.watching().gaps, 1);
@@ -421,4 +452,27 @@ fn a_name_is_left_before_another_comes_to_it() {
     stage.set("b", 11, file(0));
     stage.set("c", 10, file(0));
     assert_eq!(to(stage.after_a_recall()).len(), 2);
+}
+
+#[test]
+fn a_directory_that_could_not_be_listed_is_listed_again() {
+    let mut stage = Stage::new();
+    stage.set("b", 11, file(0));
+    stage.recall(1);
+    let mut failed = Vec::new();
+    while failed.len() < 3 {
+        stage.now = stage.poll().max(stage.now);
+        stage.cache.handle_timeout(stage.now);
+        stage.poll();
+        if stage.fail_lists() > 0 {
+            failed.push(stage.now);
+        }
+    }
+    assert_eq!([failed[1].since(failed[0]), failed[2].since(failed[1])], [FAILED, Span(2 * FAILED.0)]);
+    // And at once when the server is back.
+    stage.cache.handle_event(stage.now, Event::Lapsed { why: String::new() });
+    stage.poll();
+    stage.restore();
+    stage.pass(100);
+    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
 }
