@@ -157,8 +157,13 @@ pub(crate) struct Watches {
     unsettled: BTreeSet<u64>,
     /// When grants on them end by themselves.
     ends: BTreeSet<(Time, u64)>,
-    /// Those that can be compared wait no longer.
+    /// Those that can be compared wait no longer; `None` where there are none.
     together: Option<Time>,
+    /// Something changed since what is unsettled was last walked through; else the next walk is at that moment.
+    changed: bool,
+    next: Option<Time>,
+    /// Names in all pictures.
+    names: u64,
     out: VecDeque<Change>,
     looks: u64,
     gaps: u64,
@@ -176,6 +181,7 @@ impl Watches {
     /// Its names are not granted any more.
     pub fn unsettle(&mut self, now: Time, dir: u64) {
         let Some(watched) = self.dirs.get_mut(&dir) else { return };
+        self.changed = true;
         if watched.unsettled {
             // It may be far off, since a listing failed.
             watched.due = watched.due.min(now.after(CONTENDED));
@@ -195,6 +201,7 @@ impl Watches {
     /// All grants have ended, for a reason that says nothing of what changed; and what could not be listed perhaps can.
     pub fn note_gap(&mut self, now: Time) {
         self.gaps += u64::from(!self.dirs.is_empty());
+        self.changed = true;
         let soon = now.after(FIRST_LOOK);
         self.dirs.values_mut().for_each(|watched| watched.due = watched.due.min(soon));
     }
@@ -205,15 +212,28 @@ impl Watches {
         self.dirs.get(&dir).is_some_and(|watched| watched.unsettled || watched.untold > 0)
     }
 
-    /// The next moment at which something is to be done.
+    /// The next moment at which something is to be done: never one that has passed, once all that is due was done.
     pub fn due(&self) -> Option<Time> {
         let ends = self.ends.first().map(|(end, _)| *end);
-        let looks = self.unsettled.iter().filter_map(|dir| self.dirs.get(dir)).map(|watched| watched.due);
-        ends.into_iter().chain(self.together).chain(looks.min()).min()
+        ends.into_iter().chain(self.together).chain(self.next).min()
     }
 
-    fn names(&self) -> u64 {
-        self.dirs.values().filter_map(|watched| watched.picture.as_ref()).map(Picture::len).sum()
+    fn is_walk_due(&self, now: Time) -> bool {
+        self.changed || self.together.into_iter().chain(self.next).any(|due| due <= now)
+    }
+
+    /// A listing has come to its end, so that another can be begun.
+    pub fn note_listed(&mut self) {
+        self.changed = true;
+    }
+
+    /// Takes into a picture what is new.
+    fn paint<R>(&mut self, dir: u64, new: impl FnOnce(&mut Picture) -> R) -> Option<R> {
+        let picture = self.dirs.get_mut(&dir)?.picture.as_mut()?;
+        let before = picture.len();
+        let result = new(picture);
+        self.names = self.names - before + picture.len();
+        Some(result)
     }
 
     fn tell(&mut self, changes: Vec<Change>) {
@@ -240,7 +260,14 @@ impl Cache {
             wanted.extend(self.dirs.iter().filter(|(_, directory)| directory.complete).map(|(ino, _)| *ino));
         }
         let watches = &mut self.watches;
-        watches.dirs.retain(|dir, _| wanted.contains(dir));
+        let mut gone = 0;
+        watches.dirs.retain(|dir, watched| {
+            let stays = wanted.contains(dir);
+            gone += watched.picture.as_ref().filter(|_| !stays).map_or(0, Picture::len);
+            stays
+        });
+        watches.names -= gone;
+        watches.changed = true;
         watches.unsettled.retain(|dir| wanted.contains(dir));
         watches.ends.retain(|(_, dir)| wanted.contains(dir));
         for dir in wanted {
@@ -265,6 +292,9 @@ impl Cache {
                     untold: 0,
                 },
             );
+        }
+        if watches.unsettled.is_empty() {
+            (watches.together, watches.next) = (None, None);
         }
     }
 
@@ -340,14 +370,28 @@ impl Cache {
             self.watches.ends.remove(&(end, dir));
             self.names(now, dir);
         }
-        if self.watches.unsettled.is_empty() || self.standing != Standing::Stands {
+        if self.standing != Standing::Stands {
             return;
         }
+        while self.watches.is_walk_due(now) {
+            let (ready, waiting) = self.walk_unsettled(now);
+            let until = (!ready.is_empty()).then(|| self.watches.together.unwrap_or(now.after(TOGETHER)));
+            self.watches.together = until.filter(|until| waiting && *until > now);
+            if !ready.is_empty() && self.watches.together.is_none() {
+                self.compare(&ready);
+                // What was not granted is unsettled as before.
+                self.watches.changed = true;
+            }
+        }
+    }
+
+    /// Lists what is due, as far as so much may be listed at once. Which directories can be compared, and whether some will be soon.
+    fn walk_unsettled(&mut self, now: Time) -> (Vec<u64>, bool) {
         let unsettled: Vec<u64> = self.watches.unsettled.iter().copied().collect();
-        let (mut ready, mut listed, mut waiting) = (Vec::new(), 0, false);
+        let (mut ready, mut listed, mut waiting, mut next) = (Vec::new(), 0, false, None);
         for dir in unsettled {
-            let Some(due) = self.watches.dirs.get(&dir).map(|watched| watched.due) else { continue };
-            let compares = self.watches.dirs.get(&dir).is_some_and(|watched| watched.aside.is_some());
+            let Some(watched) = self.watches.dirs.get(&dir) else { continue };
+            let (due, compares) = (watched.due, watched.aside.is_some());
             if compares || self.names(now, dir).is_some_and(|(directory, _)| directory.complete) {
                 ready.push(dir);
                 continue;
@@ -355,20 +399,20 @@ impl Cache {
             let lists = self.dirs.get(&dir).is_some_and(|directory| directory.listing.is_some());
             waiting |= lists || due <= now.after(TOGETHER);
             if lists {
+                // Its end changes something.
                 listed += 1;
-            } else if due <= now && listed < MOST_LISTINGS {
+                continue;
+            }
+            if due <= now && listed < MOST_LISTINGS {
                 listed += 1;
                 self.look_again(now, dir);
             }
+            // What waits for others to be listed is walked to when one was.
+            let due = self.watches.dirs.get(&dir).map(|watched| watched.due).filter(|due| *due > now);
+            next = next.into_iter().chain(due).min();
         }
-        if ready.is_empty() {
-            return;
-        }
-        let until = *self.watches.together.get_or_insert(now.after(TOGETHER));
-        if !waiting || until <= now {
-            self.watches.together = None;
-            self.compare(&ready);
-        }
+        (self.watches.changed, self.watches.next) = (false, next);
+        (ready, waiting)
     }
 
     fn look_again(&mut self, now: Time, dir: u64) {
@@ -420,7 +464,7 @@ impl Cache {
         let mut differences = Vec::new();
         for &dir in ready {
             let mut skipped: BTreeSet<Name> = self.names_under_way(dir).into_iter().collect();
-            let room = MOST_NAMES_OF_ALL.saturating_sub(self.watches.names());
+            let room = MOST_NAMES_OF_ALL.saturating_sub(self.watches.names);
             let Some(watched) = self.watches.dirs.get_mut(&dir) else { continue };
             let aside = watched.aside.take();
             let (rows, deadline) = match (&aside, self.dirs.get(&dir)) {
@@ -458,10 +502,9 @@ impl Cache {
             }
             watched.skipped.extend(skipped.iter().cloned());
             let first = watched.picture.is_none();
-            let difference = watched.picture.get_or_insert_default().compare(dir, rows, &skipped);
-            if !first {
-                differences.push(difference);
-            }
+            watched.picture.get_or_insert_default();
+            let difference = self.watches.paint(dir, |picture| picture.compare(dir, rows, &skipped));
+            differences.extend(difference.filter(|_| !first));
         }
         self.watches.tell(picture::happened(differences));
     }

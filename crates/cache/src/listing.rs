@@ -296,6 +296,7 @@ impl Cache {
     }
 
     fn listing_ended(&mut self, call: CallId, dir: u64) {
+        self.watches.note_listed();
         if let Some(directory) = self.dirs.get_mut(&dir)
             && directory.listing == Some(call)
         {

@@ -70,6 +70,6 @@ impl Cache {
                 seen.stat = None;
             }
         }
-        Some(watched.picture.as_mut()?.take(dir, names))
+        self.watches.paint(dir, |picture| picture.take(dir, names))
     }
 }

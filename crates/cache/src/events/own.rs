@@ -48,10 +48,7 @@ impl Cache {
     }
 
     fn picture_name(&mut self, dir: u64, name: &Name, seen: Option<Seen>) {
-        let picture = self.watches.dirs.get_mut(&dir).and_then(|watched| watched.picture.as_mut());
-        if let Some(picture) = picture {
-            picture.set(name, seen);
-        }
+        self.watches.paint(dir, |picture| picture.set(name, seen));
     }
 
     /// What an own change has made of an inode's attributes; `None`: it is not known.
@@ -117,6 +114,7 @@ impl super::Watches {
         if !watched.unsettled {
             (watched.unsettled, watched.due) = (true, now);
             self.unsettled.insert(dir);
+            self.changed = true;
         }
     }
 }

@@ -72,6 +72,13 @@ impl Stage {
     }
 
     fn poll(&mut self) -> Time {
+        let due = self.poll_all();
+        let pictures = self.cache.watches.dirs.values().filter_map(|watched| watched.picture.as_ref());
+        assert_eq!(self.cache.watches.names, pictures.map(Picture::len).sum::<u64>());
+        due
+    }
+
+    fn poll_all(&mut self) -> Time {
         loop {
             match self.cache.poll_output() {
                 Output::Call { id, call: nigh_types::Call::List { dir }, .. } => {
@@ -475,4 +482,64 @@ fn a_directory_that_could_not_be_listed_is_listed_again() {
     stage.restore();
     stage.pass(100);
     assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+}
+
+/// Stands for many directories, of which not all can be listed at once.
+fn with_directories(inos: std::ops::Range<u64>) -> Stage {
+    let mut stage = Stage::new();
+    for ino in inos.clone() {
+        stage.set(&format!("d{ino}"), ino, directory());
+        stage.dirs.insert(ino, BTreeMap::new());
+    }
+    stage.after_a_recall();
+    for ino in inos {
+        let look = Op::Lookup { dir: 1, name: name(&format!("d{ino}")) };
+        let answer = stage.cache.handle_op(stage.now, OpId(1_000 + ino), Caller::default(), look);
+        let Some(Answer::Node(_)) = answer else {
+            stage.poll();
+            let call = *stage.changes.keys().next_back().unwrap();
+            let entry = Entry { id: id(ino), attr: directory(), target: None, no_xattrs: true };
+            stage.respond(call, Reply::Looked(Some(entry)));
+            continue;
+        };
+    }
+    stage
+}
+
+#[test]
+fn what_waits_for_others_to_be_listed_is_due_when_one_was() {
+    let mut stage = with_directories(100..140);
+    stage.cache.handle_watch(stage.now, &(100..140).collect(), false);
+    let mut rounds = 0;
+    while stage.cache.watching().unsettled > 0 {
+        assert!(stage.poll() > stage.now, "the timer has nothing to do now");
+        assert!((1..=MOST_LISTINGS).contains(&stage.lists.len()));
+        stage.answer_lists();
+        rounds += 1;
+    }
+    assert_eq!(rounds, 40_usize.div_ceil(MOST_LISTINGS));
+}
+
+#[test]
+fn who_waited_to_be_compared_with_others_leaves_nothing_due_behind() {
+    let mut stage = with_directories(100..102);
+    stage.watch(&[1, 100, 101]);
+    let recall_both = |stage: &mut Stage| {
+        for dir in [1, 100] {
+            stage.recall(dir);
+        }
+        stage.now = stage.now.after(FIRST_LOOK);
+        stage.cache.handle_timeout(stage.now);
+        stage.poll();
+        stage.lists.retain(|(_, dir)| *dir == 1);
+        assert!(stage.answer_lists(), "and the other listing is never answered");
+        assert_eq!(stage.poll(), stage.now.after(TOGETHER));
+    };
+    recall_both(&mut stage);
+    stage.cache.handle_watch(stage.now, &[100, 101].into(), false);
+    stage.now = stage.now.after(TOGETHER);
+    stage.cache.handle_timeout(stage.now);
+    assert!(stage.poll() > stage.now.after(CONTENDED));
+    stage.cache.handle_watch(stage.now, &BTreeSet::new(), false);
+    assert!(stage.poll() > stage.now.after(CONTENDED));
 }
