@@ -263,6 +263,10 @@ impl Cache {
             self.found_at(entry.id, home);
             return;
         }
+        if entry.attr.is_dir() {
+            // It has one name.
+            self.found_at(entry.id, home);
+        }
         let held = grant.filter(|_| !recalled).map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let inode = self.inode(entry.id);

@@ -543,3 +543,16 @@ fn who_waited_to_be_compared_with_others_leaves_nothing_due_behind() {
     stage.cache.handle_watch(stage.now, &BTreeSet::new(), false);
     assert!(stage.poll() > stage.now.after(CONTENDED));
 }
+
+#[test]
+fn a_directory_that_others_moved_is_where_it_was_listed() {
+    let mut stage = with_directories(100..102);
+    stage.watch(&[1, 100]);
+    stage.dirs.get_mut(&1).unwrap().remove(&name("d101"));
+    stage.dirs.get_mut(&100).unwrap().insert(name("new"), (id(101), directory()));
+    stage.recall(1);
+    stage.recall(100);
+    stage.run();
+    assert_eq!(stage.told().len(), 1);
+    assert_eq!(stage.cache.path_of_directory(101), Some(vec![name("d100"), name("new")]));
+}
