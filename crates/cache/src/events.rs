@@ -206,8 +206,8 @@ impl Watches {
         self.dirs.values_mut().for_each(|watched| watched.due = watched.due.min(soon));
     }
 
-    /// Whether watchers may yet be told that an absent name there was removed or moved: the kernel asks us then only if it
-    /// does not believe so already.
+    /// Whether watchers may yet be told of a change of a name there: the kernel asks us then only if it believes nothing of
+    /// that name.
     pub fn is_telling(&self, dir: u64) -> bool {
         self.dirs.get(&dir).is_some_and(|watched| watched.unsettled || watched.untold > 0)
     }

@@ -402,7 +402,7 @@ impl Cache {
     ) -> Node {
         let level = self.config.level;
         let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
-        let ordered = home.is_some_and(|(dir, _)| self.is_ordered(now, dir));
+        let ordered = home.is_some_and(|(dir, _)| self.is_ordered(now, dir) || self.watches.is_telling(dir));
         let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));

@@ -556,3 +556,20 @@ fn a_directory_that_others_moved_is_where_it_was_listed() {
     assert_eq!(stage.told().len(), 1);
     assert_eq!(stage.cache.path_of_directory(101), Some(vec![name("d100"), name("new")]));
 }
+
+#[test]
+fn a_name_in_a_directory_of_which_is_yet_to_be_told_is_given_no_time() {
+    let mut stage = Stage::new();
+    let valid = |stage: &mut Stage| {
+        let look = Op::Lookup { dir: 1, name: name("b") };
+        let answer = stage.cache.handle_op(stage.now, OpId(1_000), Caller::default(), look);
+        let Some(Answer::Node(node)) = answer else { panic!("{answer:?}") };
+        node.entry_valid != Span::ZERO
+    };
+    stage.set("b", 11, file(0));
+    stage.recall(1);
+    stage.run();
+    assert!(!valid(&mut stage));
+    assert_eq!(stage.told().len(), 1);
+    assert!(valid(&mut stage));
+}
