@@ -132,8 +132,8 @@ impl Events {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             let queued = std::mem::take(&mut *self.waiting.lock());
             stage.take_in(queued);
-            stage.play();
-            stage.wait();
+            let played = stage.play();
+            stage.wait(played);
         }
         stage.end();
     }

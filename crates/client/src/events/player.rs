@@ -60,8 +60,8 @@ impl Player {
     }
 
     /// Whether it waits for something in the mount.
-    pub fn is_late(&self) -> bool {
-        self.task.as_ref().is_some_and(|(_, since)| since.elapsed() >= LATE)
+    pub fn is_late(&self, now: Instant) -> bool {
+        self.late_at().is_some_and(|late| late <= now)
     }
 
     /// When it will count as late.

@@ -78,8 +78,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Gives children to do what can be done now.
-    pub fn play(&mut self) {
+    /// Gives children to do what can be done now. The moment by which that was judged, for `wait`.
+    pub fn play(&mut self) -> Instant {
         self.hear();
         self.below.look();
         let mut locked: BTreeSet<u64> = BTreeSet::new();
@@ -94,25 +94,25 @@ impl<'a> Stage<'a> {
                 at += 1;
                 continue;
             }
-            let Some(player) = self.idle_player() else { break };
+            let Some(player) = self.idle_player(now) else { break };
             let Some(task) = self.waiting.remove(at) else { break };
             if self.give(player, task) {
                 locked.extend(dirs);
             }
         }
-        let stuck = self.players.iter().filter(|player| player.is_late()).count();
+        let stuck = self.players.iter().filter(|player| player.is_late(now)).count();
         self.events.counts.stuck.store(stuck as u64, Ordering::Relaxed);
+        now
     }
 
-    /// Until a child has answered, or something is queued, or is due.
-    pub fn wait(&self) {
-        let now = Instant::now();
-        let late = self.players.iter().filter(|player| !player.is_late()).filter_map(Player::late_at);
+    /// Until a child has answered, or something is queued, or what was not due at `now` is.
+    pub fn wait(&self, now: Instant) {
+        let late = self.players.iter().filter_map(Player::late_at);
         let again = self.waiting.iter().take(LOOKS_AHEAD).filter_map(|task| task.not_before);
         let start = self.start_again.filter(|_| !self.waiting.is_empty());
         let due = late.chain(again).chain(start).filter(|due| *due > now).min();
         let timeout = due.map(|due| {
-            let span = due.duration_since(now) + Duration::from_millis(1);
+            let span = due.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             let seconds = i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
             Timespec { tv_sec: seconds, tv_nsec: i64::from(span.subsec_nanos()) }
         });
@@ -129,12 +129,11 @@ impl<'a> Stage<'a> {
     }
 
     /// The place of a child that has nothing to do; one more is started where all others are late.
-    fn idle_player(&mut self) -> Option<usize> {
+    fn idle_player(&mut self, now: Instant) -> Option<usize> {
         if let Some(idle) = self.players.iter().position(Player::is_idle) {
             return Some(idle);
         }
-        let may = self.players.len() < MOST_PLAYERS && self.players.iter().all(Player::is_late);
-        let now = Instant::now();
+        let may = self.players.len() < MOST_PLAYERS && self.players.iter().all(|player| player.is_late(now));
         if !may || self.start_again.is_some_and(|again| now < again) {
             return None;
         }
@@ -145,7 +144,7 @@ impl<'a> Stage<'a> {
             }
             Err(error) => {
                 tracing::warn!(target: "nigh::events", %error, "watchers cannot be told of changes: no process can be started");
-                self.start_again = Some(now + PAUSE);
+                self.start_again = Some(Instant::now() + PAUSE);
                 None
             }
         }

@@ -39,7 +39,9 @@ fn a_child_that_waits_holds_up_its_own_directories_and_no_others() {
     until(&mut stage, |stage| stage.players.len() == 2);
     assert_eq!(playing(&stage), [made(root, "a"), made(dirs[0], "c")]);
     stage.take_in(dirs[1..].iter().map(|dir| made(*dir, "x")).collect());
-    until(&mut stage, |stage| stage.players.iter().filter(|player| player.is_late()).count() == 4);
+    until(&mut stage, |stage| {
+        stage.players.iter().filter(|player| player.is_late(Instant::now())).count() == 4
+    });
     stage.play();
     assert_eq!(stage.players.len(), MOST_PLAYERS);
     assert_eq!(events.counts.stuck.load(Ordering::Relaxed), 4);
@@ -90,4 +92,18 @@ fn too_many_changes_that_wait_are_lost_and_counted() {
     stage.take_in((0..MOST_WAITING + 7).map(|number| made(1, &number.to_string())).collect());
     assert_eq!(stage.waiting.len(), MOST_WAITING);
     assert_eq!(events.counts.lost.load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn what_falls_due_between_playing_and_waiting_is_not_waited_for() {
+    let mounted = Mounted::new();
+    let mut stage = Stage::new(&mounted.driver.events, &mounted.driver, program("exec sleep 100"));
+    stage.take_in([made(mounted.driver.root(), "a")].into());
+    stage.waiting[0].not_before = Some(Instant::now() + Duration::from_millis(5));
+    let played = stage.play();
+    std::thread::sleep(Duration::from_millis(10));
+    stage.wait(played);
+    stage.play();
+    assert_eq!(playing(&stage).len(), 1);
+    stage.end();
 }
