@@ -40,6 +40,8 @@ pub(super) struct Stage<'a> {
     start_again: Option<Instant>,
     /// Directories in which a refusal was told already.
     refused: BTreeSet<u64>,
+    /// Directories of which is yet to be told that it is not known what changed there.
+    gaps: BTreeSet<u64>,
 }
 
 fn count(counter: &AtomicU64) {
@@ -60,6 +62,7 @@ impl<'a> Stage<'a> {
             below: Below::new(driver.mountpoint.get().cloned()),
             start_again: None,
             refused: BTreeSet::new(),
+            gaps: BTreeSet::new(),
         }
     }
 
@@ -70,7 +73,8 @@ impl<'a> Stage<'a> {
                 self.told(&change);
                 continue;
             }
-            if self.waiting.len() >= MOST_WAITING {
+            // There are only so many gaps as directories.
+            if self.waiting.len() >= MOST_WAITING && !matches!(change, Change::Gap { .. }) {
                 self.is_lost(&change);
                 continue;
             }
@@ -152,6 +156,10 @@ impl<'a> Stage<'a> {
 
     /// Whether a child does it now.
     fn give(&mut self, player: usize, task: Task) -> bool {
+        if let Change::Gap { dir } = task.change {
+            // What is lost from now on is another.
+            self.gaps.remove(&dir);
+        }
         let Some((part, command)) = self.scene(&task.change) else {
             self.is_lost(&task.change);
             return false;
@@ -214,16 +222,14 @@ impl<'a> Stage<'a> {
             }
             libc::EACCES | libc::EPERM | libc::EROFS => {
                 count(&counts.refused);
-                let (dir, _) = task.change.dirs();
-                let first = self.refused.insert(dir);
-                if first {
-                    let why = Errno::from_raw_os_error(errno);
-                    tracing::info!(target: "nigh::events", dir, %why, "watchers are not told: whoever mounted may not write there");
+                for dir in dirs(&task.change) {
+                    if self.refused.insert(dir) {
+                        let why = Errno::from_raw_os_error(errno);
+                        tracing::info!(target: "nigh::events", dir, %why, "watchers are not told: whoever mounted may not write there");
+                    }
                 }
                 self.told(&task.change);
-                if !matches!(task.change, Change::Gap { .. }) {
-                    self.driver.with(|core, _| core.cache.handle_untellable(dir));
-                }
+                self.leaves_gap(&task.change);
             }
             // The kernel held a name, and did not ask for it; or there is no way there.
             libc::ECANCELED | libc::ENOENT | libc::EEXIST | libc::ENOTDIR | libc::EISDIR | libc::ESTALE => {
@@ -244,9 +250,23 @@ impl<'a> Stage<'a> {
         self.driver.with(|core, _| core.cache.handle_told(change));
     }
 
-    fn is_lost(&self, change: &Change) {
+    fn is_lost(&mut self, change: &Change) {
         count(&self.events.counts.lost);
         self.told(change);
+        self.leaves_gap(change);
+    }
+
+    /// No comparison finds again what was not told: the pictures have it. So its directories are told that something changed; if
+    /// that is not to be told either, there is no more to be done.
+    fn leaves_gap(&mut self, change: &Change) {
+        if matches!(change, Change::Gap { .. }) {
+            return;
+        }
+        for dir in dirs(change) {
+            if self.gaps.insert(dir) {
+                self.driver.with(|core, _| core.cache.handle_untellable(dir));
+            }
+        }
     }
 
     /// `None`: there is no way there any more, or it leads to something that is mounted below.

@@ -22,6 +22,19 @@ fn until(stage: &mut Stage<'_>, done: impl Fn(&Stage<'_>) -> bool) {
     }
 }
 
+/// What the cache put out since.
+fn queued(stage: &Stage<'_>) -> Vec<Change> {
+    stage.events.waiting.lock().drain(..).collect()
+}
+
+/// A child that answers everything so.
+fn answering(errno: u8) -> Program {
+    let words = format!(
+        "while dd bs=4096 count=1 2>/dev/null | grep -q .; do printf '\\{errno:03o}\\000\\000\\000'; done"
+    );
+    program(&words)
+}
+
 fn playing(stage: &Stage<'_>) -> Vec<Change> {
     stage.players.iter().filter_map(Player::task).map(|task| task.change.clone()).collect()
 }
@@ -56,13 +69,17 @@ fn a_child_that_waits_holds_up_its_own_directories_and_no_others() {
 fn what_the_kernel_did_not_ask_for_is_tried_again_and_then_lost() {
     let mounted = Mounted::new();
     let events = &mounted.driver.events;
-    // Each answer: ENOENT.
-    let words = "while dd bs=4096 count=1 2>/dev/null | grep -q .; do printf '\\002\\000\\000\\000'; done";
-    let mut stage = Stage::new(events, &mounted.driver, program(words));
-    stage.take_in([made(mounted.driver.root(), "a")].into());
+    let mut stage = Stage::new(events, &mounted.driver, answering(2));
+    let root = mounted.driver.root();
+    stage.take_in([made(root, "a")].into());
     until(&mut stage, |stage| stage.events.counts.lost.load(Ordering::Relaxed) == 1);
     assert_eq!(events.counts.repeated.load(Ordering::Relaxed), u64::from(TRIES));
     assert_eq!(events.counts.replayed.load(Ordering::Relaxed), 0);
+    assert_eq!(queued(&stage), [Change::Gap { dir: root }]);
+    // That is lost as well, and leaves nothing behind.
+    stage.take_in([Change::Gap { dir: root }].into());
+    until(&mut stage, |stage| stage.events.counts.lost.load(Ordering::Relaxed) == 2);
+    assert_eq!((queued(&stage), &stage.gaps), (Vec::new(), &BTreeSet::new()));
     stage.end();
 }
 
@@ -92,6 +109,24 @@ fn too_many_changes_that_wait_are_lost_and_counted() {
     stage.take_in((0..MOST_WAITING + 7).map(|number| made(1, &number.to_string())).collect());
     assert_eq!(stage.waiting.len(), MOST_WAITING);
     assert_eq!(events.counts.lost.load(Ordering::Relaxed), 7);
+    assert_eq!(queued(&stage), [Change::Gap { dir: 1 }], "one for all");
+    stage.take_in([Change::Gap { dir: 1 }].into());
+    assert_eq!(stage.waiting.len(), MOST_WAITING + 1);
+    assert_eq!(events.counts.lost.load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn where_a_move_is_refused_both_directories_are_told_that_something_changed() {
+    let mut mounted = Mounted::new();
+    let (root, dir) = (mounted.driver.root(), mounted.make("d", true));
+    let mut stage = Stage::new(&mounted.driver.events, &mounted.driver, answering(13));
+    let name = |text: &str| Name::new(text.as_bytes()).unwrap();
+    let (name, new_name, node) = (name("a"), name("b"), NodeId { ino: 9, generation: 1 });
+    let moved = Change::Moved { from: root, name, to: dir.ino, new_name, node, kind: Kind::File };
+    stage.take_in([moved].into());
+    until(&mut stage, |stage| stage.events.counts.refused.load(Ordering::Relaxed) == 1);
+    assert_eq!(queued(&stage), [Change::Gap { dir: root }, Change::Gap { dir: dir.ino }]);
+    stage.end();
 }
 
 #[test]
