@@ -15,6 +15,7 @@ mod tests;
 use crate::away::Standing;
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
+use crate::op::Answer;
 use crate::rows::{Child, Row};
 use nigh_types::{Kind, Name, NodeId, Span, Time};
 pub(crate) use others::Pushed;
@@ -345,6 +346,20 @@ impl Cache {
     /// The kernel is to forget a name, so that it asks for it.
     pub fn handle_held(&mut self, dir: u64, name: &Name) {
         self.invalidate(vec![crate::Stale::Entry { dir, name: name.clone() }], None);
+    }
+
+    /// An inode's attributes, if memory knows them, to be believed by nobody for any time; else they are asked for, so that it
+    /// does soon.
+    pub fn attributes_as_they_are(&mut self, now: Time, ino: u64) -> Option<Answer> {
+        let id = self.id_of(ino)?;
+        if let Some((attr, _)) = self.attr_of(now, id) {
+            return Some(Answer::Attr(id, attr, Span::ZERO));
+        }
+        if self.standing == Standing::Stands {
+            // Nobody waits: if it cannot be asked for, it goes on being unknown.
+            let _ = self.fetch_attr(now, ino);
+        }
+        None
     }
 
     #[must_use]

@@ -93,7 +93,7 @@ impl Cache {
     }
 
     /// Asks for attributes, or joins who asks already (then `true`).
-    fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
+    pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
         if let Some(&call) = self.attrs.get(&ino)
             && self.joinable(call)
         {

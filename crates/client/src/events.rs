@@ -19,6 +19,8 @@ use nigh_cache::Change;
 use parking_lot::{Condvar, Mutex};
 pub use play::play;
 pub use player::Program;
+#[cfg(test)]
+pub(crate) use pretence::Part;
 pub(crate) use pretence::{Pretence, Said};
 use rustix::event::EventfdFlags;
 use stage::Stage;

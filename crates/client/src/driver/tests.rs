@@ -171,3 +171,23 @@ fn what_is_put_out_is_queued_before_another_thread_can_put_out_more() {
     assert!(!driver.notifier.is_idle(), "and nobody else had the lock meanwhile");
     assert_eq!(driver.events.queued(), 1);
 }
+
+/// Its times are set while the kernel has the inode locked: that must not wait for the server.
+#[test]
+fn who_sets_times_in_a_replay_is_answered_from_memory() {
+    let mut stage = Stage::new();
+    let driver = Arc::clone(&stage.driver);
+    driver.events.pretence.enter(77);
+    let touch = |stage: &mut Stage| {
+        driver.events.pretence.begin(77, crate::events::Part::Touch { ino: driver.root() });
+        stage.unique += 2;
+        let header = Header { unique: stage.unique, nodeid: 1, uid: 0, gid: 0, pid: 77, resent: false };
+        assert!(driver.pretend(&header, &Operation::SetAttr(nigh_fuse::SetAttr::default())));
+        stage.kernel.take_reply(stage.unique, Duration::ZERO).expect("an answer at once")
+    };
+    assert_eq!(touch(&mut stage), (libc::ECANCELED, Vec::new()));
+    stage.serve();
+    let (errno, attributes) = touch(&mut stage);
+    assert_eq!(errno, 0);
+    assert_eq!(attributes[..12], [0; 12], "valid for no time");
+}

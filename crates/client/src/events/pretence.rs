@@ -70,7 +70,7 @@ pub(crate) enum Said {
         kind: Kind,
         otherwise: Answer,
     },
-    /// The attributes of that inode as they are.
+    /// The attributes of that inode as they are, if memory knows them.
     AsItIs {
         ino: u64,
     },

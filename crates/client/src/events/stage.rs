@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 /// So often a change is made again that somebody was faster than.
 const TRIES: u32 = 3;
-/// Until the kernel has dropped a name that it held.
+/// After twice that a change is made again, then four and eight times: by then the kernel has dropped a name that it held. Where it
+/// is the server that is asked something meanwhile, after 4, 16 and 64 times.
 const AGAIN: Duration = Duration::from_millis(10);
 /// So many that wait are looked at for one that can be told.
 const LOOKS_AHEAD: usize = 256;
@@ -209,7 +210,8 @@ impl<'a> Stage<'a> {
             return self.is_lost(&task.change);
         }
         count(&self.events.counts.repeated);
-        task.not_before = Some(Instant::now() + AGAIN * 2_u32.pow(task.tries));
+        let factor = if names(&task.change).is_empty() { 4_u32 } else { 2 };
+        task.not_before = Some(Instant::now() + AGAIN * factor.pow(task.tries));
         self.waiting.push_front(task);
     }
 
