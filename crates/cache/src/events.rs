@@ -97,6 +97,18 @@ impl Change {
         }
     }
 
+    /// The names of which it is told.
+    fn names(&self) -> Vec<(u64, &Name)> {
+        match self {
+            Change::Moved { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
+            Change::Made { dir, name, .. }
+            | Change::Removed { dir, name, .. }
+            | Change::Written { dir, name, .. }
+            | Change::Attributes { dir, name, .. } => vec![(*dir, name)],
+            Change::Gap { .. } => Vec::new(),
+        }
+    }
+
     pub(crate) fn source(&self) -> Option<(u64, Name)> {
         let Change::Moved { from, name, .. } = self else { return None };
         Some((*from, name.clone()))
@@ -147,8 +159,16 @@ struct Watched {
     aside: Option<Aside>,
     /// Names with own changes under way when it was compared.
     skipped: BTreeSet<Name>,
-    /// Changes that watchers are yet to be told of.
+    /// Changes that watchers are yet to be told of, and the names in these.
     untold: u64,
+    untold_names: BTreeMap<Name, Untold>,
+}
+
+/// Numbers of changes of one name: the last one that was put out, and the last one before an own change of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Untold {
+    last: u64,
+    overtaken: u64,
 }
 
 /// All that is watched.
@@ -165,7 +185,9 @@ pub(crate) struct Watches {
     next: Option<Time>,
     /// Names in all pictures.
     names: u64,
-    out: VecDeque<Change>,
+    /// Each with its number; they count up from 1.
+    out: VecDeque<(u64, Change)>,
+    told: u64,
     looks: u64,
     gaps: u64,
 }
@@ -245,8 +267,14 @@ impl Watches {
                     watched.untold += 1;
                 }
             }
+            self.told += 1;
+            for (dir, name) in change.names() {
+                if let Some(watched) = self.dirs.get_mut(&dir) {
+                    watched.untold_names.entry(name.clone()).or_default().last = self.told;
+                }
+            }
             self.gaps += u64::from(matches!(change, Change::Gap { .. }));
-            self.out.push_back(change);
+            self.out.push_back((self.told, change));
         }
     }
 }
@@ -291,6 +319,7 @@ impl Cache {
                     aside: None,
                     skipped: BTreeSet::new(),
                     untold: 0,
+                    untold_names: BTreeMap::new(),
                 },
             );
         }
@@ -323,8 +352,8 @@ impl Cache {
         row.child.as_ref().filter(|child| child.id == inode.id).map(|child| child.attr().kind())
     }
 
-    /// What watchers are to be told next; each is answered by [`Cache::handle_told`].
-    pub fn poll_change(&mut self) -> Option<Change> {
+    /// What watchers are to be told next, and its number; each is answered by [`Cache::handle_told`].
+    pub fn poll_change(&mut self) -> Option<(u64, Change)> {
         self.watches.out.pop_front()
     }
 
@@ -334,6 +363,9 @@ impl Cache {
         for dir in [Some(dir), other].into_iter().flatten() {
             if let Some(watched) = self.watches.dirs.get_mut(&dir) {
                 watched.untold = watched.untold.saturating_sub(1);
+                if watched.untold == 0 {
+                    watched.untold_names.clear();
+                }
             }
         }
     }

@@ -229,7 +229,14 @@ impl Driver {
                     cache.attributes_as_they_are(now, ino).unwrap_or(Answer::Failed(Errno::CANCELED));
                 self.ids.shown(Shape::Natural, answer)
             }
-            Said::Made { dir, name, kind, otherwise } => {
+            Said::Done { number, names } => {
+                let overtaken = names.iter().any(|(dir, name)| cache.is_overtaken(number, *dir, name));
+                if overtaken { Answer::Failed(Errno::CANCELED) } else { Answer::Done }
+            }
+            Said::Made { number, dir, name, .. } if cache.is_overtaken(number, dir, &name) => {
+                Answer::Failed(Errno::CANCELED)
+            }
+            Said::Made { dir, name, kind, otherwise, .. } => {
                 let answer = cache.known(now, dir, &name, kind).unwrap_or(otherwise);
                 self.ids.shown(Shape::Natural, answer)
             }

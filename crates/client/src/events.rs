@@ -68,7 +68,8 @@ pub(crate) struct Events {
     pub pretence: Pretence,
     pub counts: Counts,
     mode: Mutex<&'static str>,
-    waiting: Mutex<VecDeque<Change>>,
+    /// Each with its number.
+    waiting: Mutex<VecDeque<(u64, Change)>>,
     /// Can be read from when something was queued or it is to stop.
     wake: OwnedFd,
     stopped: AtomicBool,
@@ -94,7 +95,7 @@ impl Events {
     }
 
     /// To be told in this order.
-    pub fn queue(&self, changes: Vec<Change>) {
+    pub fn queue(&self, changes: Vec<(u64, Change)>) {
         if changes.is_empty() {
             return;
         }

@@ -1,6 +1,6 @@
 //! Own changes: the kernel has told of them, so they go into the pictures and are not told again.
 
-use super::{Seen, Stat, seen_child};
+use super::{Change, Seen, Stat, seen_child};
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, attr_after};
 use nigh_types::{Attr, Name, NodeId, Reply, Response};
@@ -15,6 +15,14 @@ impl Cache {
         if flight.waiters.is_empty() {
             let dirs: Vec<u64> = flight.purpose.names().iter().map(|(dir, _)| *dir).collect();
             return dirs.into_iter().for_each(|dir| self.watches.compare_again(self.clock, dir));
+        }
+        if response.result.is_ok() {
+            for (dir, name) in flight.purpose.names() {
+                let watched = self.watches.dirs.get_mut(&dir);
+                if let Some(untold) = watched.and_then(|watched| watched.untold_names.get_mut(name)) {
+                    untold.overtaken = untold.last;
+                }
+            }
         }
         match (&flight.purpose, &response.result) {
             (Purpose::Make { dir, name, .. }, Ok(Reply::Made { entry, .. })) => {
@@ -44,6 +52,34 @@ impl Cache {
             if watched.is_some_and(|watched| watched.skipped.remove(name)) {
                 self.watches.compare_again(self.clock, dir);
             }
+        }
+    }
+
+    /// Whether an own change of that name was answered since a change with that number was put out: the kernel has told of
+    /// what came later.
+    #[must_use]
+    pub fn is_overtaken(&self, number: u64, dir: u64, name: &Name) -> bool {
+        let watched = self.watches.dirs.get(&dir);
+        watched
+            .and_then(|watched| watched.untold_names.get(name))
+            .is_some_and(|untold| number <= untold.overtaken)
+    }
+
+    /// What of a change is still to be told; `None`: own changes have overtaken it.
+    #[must_use]
+    pub fn still_to_tell(&self, number: u64, change: &Change) -> Option<Change> {
+        let overtaken = |(dir, name): (u64, &Name)| self.is_overtaken(number, dir, name);
+        let Change::Moved { from, name, to, new_name, node, kind } = change else {
+            return (!change.names().into_iter().any(overtaken)).then(|| change.clone());
+        };
+        let (node, kind) = (*node, *kind);
+        match (overtaken((*from, name)), overtaken((*to, new_name))) {
+            (false, false) => Some(change.clone()),
+            (true, false) => Some(Change::Made { dir: *to, name: new_name.clone(), kind }),
+            (false, true) => {
+                Some(Change::Removed { dir: *from, name: name.clone(), node, kind, replaced: false })
+            }
+            (true, true) => None,
         }
     }
 

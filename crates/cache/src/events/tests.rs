@@ -188,7 +188,8 @@ impl Stage {
     }
 
     fn told(&mut self) -> Vec<Change> {
-        let told: Vec<Change> = std::iter::from_fn(|| self.cache.poll_change()).collect();
+        let told = std::iter::from_fn(|| self.cache.poll_change().map(|(_, change)| change));
+        let told: Vec<Change> = told.collect();
         told.iter().for_each(|change| self.cache.handle_told(change));
         told
     }

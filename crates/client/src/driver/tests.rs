@@ -179,7 +179,7 @@ fn who_sets_times_in_a_replay_is_answered_from_memory() {
     let driver = Arc::clone(&stage.driver);
     driver.events.pretence.enter(77);
     let touch = |stage: &mut Stage| {
-        driver.events.pretence.begin(77, crate::events::Part::Touch { ino: driver.root() });
+        driver.events.pretence.begin(77, 1, crate::events::Part::Touch { ino: driver.root() });
         stage.unique += 2;
         let header = Header { unique: stage.unique, nodeid: 1, uid: 0, gid: 0, pid: 77, resent: false };
         assert!(driver.pretend(&header, &Operation::SetAttr(nigh_fuse::SetAttr::default())));

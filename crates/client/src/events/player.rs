@@ -25,6 +25,8 @@ pub struct Program {
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub change: Change,
+    /// By which the cache knows what was before it.
+    pub number: u64,
     pub tries: u32,
     pub not_before: Option<Instant>,
 }
@@ -75,7 +77,7 @@ impl Player {
 
     /// Fails where it has ended.
     pub fn give(&mut self, pretence: &Pretence, task: Task, part: Part, command: &Command) -> io::Result<()> {
-        pretence.begin(self.child.id(), part);
+        pretence.begin(self.child.id(), task.number, part);
         self.task = Some((task, Instant::now()));
         self.commands.write_all(&command.encode())
     }

@@ -55,6 +55,8 @@ impl Part {
 #[derive(Debug)]
 struct Act {
     part: Part,
+    /// That of the change.
+    number: u64,
     asked_source: bool,
     asked_target: bool,
 }
@@ -63,8 +65,14 @@ struct Act {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Said {
     Answer(Answer),
-    /// What stands there, if memory knows it and it is of that kind, as `known` was asked; else this.
+    /// It is done, unless an own change of one of these names has overtaken that change.
+    Done {
+        number: u64,
+        names: Vec<(u64, Name)>,
+    },
+    /// The same, and what stands there, if memory knows it and it is of that kind, as `known` was asked; else this.
     Made {
+        number: u64,
         dir: u64,
         name: Name,
         kind: Kind,
@@ -99,8 +107,8 @@ impl Pretence {
         }
     }
 
-    pub fn begin(&self, pid: u32, part: Part) {
-        self.acts.lock().0.insert(pid, Act { part, asked_source: false, asked_target: false });
+    pub fn begin(&self, pid: u32, number: u64, part: Part) {
+        self.acts.lock().0.insert(pid, Act { part, number, asked_source: false, asked_target: false });
     }
 
     pub fn end(&self, pid: u32) {
@@ -128,9 +136,10 @@ impl Pretence {
             nobodys(NOBODYS.start + *last, attributes(kind, owner))
         };
         let is = |dir: &u64, name: &Name, asked: &[u8]| *dir == at && name.as_bytes() == asked;
-        let done = |asked: bool| {
-            let answer = if asked { Answer::Done } else { Answer::Failed(Errno::CANCELED) };
-            Some(Said::Answer(answer))
+        let number = act.number;
+        let done = |asked: bool, names: Vec<(u64, Name)>| {
+            let refused = Said::Answer(Answer::Failed(Errno::CANCELED));
+            Some(if asked { Said::Done { number, names } } else { refused })
         };
         match (&act.part, operation) {
             (Part::Make { dir, name, .. }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
@@ -144,7 +153,7 @@ impl Pretence {
                 | Operation::Symlink { name: asked, .. },
             ) if is(dir, name, asked) => {
                 let otherwise = nobody(*kind);
-                Some(Said::Made { dir: *dir, name: name.clone(), kind: *kind, otherwise })
+                Some(Said::Made { number, dir: *dir, name: name.clone(), kind: *kind, otherwise })
             }
             (Part::Remove { dir, name, kind }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
                 act.asked_source = true;
@@ -153,7 +162,7 @@ impl Pretence {
             (
                 Part::Remove { dir, name, .. },
                 Operation::Unlink { name: asked } | Operation::Rmdir { name: asked },
-            ) if is(dir, name, asked) => done(act.asked_source),
+            ) if is(dir, name, asked) => done(act.asked_source, vec![(*dir, name.clone())]),
             (Part::Move { from, name, kind, .. }, Operation::Lookup { name: asked })
                 if is(from, name, asked) =>
             {
@@ -170,7 +179,8 @@ impl Pretence {
                 Part::Move { from, name, to, new_name, .. },
                 Operation::Rename { name: asked, new_dir, new_name: new_asked, .. },
             ) if is(from, name, asked) && real(*new_dir) == *to && new_name.as_bytes() == *new_asked => {
-                done(act.asked_source && act.asked_target)
+                let names = vec![(*from, name.clone()), (*to, new_name.clone())];
+                done(act.asked_source && act.asked_target, names)
             }
             (Part::Touch { ino }, Operation::SetAttr(_)) if *ino == at => Some(Said::AsItIs { ino: at }),
             // Whatever else would change something: not in this replay.
@@ -232,7 +242,7 @@ mod tests {
         let pretence = Pretence::default();
         pretence.enter(CHILD);
         let (name, new_name) = (name("a"), name("b"));
-        pretence.begin(CHILD, Part::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
+        pretence.begin(CHILD, 7, Part::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
         pretence
     }
 
@@ -254,7 +264,8 @@ mod tests {
         assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
         let absent = ask(&pretence, 9, CHILD, &Operation::Lookup { name: b"b" });
         assert_eq!(absent, Some(Said::Answer(Answer::Missing(Span::ZERO))));
-        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), Some(Said::Answer(Answer::Done)));
+        let names = vec![(500, name("a")), (9, name("b"))];
+        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), Some(Said::Done { number: 7, names }));
     }
 
     #[test]

@@ -67,8 +67,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    pub fn take_in(&mut self, changes: VecDeque<Change>) {
-        for change in changes {
+    pub fn take_in(&mut self, changes: VecDeque<(u64, Change)>) {
+        for (number, change) in changes {
             if matches!(change, Change::Removed { replaced: true, .. }) {
                 // The kernel tells of that by what was moved there.
                 self.told(&change);
@@ -79,7 +79,7 @@ impl<'a> Stage<'a> {
                 self.is_lost(&change);
                 continue;
             }
-            self.waiting.push_back(Task { change, tries: 0, not_before: None });
+            self.waiting.push_back(Task { change, number, tries: 0, not_before: None });
         }
     }
 
@@ -161,7 +161,12 @@ impl<'a> Stage<'a> {
             // What is lost from now on is another.
             self.gaps.remove(&dir);
         }
-        let Some((part, command)) = self.scene(&task.change) else {
+        let left = self.driver.with(|core, _| core.cache.still_to_tell(task.number, &task.change));
+        let Some(change) = left else {
+            self.told(&task.change);
+            return false;
+        };
+        let Some((part, command)) = self.scene(&change) else {
             self.is_lost(&task.change);
             return false;
         };

@@ -83,3 +83,37 @@ fn a_name_with_an_own_change_under_way_is_compared_when_that_is_answered() {
     stage.run();
     assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("d"), kind: Kind::Directory }]);
 }
+
+/// The kernel tells of own changes at once: what was before must not be told behind them.
+#[test]
+fn what_an_own_change_overtook_is_told_no_more() {
+    let mut stage = Stage::new();
+    stage.push(&[("b", Some((11, file(0)))), ("c", Some((12, file(0))))]);
+    stage.told();
+    stage.push(&[("a", None)]);
+    stage.push(&[("b", None), ("x", Some((11, file(0))))]);
+    stage.push(&[("c", None), ("y", Some((12, file(0))))]);
+    let told: Vec<(u64, Change)> = std::iter::from_fn(|| stage.cache.poll_change()).collect();
+    let left = |stage: &Stage| -> Vec<Change> {
+        told.iter().filter_map(|(number, change)| stage.cache.still_to_tell(*number, change)).collect()
+    };
+    let all: Vec<Change> = told.iter().map(|(_, change)| change.clone()).collect();
+    assert_eq!((all.len(), left(&stage)), (3, all.clone()));
+    for (text, ino, before) in [("a", 30, 3), ("b", 31, 2)] {
+        let call = stage.ask(mkdir(text));
+        assert_eq!(left(&stage).len(), before, "it is not answered");
+        stage.respond(call, made(ino));
+    }
+    let call = stage.ask(Op::Unlink { dir: 1, name: name("y") });
+    stage.respond(call, Reply::Removed { node: id(12), kept: None });
+    let arrived = Change::Made { dir: 1, name: name("x"), kind: Kind::File };
+    let went = Change::Removed { dir: 1, name: name("c"), node: id(12), kind: Kind::File, replaced: false };
+    assert_eq!(left(&stage), [arrived, went]);
+    // What others do behind it is told.
+    stage.push(&[("a", None)]);
+    let (number, change) = stage.cache.poll_change().expect("it is gone");
+    assert_eq!(stage.cache.still_to_tell(number, &change), Some(change.clone()));
+    assert_eq!(left(&stage).len(), 2);
+    all.iter().chain([&change]).for_each(|change| stage.cache.handle_told(change));
+    assert!(!stage.cache.is_overtaken(1, 1, &name("a")), "nothing is kept of what was told");
+}

@@ -22,9 +22,13 @@ fn until(stage: &mut Stage<'_>, done: impl Fn(&Stage<'_>) -> bool) {
     }
 }
 
+fn take_in(stage: &mut Stage<'_>, changes: impl IntoIterator<Item = Change>) {
+    stage.take_in(changes.into_iter().map(|change| (1, change)).collect());
+}
+
 /// What the cache put out since.
 fn queued(stage: &Stage<'_>) -> Vec<Change> {
-    stage.events.waiting.lock().drain(..).collect()
+    stage.events.waiting.lock().drain(..).map(|(_, change)| change).collect()
 }
 
 /// A child that answers everything so.
@@ -46,12 +50,12 @@ fn a_child_that_waits_holds_up_its_own_directories_and_no_others() {
     let dirs: Vec<u64> = (0..5).map(|number| mounted.make(&format!("d{number}"), true).ino).collect();
     let events = &mounted.driver.events;
     let mut stage = Stage::new(events, &mounted.driver, program("exec sleep 100"));
-    stage.take_in([made(root, "a"), made(root, "b"), made(dirs[0], "c")].into());
+    take_in(&mut stage, [made(root, "a"), made(root, "b"), made(dirs[0], "c")]);
     stage.play();
     assert_eq!(playing(&stage), [made(root, "a")]);
     until(&mut stage, |stage| stage.players.len() == 2);
     assert_eq!(playing(&stage), [made(root, "a"), made(dirs[0], "c")]);
-    stage.take_in(dirs[1..].iter().map(|dir| made(*dir, "x")).collect());
+    take_in(&mut stage, dirs[1..].iter().map(|dir| made(*dir, "x")));
     until(&mut stage, |stage| {
         stage.players.iter().filter(|player| player.is_late(Instant::now())).count() == 4
     });
@@ -71,13 +75,13 @@ fn what_the_kernel_did_not_ask_for_is_tried_again_and_then_lost() {
     let events = &mounted.driver.events;
     let mut stage = Stage::new(events, &mounted.driver, answering(2));
     let root = mounted.driver.root();
-    stage.take_in([made(root, "a")].into());
+    take_in(&mut stage, [made(root, "a")]);
     until(&mut stage, |stage| stage.events.counts.lost.load(Ordering::Relaxed) == 1);
     assert_eq!(events.counts.repeated.load(Ordering::Relaxed), u64::from(TRIES));
     assert_eq!(events.counts.replayed.load(Ordering::Relaxed), 0);
     assert_eq!(queued(&stage), [Change::Gap { dir: root }]);
     // That is lost as well, and leaves nothing behind.
-    stage.take_in([Change::Gap { dir: root }].into());
+    take_in(&mut stage, [Change::Gap { dir: root }]);
     until(&mut stage, |stage| stage.events.counts.lost.load(Ordering::Relaxed) == 2);
     assert_eq!((queued(&stage), &stage.gaps), (Vec::new(), &BTreeSet::new()));
     stage.end();
@@ -95,7 +99,7 @@ fn a_child_that_ends_is_followed_by_another() {
         path.display()
     );
     let mut stage = Stage::new(events, &mounted.driver, program(&words));
-    stage.take_in([made(mounted.driver.root(), "a")].into());
+    take_in(&mut stage, [made(mounted.driver.root(), "a")]);
     until(&mut stage, |stage| stage.events.counts.replayed.load(Ordering::Relaxed) == 1);
     assert!(path.exists());
     stage.end();
@@ -106,11 +110,11 @@ fn too_many_changes_that_wait_are_lost_and_counted() {
     let mounted = Mounted::new();
     let events = &mounted.driver.events;
     let mut stage = Stage::new(events, &mounted.driver, program("exec sleep 100"));
-    stage.take_in((0..MOST_WAITING + 7).map(|number| made(1, &number.to_string())).collect());
+    take_in(&mut stage, (0..MOST_WAITING + 7).map(|number| made(1, &number.to_string())));
     assert_eq!(stage.waiting.len(), MOST_WAITING);
     assert_eq!(events.counts.lost.load(Ordering::Relaxed), 7);
     assert_eq!(queued(&stage), [Change::Gap { dir: 1 }], "one for all");
-    stage.take_in([Change::Gap { dir: 1 }].into());
+    take_in(&mut stage, [Change::Gap { dir: 1 }]);
     assert_eq!(stage.waiting.len(), MOST_WAITING + 1);
     assert_eq!(events.counts.lost.load(Ordering::Relaxed), 7);
 }
@@ -123,7 +127,7 @@ fn where_a_move_is_refused_both_directories_are_told_that_something_changed() {
     let name = |text: &str| Name::new(text.as_bytes()).unwrap();
     let (name, new_name, node) = (name("a"), name("b"), NodeId { ino: 9, generation: 1 });
     let moved = Change::Moved { from: root, name, to: dir.ino, new_name, node, kind: Kind::File };
-    stage.take_in([moved].into());
+    take_in(&mut stage, [moved]);
     until(&mut stage, |stage| stage.events.counts.refused.load(Ordering::Relaxed) == 1);
     assert_eq!(queued(&stage), [Change::Gap { dir: root }, Change::Gap { dir: dir.ino }]);
     stage.end();
@@ -133,7 +137,7 @@ fn where_a_move_is_refused_both_directories_are_told_that_something_changed() {
 fn what_falls_due_between_playing_and_waiting_is_not_waited_for() {
     let mounted = Mounted::new();
     let mut stage = Stage::new(&mounted.driver.events, &mounted.driver, program("exec sleep 100"));
-    stage.take_in([made(mounted.driver.root(), "a")].into());
+    take_in(&mut stage, [made(mounted.driver.root(), "a")]);
     stage.waiting[0].not_before = Some(Instant::now() + Duration::from_millis(5));
     let played = stage.play();
     std::thread::sleep(Duration::from_millis(10));
