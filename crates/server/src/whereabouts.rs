@@ -32,9 +32,9 @@ pub(crate) fn mount_root(dir: &OwnedFd) -> Result<OwnedFd> {
 pub(crate) enum Told {
     /// There it is: a name of this directory.
     There(OwnedFd, Name),
-    /// The name that the kernel knows is gone, or it knows none.
+    /// The name that the kernel knows is gone.
     Nameless,
-    /// It is not there any more, or not on that mount as it can be seen.
+    /// It is not there any more, or not on that mount as it can be seen; or the kernel knows none of its names just now.
     Elsewhere,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
     // Too long to be told.
     let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Told::Elsewhere) };
     let base = if base == b"/" { &base[..0] } else { &base[..] };
-    let deleted = path == b"/" || path.ends_with(b" (deleted)");
+    let deleted = path.ends_with(b" (deleted)");
     let missing = if deleted { Told::Nameless } else { Told::Elsewhere };
     let below = path.strip_prefix(base).and_then(|path| path.strip_prefix(b"/"));
     let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(missing) };
