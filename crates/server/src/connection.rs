@@ -9,7 +9,7 @@ use crate::quiet::Back;
 use crate::server::{End, Server};
 use crate::session::{Attached, Resumption, Session, now};
 use nigh_link::{Link, Peer, Ticket};
-use nigh_native::{ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent, TRUSTS_WATCH};
+use nigh_native::{PUSHES, ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent, TRUSTS_WATCH};
 use nigh_types::{Errno, Term, Time};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -255,7 +255,11 @@ impl Server {
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
             .vouched(session.admission.vouches())
             .trusting(hello.features & TRUSTS_WATCH != 0);
-        let Hello { who, features, term, .. } = *hello;
+        let Hello { who, mut features, term, .. } = *hello;
+        if export.acts() && !session.admission.vouches() {
+            // Others' changes are looked at as the server, and not all that it may see is this client's to see.
+            features &= !PUSHES;
+        }
         let (name, locks) = (asked.to_vec(), Arc::clone(&self.locks));
         session.attach(Attached { name, features, term, export, files, locks, who });
         let Some(attached) = session.attached() else { return Err((Errno::IO, "not attached".into())) };

@@ -390,7 +390,7 @@ impl Reach {
 
     /// Whether the path of an open inode lies below the root's. The kernel composes each path at one
     /// moment; a path too long to be told counts as outside, and is walked again.
-    pub(crate) fn contains(&self, fd: &OwnedFd) -> bool {
+    pub(crate) fn contains(&self, fd: impl AsFd) -> bool {
         let (Some(root), Some(path)) = (link(&self.root.fd), link(fd)) else { return false };
         root == b"/"
             || path == root

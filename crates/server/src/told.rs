@@ -74,6 +74,8 @@ impl Tell {
     fn look(&self, export: &Export, homes: &Homes) -> Option<Became> {
         let fd = self.at.fd()?;
         match (self.key.covers, &self.name) {
+            // One that was moved out is nobody's any more.
+            (Covers::Names, Some(_)) if !export.reach().contains(fd) => None,
             (Covers::Names, Some(name)) => look_up(export, homes, fd, name).ok().map(Became::Name),
             (Covers::Inode, None) => {
                 let stat = stat::of_fd(fd).ok()?;

@@ -6,6 +6,8 @@ mod common;
 use common::client::Client;
 use common::*;
 use nigh_link::{Claims, Peer, Squash};
+use nigh_native::PUSHES;
+use nigh_remote::Event;
 use nigh_server::{Exports, Server, ServerOptions};
 use nigh_types::*;
 use std::fs;
@@ -154,10 +156,49 @@ fn an_id_that_somebody_else_was_given_gives_no_rights() {
 }
 
 /// A client that can be nobody else.
-fn as_user(server: &Arc<Server>, path: &Path, uid: u32) -> Client {
+/// What becomes of a name goes by no right: such a client is asked to give back, and looks again as the user that it is.
+#[test]
+fn a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make() {
+    if !needs_root("a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make") {
+        return;
+    }
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for (name, mode) in [("public", 0o755), ("private", 0o700)] {
+        fs::create_dir(dir.path().join(name)).unwrap();
+        fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut exports = Exports::default();
+    exports.add(format!("world={}", dir.path().display()).as_ref()).unwrap();
+    let options = ServerOptions { exports, ..ServerOptions::new(state.path().to_owned()) };
+    let server = Server::new(options).unwrap();
+    let mut root = Client::connect(&server, dir.path(), Term::Session);
+    let (public, private) = (root.place("public"), root.place("private"));
+    let mut user = Client::wanting(user_link(&server, 4_000), Path::new("world"), Term::Session, PUSHES);
+    // Those that fail leave no grant behind, however they overlap.
+    let looks: Vec<_> =
+        (0..8).map(|_| user.send(Call::Lookup { dir: private.clone(), name: name("x") })).collect();
+    for look in looks {
+        assert_eq!(user.answer(look).result, Err(Errno::ACCES));
+    }
+    assert!(root.call(create(&private, "x")).result.is_ok());
+    user.list(&public);
+    root.send(create(&public, "x"));
+    let told = user.wait(|events| {
+        let at = events.iter().position(|event| matches!(event, Event::Recall(_) | Event::Hold(_)))?;
+        Some(events.remove(at))
+    });
+    assert!(matches!(&told, Event::Recall(recall) if recall.node == public.node), "{told:?}");
+}
+
+fn user_link(server: &Arc<Server>, uid: u32) -> UnixStream {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let who = Credentials { uid, gid: uid, groups: vec![] };
     let (server, peer) = (Arc::clone(server), Peer::new("test", Claims::Only(who), Squash::None));
     std::thread::spawn(move || server.serve_link(ours.into(), peer));
-    Client::over(theirs, path, Term::Session, 1 << 45)
+    theirs
+}
+
+fn as_user(server: &Arc<Server>, path: &Path, uid: u32) -> Client {
+    Client::over(user_link(server, uid), path, Term::Session, 1 << 45)
 }

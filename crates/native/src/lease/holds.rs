@@ -47,6 +47,9 @@ pub struct Told {
 pub struct Looked(u64);
 
 impl LeaseTable {
+    /// Debts of one holder beyond which it is told nothing more, but asked to give back.
+    const MOST_HELD: u64 = 256;
+
     /// From now on this holder is told what others change, where that can be told.
     pub fn handle_pushes(&mut self, now: Time, holder: Holder) {
         self.advance(now);
@@ -92,7 +95,9 @@ impl LeaseTable {
             Covers::Data => false,
         };
         let account = &self.accounts[&holder];
-        tells && account.takes_pushes && account.suspect.is_none() && !account.cut
+        // Recalls end what is asked for, and so have an end themselves.
+        let has_room = (account.owed.len() as u64) < Self::MOST_HELD;
+        tells && has_room && account.takes_pushes && account.suspect.is_none() && !account.cut
     }
 
     /// What stands there goes on, and is about to be something else.

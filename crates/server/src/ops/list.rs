@@ -73,14 +73,14 @@ pub(crate) fn list(
 
 fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
     let dir = cx.reach().directory(place, cx.files)?;
-    // Before reading: what changes from here on is recalled.
-    let granted = cx.grant(grants, &dir, Covers::Names);
     let open = {
         let _acting = cx.act()?;
         // Attributes come with the names.
         cx.search_unless_vouched(&dir)?;
         reopen(&dir, OFlags::RDONLY)?
     };
+    // Before reading: what changes from here on is recalled.
+    let granted = cx.grant(grants, &dir, Covers::Names);
     let open = without_atime(open);
     let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
     Ok(Listing { dir, names, at: 0, granted, counted: None })

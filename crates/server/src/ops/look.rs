@@ -8,6 +8,11 @@ use rustix::fs::OFlags;
 
 pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
     let dir = cx.reach().directory(dir, cx.files)?;
+    if !cx.is_vouched() {
+        // A recall would tell it names.
+        let _acting = cx.act()?;
+        cx.search_unless_vouched(&dir)?;
+    }
     // Before looking: what changes meanwhile is recalled.
     let mut grants = Vec::new();
     cx.grant(&mut grants, &dir, Covers::Names);
