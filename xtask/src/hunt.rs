@@ -1,7 +1,7 @@
 //! Long hunts, by hand: seeded histories, fuzzing, coverage.
 
 use crate::root;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +30,8 @@ pub fn sim(options: &Sim) -> Result<bool> {
         let mut command = Command::new(root::cargo());
         command.current_dir(root::checkout()).args(["run", "--quiet", "--profile", "sim", "-p", "nigh-sim"]);
         command.args(["--features", "nigh-types/planted", "--example", "planted"]);
-        return Ok(command.status()?.success());
+        let by_histories = command.status()?.success();
+        return Ok(by_the_client()? && by_histories);
     }
     let (first, seeds) = options.seed.map_or((options.first, options.seeds), |seed| (seed, 1));
     let mut command = Command::new(root::cargo());
@@ -46,6 +47,30 @@ pub fn sim(options: &Sim) -> Result<bool> {
     ]);
     command.env("NIGH_SEED", first.to_string()).env("NIGH_SEEDS", seeds.to_string());
     Ok(command.status()?.success())
+}
+
+/// Bug 5 is beyond histories: a test of the client's notifier must pass without it, and fail with it.
+fn by_the_client() -> Result<bool> {
+    const TEST: &str = "notifier::tests::names_of_a_locked_directory_hold_up_no_others";
+    let test = |bug: &str| {
+        let mut command = Command::new(root::cargo());
+        command.current_dir(root::checkout()).args([
+            "test",
+            "--quiet",
+            "--profile",
+            "sim",
+            "-p",
+            "nigh-client",
+        ]);
+        command.args(["--features", "nigh-types/planted", "--lib", TEST]).env("NIGH_PLANTED", bug).output()
+    };
+    let said =
+        |output: &std::process::Output, what: &str| String::from_utf8_lossy(&output.stdout).contains(what);
+    let (without, with) = (test("")?, test("5")?);
+    ensure!(said(&without, "1 passed"), "{}", String::from_utf8_lossy(&without.stderr));
+    let found = said(&with, "1 failed");
+    println!("bug 5 Client: {}", if found { format!("found: {TEST} fails") } else { "MISSED".to_owned() });
+    Ok(found)
 }
 
 #[derive(Args)]

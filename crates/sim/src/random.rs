@@ -55,6 +55,8 @@ pub(crate) struct Kinds {
     pub(crate) tiny: bool,
     /// Sessions are lost.
     pub(crate) losses: bool,
+    /// Files are mapped, and stored into by all.
+    pub(crate) maps: bool,
     /// Others' changes are told, and attributes are asked for by number and judged.
     pub(crate) pushes: bool,
 }
@@ -136,6 +138,12 @@ impl<B: Backend> History<B> {
         let picked = self.dice.pick(&DIRS);
         let dir = self.dirs[picked];
         let file = name(self.dice.pick(&NAMES));
+        if self.kinds.maps && self.dice.below(3) == 0 {
+            if let Some(op) = self.use_map(at) {
+                self.ask(at, op);
+            }
+            return;
+        }
         if self.kinds.pushes && self.dice.below(5) == 0 {
             return self.ask_attributes(at, dir, &file);
         }

@@ -17,9 +17,11 @@ fn no_history_over_the_protocol_shows_anybody_what_is_not_so() {
     let mut counts = Counts::default();
     let found = FOUND.iter().copied().filter(|_| first == 0);
     for seed in (first..first + seeds).chain(found) {
-        match run(Plan::of(seed)) {
-            Ok(happened) => counts.add(&happened),
-            Err(lie) => panic!("{lie}"),
+        for plan in [Plan::of(seed), Plan::calm(seed)] {
+            match run(plan) {
+                Ok(happened) => counts.add(&happened),
+                Err(lie) => panic!("{plan:?}: {lie}"),
+            }
         }
     }
     println!("{counts:?}");

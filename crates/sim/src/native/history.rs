@@ -27,13 +27,22 @@ pub struct Plan {
     pub seed: u64,
     pub clients: u32,
     pub steps: u32,
+    /// Nothing goes wrong, and files are mapped by all.
+    pub calm: bool,
 }
 
 impl Plan {
     /// The usual one.
     #[must_use]
     pub fn of(seed: u64) -> Plan {
-        Plan { seed, clients: if (seed / 7).is_multiple_of(2) { 2 } else { 3 }, steps: 300 }
+        let clients = if (seed / 7).is_multiple_of(2) { 2 } else { 3 };
+        Plan { seed, clients, steps: 300, calm: false }
+    }
+
+    /// One in which whoever is silent for long has no excuse.
+    #[must_use]
+    pub fn calm(seed: u64) -> Plan {
+        Plan { calm: true, ..Plan::of(seed) }
     }
 }
 
@@ -44,6 +53,7 @@ struct Faults {
     pauses: bool,
     restarts: bool,
     drift: bool,
+    slow_kernels: bool,
 }
 
 /// Runs one history; how often what happened in it.
@@ -117,8 +127,19 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     let garbled = lots.below(8) == 0;
     let mut bit = || lots.below(2) == 0;
     // Whose bytes become others writes what nobody wanted.
-    let kinds = Kinds { files: bit() && !garbled, limited: bit(), tiny: bit(), losses: false, pushes: bit() };
-    let faults = Faults { cuts: bit(), pauses: bit(), restarts: bit(), drift: bit() };
+    let mut kinds = Kinds {
+        files: bit() && !garbled,
+        limited: bit(),
+        tiny: bit(),
+        losses: false,
+        maps: false,
+        pushes: bit(),
+    };
+    let mut faults = Faults { cuts: bit(), pauses: bit(), restarts: bit(), drift: bit(), slow_kernels: true };
+    if plan.calm {
+        kinds = Kinds { files: true, maps: true, ..kinds };
+        faults = Faults { cuts: false, pauses: false, restarts: false, slow_kernels: false, ..faults };
+    }
     let tree = TreeConfig {
         part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
         reuse_inos: dice.below(2) == 0 && !kinds.files,
@@ -142,7 +163,7 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     history.look_around();
     // Whoever was never told of a directory asks nothing of it.
     history.world.advance(Span::from_millis(100));
-    history.world.server.with(|net| net.garbled = garbled.then_some(0));
+    history.world.server.with(|net| net.garbled = (garbled && !plan.calm).then_some(0));
     (history, faults)
 }
 
@@ -182,6 +203,7 @@ fn act(history: &mut History<Native>, faults: Faults) {
             history.world.advance(span);
         }
         90 => kill_a_caller(history),
+        91 if !faults.slow_kernels => {}
         91 => {
             let at = history.client();
             match history.dice.below(2) {

@@ -46,6 +46,17 @@ impl<B: Backend> History<B> {
         }
     }
 
+    /// The same of what is open alone, most of it by maps.
+    pub(super) fn use_map(&mut self, at: usize) -> Option<Op> {
+        match self.dice.below(4) {
+            0 | 1 => {
+                self.store(at);
+                None
+            }
+            other => self.read_or_write(at, other == 3),
+        }
+    }
+
     fn open_file(&mut self, at: usize) -> Option<(Fh, u64, bool)> {
         let files: Vec<_> = self.world.clients[at].kernel.kept.files().collect();
         let picked = self.dice.below((files.len() as u64).max(1));
