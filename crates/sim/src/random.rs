@@ -242,9 +242,10 @@ impl<B: Backend> History<B> {
                 let own = self.world.changing(at, *ino);
                 own.iter().filter_map(|id| self.begun.get(id)).copied().fold(begun, u64::min)
             }
-            Op::GetAttr { .. } => {
+            Op::GetAttr { ino } => {
                 let own = self.begun.iter().filter(|(id, _)| self.world.waits(at, **id));
-                own.map(|(_, begun)| *begun).fold(begun, u64::min)
+                let own = own.map(|(_, begun)| *begun).chain(self.world.flushes_since(at, *ino));
+                own.fold(begun, u64::min)
             }
             _ => begun,
         };

@@ -45,6 +45,8 @@ pub struct Client<B: Backend = FakeServer> {
     abandoned: Vec<(Op, Vec<u64>)>,
     /// Inodes whose names a request holds on to until it is answered.
     locked: BTreeMap<OpId, Vec<u64>>,
+    /// When its kernel began to write stores back.
+    flushes: BTreeMap<OpId, (u64, u64)>,
     /// Names to which an own rename took along for how long the old ones were believed: they are dropped behind its answer.
     carried: Vec<(u64, Name)>,
 }
@@ -154,6 +156,7 @@ impl<B: Backend> World<B> {
             ops: BTreeMap::new(),
             abandoned: Vec::new(),
             locked: BTreeMap::new(),
+            flushes: BTreeMap::new(),
             carried: Vec::new(),
         });
         self.settle();
@@ -191,6 +194,9 @@ impl<B: Backend> World<B> {
             locked.extend(self.server.edit(|tree| tree.child_of(*to, new_name)));
         }
         client.locked.insert(id, locked);
+        if let Op::Write { ino, from_page_cache: true, .. } = &op {
+            client.flushes.insert(id, (*ino, self.tick));
+        }
         let answer = client.cache.handle_op(now, id, Caller::default(), op.clone());
         client.ops.insert(id, op);
         match answer {
@@ -389,6 +395,7 @@ impl<B: Backend> World<B> {
         let Some(op) = self.clients[at].ops.remove(&id) else {
             panic!("{} answers request {id:?} twice", name_of(at));
         };
+        self.clients[at].flushes.remove(&id);
         let now = self.time(at);
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         if given_up(&answer) {
@@ -448,6 +455,12 @@ impl<B: Backend> World<B> {
             self.early_answers.insert(id);
         }
         self.answers.push((at, id, op, answer));
+    }
+
+    /// Since when a kernel writes back stores into that file.
+    pub(crate) fn flushes_since(&self, at: usize, ino: u64) -> Option<u64> {
+        let flushes = self.clients[at].flushes.values();
+        flushes.filter(|(of, _)| *of == ino).map(|(_, since)| *since).min()
     }
 
     fn of(&self, op: &Op) -> String {
