@@ -19,6 +19,9 @@ pub struct Sim {
     /// Only this one.
     #[arg(long, conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
+    /// Histories in which nothing goes wrong, and files are mapped by all.
+    #[arg(long)]
+    calm: bool,
     /// Plants each known bug and says which history finds it (docs/decisions/0016-checkers.md).
     #[arg(long, conflicts_with_all = ["seeds", "first", "seed"])]
     planted: bool,
@@ -45,6 +48,9 @@ pub fn sim(options: &Sim) -> Result<bool> {
         "--test",
         "native",
     ]);
+    if options.calm {
+        command.env("NIGH_CALM", "1");
+    }
     command.env("NIGH_SEED", first.to_string()).env("NIGH_SEEDS", seeds.to_string());
     Ok(command.status()?.success())
 }

@@ -14,10 +14,13 @@ const FOUND: [u64; 4] = [75, 941, 10821, 7162];
 fn no_history_over_the_protocol_shows_anybody_what_is_not_so() {
     let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ALL);
     let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    // Long hunts look at one kind at a time.
+    let calm = (seeds > ALL || first > 0).then(|| std::env::var_os("NIGH_CALM").is_some());
     let mut counts = Counts::default();
     let found = FOUND.iter().copied().filter(|_| first == 0);
     for seed in (first..first + seeds).chain(found) {
-        for plan in [Plan::of(seed), Plan::calm(seed)] {
+        let plans = [Plan::of(seed), Plan::calm(seed)];
+        for plan in plans.into_iter().filter(|plan| calm.is_none_or(|calm| plan.calm == calm)) {
             match run(plan) {
                 Ok(happened) => counts.add(&happened),
                 Err(lie) => panic!("{plan:?}: {lie}"),
@@ -26,5 +29,5 @@ fn no_history_over_the_protocol_shows_anybody_what_is_not_so() {
     }
     println!("{counts:?}");
     let never = counts.missing();
-    assert!(seeds < ALL || never.is_empty(), "never happened: {never:?}");
+    assert!(seeds < ALL || calm == Some(true) || never.is_empty(), "never happened: {never:?}");
 }
