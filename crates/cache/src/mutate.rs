@@ -341,6 +341,10 @@ impl Cache {
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
         let is_there = row.and_then(|row| row.child.as_ref()).is_some_and(|child| child.id == id);
+        if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
+            // For how long that was is not known any more, if it was told of a further name since.
+            inode.named_until = Time::FAR;
+        }
         if is_there && old.0 == dir && !self.holds.has_name(dir, name) {
             return;
         }
