@@ -273,7 +273,7 @@ impl Look<'_, '_, '_> {
         let (dir, name) = match self.cx.reach().mount_root(stat) {
             Some(root) => match told_place(root, fd, stat).ok()? {
                 Told::There(dir, name) => (dir, name),
-                Told::Nameless | Told::Elsewhere => return None,
+                Told::Elsewhere => return None,
             },
             None => by_path(fd, stat)?,
         };

@@ -32,8 +32,6 @@ pub(crate) fn mount_root(dir: &OwnedFd) -> Result<OwnedFd> {
 pub(crate) enum Told {
     /// There it is: a name of this directory.
     There(OwnedFd, Name),
-    /// The name that the kernel knows is gone.
-    Nameless,
     /// It is not there any more, or not on that mount as it can be seen; or the kernel knows none of its names just now.
     Elsewhere,
 }
@@ -44,10 +42,8 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
     // Too long to be told.
     let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Told::Elsewhere) };
     let base = if base == b"/" { &base[..0] } else { &base[..] };
-    let deleted = path.ends_with(b" (deleted)");
-    let missing = if deleted { Told::Nameless } else { Told::Elsewhere };
     let below = path.strip_prefix(base).and_then(|path| path.strip_prefix(b"/"));
-    let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(missing) };
+    let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(Told::Elsewhere) };
     let (parent, name) = match below.iter().rposition(|&byte| byte == b'/') {
         Some(slash) => (&below[..slash], &below[slash + 1..]),
         None => (&b"."[..], below),
@@ -61,12 +57,12 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
             Err(errno) => Err(Fault::from(errno)),
         }
     };
-    let Some(dir) = look(root, parent)? else { return Ok(missing) };
-    let Some(there) = look(&dir, name)? else { return Ok(missing) };
+    let Some(dir) = look(root, parent)? else { return Ok(Told::Elsewhere) };
+    let Some(there) = look(&dir, name)? else { return Ok(Told::Elsewhere) };
     let is_it = stat::of_fd(there)?.is_same(stat);
     match Name::new(name) {
         Ok(name) if is_it => Ok(Told::There(dir, name)),
-        _ => Ok(missing),
+        _ => Ok(Told::Elsewhere),
     }
 }
 
@@ -110,6 +106,6 @@ mod tests {
         assert!(is_there());
         std::fs::hard_link(a.join("f"), dir.path().join("g")).unwrap();
         std::fs::remove_file(a.join("f")).unwrap();
-        assert!(matches!(told_place(&root, &fd, &stat), Ok(Told::Nameless)));
+        assert!(matches!(told_place(&root, &fd, &stat), Ok(Told::Elsewhere)));
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use common::client::Client;
 use common::other::{self, Other};
 use common::world::World;
-use common::{eventually, is_root, name, needs_root};
+use common::{eventually, is_root, name};
 use nigh_native::TRUSTS_WATCH;
 use nigh_server::WatchWay;
 use nigh_types::*;
@@ -163,34 +163,6 @@ fn an_open_file_without_a_name_is_heard_of() {
         client.give_back();
         assert_eq!(client.read(&f).0, b"other678");
     }
-}
-
-/// Its attributes are covered by the directory of the name that is left.
-#[test]
-fn a_file_written_by_a_name_that_is_gone_is_heard_of_where_it_lies() {
-    if !needs_root("a_file_written_by_a_name_that_is_gone") {
-        return;
-    }
-    let world = world(WatchWay::Best);
-    let mut other = Other::start("another_process");
-    let [was, is] = ["d/f", "d2/rotated"].map(|path| world.dir.path().join(path).display().to_string());
-    for deed in [format!("hold {was}"), format!("link {was} {is}"), format!("unlink {was}")] {
-        other.run(&deed);
-    }
-    let mut client = client(&world);
-    let (d2, f) = (client.place("d2"), client.place("d2/rotated"));
-    client.obliging = true;
-    eventually("it is granted", || {
-        client.tick();
-        client.list(&d2).1.iter().any(|grant| grant.covers == Covers::Names)
-    });
-    assert_eq!(client.attr(&f).0.nlink, 1);
-    client.obliging = false;
-    other.run(&format!("held {was} other"));
-    eventually("its name is recalled", || {
-        client.pump();
-        client.recalls().iter().any(|recall| recall.node == d2.node && recall.covers == Covers::Names)
-    });
 }
 
 /// Its kernel writes a page back when it is asked for it, which is when the host has changed the file already.

@@ -345,7 +345,7 @@ impl Group {
                 // The name that it was opened by may be gone, and another one be its only one.
                 let may_lie_elsewhere = hint.dir.is_none() || stat.attr.nlink == 1;
                 if may_lie_elsewhere && !stat.attr.is_dir() && is_of_attributes(mask) {
-                    hint.home = home(root, &fd, &stat, hint.dir.is_some())?;
+                    hint.home = home(root, &fd, &stat)?;
                 }
             }
         }
@@ -418,13 +418,11 @@ fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The directory in which a file lies, as the kernel says, and its name there. With one name its attributes are covered by that
-/// directory, so where it was changed by a name that is gone, and nobody knows the other one, all may be false. (That it loses
-/// a name is told without one, and has recalled the file itself.)
-fn home(root: &OwnedFd, fd: &OwnedFd, stat: &Stat, by_name: bool) -> Result<Option<(Object, Name)>> {
+/// The directory in which a file lies, as the kernel says, and its name there. (Where it knows only a name that is gone, as whoever
+/// builds makes many, all would have to be recalled: docs/semantics.md, S9.)
+fn home(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
     match told_place(root, fd, stat)? {
         Told::There(dir, name) => Ok(Some((stat::of_fd(&dir)?.object(false), name))),
-        Told::Nameless if stat.attr.nlink == 1 && by_name => Err(Fault(Errno::NODATA)),
-        Told::Nameless | Told::Elsewhere => Ok(None),
+        Told::Elsewhere => Ok(None),
     }
 }
