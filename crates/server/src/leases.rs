@@ -13,8 +13,8 @@ use nigh_native::lease::{
     Change, ChangeId, Desk, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, Looked, Parking,
     Reading, Told,
 };
-use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, TRUSTS_WATCH};
-use nigh_types::{CallId, Commit, Covers, Grant, GrantId, Hold, NodeId, Recall, RecallId, Span, Term, Time};
+use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, ServerConnection, TRUSTS_WATCH};
+use nigh_types::{CallId, Commit, Covers, Grant, GrantId, NodeId, RecallId, Span, Term, Time};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -449,16 +449,9 @@ impl State {
         self.desk.table_mut().handle_limit(now, holder, limit);
     }
 
-    fn say(&self, pending: &mut Pending, holder: Holder, recall: Recall) {
+    fn say(&self, pending: &mut Pending, holder: Holder, say: impl FnOnce(&mut ServerConnection)) {
         if let Some(session) = self.sessions.get(&holder) {
-            session.queue_recall(recall);
-            pending.send.push(Arc::clone(session));
-        }
-    }
-
-    fn say_hold(&self, pending: &mut Pending, holder: Holder, hold: Hold) {
-        if let Some(session) = self.sessions.get(&holder) {
-            session.queue_hold(hold);
+            session.queue(say);
             pending.send.push(Arc::clone(session));
         }
     }
@@ -470,8 +463,7 @@ impl State {
             (Some(seen), Some(export)) => seen.commit(export, id, told),
             _ => Commit { id, facts: Vec::new() },
         };
-        session.queue_commit(commit);
-        pending.send.push(Arc::clone(session));
+        self.say(pending, holder, |connection| connection.commit(commit));
     }
 
     /// Everything that the desk has to say. Recalls are on their wires when this returns.
@@ -479,8 +471,12 @@ impl State {
         let (mut pending, mut put) = (Pending::default(), Some(put));
         loop {
             match self.desk.poll_output() {
-                DeskOutput::Recall { holder, recall } => self.say(&mut pending, holder, recall),
-                DeskOutput::Hold { holder, hold } => self.say_hold(&mut pending, holder, hold),
+                DeskOutput::Recall { holder, recall } => {
+                    self.say(&mut pending, holder, |connection| connection.recall(recall))
+                }
+                DeskOutput::Hold { holder, hold } => {
+                    self.say(&mut pending, holder, |connection| connection.hold(hold))
+                }
                 DeskOutput::Commit { holder, id, told } => self.say_commit(&mut pending, holder, id, told),
                 DeskOutput::Answer { grants, same, .. } => {
                     let put = put.take().expect("one input brings one answer at the most");

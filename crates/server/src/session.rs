@@ -14,9 +14,7 @@ use crate::pool::Job;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
 use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
-use nigh_types::{
-    Call, CallId, Commit, Credentials, Hold, OpName, Place, Recall, Request, Response, Term, Time,
-};
+use nigh_types::{Call, CallId, Credentials, OpName, Place, Request, Response, Term, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -534,23 +532,10 @@ impl Session {
         self.outbox.send();
     }
 
-    /// Puts a recall on the wire; the outbox is to be told to send when no lock is held.
-    pub(crate) fn queue_recall(&self, recall: Recall) {
+    /// Puts a recall, a hold or its end on the wire; the outbox is to be told to send when no lock is held.
+    pub(crate) fn queue(&self, say: impl FnOnce(&mut ServerConnection)) {
         let mut wire = self.wire.lock();
-        wire.connection.recall(recall);
-        self.flush(&mut wire);
-    }
-
-    /// The same of a hold and of its end.
-    pub(crate) fn queue_hold(&self, hold: Hold) {
-        let mut wire = self.wire.lock();
-        wire.connection.hold(hold);
-        self.flush(&mut wire);
-    }
-
-    pub(crate) fn queue_commit(&self, commit: Commit) {
-        let mut wire = self.wire.lock();
-        wire.connection.commit(commit);
+        say(&mut wire.connection);
         self.flush(&mut wire);
     }
 

@@ -251,7 +251,7 @@ fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
     let Attached { export, files, .. } = session.attached().unwrap();
     // Something is kept for its client, or it would be forgotten.
     let (id, node, covers, names) = (RecallId(1), export.reach().root(), Covers::Names, vec![]);
-    session.queue_recall(Recall { id, node, covers, names });
+    session.queue(|connection| connection.recall(Recall { id, node, covers, names }));
     let agreed = export.session(files).unwrap();
     let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let wait = |number: &AtomicU64, nth| {
