@@ -364,9 +364,9 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache, calls};
+    use crate::lookup::tests::{T0, cache, calls, session};
     use crate::op::{Caller, Op, Opened, Output};
-    use nigh_types::{Attr, CookieKey, Event, GrantId, Listed, Mode, Session, Term};
+    use nigh_types::{Attr, CookieKey, Event, GrantId, Listed, Mode, Term};
 
     fn part(names: &[&str], last: bool) -> Response {
         let entry = |(nth, text): (usize, &&str)| {
@@ -410,18 +410,7 @@ mod tests {
         let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
         let read = Op::ReadDir { ino: 1, fh, offset: Cookie(0), size: 4096, plus: false };
         assert_eq!(cache.handle_op(T0, OpId(2), Caller::default(), read), None);
-        let session = Session {
-            root: NodeId { ino: 1, generation: 1 },
-            root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
-            cookie_key: CookieKey::default(),
-            term: Term::Session,
-            has_acls: false,
-            host_bound: String::new(),
-            not_given: Vec::new(),
-            acts_as: (0, 0),
-            names: Vec::new(),
-        };
-        cache.handle_event(T0, Event::Restored { session, kept: false });
+        cache.handle_event(T0, Event::Restored { session: session(), kept: false });
         assert_eq!(answers(&mut cache), []);
         cache.handle_event(T0, Event::Response { call, response: part(&names[2..], true) });
         let told = answers(&mut cache);

@@ -270,10 +270,9 @@ pub(crate) mod tests {
 
     pub(crate) const T0: Time = Time(1_000_000_000);
 
-    /// A cache of an export of which nothing is known.
-    pub(crate) fn cache(config: Config) -> Cache {
-        let mut cache = Cache::new(config);
-        let session = Session {
+    /// Of an export of which nothing is known.
+    pub(crate) fn session() -> Session {
+        Session {
             root: NodeId { ino: 1, generation: 1 },
             root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
             cookie_key: CookieKey::default(),
@@ -283,8 +282,13 @@ pub(crate) mod tests {
             not_given: Vec::new(),
             acts_as: (0, 0),
             names: Vec::new(),
-        };
-        cache.handle_event(T0, Event::Attached(session));
+        }
+    }
+
+    /// A cache of it.
+    pub(crate) fn cache(config: Config) -> Cache {
+        let mut cache = Cache::new(config);
+        cache.handle_event(T0, Event::Attached(session()));
         cache
     }
 

@@ -3,6 +3,7 @@
 mod amends;
 mod claims;
 
+use crate::lookup::tests::session;
 use crate::{Answer, Cache, Caller, Config, Fh, LockSpan, Op, Output};
 use nigh_types::*;
 
@@ -17,20 +18,6 @@ struct Rig {
 
 fn attr() -> Attr {
     Attr { mode: 0o100_644, nlink: 1, ..Attr::default() }
-}
-
-fn session() -> Session {
-    Session {
-        root: NodeId { ino: 1, generation: 1 },
-        root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
-        cookie_key: CookieKey::default(),
-        term: Term::Session,
-        has_acls: false,
-        host_bound: String::new(),
-        not_given: Vec::new(),
-        acts_as: (0, 0),
-        names: Vec::new(),
-    }
 }
 
 fn span(owner: u64, (start, end): (u64, u64)) -> LockSpan {
