@@ -30,7 +30,7 @@ impl Cache {
     /// The attributes of an inode and the grant that they stand under.
     pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
-        if self.holds.has_inode(id.ino) || self.is_leaving(id.ino) {
+        if self.holds.has_inode(id.ino) || self.overlay.is_leaving(id.ino) {
             return None;
         }
         if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
@@ -46,7 +46,7 @@ impl Cache {
 
     /// The same, for a child found in its directory's row.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
-        if self.holds.has_inode(child.id.ino) || self.is_leaving(child.id.ino) {
+        if self.holds.has_inode(child.id.ino) || self.overlay.is_leaving(child.id.ino) {
             return None;
         }
         if child.attr_known && child.attr().covered_by_parent() {

@@ -275,8 +275,6 @@ pub(crate) struct Flight {
     pub aside: Option<Box<crate::rows::Rows>>,
     /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
     pub drop_data: bool,
-    /// Inodes that will have lost the names under whose grant their attributes stand: nobody is told them meanwhile.
-    pub leaving: [Option<u64>; 2],
     /// The request, where stores into a map are written back: it may be begun again.
     pub flush: Option<Box<Op>>,
 }
@@ -319,8 +317,10 @@ impl Cache {
             // It is not put out, and nobody waits for it: see `wait`.
             return id;
         }
-        let leaving = self.let_leave(&purpose);
-        let name = call.is_mutation().then(|| self.overlay.begin(id));
+        let name = call.is_mutation().then(|| {
+            let leaving = self.let_leave(&purpose);
+            self.overlay.begin(leaving)
+        });
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
             Call::Walk { .. } => true,
@@ -344,7 +344,6 @@ impl Cache {
                 grants: Vec::new(),
                 aside: None,
                 drop_data: false,
-                leaving,
                 flush: None,
             },
         );

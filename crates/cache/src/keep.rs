@@ -113,11 +113,6 @@ impl Cache {
         leaving
     }
 
-    /// Whether a change is out that takes its name.
-    pub(crate) fn is_leaving(&self, ino: u64) -> bool {
-        self.flights.values().any(|flight| flight.leaving.contains(&Some(ino)))
-    }
-
     /// What a name leads to, as far as is known, whether it is granted or not.
     fn child_at(&self, dir: u64, name: &Name) -> Option<u64> {
         let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;

@@ -1,7 +1,7 @@
 //! Mutations of this client that the server has not answered, by operation name.
 //! See docs/decisions/0003-operation-names.md and 0004-facts-and-overlay.md.
 
-use nigh_types::{CallId, OpName};
+use nigh_types::OpName;
 use std::collections::BTreeMap;
 
 /// What is pending. An application waits for each of these: what it acknowledged is in the facts.
@@ -10,19 +10,35 @@ pub(crate) struct Overlay {
     client: u64,
     incarnation: u64,
     next: u64,
-    pending: BTreeMap<u64, CallId>,
+    pending: BTreeMap<u64, Pending>,
+    /// Of these, the ones that take names from inodes.
+    taking: u64,
+}
+
+#[derive(Debug)]
+struct Pending {
+    /// Inodes that will have lost the names under whose grant their attributes stand: nobody is told them meanwhile.
+    leaving: [Option<u64>; 2],
+}
+
+impl Pending {
+    fn takes(&self) -> bool {
+        self.leaving != [None; 2]
+    }
 }
 
 impl Overlay {
     pub fn new(client: u64, incarnation: u64) -> Overlay {
-        Overlay { client, incarnation, next: 1, pending: BTreeMap::new() }
+        Overlay { client, incarnation, next: 1, pending: BTreeMap::new(), taking: 0 }
     }
 
-    /// Names the next mutation.
-    pub fn begin(&mut self, call: CallId) -> OpName {
+    /// Names the next mutation, which takes names from these inodes.
+    pub fn begin(&mut self, leaving: [Option<u64>; 2]) -> OpName {
         let sequence = self.next;
         self.next += 1;
-        self.pending.insert(sequence, call);
+        let pending = Pending { leaving };
+        self.taking += u64::from(pending.takes());
+        self.pending.insert(sequence, pending);
         self.name(sequence)
     }
 
@@ -32,8 +48,13 @@ impl Overlay {
 
     /// The remote has answered it, or never will.
     pub fn finish(&mut self, sequence: u64) {
-        let known = self.pending.remove(&sequence).is_some();
-        assert!(known, "a mutation ends once");
+        let known = self.pending.remove(&sequence).expect("a mutation ends once");
+        self.taking -= u64::from(known.takes());
+    }
+
+    /// Whether one is pending that takes a name from this inode.
+    pub fn is_leaving(&self, ino: u64) -> bool {
+        self.taking > 0 && self.pending.values().any(|pending| pending.leaving.contains(&Some(ino)))
     }
 
     pub fn operations(&self) -> u64 {
