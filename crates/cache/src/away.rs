@@ -154,6 +154,7 @@ impl Cache {
 
     /// `unbroken`: all grants end with a session that is forgotten, before their time.
     fn have_all_forgotten(&mut self, unbroken: bool) {
+        self.tell_all();
         self.forgetting = self.forget_everything(unbroken).or(self.forgetting);
         self.kernel_is_slow = false;
     }

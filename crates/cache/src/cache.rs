@@ -1,6 +1,7 @@
 //! The cache and its contract.
 
 use crate::away::Standing;
+use crate::behind::Behinds;
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
 use crate::events::Watches;
@@ -100,6 +101,8 @@ pub struct Cache {
     pub(crate) counters: Counters,
     /// Directories in which others' changes are told to watchers.
     pub(crate) watches: Watches,
+    /// What the kernel is yet to be told.
+    pub(crate) behind: Behinds,
     pub(crate) out: VecDeque<Output>,
 }
 
@@ -153,6 +156,7 @@ impl Cache {
             next_invalidation: 0,
             counters: Counters::default(),
             watches: Watches::default(),
+            behind: Behinds::default(),
             out: VecDeque::new(),
         }
     }
@@ -373,7 +377,7 @@ impl Cache {
             Purpose::Unlock { .. } => self.unlock_arrived(&flight, &response),
             Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
         };
-        self.answer_all(&flight.waiters, &answer);
+        self.answer_behind(&flight.purpose, &flight.waiters, answer);
         self.own_change_answered(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);
@@ -454,11 +458,16 @@ impl Cache {
         if let Some(output) = self.out.pop_front() {
             return output;
         }
+        self.tell_due();
+        if let Some(output) = self.out.pop_front() {
+            return output;
+        }
         let dues = [
             (self.watched.first().map(|(due, _)| *due), Reason::GrantEnd),
             (self.limits.next(), Reason::RequestLimit),
             (self.forget_by, Reason::SlowKernel),
             (self.holds.due(), Reason::Commit),
+            (self.behind_due(), Reason::Behind),
             (self.watches.due().filter(|_| self.standing == Standing::Stands), Reason::Watch),
         ];
         let first =

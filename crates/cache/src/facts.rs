@@ -401,12 +401,12 @@ impl Cache {
         attr_held: Option<Held>,
     ) -> Node {
         let level = self.config.level;
-        let valid = |held: Option<Held>| held.map_or(Span::ZERO, |h| level.validity(&h, now));
         let ordered = home.is_some_and(|(dir, _)| self.is_ordered(now, dir) || self.watches.is_telling(dir));
         let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
-        let node = Node { id, attr, entry_valid, attr_valid: valid(attr_held) };
+        self.inode(id);
+        let node = Node { id, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, attr_held) };
         let inode = self.inode(id);
         inode.gone = None;
         inode.lookups += 1;
@@ -418,6 +418,17 @@ impl Cache {
             }
         }
         node
+    }
+
+    /// For how long the kernel is told attributes under such a grant.
+    pub(crate) fn tell_attr(&mut self, now: Time, ino: u64, held: Option<Held>) -> Span {
+        let valid = held.map_or(Span::ZERO, |held| self.config.level.validity(&held, now));
+        if valid > Span::ZERO
+            && let Some(inode) = self.inodes.get_mut(&ino)
+        {
+            inode.attr_told = true;
+        }
+        valid
     }
 
     fn is_ordered(&self, now: Time, dir: u64) -> bool {
@@ -529,6 +540,15 @@ impl Cache {
     /// Has the kernel told; then the recall, if there is one, is acknowledged.
     pub(crate) fn invalidate(
         &mut self,
+        mut stale: Vec<Stale>,
+        then: Option<crate::recall::After>,
+    ) -> Invalidation {
+        self.leave_out_unbelieved(&mut stale);
+        self.tell_these(stale, then)
+    }
+
+    pub(crate) fn tell_these(
+        &mut self,
         stale: Vec<Stale>,
         then: Option<crate::recall::After>,
     ) -> Invalidation {
@@ -548,7 +568,7 @@ impl Cache {
         if !dropping.is_empty() {
             self.dropping.insert(id, dropping);
         }
-        self.out.push_back(Output::Invalidate { id, stale, first: false });
+        self.tell_behind(id, stale);
         id
     }
 

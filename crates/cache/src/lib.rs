@@ -17,6 +17,7 @@
 //! | `recall`, `stores`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
 
 mod away;
+mod behind;
 mod cache;
 mod claim;
 mod compact;

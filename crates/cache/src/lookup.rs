@@ -81,7 +81,7 @@ impl Cache {
     pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.attr_of(now, id) {
-            return Some(Answer::Attr(id, attr, self.config.level.validity(&held, now)));
+            return Some(Answer::Attr(id, attr, self.tell_attr(now, ino, Some(held))));
         }
         if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.gone) {
             return Some(Answer::Attr(id, attr, Span::ZERO));
@@ -100,8 +100,12 @@ impl Cache {
             return Ok((call, true));
         }
         let node = self.place(ino).ok_or(Errno::STALE)?;
+        let older = self.attrs.get(&ino).copied();
         let id = self.send(now, None, Purpose::Attr { ino }, Call::GetAttr { node });
         self.enter_joins(id, Purpose::Attr { ino });
+        if let Some(older) = older.filter(|_| self.reads_by_size(ino)) {
+            self.wait_for_newer(older, id);
+        }
         Ok((id, false))
     }
 
@@ -197,7 +201,7 @@ impl Cache {
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
         self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
-        let attr_valid = attr_held.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
+        let attr_valid = self.tell_attr(now, entry.id.ino, attr_held);
         let node = crate::op::Node { attr_valid, ..node };
         for (n, op) in waiters.iter().enumerate() {
             if n > 0 {
@@ -219,12 +223,15 @@ impl Cache {
                 if held.is_none()
                     && let Some(node) = self.place(id.ino)
                 {
-                    let late = self.late(&waiters);
+                    let mut late = self.late(&waiters);
+                    if !late.is_empty() && self.reads_by_size(id.ino) {
+                        // An older answer that the kernel takes in keeps it from taking in theirs.
+                        late.clone_from(&waiters);
+                    }
                     waiters.retain(|op| !late.contains(op));
                     self.ask_again(now, late, Purpose::Attr { ino: id.ino }, Call::GetAttr { node });
                 }
-                let valid = held.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
-                Answer::Attr(id, attr, valid)
+                Answer::Attr(id, attr, self.tell_attr(now, id.ino, held))
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => Answer::Failed(errno),

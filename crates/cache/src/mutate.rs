@@ -8,7 +8,7 @@ use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::{Child, Row};
 use nigh_types::{
     Attr, Call, Covers, DataStamp, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response,
-    SetAttr, Span, Time,
+    SetAttr, Time,
 };
 
 impl Cache {
@@ -66,7 +66,7 @@ impl Cache {
         self.learn_no_xattrs(now, flight, &entry);
         self.mark_inode(entry.id.ino);
         self.new_directory(now, flight, &entry, response);
-        let attr_valid = under.map_or(Span::ZERO, |h| self.config.level.validity(&h, now));
+        let attr_valid = self.tell_attr(now, entry.id.ino, under);
         let node = crate::op::Node { attr_valid, ..node };
         if flight.waiters.is_empty() {
             self.handle_forget(entry.id.ino, 1);
@@ -451,7 +451,7 @@ impl Cache {
                 self.wrote(now, ino, response);
                 self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
                 let under = self.learn_attr(now, flight, id, attr, &response.grants);
-                Answer::Attr(id, attr, under.map_or(Span::ZERO, |h| self.config.level.validity(&h, now)))
+                Answer::Attr(id, attr, self.tell_attr(now, id.ino, under))
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => {

@@ -389,4 +389,6 @@ pub enum Reason {
     Commit,
     /// A watched directory is to be looked at again.
     Watch,
+    /// Those who read have been waited for as long as they may, by what the kernel is to forget.
+    Behind,
 }

@@ -53,13 +53,14 @@ impl Cache {
     }
 
     /// What follows when the kernel has forgotten that.
-    pub(crate) fn tell_then(&mut self, stale: Vec<Stale>, then: After) {
+    pub(crate) fn tell_then(&mut self, mut stale: Vec<Stale>, then: After) {
+        self.leave_out_unbelieved(&mut stale);
         // It may yet be forgetting what an earlier recall or doubt was about: behind that.
         let nothing = stale.is_empty() && self.untold.is_empty();
         if nothing || !self.config.level.may_keep_pages() {
             self.follow(then);
         } else {
-            self.invalidate(stale, Some(then));
+            self.tell_these(stale, Some(then));
         }
     }
 

@@ -15,6 +15,8 @@ pub(crate) struct Inode {
     /// Until then the kernel believes what it was told under `home`, and until then that the name leads there.
     pub told_until: Time,
     pub named_until: Time,
+    /// The kernel was told attributes for some time, and not to forget them since.
+    pub attr_told: bool,
     /// How many [`crate::Fh`]s stand for it.
     pub opens: u32,
     /// Of those, files without a handle at the remote: before its last name goes, or who may read it
@@ -84,6 +86,7 @@ impl Inode {
             lookups: 0,
             told_until: Time(0),
             named_until: Time(0),
+            attr_told: false,
             opens: 0,
             opens_unpinned: 0,
             writers: 0,
@@ -109,6 +112,7 @@ impl Inode {
     pub fn renew(&mut self, id: NodeId) {
         let old = std::mem::replace(self, Inode::new(id));
         self.lookups = old.lookups;
+        self.attr_told = old.attr_told;
         self.opens = old.opens;
         self.opens_unpinned = old.opens_unpinned;
         self.writers = old.writers;

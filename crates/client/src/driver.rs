@@ -20,6 +20,7 @@ use crate::events::{Events, Said};
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
 use crate::openers::Openers;
+use crate::readers::Readers;
 use nigh_cache::{Answer, Cache, Caller, Op, Output};
 use nigh_fuse::{Header, Operation, Transport};
 use nigh_link::Link;
@@ -106,12 +107,45 @@ struct Pending {
     unique: u64,
     shape: Shape,
     pid: u32,
+    role: Option<Role>,
+}
+
+/// What the answer of a request is for its thread, which takes it in when it runs again (`readers.rs`).
+#[derive(Clone, Copy)]
+enum Role {
+    /// It goes on by the size that the kernel then knows of that file.
+    Reads(u64),
+    /// The kernel takes what it says for the latest, whatever it was told since.
+    Changes(u64),
+}
+
+/// An answer for the kernel.
+struct Sent {
+    unique: u64,
+    shape: Shape,
+    answer: Answer,
+    role: Option<Role>,
+    pid: u32,
+}
+
+impl Role {
+    fn of(op: &Op, cache: &Cache) -> Option<Role> {
+        match op {
+            Op::GetAttr { ino } => cache.is_open(*ino).then_some(Role::Reads(*ino)),
+            Op::Write { ino, from_page_cache: false, .. }
+            | Op::SetAttr { ino, .. }
+            | Op::Link { ino, .. }
+            | Op::Fallocate { ino, .. }
+            | Op::CopyRange { to_ino: ino, .. } => Some(Role::Changes(*ino)),
+            _ => None,
+        }
+    }
 }
 
 /// What is to be done once the lock is free.
 #[derive(Default)]
 struct Batch {
-    answers: Vec<(u64, Shape, Answer)>,
+    answers: Vec<Sent>,
     transmits: bool,
     /// A link that is of no use any more.
     useless: Option<Link>,
@@ -127,6 +161,7 @@ pub(crate) struct Driver {
     pub transport: Box<dyn Transport>,
     pub notifier: Notifier,
     pub events: Events,
+    pub readers: Readers,
     /// Who is who on the other side.
     pub ids: IdMap,
     own: Credentials,
@@ -166,6 +201,7 @@ impl Driver {
             transport,
             notifier: Notifier::new()?,
             events: Events::new()?,
+            readers: Readers::default(),
             ids,
             own: credentials::own(),
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
@@ -198,15 +234,16 @@ impl Driver {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
+        let (role, pid) = (Role::of(&op, &core.cache), caller.pid);
         match core.cache.handle_op(now, op_id, caller, op) {
             Some(answer) => {
                 self.drive(&mut core, now, &mut batch);
                 drop(core);
-                answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
+                self.send(Sent { unique, shape, answer, role, pid });
                 self.finish(gate, batch);
             }
             None => {
-                core.pending.insert(op_id, Pending { unique, shape, pid: caller.pid });
+                core.pending.insert(op_id, Pending { unique, shape, pid, role });
                 self.drive(&mut core, now, &mut batch);
                 drop(core);
                 self.finish(gate, batch);
@@ -303,8 +340,8 @@ impl Driver {
         loop {
             match core.cache.poll_output() {
                 Output::Answer { op, answer } => {
-                    if let Some(pending) = core.pending.remove(&op) {
-                        batch.answers.push((pending.unique, pending.shape, answer));
+                    if let Some(Pending { unique, shape, pid, role }) = core.pending.remove(&op) {
+                        batch.answers.push(Sent { unique, shape, answer, role, pid });
                     }
                 }
                 Output::Call { id, caller, name, call } => {
@@ -326,11 +363,20 @@ impl Driver {
         }
     }
 
+    fn send(&self, Sent { unique, shape, answer, role, pid }: Sent) {
+        if let Some(Role::Changes(ino)) = role {
+            self.readers.wait(ino, pid);
+        }
+        let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
+        answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
+        if let Some(Role::Reads(ino) | Role::Changes(ino)) = role.filter(|_| brings_attributes) {
+            self.readers.note(ino, pid);
+        }
+    }
+
     /// With the lock free. The gate is held until the answers are out, so that what is dropped right after them is dropped after.
     fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, batch: Batch) {
-        for (unique, shape, answer) in batch.answers {
-            answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
-        }
+        batch.answers.into_iter().for_each(|sent| self.send(sent));
         drop(gate);
         if let Some(link) = batch.useless {
             link.shutdown();

@@ -31,6 +31,7 @@ mod link;
 mod mount;
 mod notifier;
 mod openers;
+mod readers;
 #[cfg(test)]
 mod stage;
 pub mod status;

@@ -383,7 +383,7 @@ fn another_export_in_the_place_of_the_old_one_fails_all_that_was_open() {
 fn no_acknowledgement_of_one_session_is_said_to_another() {
     let mut rig = Rig::new();
     for kept in [true, false] {
-        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Inode, names: vec![] };
+        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
         rig.cache.handle_event(T0, Event::Recall(recall));
         let Output::Invalidate { id, .. } = rig.cache.poll_output() else { panic!("not told") };
         rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });

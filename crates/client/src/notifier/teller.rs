@@ -28,6 +28,8 @@ use std::time::Duration;
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 /// After so long it is looked whether there are workers again.
 const AGAIN: Duration = Duration::from_millis(20);
+/// No thread has that number.
+const NOBODY: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
 /// A name to be dropped, and the inode whose attributes are dropped right after it.
@@ -103,6 +105,9 @@ impl Teller<'_> {
             if self.is_wanted(progress.first) {
                 job.stale.push_front(one);
                 break;
+            }
+            if let (Stale::Attr { ino } | Stale::Data { ino, .. }, false) = (&one, progress.first) {
+                self.driver.readers.wait(*ino, NOBODY);
             }
             if let Stale::Data { ino, offset, length } = one {
                 let files = self.take_files((ino, (offset, length)), &mut job.stale);

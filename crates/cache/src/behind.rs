@@ -1,0 +1,259 @@
+//! What the kernel is told to forget behind answers to who reads.
+//!
+//! A reader that does not know how long a file is asks for its attributes, and goes on by the size that its kernel then has for that
+//! file. An answer does not reach there if the kernel took in another one, or was told to forget something of the file, since the
+//! reader asked (`fi->attr_version` in `fuse_change_attributes`): the reader would go on by whatever was known long ago. So of
+//! an open file an older answer waits for a newer one, and what is to be forgotten, and own changes, for all who asked before. That these have
+//! taken their answers in, who tells the kernel sees to.
+
+use crate::cache::Cache;
+use crate::flight::Purpose;
+use crate::op::{Answer, Invalidation, Output, Stale};
+use nigh_types::{CallId, OpId, Span, Time};
+use std::collections::VecDeque;
+
+/// Nobody is waited for any longer: others may wait for what is told.
+const ANSWERS_WAIT: Span = Span::from_millis(1_000);
+
+/// Something that the kernel is to be told.
+#[derive(Debug)]
+pub(crate) struct Behind {
+    what: What,
+    /// Not while one of these waits for attributes,
+    asked: Vec<OpId>,
+    /// but then.
+    latest: Time,
+}
+
+#[derive(Debug)]
+enum What {
+    Forget(Invalidation, Vec<Stale>),
+    /// That an own change was made, which it takes for later than any answer to who asked before.
+    Answers(Vec<OpId>, Answer),
+}
+
+/// In their order.
+pub(crate) type Behinds = VecDeque<Behind>;
+
+impl Cache {
+    /// Has the kernel forget, as soon as that is no harm to who reads.
+    pub(crate) fn tell_behind(&mut self, id: Invalidation, stale: Vec<Stale>) {
+        let asked = self.readers_of(&stale);
+        self.put_behind(What::Forget(id, stale), asked);
+    }
+
+    /// Attributes that the kernel does not believe, and has not been told since it was to forget them, it need not forget: it would
+    /// only not take in what it is answered next.
+    pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
+        stale.retain(|one| match one {
+            Stale::Attr { ino } => {
+                self.inodes.get_mut(ino).is_none_or(|inode| std::mem::take(&mut inode.attr_told))
+            }
+            _ => true,
+        });
+    }
+
+    /// The same for the answer of an own change of a file.
+    pub(crate) fn answer_behind(&mut self, purpose: &Purpose, ops: &[OpId], answer: Answer) {
+        let asked = match purpose {
+            Purpose::Write { ino, flush: false, .. } | Purpose::Change { ino, .. } => {
+                self.readers_of(&[Stale::Attr { ino: *ino }])
+            }
+            _ => Vec::new(),
+        };
+        if asked.is_empty() {
+            return self.answer_all(ops, &answer);
+        }
+        self.put_behind(What::Answers(ops.to_vec(), answer), asked);
+    }
+
+    fn put_behind(&mut self, what: What, asked: Vec<OpId>) {
+        if self.behind.is_empty() && asked.is_empty() {
+            return self.put_out(what);
+        }
+        let latest = self.clock.after(ANSWERS_WAIT);
+        self.behind.push_back(Behind { what, asked, latest });
+    }
+
+    fn put_out(&mut self, what: What) {
+        match what {
+            What::Forget(id, stale) => self.out.push_back(Output::Invalidate { id, stale, first: false }),
+            What::Answers(ops, answer) => self.answer_all(&ops, &answer),
+        }
+    }
+
+    /// Who waits for attributes of open files of which the kernel is to forget something.
+    fn readers_of(&self, stale: &[Stale]) -> Vec<OpId> {
+        if self.attrs.is_empty() {
+            return Vec::new();
+        }
+        let files = stale.iter().filter_map(|one| match one {
+            Stale::Attr { ino } | Stale::Data { ino, .. } if self.reads_by_size(*ino) => Some(ino),
+            _ => None,
+        });
+        let flights = files.filter_map(|ino| self.flights.get(self.attrs.get(ino)?));
+        flights.flat_map(|flight| flight.waiters.iter().copied()).collect()
+    }
+
+    /// Whether somebody may go on by the size of an inode when its attributes are answered.
+    pub(crate) fn reads_by_size(&self, ino: u64) -> bool {
+        self.is_open(ino) && !self.dirs.contains_key(&ino)
+    }
+
+    /// Who waits for an older call waits for a newer one.
+    pub(crate) fn wait_for_newer(&mut self, older: CallId, newer: CallId) {
+        if older == newer || !self.flights.contains_key(&newer) {
+            return;
+        }
+        let Some(flight) = self.flights.get_mut(&older) else { return };
+        let waiters = std::mem::take(&mut flight.waiters);
+        for op in &waiters {
+            if let Some(waiting) = self.waiting.get_mut(op) {
+                (waiting.call, waiting.late) = (newer, false);
+            }
+        }
+        if let Some(flight) = self.flights.get_mut(&newer) {
+            flight.waiters.extend(waiters);
+        }
+    }
+
+    /// Puts out what waits no longer.
+    pub(crate) fn tell_due(&mut self) {
+        while self.behind_due().is_some_and(|due| due <= self.clock)
+            && let Some(Behind { what, .. }) = self.behind.pop_front()
+        {
+            self.put_out(what);
+        }
+    }
+
+    /// When the first of them is due. Nobody is answered before all is forgotten that was held when the server went away.
+    pub(crate) fn behind_due(&self) -> Option<Time> {
+        let answers = |behind: &&Behind| matches!(behind.what, What::Answers(..));
+        let first = self.behind.front().filter(|first| !(answers(first) && self.waits_for_kernel()))?;
+        let is_asked = first.asked.iter().any(|op| self.waiting.contains_key(op));
+        Some(if is_asked { first.latest } else { Time(0) })
+    }
+
+    /// Nothing is granted any more, and nobody answers: all is told at once.
+    pub(crate) fn tell_all(&mut self) {
+        for Behind { what, asked, latest } in std::mem::take(&mut self.behind) {
+            match what {
+                What::Forget(..) => self.put_out(what),
+                What::Answers(..) => self.behind.push_back(Behind { what, asked, latest }),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lookup::tests::{T0, cache};
+    use crate::op::Caller;
+    use crate::{Config, Op};
+    use nigh_types::{
+        Access, Attr, Call, Covers, Entry, Event, Handle, Name, NodeId, Recall, RecallId, Reply, Response,
+    };
+
+    const FILE: NodeId = NodeId { ino: 7, generation: 1 };
+
+    fn attr(size: u64) -> Attr {
+        Attr { mode: 0o100_644, nlink: 1, size, ..Attr::default() }
+    }
+
+    fn outputs(cache: &mut Cache) -> Vec<Output> {
+        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))))
+            .collect()
+    }
+
+    fn ask(cache: &mut Cache, op: u64, what: Op) -> CallId {
+        assert_eq!(cache.handle_op(T0, OpId(op), Caller::default(), what), None);
+        let asked = outputs(cache).into_iter().rev().find_map(|output| match output {
+            Output::Call { id, .. } => Some(id),
+            _ => None,
+        });
+        asked.expect("the remote is asked")
+    }
+
+    fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Vec<Output> {
+        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+        outputs(cache)
+    }
+
+    fn answered(outputs: &[Output]) -> Vec<(u64, u64)> {
+        let said = outputs.iter().filter_map(|output| match output {
+            Output::Answer { op, answer: Answer::Attr(_, attr, _) } => Some((op.0, attr.size)),
+            _ => None,
+        });
+        said.collect()
+    }
+
+    /// A file that is open, and of which nothing is granted.
+    fn opened() -> Cache {
+        let mut cache = cache(Config::default());
+        let looked = ask(&mut cache, 1, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
+        let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
+        answer(&mut cache, looked, Reply::Looked(Some(entry)));
+        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let open = ask(&mut cache, 2, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, open, Reply::Opened { handle: Handle(1), attr: attr(1) });
+        cache
+    }
+
+    fn recall_data(cache: &mut Cache) -> Vec<Output> {
+        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
+        cache.handle_event(T0, Event::Recall(recall));
+        outputs(cache)
+    }
+
+    #[test]
+    fn what_is_to_be_forgotten_of_a_file_waits_for_who_asks_how_long_it_is() {
+        let mut cache = opened();
+        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        assert_eq!(recall_data(&mut cache), []);
+        let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
+        assert_eq!(answered(&said[..1]), [(3, 2)]);
+        assert!(matches!(said[1..], [Output::Invalidate { .. }]), "{said:?}");
+    }
+
+    #[test]
+    fn and_for_nobody_for_more_than_a_second() {
+        let mut cache = opened();
+        ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        assert_eq!(recall_data(&mut cache), []);
+        let due = T0.after(ANSWERS_WAIT);
+        assert_eq!(cache.poll_output(), Output::Timeout(due, crate::Reason::Behind));
+        cache.handle_timeout(due);
+        assert!(matches!(outputs(&mut cache)[..], [Output::Invalidate { .. }]));
+    }
+
+    #[test]
+    fn who_asked_first_is_answered_with_who_asked_last() {
+        let mut cache = opened();
+        let first = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        assert_eq!(cache.handle_op(T0, OpId(4), Caller::default(), Op::GetAttr { ino: 7 }), None);
+        let again = answer(&mut cache, first, Reply::Attr(FILE, attr(2)));
+        let [Output::Call { id: second, call: Call::GetAttr { .. }, .. }] = again[..] else {
+            panic!("{again:?}")
+        };
+        assert_eq!(answered(&answer(&mut cache, second, Reply::Attr(FILE, attr(3)))), [(3, 3), (4, 3)]);
+    }
+
+    #[test]
+    fn who_asked_before_a_recall_is_answered_with_who_asked_after_it() {
+        let mut cache = opened();
+        let first = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        recall_data(&mut cache);
+        let second = ask(&mut cache, 4, Op::GetAttr { ino: 7 });
+        assert_eq!(answered(&answer(&mut cache, first, Reply::Attr(FILE, attr(2)))), []);
+        assert_eq!(answered(&answer(&mut cache, second, Reply::Attr(FILE, attr(3)))), [(3, 3), (4, 3)]);
+    }
+
+    #[test]
+    fn attributes_that_the_kernel_does_not_believe_it_need_not_forget() {
+        let mut cache = opened();
+        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Inode, names: vec![] };
+        cache.handle_event(T0, Event::Recall(recall));
+        assert_eq!(outputs(&mut cache), [Output::Acknowledge(RecallId(5))]);
+    }
+}

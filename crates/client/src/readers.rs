@@ -1,0 +1,141 @@
+//! Who was just answered attributes, and whether they have taken them in.
+//!
+//! A thread takes an answer in itself, when it runs again, and until then the kernel may be told to forget. One that reads a file then
+//! does not take in how long that is (`fi->attr_version` in `fuse_change_attributes`), and goes on by a size that was known before it
+//! asked; one that changed attributes or made a further link takes them in all the same (`fuse_do_setattr`,
+//! `create_new_entry`), and they would be believed though they are recalled. When a thread ran is in
+//! `/proc/PID/stat` and `/proc/PID/schedstat` (proc_pid_stat(5)).
+
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// Where nothing says whether it has run, it has after that.
+const BLINDLY: Duration = Duration::from_millis(5);
+/// Nobody is waited for any longer.
+const MOST: Duration = Duration::from_millis(100);
+const AGAIN: Duration = Duration::from_micros(100);
+/// So many are remembered.
+const READERS: usize = 1_024;
+
+struct Reader {
+    ino: u64,
+    /// Of the thread; 0: of another namespace.
+    pid: u32,
+    since: Instant,
+}
+
+/// In the order in which they were answered.
+#[derive(Default)]
+pub(crate) struct Readers(Mutex<Vec<Reader>>);
+
+impl Readers {
+    /// Attributes were just written to the kernel for that thread.
+    pub fn note(&self, ino: u64, pid: u32) {
+        let mut readers = self.0.lock();
+        if readers.len() == READERS {
+            readers.drain(..READERS / 2);
+        }
+        readers.push(Reader { ino, pid, since: Instant::now() });
+    }
+
+    /// Waits until all that were answered so have taken it in; `asks` has, since it asks for something else.
+    pub fn wait(&self, ino: u64, asks: u32) {
+        let theirs: Vec<Reader> = self.0.lock().extract_if(.., |reader| reader.ino == ino).collect();
+        theirs.iter().filter(|reader| reader.pid == 0 || reader.pid != asks).for_each(Reader::wait);
+    }
+}
+
+impl Reader {
+    fn wait(&self) {
+        if self.since.elapsed() > MOST {
+            return;
+        }
+        let Some(first) = Run::of(self.pid) else {
+            return std::thread::sleep(BLINDLY.saturating_sub(self.since.elapsed()));
+        };
+        let mut now = first.clone();
+        while now.wants && now == first && self.since.elapsed() < MOST {
+            std::thread::sleep(AGAIN);
+            let Some(next) = Run::of(self.pid) else { return };
+            now = next;
+        }
+    }
+}
+
+/// What a thread does.
+#[derive(Clone, PartialEq, Eq)]
+struct Run {
+    /// It runs or waits for a processor: it was woken, and has not gone to sleep since.
+    wants: bool,
+    /// Its time on processors, its time in wait for one, and how often it got one; as text.
+    so_far: String,
+}
+
+impl Run {
+    /// `None`: it is not known.
+    fn of(pid: u32) -> Option<Run> {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+        let stat = read("stat").filter(|_| pid != 0)?;
+        // Its name, which may hold anything, is in parentheses.
+        let (_, rest) = stat.rsplit_once(')')?;
+        let state = rest.trim_start().chars().next()?;
+        let so_far = read("schedstat").filter(|text| text.trim() != "0 0 0")?;
+        Some(Run { wants: matches!(state, 'R' | 'W'), so_far })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn waited(readers: &Readers, ino: u64) -> Duration {
+        let since = Instant::now();
+        readers.wait(ino, 1);
+        since.elapsed()
+    }
+
+    fn own_pid() -> u32 {
+        rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+    }
+
+    #[test]
+    fn who_sleeps_or_runs_or_is_gone_has_taken_it_in() {
+        let readers = Readers::default();
+        let (say, told) = mpsc::channel::<u32>();
+        let (end, ended) = mpsc::channel::<()>();
+        let sleeper = std::thread::spawn(move || {
+            say.send(own_pid()).unwrap();
+            ended.recv().unwrap();
+        });
+        let pid = told.recv().unwrap();
+        std::thread::sleep(BLINDLY);
+        readers.note(7, pid);
+        assert!(waited(&readers, 7) < MOST / 2);
+        end.send(()).unwrap();
+        sleeper.join().unwrap();
+        readers.note(7, pid);
+        assert!(waited(&readers, 7) < MOST / 2);
+        readers.note(7, own_pid());
+        assert!(waited(&readers, 7) < MOST / 2);
+    }
+
+    #[test]
+    fn of_whom_nothing_is_known_is_waited_for_blindly_and_once() {
+        let readers = Readers::default();
+        readers.note(7, 0);
+        assert!(waited(&readers, 8) < BLINDLY);
+        readers.note(8, 0);
+        assert!(waited(&readers, 8) >= BLINDLY / 2);
+        readers.note(9, 0);
+        assert!(waited(&readers, 9) >= BLINDLY / 2);
+        assert!(waited(&readers, 9) < BLINDLY);
+    }
+
+    #[test]
+    fn no_more_are_remembered_than_so_many() {
+        let readers = Readers::default();
+        (0..3_000).for_each(|ino| readers.note(ino, 0));
+        assert!(readers.0.lock().len() <= READERS);
+    }
+}
