@@ -107,6 +107,12 @@ impl Kept {
         self.files.iter().map(|(fh, (ino, write))| (*fh, *ino, *write))
     }
 
+    /// Whether a file is open.
+    #[must_use]
+    pub fn is_open(&self, ino: u64) -> bool {
+        self.files.values().any(|(of, _)| *of == ino)
+    }
+
     /// Whether reading an open file asks nobody.
     #[must_use]
     pub fn has_pages(&self, ino: u64) -> bool {

@@ -32,9 +32,19 @@ impl Believed {
     }
 }
 
+/// How long a file is for who reads it, and when that was taken in, or something of the file was to be forgotten
+/// (`i_size`, `attr_version`).
+#[derive(Clone, Copy, Default, Debug)]
+struct Size {
+    bytes: u64,
+    version: u64,
+}
+
 /// The dcache and inode attributes of one mount.
 #[derive(Default, Debug)]
 pub struct Kernel {
+    sizes: BTreeMap<u64, Size>,
+    version: u64,
     names: BTreeMap<(u64, Name), Dentry>,
     attrs: BTreeMap<u64, Believed>,
     /// Something is mounted below, so names are dropped one by one.
@@ -44,9 +54,9 @@ pub struct Kernel {
 
 impl Kernel {
     /// Takes in what an answer to a lookup in `dir` says.
-    pub fn looked(&mut self, now: Time, dir: u64, name: &Name, answer: &Answer) {
+    pub fn looked(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, answer: &Answer) {
         match answer {
-            Answer::Node(node) | Answer::Created(node, _) => self.node(now, dir, name, node),
+            Answer::Node(node) | Answer::Created(node, _) => self.node((now, asked), dir, name, node),
             Answer::Missing(valid) if *valid > Span::ZERO => {
                 self.names.insert((dir, name.clone()), Dentry { ino: None, until: now.after(*valid) });
             }
@@ -56,20 +66,45 @@ impl Kernel {
         }
     }
 
-    fn node(&mut self, now: Time, dir: u64, name: &Name, node: &Node) {
+    fn node(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, node: &Node) {
         let dentry = Dentry { ino: Some(node.id.ino), until: now.after(node.entry_valid) };
         self.names.insert((dir, name.clone()), dentry);
-        self.believe(node.id, node.attr, now.after(node.attr_valid));
+        self.believe(node.id, node.attr, now.after(node.attr_valid), asked);
     }
 
-    pub fn attributes(&mut self, now: Time, answer: &Answer) {
+    /// `asked`: when it asked; of what it changes it takes in what comes.
+    pub fn attributes(&mut self, now: Time, answer: &Answer, asked: Option<u64>) {
         if let Answer::Attr(id, attr, valid) = answer {
-            self.believe(*id, *attr, now.after(*valid));
+            self.believe(*id, *attr, now.after(*valid), asked.unwrap_or(u64::MAX));
         }
     }
 
-    fn believe(&mut self, id: NodeId, attr: Attr, until: Time) {
+    /// Unless it took in another answer, or forgot, since it asked (`fuse_change_attributes`).
+    fn believe(&mut self, id: NodeId, attr: Attr, until: Time, asked: u64) {
+        if self.sizes.get(&id.ino).is_some_and(|size| size.version > asked) {
+            return;
+        }
+        self.version += 1;
+        self.sizes.insert(id.ino, Size { bytes: attr.size, version: self.version });
         self.attrs.insert(id.ino, Believed { id, attr, until, but_ctime: false });
+    }
+
+    /// What it goes by when it asks now.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// How long a file is for who reads it.
+    #[must_use]
+    pub fn size(&self, ino: u64) -> u64 {
+        self.sizes.get(&ino).map_or(0, |size| size.bytes)
+    }
+
+    /// It wrote as far as that (`fuse_write_update_attr`).
+    pub fn wrote(&mut self, ino: u64, end: u64) {
+        let size = self.sizes.entry(ino).or_default();
+        size.bytes = size.bytes.max(end);
     }
 
     /// An own change took an inode's name, or moved it: the rest of what it believes goes on, and for as long
@@ -78,13 +113,13 @@ impl Kernel {
         self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.but_ctime = true);
     }
 
-    pub fn page(&mut self, now: Time, dir: u64, page: &Page) {
+    pub fn page(&mut self, (now, asked): (Time, u64), dir: u64, page: &Page) {
         let mut names = page.names.as_slice();
         for entry in &page.entries {
             let (bytes, rest) = names.split_at(usize::from(entry.name_len));
             names = rest;
             if let (Some(node), Ok(name)) = (&entry.node, Name::new(bytes)) {
-                self.node(now, dir, &name, node);
+                self.node((now, asked), dir, &name, node);
             }
         }
     }
@@ -127,6 +162,8 @@ impl Kernel {
         self.kept.forget(stale);
         match stale {
             Stale::Attr { ino } | Stale::Data { ino, .. } => {
+                self.version += 1;
+                self.sizes.entry(*ino).or_default().version = self.version;
                 self.attrs.remove(ino);
             }
             Stale::Entry { dir, name } => {

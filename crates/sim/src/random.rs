@@ -281,8 +281,10 @@ impl<B: Backend> History<B> {
             {
                 return Err(format!("{} is shown what is no name: {}", name_of(at), short(&answer)));
             }
+            let goes_by = self.world.sizes.remove(&id);
             if !self.world.stale_answers.remove(&id) && self.world.server.is_faithful(at) {
                 self.judge_answer(at, begun, &op, &answer)?;
+                self.judge_size(at, begun, &op, (&answer, goes_by))?;
                 self.judge_fact(at, begun, &op, &answer)?;
             }
             if let (Op::OpenDir { ino }, Answer::Opened(opened)) = (&op, &answer) {
@@ -321,6 +323,27 @@ impl<B: Backend> History<B> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Who asks for the attributes of an open file goes on by the size that its kernel then knows.
+    fn judge_size(
+        &self,
+        at: usize,
+        begun: u64,
+        op: &Op,
+        (answer, goes_by): (&Answer, Option<u64>),
+    ) -> Result<(), String> {
+        let (Op::GetAttr { ino }, Answer::Attr(_, attr, _), Some(bytes)) = (op, answer, goes_by) else {
+            return Ok(());
+        };
+        if attr.nlink == 0 || self.world.facts.had_size(*ino, begun, bytes) {
+            return Ok(());
+        }
+        let told = short(answer);
+        Err(format!(
+            "{} was told {told} of {op:?}, and reads {bytes} bytes: they were never so many",
+            name_of(at)
+        ))
     }
 
     /// Whether a name led to that at some moment since `begun`.

@@ -2,13 +2,14 @@
 
 mod backend;
 mod facts;
+mod taken;
 mod telling;
 mod words;
 
 use crate::kernel::Kernel;
 pub use backend::Backend;
 pub use facts::{Fact, Facts, XATTR};
-use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output, Stale};
+use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output};
 use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
@@ -45,6 +46,8 @@ pub struct Client<B: Backend = FakeServer> {
     abandoned: Vec<(Op, Vec<u64>)>,
     /// Inodes whose names a request holds on to until it is answered.
     locked: BTreeMap<OpId, Vec<u64>>,
+    /// What its kernel went by when it asked.
+    asked: BTreeMap<OpId, u64>,
     /// When its kernel began to write stores back.
     flushes: BTreeMap<OpId, (u64, u64)>,
     /// Names to which an own rename took along for how long the old ones were believed: they are dropped behind its answer.
@@ -62,6 +65,8 @@ pub struct World<B: Backend = FakeServer> {
     pub answers: Vec<(usize, OpId, Op, Answer)>,
     /// Of these, the ones that did not claim to be so ([`Cache::is_stale`]).
     pub stale_answers: BTreeSet<OpId>,
+    /// By which size of an open file who asked for its attributes goes on.
+    pub sizes: BTreeMap<OpId, u64>,
     /// And those that came before a kernel had forgotten what it held before its client was away.
     pub early_answers: BTreeSet<OpId>,
     /// Names whose past is recorded: what each led to, from which moment on. Moments are counted by `tick`:
@@ -125,6 +130,7 @@ impl<B: Backend> World<B> {
             trace: Vec::new(),
             answers: Vec::new(),
             stale_answers: BTreeSet::new(),
+            sizes: BTreeMap::new(),
             early_answers: BTreeSet::new(),
             past: BTreeMap::new(),
             tick: 0,
@@ -156,6 +162,7 @@ impl<B: Backend> World<B> {
             ops: BTreeMap::new(),
             abandoned: Vec::new(),
             locked: BTreeMap::new(),
+            asked: BTreeMap::new(),
             flushes: BTreeMap::new(),
             carried: Vec::new(),
         });
@@ -194,6 +201,7 @@ impl<B: Backend> World<B> {
             locked.extend(self.server.edit(|tree| tree.child_of(*to, new_name)));
         }
         client.locked.insert(id, locked);
+        client.asked.insert(id, client.kernel.version());
         if let Op::Write { ino, from_page_cache: true, .. } = &op {
             client.flushes.insert(id, (*ino, self.tick));
         }
@@ -396,7 +404,6 @@ impl<B: Backend> World<B> {
             panic!("{} answers request {id:?} twice", name_of(at));
         };
         self.clients[at].flushes.remove(&id);
-        let now = self.time(at);
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         if given_up(&answer) {
             self.clients[at].abandoned.push((op.clone(), locked.clone()));
@@ -404,42 +411,7 @@ impl<B: Backend> World<B> {
         if self.is_told(at) {
             self.clients[at].carried.clear();
         }
-        let kernel = &mut self.clients[at].kernel;
-        kernel.kept.answered(&op, &answer);
-        if answer == Answer::Done {
-            let heard = names_of(&op).into_iter().filter_map(|(dir, name)| kernel.last_heard(dir, &name));
-            let heard: Vec<u64> = heard.collect();
-            for ino in locked.iter().filter(|ino| !heard.contains(ino)) {
-                kernel.forget(&Stale::Attr { ino: *ino });
-            }
-        }
-        match &op {
-            Op::Lookup { dir, name } => kernel.looked(now, *dir, name, &answer),
-            Op::Create { dir, name, .. }
-            | Op::Mkdir { dir, name, .. }
-            | Op::Mknod { dir, name, .. }
-            | Op::Symlink { dir, name, .. }
-            | Op::Link { dir, name, .. }
-                if !matches!(answer, Answer::Failed(_)) =>
-            {
-                kernel.looked(now, *dir, name, &answer);
-                kernel.changed_dir(*dir);
-            }
-            Op::Unlink { dir, name } | Op::Rmdir { dir, name } if answer == Answer::Done => {
-                kernel.unlinked(*dir, name);
-            }
-            Op::Rename { from, name, to, new_name, exchange, .. } if answer == Answer::Done => {
-                kernel.renamed((*from, name), (*to, new_name), *exchange);
-                self.clients[at].carried.extend(names_of(&op));
-            }
-            Op::GetAttr { .. } | Op::SetAttr { .. } => kernel.attributes(now, &answer),
-            Op::ReadDir { ino, .. } => {
-                if let Answer::Page(page) = &answer {
-                    kernel.page(now, *ino, page);
-                }
-            }
-            op => changed_inode(op).into_iter().for_each(|ino| kernel.forget(&Stale::Attr { ino })),
-        }
+        self.take_in(at, id, (&op, &answer), &locked);
         if let Op::Write { ino, from_page_cache: true, .. } = &op {
             self.judge_store(at, *ino, &answer);
         }

@@ -67,6 +67,14 @@ impl Facts {
         past[current..].iter().any(|(_, had)| had == attr)
     }
 
+    /// The same for the size of a file that has a name.
+    #[must_use]
+    pub fn had_size(&self, ino: u64, begun: u64, bytes: u64) -> bool {
+        let Some(past) = self.attributes.get(&ino) else { return true };
+        let current = past.iter().rposition(|(tick, _)| *tick <= begun).unwrap_or(0);
+        past[current..].iter().any(|(_, had)| had.size == bytes)
+    }
+
     /// Whether it was that at some moment since `begun`; of inodes without a name nothing is known.
     #[must_use]
     pub fn was(&self, ino: u64, fact: Fact, begun: u64, what: Option<&[u8]>) -> bool {

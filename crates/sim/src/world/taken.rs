@@ -1,0 +1,57 @@
+//! What a kernel takes in of an answer.
+
+use super::{Backend, World, changed_inode, names_of};
+use nigh_cache::{Answer, Op, Stale};
+use nigh_types::OpId;
+
+impl<B: Backend> World<B> {
+    /// `locked`: inodes whose names the request held on to.
+    pub(super) fn take_in(&mut self, at: usize, id: OpId, (op, answer): (&Op, &Answer), locked: &[u64]) {
+        let now = self.time(at);
+        let asked = self.clients[at].asked.remove(&id).unwrap_or_default();
+        let kernel = &mut self.clients[at].kernel;
+        kernel.kept.answered(op, answer);
+        if *answer == Answer::Done {
+            let heard = names_of(op).into_iter().filter_map(|(dir, name)| kernel.last_heard(dir, &name));
+            let heard: Vec<u64> = heard.collect();
+            for ino in locked.iter().filter(|ino| !heard.contains(ino)) {
+                kernel.forget(&Stale::Attr { ino: *ino });
+            }
+        }
+        match (op, answer) {
+            (Op::Lookup { dir, name }, _) => kernel.looked((now, asked), *dir, name, answer),
+            (
+                Op::Create { dir, name, .. }
+                | Op::Mkdir { dir, name, .. }
+                | Op::Mknod { dir, name, .. }
+                | Op::Symlink { dir, name, .. }
+                | Op::Link { dir, name, .. },
+                Answer::Node(_) | Answer::Created(..),
+            ) => {
+                // `create_new_entry` takes in what it made, whatever came since.
+                kernel.looked((now, u64::MAX), *dir, name, answer);
+                kernel.changed_dir(*dir);
+            }
+            (Op::Unlink { dir, name } | Op::Rmdir { dir, name }, Answer::Done) => kernel.unlinked(*dir, name),
+            (Op::Rename { from, name, to, new_name, exchange, .. }, Answer::Done) => {
+                kernel.renamed((*from, name), (*to, new_name), *exchange);
+                self.clients[at].carried.extend(names_of(op));
+            }
+            (Op::GetAttr { ino }, _) => {
+                kernel.attributes(now, answer, Some(asked));
+                if kernel.kept.is_open(*ino) {
+                    self.sizes.insert(id, kernel.size(*ino));
+                }
+            }
+            (Op::SetAttr { .. }, _) => kernel.attributes(now, answer, None),
+            (Op::ReadDir { ino, .. }, Answer::Page(page)) => kernel.page((now, asked), *ino, page),
+            (Op::Write { ino, offset, .. }, Answer::Written(written)) => {
+                kernel.wrote(*ino, offset + written);
+                kernel.forget(&Stale::Attr { ino: *ino });
+            }
+            (op, _) => {
+                changed_inode(op).into_iter().for_each(|ino| kernel.forget(&Stale::Attr { ino }));
+            }
+        }
+    }
+}
