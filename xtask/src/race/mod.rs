@@ -7,6 +7,7 @@
 mod data;
 mod maps;
 mod names;
+mod sizes;
 mod stage;
 
 use std::path::PathBuf;
@@ -32,6 +33,8 @@ pub enum Race {
     Told,
     /// The same in many files, of which each is warm when it is written.
     ToldSpread,
+    /// One writes another length and tells, and changes the mode while the other reads.
+    Sizes,
     /// One saves as editors do (write aside, fsync, rename over) and tells, the other reads.
     Saves,
     /// One stores into a map and syncs, the other writes, in different pages.
@@ -65,6 +68,7 @@ pub fn run(options: &Options) -> Result<bool> {
         Race::Appends => data::appends(first, second, count),
         Race::Told => data::both_ways(first, second, count, data::told),
         Race::ToldSpread => data::both_ways(first, second, count, data::told_spread),
+        Race::Sizes => data::both_ways(first, second, count, sizes::sizes),
         Race::Saves => data::both_ways(first, second, count, data::saves),
         Race::Mapped => maps::stored(first, second, count, 4096),
         Race::MappedPage => maps::stored(first, second, count, 8),

@@ -1,0 +1,72 @@
+//! Races over how long files are.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::stage::{Meter, Stage, Told};
+
+/// Changes of one file: at the first ones the reader holds it.
+const EACH: u64 = 4;
+const LENGTHS: u64 = 199;
+
+fn length(value: u64) -> Result<usize> {
+    Ok(usize::try_from(value * 67 % LENGTHS + 1)?)
+}
+
+/// One writes another length and tells, and changes something else of the file while the other, who was told, reads: whose
+/// kernel hears of that change while it takes in how long the file is.
+pub fn sizes(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
+    let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
+    let name = |value: u64| format!("f{}", (value - 1) / EACH);
+    let wait = |counter: &dyn Fn() -> u64, least: u64| stage.wait_until(|| counter() >= least);
+    let write = |meter: &mut Meter| {
+        let mut open: Option<(String, File)> = None;
+        for value in 1..=count {
+            wait(&|| looked.load(Ordering::SeqCst) + 1, value)?;
+            let new =
+                || OpenOptions::new().write(true).create(true).truncate(false).open(writer.join(name(value)));
+            let (of, file) = match open.take().filter(|(of, _)| *of == name(value)) {
+                Some(open) => open,
+                None => (name(value), meter.call("create", new)?),
+            };
+            let bytes = vec![u8::try_from(value % 256)?; length(value)?];
+            meter.call("ftruncate", || file.set_len(0))?;
+            meter.call("pwrite", || file.write_all_at(&bytes, 0))?;
+            told.tell(value);
+            std::thread::sleep(Duration::from_micros(value * 37 % 300));
+            let mode = Permissions::from_mode(if value.is_multiple_of(2) { 0o600 } else { 0o640 });
+            meter.call("fchmod", || file.set_permissions(mode))?;
+            open = Some((of, file));
+        }
+        Ok(())
+    };
+    let read = |meter: &mut Meter| {
+        let mut open: Option<(String, File)> = None;
+        for value in 1..=count {
+            wait(&|| told.told(), value)?;
+            let (of, file) = match open.take().filter(|(of, _)| *of == name(value)) {
+                Some(open) => open,
+                None => (name(value), meter.call("open", || File::open(reader.join(name(value))))?),
+            };
+            let mut bytes = [0; 4096];
+            let read = meter.call("pread", || file.read_at(&mut bytes, 0))?;
+            ensure!(
+                read == length(value)?,
+                "{read} bytes, the first is {}, are read of {} that were told as change {value}",
+                bytes[0],
+                length(value)?
+            );
+            let byte = u8::try_from(value % 256)?;
+            ensure!(bytes[..read].iter().all(|b| *b == byte), "change {value} reads as {:?}", &bytes[..8]);
+            looked.store(value, Ordering::SeqCst);
+            open = Some((of, file));
+        }
+        Ok(())
+    };
+    stage.both(write, read).context("lengths")
+}
