@@ -163,8 +163,7 @@ impl LeaseTable {
         let (facts, held) = (std::mem::take(&mut change.facts), std::mem::take(&mut change.held));
         if change.part.flush {
             // It may have been pressed, and have waited for nobody.
-            let data = keys.iter().filter(|key| key.covers == Covers::Data);
-            data.for_each(|key| self.note_changed(*key, by));
+            keys.iter().for_each(|key| self.note_changed(*key, by));
         }
         for key in &keys {
             self.keys.get_mut(key).expect("a key that is changed").end_change(self.now, by);

@@ -103,3 +103,19 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
     bench.table.handle_done(bench.now, flush);
     assert!(!bench.table.is_unbroken(bench.now, asks, (held, Covers::Data)));
 }
+
+/// What another has of that file may stand under the names of its directory alone.
+#[test]
+fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_was_asked_for_names_either() {
+    let mut bench = Bench::with(&[A, B, C]);
+    let held = bench.granted(A, names(9)).id;
+    bench.granted(B, data(1));
+    let write = [Change { writes: true, ..change(data(1)) }, change(names(9))];
+    bench.table.handle_change(bench.now, Some(C), &write);
+    let first = bench.table.handle_flush(bench.now, B, &write);
+    assert!(bench.table.is_ready(first), "B is asked for that data");
+    let second = bench.table.handle_flush(bench.now, A, &write);
+    assert!(bench.table.is_unbroken(bench.now, second, (held, Covers::Names)), "nobody has changed it yet");
+    bench.table.handle_done(bench.now, first);
+    assert!(!bench.table.is_unbroken(bench.now, second, (held, Covers::Names)));
+}
