@@ -47,6 +47,7 @@
 //! of the earlier one does nothing: the client may have sent it before it saw the later one.
 
 mod account;
+mod circles;
 mod desk;
 mod doubt;
 mod grants;
@@ -373,6 +374,7 @@ impl LeaseTable {
                     self.keys.get_mut(&key).expect("its moment was set").armed.fired();
                     self.tend_key(key);
                 }
+                Due::Flush(flush) => self.tend_flush(flush),
             }
         }
     }

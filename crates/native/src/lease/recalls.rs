@@ -96,6 +96,7 @@ impl LeaseTable {
         self.say_holds(id);
         self.press_behind(id);
         self.spare(id);
+        self.untie(id);
         self.announce(id);
     }
 

@@ -1,6 +1,7 @@
 //! One rule at a time, and then all of them against a model that knows what every client believes.
 
 mod changes;
+mod circles;
 mod desk;
 mod holders;
 mod holds;

@@ -1,6 +1,6 @@
-//! What is due when: one moment for each holder and key that has one, in order.
+//! What is due when: one moment for each holder, key and flush that has one, in order.
 
-use super::words::{Holder, LeaseKey, LeaseReason};
+use super::words::{ChangeId, Holder, LeaseKey, LeaseReason};
 use nigh_types::Time;
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 pub(super) enum Due {
     Holder(Holder),
     Key(LeaseKey),
+    Flush(ChangeId),
 }
 
 #[derive(Default)]
@@ -16,7 +17,7 @@ pub(super) struct Timers {
     moments: BTreeMap<(Time, Due), LeaseReason>,
 }
 
-/// The moment that is set for one holder or key; kept with it.
+/// The moment that is set for one of these; kept with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Armed(Option<Time>);
 

@@ -7,6 +7,7 @@
 use super::LeaseTable;
 use super::key::KeyState;
 use super::recalls::ChangeState;
+use super::timers::{Armed, Due};
 use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{Bug, Covers, NodeId, RecallId, Time, planted};
 use std::collections::{BTreeSet, VecDeque};
@@ -34,14 +35,16 @@ impl Turn {
 #[derive(Default)]
 pub(super) struct Part {
     /// It has its turn there.
-    writes: Option<LeaseKey>,
+    pub(super) writes: Option<LeaseKey>,
     /// It waits for one there.
     pub(super) waits_for: Option<LeaseKey>,
     /// No change: it waits for a grant, of the object with this number.
     reader: Option<NodeId>,
     granted: Option<Granted>,
     /// Stores into a map are written back.
-    flush: bool,
+    pub(super) flush: bool,
+    /// Then it is looked whether it waits for its own maker.
+    pub(super) armed: Armed,
 }
 
 impl LeaseTable {
@@ -175,6 +178,7 @@ impl LeaseTable {
             |(_, (key, _)): &(_, (LeaseKey, _))| self.keys.get(key).is_some_and(|state| state.turn.disturbed);
         let disturbed = wrote.filter(disturbed);
         self.leave_turn(id);
+        self.timers.disarm(self.changes[&id].part.armed, Due::Flush(id));
         if let Some((by, (key, _))) = disturbed
             && granted.is_some_and(|granted| self.stands(by, granted.id))
         {
@@ -187,7 +191,7 @@ impl LeaseTable {
     }
 
     /// It writes no more, or waits no more for that.
-    fn leave_turn(&mut self, id: ChangeId) {
+    pub(super) fn leave_turn(&mut self, id: ChangeId) {
         let part = &mut self.changes.get_mut(&id).expect("it is under way").part;
         let (writes, waits_for) = (part.writes.take(), part.waits_for.take());
         if let Some(key) = waits_for {
@@ -233,6 +237,7 @@ impl LeaseTable {
             (change.part.writes, change.part.waits_for) = (Some(key), None);
             self.begin(id, key, (Vec::new(), false));
             self.press_behind(id);
+            self.untie(id);
             self.announce(id);
         }
     }
@@ -314,6 +319,18 @@ impl LeaseTable {
             self.changes.get_mut(&id).expect("it waited").owed.clear();
             self.announce(id);
         }
+    }
+
+    /// Flushes that a change may hold up: it, and those that wait until it has written.
+    pub(super) fn held_up(&self, id: ChangeId) -> Vec<ChangeId> {
+        if planted(Bug::WaitsForItself) {
+            return Vec::new();
+        }
+        let key = self.changes[&id].part.writes;
+        let state = key.and_then(|key| self.keys.get(&key));
+        let queue = state.into_iter().flat_map(|state| &state.turn.queue).copied();
+        let is_flush = |id: &ChangeId| self.changes[id].part.flush;
+        std::iter::once(id).chain(queue).filter(is_flush).collect()
     }
 
     /// Somebody has fallen silent: nobody reads later for that.

@@ -146,6 +146,8 @@ pub enum LeaseReason {
     Limit,
     /// A key may be contended or shared no more.
     Quiet,
+    /// Flushes may wait for one another.
+    Circle,
 }
 
 /// Why a grant was refused.

@@ -1,0 +1,158 @@
+//! Flushes that wait for one another.
+
+use super::*;
+
+fn data(ino: u64) -> LeaseKey {
+    LeaseKey { object: object(ino), covers: Covers::Data }
+}
+
+/// A file of a directory.
+fn file(ino: u64, dir: u64) -> [Change; 2] {
+    [Change { writes: true, ..change(data(ino)) }, change(names(dir))]
+}
+
+impl Bench {
+    fn flush_of(&mut self, by: Holder, changes: &[Change]) -> ChangeId {
+        self.table.handle_flush(self.now, by, changes)
+    }
+
+    /// The one that is asked for these names.
+    fn asked(&mut self) -> (Holder, RecallId) {
+        let (holder, recall) = self.recall();
+        (holder, recall.id)
+    }
+}
+
+/// Each has a file of one directory mapped, stored into it, and gives the directory back when that is written.
+#[test]
+fn who_write_back_files_of_one_directory_do_not_wait_for_each_other_until_one_is_suspect() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(A, names(9));
+    bench.granted(B, names(9));
+    let one = bench.flush_of(A, &file(1, 9));
+    let (asked, of_b) = bench.asked();
+    assert_eq!(asked, B);
+    bench.now = at_ms(100);
+    let two = bench.flush_of(B, &file(2, 9));
+    let (asked, of_a) = bench.asked();
+    assert_eq!(asked, A);
+    assert!(!bench.table.is_ready(one) && !bench.table.is_ready(two));
+    assert_eq!(bench.timeout(), (at_ms(500), LeaseReason::Circle));
+    assert_eq!(
+        bench.go_to(at_ms(500)),
+        [LeaseOutput::Ready(one)],
+        "who was asked first has dropped its names"
+    );
+    assert!(!bench.table.is_ready(two), "the other may believe what this changes");
+    bench.table.handle_done(bench.now, one);
+    bench.acknowledge(A, of_a);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(two)]);
+    bench.table.handle_done(bench.now, two);
+    bench.acknowledge(B, of_b);
+    for holder in [A, B] {
+        bench.table.handle_gone(bench.now, holder);
+    }
+    bench.outputs();
+    bench.go_to(at_ms(20_000));
+    bench.assert_empty();
+}
+
+#[test]
+fn who_waits_for_a_flush_of_who_waits_for_nobody_waits() {
+    let mut bench = Bench::with(&[A, B, C]);
+    bench.granted(B, names(9));
+    bench.granted(C, names(8));
+    let one = bench.flush_of(A, &file(1, 9));
+    let (_, of_b) = bench.asked();
+    let two = bench.flush_of(B, &file(2, 8));
+    let (_, of_c) = bench.asked();
+    assert_eq!(bench.go_to(at_ms(1_999)), []);
+    bench.acknowledge(C, of_c);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(two)]);
+    bench.acknowledge(B, of_b);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(one)]);
+}
+
+/// What looks like one, since both owe and both wait, ends of itself where they were asked for something else.
+#[test]
+fn what_is_acknowledged_soon_was_no_circle() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(A, names(8));
+    bench.granted(B, names(9));
+    let one = bench.flush_of(A, &file(1, 9));
+    let (_, of_b) = bench.asked();
+    let two = bench.flush_of(B, &file(2, 8));
+    let (_, of_a) = bench.asked();
+    assert_eq!(bench.go_to(at_ms(499)), []);
+    bench.acknowledge(B, of_b);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(one)]);
+    assert_eq!(bench.go_to(at_ms(1_999)), [], "nobody goes before what A was asked for");
+    bench.acknowledge(A, of_a);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(two)]);
+}
+
+#[test]
+fn three_who_wait_in_a_circle_come_through_one_after_the_other() {
+    let mut bench = Bench::with(&[A, B, C]);
+    let mut asked = Vec::new();
+    let mut flushes = Vec::new();
+    // Each writes where the next one knows the names.
+    for (dir, holder) in [(1, A), (2, B), (3, C)] {
+        bench.granted(holder, names(dir));
+    }
+    for (ino, dir, by) in [(11, 2, A), (12, 3, B), (13, 1, C)] {
+        flushes.push(bench.flush_of(by, &file(ino, dir)));
+        asked.push(bench.asked());
+    }
+    let outputs = bench.go_to(at_ms(500));
+    let [LeaseOutput::Ready(mut first)] = outputs[..] else { panic!("{outputs:?}") };
+    for _ in 0..3 {
+        let at = flushes.iter().position(|flush| *flush == first).unwrap();
+        bench.table.handle_done(bench.now, first);
+        let by = [A, B, C][at];
+        let (holder, recall) = asked[(at + 2) % 3];
+        assert_eq!(holder, by, "what it owes waited for that");
+        bench.acknowledge(holder, recall);
+        match bench.outputs()[..] {
+            [LeaseOutput::Ready(next)] => first = next,
+            ref other => assert_eq!((at, other), (at, &[][..])),
+        }
+    }
+    assert_eq!(bench.go_to(at_ms(1_999)), []);
+}
+
+/// Behind a plain write, which waits for who waits in the queue of another one.
+#[test]
+fn flushes_in_the_queues_of_writers_close_a_circle_too() {
+    let mut bench = Bench::with(&[A, B, C]);
+    bench.granted(B, names(9));
+    bench.granted(C, names(8));
+    let one = bench.table.handle_change(bench.now, Some(A), &file(1, 9));
+    let (_, of_b) = bench.asked();
+    let two = bench.table.handle_change(bench.now, Some(A), &file(2, 8));
+    let (_, of_c) = bench.asked();
+    let of = |ino| [Change { writes: true, ..change(data(ino)) }];
+    let (behind_two, behind_one) = (bench.flush_of(B, &of(2)), bench.flush_of(C, &of(1)));
+    let outputs = bench.go_to(at_ms(500));
+    let [LeaseOutput::Ready(first)] = outputs[..] else { panic!("{outputs:?}") };
+    assert!([behind_one, behind_two].contains(&first));
+    bench.table.handle_done(bench.now, first);
+    let (owes, recall, writer) = if first == behind_two { (B, of_b, one) } else { (C, of_c, two) };
+    bench.acknowledge(owes, recall);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(writer)]);
+}
+
+/// It may lie under the names of its directory alone what another has of that file.
+#[test]
+fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_it() {
+    let mut bench = Bench::with(&[A, B]);
+    let held = bench.granted(B, names(9)).id;
+    bench.granted(A, names(9));
+    let one = bench.flush_of(A, &file(1, 9));
+    let same = bench.flush_of(B, &file(2, 9));
+    bench.recalls();
+    assert!(bench.table.is_unbroken(bench.now, same, (held, Covers::Names)));
+    assert_eq!(bench.go_to(at_ms(500)), [LeaseOutput::Ready(one)]);
+    bench.table.handle_done(bench.now, one);
+    assert!(!bench.table.is_unbroken(bench.now, same, (held, Covers::Names)), "it may be of the same page");
+}
