@@ -81,6 +81,7 @@ use nigh_types::{Covers, GrantId, NodeId, RecallId, Time};
 use recalls::{ChangeState, Outstanding};
 use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
+use turns::Left;
 
 /// Where one holder's grant on one key stands.
 type Seat = (LeaseKey, Holder);
@@ -163,6 +164,8 @@ pub struct LeaseTable {
     holds: BTreeMap<RecallId, Holding>,
     facts: BTreeMap<Fact, FactState>,
     changes: BTreeMap<ChangeId, ChangeState>,
+    /// What flushes went before.
+    left: BTreeMap<RecallId, Left>,
     doubts: Doubts,
     watched: Watched,
     timers: Timers,
@@ -184,6 +187,7 @@ impl LeaseTable {
             holds: BTreeMap::new(),
             facts: BTreeMap::new(),
             changes: BTreeMap::new(),
+            left: BTreeMap::new(),
             doubts: Doubts::default(),
             watched: Watched::default(),
             timers: Timers::default(),

@@ -116,8 +116,9 @@ impl LeaseTable {
             self.begin(flush, key, (Vec::new(), false));
         }
         let owed = std::mem::take(&mut self.changes.get_mut(&flush).expect("it waits").owed);
-        let owed = owed.into_iter().filter(|recall| self.owes(*recall) != owes).collect();
+        let (left, owed) = owed.into_iter().partition(|recall| self.owes(*recall) == owes);
         self.changes.get_mut(&flush).expect("it waits").owed = owed;
+        self.leave_behind(flush, left);
         self.announce(flush);
     }
 }

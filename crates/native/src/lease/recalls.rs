@@ -137,7 +137,7 @@ impl LeaseTable {
     /// A flush that is pressed waits for nobody, whatever it asked.
     fn spare(&mut self, id: ChangeId) {
         if self.is_pressed(id) {
-            self.changes.get_mut(&id).expect("it is under way").owed.clear();
+            self.wait_for_nobody(id);
         }
     }
 
@@ -268,7 +268,8 @@ impl LeaseTable {
     }
 
     /// These changes need not wait for this recall any more.
-    pub(super) fn settle(&mut self, recall: RecallId, waiting: Vec<ChangeId>) {
+    pub(super) fn settle(&mut self, recall: RecallId, mut waiting: Vec<ChangeId>) {
+        waiting.extend(self.left.remove(&recall).into_iter().flat_map(|left| left.waiting));
         for id in waiting {
             if self.changes.get_mut(&id).is_some_and(|change| change.owed.remove(&recall)) {
                 self.announce(id);

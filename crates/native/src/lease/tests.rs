@@ -181,6 +181,7 @@ impl Bench {
         assert!(self.table.holds.is_empty(), "holds");
         assert!(self.table.facts.is_empty(), "facts");
         assert!(self.table.changes.is_empty(), "changes");
+        assert!(self.table.left.is_empty(), "left");
         assert!(self.table.keys.is_empty(), "keys");
         assert!(self.table.timers.is_empty(), "timers");
         assert!(self.table.outputs.is_empty(), "outputs");

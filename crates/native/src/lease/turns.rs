@@ -47,6 +47,15 @@ pub(super) struct Part {
     pub(super) armed: Armed,
 }
 
+/// An acknowledgement for which flushes did not wait.
+#[derive(Default)]
+pub(super) struct Left {
+    /// What they write.
+    data: BTreeSet<LeaseKey>,
+    /// Who syncs that.
+    pub(super) waiting: Vec<ChangeId>,
+}
+
 impl LeaseTable {
     /// Like `handle_change`, for stores into a map that a kernel writes back, which may be because it was told
     /// to drop them. So while its maker owes an acknowledgement for that data this waits for nobody; who has
@@ -110,8 +119,8 @@ impl LeaseTable {
         self.changes.get_mut(&id)?.part.granted.take()
     }
 
-    /// Waits until what was asked of others than `by` on this key so far is acknowledged. To be ended like a
-    /// change.
+    /// Waits until what was asked of others than `by` on this key so far is acknowledged, and what else those have not waited
+    /// for who wrote it. To be ended like a change.
     pub fn handle_settle(&mut self, now: Time, by: Holder, key: LeaseKey) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
@@ -121,6 +130,15 @@ impl LeaseTable {
         change.owed = asked.filter(|a| *a.0 != by).map(|a| *a.1).filter(standing).collect();
         for recall in &change.owed {
             self.recalls.get_mut(recall).expect("it is out").waiting.push(id);
+        }
+        let owes = |recall: &RecallId| {
+            self.recalls.get(recall).map_or_else(|| self.holds[recall].holder, |recall| recall.holder)
+        };
+        for (recall, left) in &mut self.left {
+            if left.data.contains(&key) && owes(recall) != by {
+                change.owed.insert(*recall);
+                left.waiting.push(id);
+            }
         }
         self.changes.insert(id, change);
         self.announce(id);
@@ -316,8 +334,23 @@ impl LeaseTable {
                 self.leave_turn(id);
                 self.begin(id, key, (Vec::new(), false));
             }
-            self.changes.get_mut(&id).expect("it waited").owed.clear();
+            self.wait_for_nobody(id);
             self.announce(id);
+        }
+    }
+
+    /// A flush goes on without what is owed for it.
+    pub(super) fn wait_for_nobody(&mut self, id: ChangeId) {
+        let left = std::mem::take(&mut self.changes.get_mut(&id).expect("it is under way").owed);
+        self.leave_behind(id, left);
+    }
+
+    /// These are waited for by who syncs what a flush writes.
+    pub(super) fn leave_behind(&mut self, id: ChangeId, left: BTreeSet<RecallId>) {
+        let data = self.changes[&id].keys.iter().filter(|key| key.covers == Covers::Data);
+        let data: Vec<LeaseKey> = data.copied().collect();
+        for recall in left {
+            self.left.entry(recall).or_default().data.extend(data.iter().copied());
         }
     }
 

@@ -156,3 +156,38 @@ fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_
     bench.table.handle_done(bench.now, one);
     assert!(!bench.table.is_unbroken(bench.now, same, (held, Covers::Names)), "it may be of the same page");
 }
+
+/// Its pages may lie behind those for which others wait yet.
+#[test]
+fn who_syncs_waits_also_for_names_that_its_stores_did_not_wait_for() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(A, names(9));
+    bench.granted(B, names(9));
+    let one = bench.flush_of(A, &file(1, 9));
+    let (_, of_b) = bench.asked();
+    let two = bench.flush_of(B, &file(2, 9));
+    let (_, of_a) = bench.asked();
+    assert_eq!(bench.go_to(at_ms(500)), [LeaseOutput::Ready(one)]);
+    bench.table.handle_done(bench.now, one);
+    let sync = bench.table.handle_settle(bench.now, A, data(1));
+    let own = bench.table.handle_settle(bench.now, B, data(1));
+    assert!(!bench.table.is_ready(sync), "B may read what was there before");
+    assert!(bench.table.is_ready(own), "nobody waits for what it owes itself");
+    bench.acknowledge(A, of_a);
+    assert!(bench.table.is_ready(two));
+    bench.table.handle_done(bench.now, two);
+    bench.acknowledge(B, of_b);
+    assert!(bench.table.is_ready(sync));
+    for sync in [sync, own] {
+        bench.table.handle_done(bench.now, sync);
+    }
+    let later = bench.table.handle_settle(bench.now, A, data(1));
+    assert!(bench.table.is_ready(later));
+    bench.table.handle_done(bench.now, later);
+    for holder in [A, B] {
+        bench.table.handle_gone(bench.now, holder);
+    }
+    bench.outputs();
+    bench.go_to(at_ms(20_000));
+    bench.assert_empty();
+}
