@@ -6,6 +6,7 @@ pub mod groups;
 pub mod mount;
 pub mod over;
 mod packages;
+mod pages;
 pub mod table;
 pub mod world;
 

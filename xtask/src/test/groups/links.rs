@@ -12,6 +12,7 @@ use crate::process;
 use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::over::Over;
+use crate::test::pages::LocalPages;
 use crate::test::table;
 use crate::test::world::{As, World};
 
@@ -23,9 +24,12 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
         world.over(over, || over_one(world, tally, over));
         if over != Over::Unix {
+            let name = format!("links: warm over {} at 10 ms", over.name());
             let start = Instant::now();
-            let quiet = warm_is_quiet(world, over);
-            tally.record(&format!("links: warm over {} at 10 ms", over.name()), start.elapsed(), quiet);
+            match warm_is_quiet(world, over) {
+                Ok(Some(disturbed)) => tally.not_run(&name, &disturbed),
+                quiet => tally.record(&name, start.elapsed(), quiet.map(drop)),
+            }
         }
     }
 }
@@ -58,9 +62,17 @@ const WALK: &str = "ls -R > /dev/null; ls -lR > /dev/null; find . -ls > /dev/nul
                     find . -type l -exec readlink {} + > /dev/null; find . -type f -exec cat {} + > /dev/null; \
                     for i in 1 2 3 4 5 6 7 8 9; do test ! -e d1/none$i; test ! -e d1/d2/same; done";
 
+/// Files on the local disk, ten for each that the walk reads: where one of those goes, so do some of these.
+const FILES: usize = 1_200;
+/// How often it is tried where pages are taken away.
+const TRIES: u32 = 3;
+/// What a read and its answer may weigh.
+const READ_BYTES: u64 = 600;
+
 /// What was touched once makes neither requests nor bytes: in the same time the link carries what it carries
-/// when nobody does anything.
-fn warm_is_quiet(world: &World, over: Over) -> Result<()> {
+/// when nobody does anything. Where this machine takes pages of local files away meanwhile, it takes those of mounts too, which are
+/// read again: says so if it never stopped, and anything else must be so all the same. Nor is a read excused where anything was recalled.
+fn warm_is_quiet(world: &World, over: Over) -> Result<Option<String>> {
     let source = world.dir("source", As::Us)?;
     shell(world, None, &source, TREE)?;
     let distant = Distant::start(world, &source, over, ("10ms", "1Gbit"), "forever")?;
@@ -72,27 +84,84 @@ fn warm_is_quiet(world: &World, over: Over) -> Result<()> {
         std::thread::sleep(WINDOW);
         Ok(())
     })?;
+    let mut disturbed = None;
+    for _ in 0..TRIES {
+        let warm = walk_warm(world, &distant, &mount)?;
+        println!("  {}: {warm}, {idle} bytes while idle", over.name());
+        disturbed = warm.judge(idle)?;
+        if disturbed.is_none() {
+            break;
+        }
+    }
+    mount.unmount()?;
+    Ok(disturbed)
+}
+
+/// A window in which a warm tree was walked.
+struct Warm {
+    rounds: u32,
+    bytes: u64,
+    requests: u64,
+    reads: u64,
+    waits: u64,
+    recalled: u64,
+    by_type: Value,
+    /// Pages of local files that were taken away, of how many.
+    lost: (usize, usize),
+}
+
+fn walk_warm(world: &World, distant: &Distant<'_>, mount: &Mount<'_>) -> Result<Warm> {
+    let mut local = LocalPages::new(world, FILES)?;
     let before = mount.status()?;
     let mut rounds = 0;
-    let busy = window(&distant, || {
+    let bytes = window(distant, || {
         let end = Instant::now() + WINDOW;
         while Instant::now() < end {
-            shell(world, Some(&mount), &mount.point, WALK)?;
+            shell(world, Some(mount), &mount.point, WALK)?;
+            local.look()?;
             rounds += 1;
             std::thread::sleep(Duration::from_millis(300));
         }
         Ok(())
     })?;
     let after = mount.status()?;
-    let grown = |key: &str| -> u64 {
-        let number = |status: &Value| status["remote"][key].as_u64().unwrap_or(u64::MAX);
-        number(&after).saturating_sub(number(&before))
+    let grown = |path: &str| -> u64 {
+        let number = |status: &Value| status.pointer(path).and_then(Value::as_u64);
+        number(&after).unwrap_or(u64::MAX).saturating_sub(number(&before).unwrap_or(0))
     };
-    println!("  {}: {busy} bytes while walking warm {rounds} times, {idle} while idle", over.name());
-    ensure!(grown("requests") == 0, "{} requests: {}", grown("requests"), after["remote"]["by_type"]);
-    ensure!(grown("waits") == 0, "{} waits", grown("waits"));
-    ensure!(busy <= idle + RENEWAL_BYTES, "{busy} bytes while walking warm, {idle} while idle");
-    mount.unmount()
+    // There is no such line before the first.
+    let reads = if after["remote"]["by_type"]["read"].is_null() { 0 } else { grown("/remote/by_type/read") };
+    let by_type = after["remote"]["by_type"].clone();
+    let (requests, waits) = (grown("/remote/requests"), grown("/remote/waits"));
+    let recalled = grown("/leases/recalled");
+    Ok(Warm { rounds, bytes, requests, reads, waits, recalled, by_type, lost: local.lost() })
+}
+
+impl Warm {
+    /// Why it does not count, if nothing but that is wrong.
+    fn judge(&self, idle: u64) -> Result<Option<String>> {
+        let (lost, of) = self.lost;
+        let excused = if lost > 0 && self.recalled == 0 { self.reads } else { 0 };
+        let Warm { requests, waits, bytes, by_type, .. } = self;
+        ensure!(*requests == excused, "{requests} requests, {excused} excused: {by_type}");
+        ensure!(*waits <= excused, "{waits} waits, {excused} excused");
+        let most = idle + RENEWAL_BYTES + excused * READ_BYTES;
+        ensure!(
+            *bytes <= most,
+            "{bytes} bytes while walking warm, {idle} while idle, {excused} reads excused"
+        );
+        let why = "this machine takes clean pages away by itself";
+        Ok((excused > 0)
+            .then(|| format!("SKIPPED: {why}: {lost} of {of} pages of local files, {excused} reads")))
+    }
+}
+
+impl std::fmt::Display for Warm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Warm { rounds, bytes, requests, lost: (lost, of), .. } = self;
+        write!(f, "{bytes} bytes and {requests} requests while walking warm {rounds} times, ")?;
+        write!(f, "{lost} of {of} local pages taken away")
+    }
 }
 
 /// Bytes that passed the link meanwhile, both ways.
@@ -116,4 +185,34 @@ fn shell(world: &World, mount: Option<&Mount<'_>>, dir: &Path, script: &str) -> 
     };
     ensure!(ended.ok(), "{}", ended.tail(5));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warm(requests: u64, reads: u64, lost: usize) -> Warm {
+        let by_type = serde_json::json!({ "read": reads });
+        let bytes = 1000 + reads * READ_BYTES;
+        Warm { rounds: 1, bytes, requests, reads, waits: reads, recalled: 0, by_type, lost: (lost, FILES) }
+    }
+
+    #[test]
+    fn reads_are_excused_only_where_pages_of_local_files_go_too() {
+        assert_eq!(warm(0, 0, 0).judge(1000).unwrap(), None);
+        assert_eq!(warm(0, 0, 3).judge(1000).unwrap(), None, "none of the mount's were taken");
+        assert!(warm(1, 1, 0).judge(1000).is_err(), "it was not this machine");
+        assert!(Warm { recalled: 1, ..warm(1, 1, 3) }.judge(1000).is_err(), "nor was it this");
+        let why = warm(2, 2, 3).judge(1000).unwrap().unwrap();
+        assert!(why.contains("3 of 1200 pages"), "{why}");
+    }
+
+    #[test]
+    fn what_is_no_read_is_never_excused() {
+        assert!(warm(3, 2, 3).judge(1000).is_err(), "a lookup besides");
+        assert!(Warm { waits: 3, ..warm(2, 2, 3) }.judge(1000).is_err());
+        let most = RENEWAL_BYTES + 2 * READ_BYTES + 1000;
+        assert!(Warm { bytes: most, ..warm(2, 2, 3) }.judge(1000).is_ok());
+        assert!(Warm { bytes: most + 1, ..warm(2, 2, 3) }.judge(1000).is_err());
+    }
 }
