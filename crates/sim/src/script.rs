@@ -388,6 +388,7 @@ fn fate_of(word: &str) -> Fate {
     match word {
         "hold-call" => fate.hold_call = true,
         "hold-reply" => fate.hold_reply = true,
+        "hold-both" => (fate.hold_call, fate.hold_reply) = (true, true),
         "ungranted" => fate.ungranted = true,
         "normal" => {}
         word => fate.answered_after = span(word),

@@ -2,6 +2,7 @@
 
 mod backend;
 mod facts;
+mod own;
 mod taken;
 mod telling;
 mod words;
@@ -14,6 +15,7 @@ use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Attr, Name, OpId, Span, Time};
+use own::{Effect, names_of};
 use std::collections::{BTreeMap, BTreeSet};
 use telling::Telling;
 use words::{away_line, became_line, held_line, words};
@@ -48,6 +50,8 @@ pub struct Client<B: Backend = FakeServer> {
     locked: BTreeMap<OpId, Vec<u64>>,
     /// What its kernel went by when it asked.
     asked: BTreeMap<OpId, u64>,
+    /// What changes of names that are not answered have done.
+    effects: BTreeMap<OpId, Effect>,
     /// When its kernel began to write stores back.
     flushes: BTreeMap<OpId, (u64, u64)>,
     /// Names to which an own rename took along for how long the old ones were believed: they are dropped behind its answer.
@@ -163,6 +167,7 @@ impl<B: Backend> World<B> {
             abandoned: Vec::new(),
             locked: BTreeMap::new(),
             asked: BTreeMap::new(),
+            effects: BTreeMap::new(),
             flushes: BTreeMap::new(),
             carried: Vec::new(),
         });
@@ -202,6 +207,12 @@ impl<B: Backend> World<B> {
         }
         client.locked.insert(id, locked);
         client.asked.insert(id, client.kernel.version());
+        let names = names_of(&op);
+        if !names.is_empty() {
+            let effect = Effect::awaited(names.iter().map(|(dir, name)| self.truth(*dir, name)));
+            self.clients[at].effects.insert(id, effect);
+        }
+        let client = &mut self.clients[at];
         if let Op::Write { ino, from_page_cache: true, .. } = &op {
             client.flushes.insert(id, (*ino, self.tick));
         }
@@ -237,6 +248,7 @@ impl<B: Backend> World<B> {
                 past.push((tick, now));
             }
         }
+        self.note_effects();
         self.facts.observe(&self.server, self.now, tick);
         self.facts.observe_attributes(&self.server, tick);
     }
@@ -405,6 +417,7 @@ impl<B: Backend> World<B> {
         };
         self.clients[at].flushes.remove(&id);
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
+        self.clients[at].effects.remove(&id);
         if given_up(&answer) {
             self.clients[at].abandoned.push((op.clone(), locked.clone()));
         }
@@ -479,28 +492,6 @@ impl<B: Backend> World<B> {
         Ok(())
     }
 
-    /// Names and inodes that a client's own unanswered requests change: its kernel holds them locked, and
-    /// learns with the answer what became of them.
-    fn under_way(&self, client: &Client<B>) -> (Vec<(u64, Name)>, Vec<u64>) {
-        let mut names = Vec::new();
-        let mut inos = Vec::new();
-        if client.cache.gauges().pending_operations > 0 || !client.telling.is_idle() {
-            for (op, locked) in &client.abandoned {
-                names.extend(names_of(op));
-                inos.extend(locked);
-                inos.extend(touched(op));
-            }
-        }
-        for (id, op) in &client.ops {
-            names.extend(names_of(op));
-            inos.extend(touched(op));
-            inos.extend(client.locked.get(id).into_iter().flatten());
-        }
-        inos.extend(names.iter().map(|(dir, _)| *dir));
-        inos.extend(names.iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name)));
-        (names, inos)
-    }
-
     /// What a name leads to in the tree.
     #[must_use]
     pub fn truth(&self, dir: u64, name: &Name) -> Option<u64> {
@@ -509,45 +500,5 @@ impl<B: Backend> World<B> {
 
     fn attributes(&self, id: nigh_types::NodeId) -> Option<nigh_types::Attr> {
         self.server.edit(|tree| tree.attr(id))
-    }
-}
-
-/// Names that a request changes.
-fn names_of(op: &Op) -> Vec<(u64, Name)> {
-    match op {
-        Op::Create { dir, name, .. }
-        | Op::Mkdir { dir, name, .. }
-        | Op::Mknod { dir, name, .. }
-        | Op::Symlink { dir, name, .. }
-        | Op::Link { dir, name, .. }
-        | Op::Unlink { dir, name }
-        | Op::Rmdir { dir, name } => vec![(*dir, name.clone())],
-        Op::Rename { from, name, to, new_name, .. } => {
-            vec![(*from, name.clone()), (*to, new_name.clone())]
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// The inode whose attributes a request changes, if it is named by number.
-fn touched(op: &Op) -> Option<u64> {
-    match op {
-        Op::SetAttr { ino, .. } | Op::Link { ino, .. } => Some(*ino),
-        op => changed_inode(op),
-    }
-}
-
-/// The inode whose attributes the kernel asks for again after such a request (`fuse_write_update_attr`,
-/// `fuse_update_ctime`, `fuse_truncate_update_attr`), and the directory where a nameless file was made.
-fn changed_inode(op: &Op) -> Option<u64> {
-    match op {
-        Op::Write { ino, .. }
-        | Op::Fallocate { ino, .. }
-        | Op::SetXattr { ino, .. }
-        | Op::RemoveXattr { ino, .. }
-        | Op::CopyRange { to_ino: ino, .. } => Some(*ino),
-        Op::Open { ino, access, .. } if access.truncate => Some(*ino),
-        Op::Tmpfile { dir, .. } => Some(*dir),
-        _ => None,
     }
 }

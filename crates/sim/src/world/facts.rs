@@ -1,6 +1,7 @@
 //! What inodes hold besides their attributes, and what kernels keep of it.
 
-use super::{Backend, World, changed_inode, name_of};
+use super::own::changed_inode;
+use super::{Backend, World, name_of};
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_remote::tree::Tree;
 use nigh_types::{Attr, Call, Errno, NodeId, OpId, Place, Reply, Time};

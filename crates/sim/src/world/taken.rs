@@ -1,6 +1,7 @@
 //! What a kernel takes in of an answer.
 
-use super::{Backend, World, changed_inode, names_of};
+use super::own::{changed_inode, names_of};
+use super::{Backend, World};
 use nigh_cache::{Answer, Op, Stale};
 use nigh_types::OpId;
 
