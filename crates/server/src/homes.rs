@@ -20,6 +20,8 @@ pub(crate) struct Homes {
     orphans: AtomicU64,
     /// Files that are about to lose a name. Locked alone.
     leaving: Mutex<FxHashSet<Object>>,
+    /// How often one began to, or was done.
+    departures: AtomicU64,
 }
 
 #[derive(Default)]
@@ -60,12 +62,23 @@ impl Homes {
     /// It is about to lose a name. The caller holds it exclusively.
     pub(crate) fn leaves(&self, object: Object) -> Leaving<'_> {
         self.leaving.lock().insert(object);
+        self.departures.fetch_add(1, Ordering::SeqCst);
         Leaving { homes: self, object, is_open: self.is_open(object) }
     }
 
     /// Whether it may be losing its name right now. To be asked when it was counted.
     pub(crate) fn is_leaving(&self, object: Object) -> bool {
         self.leaving.lock().contains(&object)
+    }
+
+    /// To be asked before an open file is looked at that may be losing a name meanwhile.
+    pub(crate) fn departures(&self) -> u64 {
+        self.departures.load(Ordering::SeqCst)
+    }
+
+    /// Whether it may have been: the name that it gets in a server's own folder may have been counted then.
+    pub(crate) fn may_have_left(&self, object: Object, since: u64) -> bool {
+        self.is_leaving(object) || self.departures() != since && self.is_open(object)
     }
 
     /// It has a name in a server's own folder, until it is open no more. Where it is not, that ends here.
@@ -164,6 +177,7 @@ impl Leaving<'_> {
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
+        self.homes.departures.fetch_add(1, Ordering::SeqCst);
         self.homes.leaving.lock().remove(&self.object);
     }
 }

@@ -3,7 +3,7 @@
 //! Whoever changes an inode holds it shared from looking which grants that makes false until it is done;
 //! whoever moves, adds or removes a name holds exclusively the directories, what the name leads to, and what
 //! stood there. So what was looked at is still so when the change is made. They are never held while waiting
-//! for an acknowledgement, and readers do not take them.
+//! for an acknowledgement. Readers do not take them, but for one of a file that is losing a name while it is open.
 
 use nigh_native::lease::Object;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -402,3 +402,47 @@ fn opens_beside_removals_lose_nothing_and_leave_nothing() {
     assert!(opener.join().unwrap() > 0);
     eventually("nothing is left", || aside(&path).is_none_or(|names| names.is_empty()));
 }
+
+/// Its name in the folder is made before the other goes.
+#[test]
+fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
+    let world = World::new();
+    let path = world.dir.path().to_owned();
+    let server = Arc::clone(&world.server);
+    let looker = std::thread::spawn({
+        let path = path.clone();
+        move || {
+            let mut client = Client::connect(&server, &path, Term::Session);
+            client.obliging = true;
+            let d = client.place("d");
+            let (mut lost, ends) = (0, Instant::now() + Duration::from_secs(2));
+            while Instant::now() < ends {
+                let looked = client.call(Call::Lookup { dir: d.clone(), name: name("g") }).result;
+                let Ok(Reply::Looked(Some(entry))) = looked else { continue };
+                let g = Place { node: entry.id, hint: Some((d.node, name("g"))) };
+                let opened = client.call(Call::Open { node: g.clone(), access: READ }).result;
+                let Ok(Reply::Opened { handle, .. }) = opened else { continue };
+                for _ in 0..200 {
+                    let links = client.attr(&g).0.nlink;
+                    assert!(links < 2, "{links} links");
+                    if links == 0 {
+                        lost += 1;
+                        break;
+                    }
+                }
+                client.send(Call::Release { handles: vec![handle] });
+            }
+            lost
+        }
+    });
+    let mut mutator = connect(&world);
+    let d = mutator.place("d");
+    while !looker.is_finished() {
+        fs::write(path.join("new"), "x").unwrap();
+        fs::rename(path.join("new"), path.join("d/g")).unwrap();
+        std::thread::sleep(Duration::from_micros(500));
+        assert!(mutator.call(unlink(&d, "g")).result.is_ok());
+    }
+    let lost = looker.join().unwrap();
+    assert!(lost > 10, "only {lost} lost their name while they were looked at");
+}

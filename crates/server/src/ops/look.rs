@@ -35,7 +35,7 @@ pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
-    let (id, attr) = cx.attr_now(&node)?;
+    let (id, attr) = cx.attr_beside(&node)?;
     Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
 

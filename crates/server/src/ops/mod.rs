@@ -168,6 +168,21 @@ impl<'a> Context<'a> {
         Ok((node.id, self.seen(node.object, stat::of_fd(&node.fd)?.attr)))
     }
 
+    /// The same for who holds no place.
+    pub(crate) fn attr_beside(&self, node: &Node) -> Result<(NodeId, Attr)> {
+        let leases = &self.files.holding().leases;
+        let before = leases.homes.departures();
+        let seen = self.attr_now(node);
+        if !leases.homes.may_have_left(node.object, before) {
+            return seen;
+        }
+        let mut held = leases.places.none_held();
+        if !held.take(node.object, Grip::Shared) {
+            held.wait();
+        }
+        self.attr_now(node)
+    }
+
     /// Attributes as clients see them: a name in the server's own folder is none.
     pub(crate) fn seen(&self, object: Object, attr: Attr) -> Attr {
         self.files.holding().leases.homes.seen(object, attr)
