@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -33,6 +33,13 @@ fn needs_root(test: &str) -> bool {
     is_root()
 }
 
+/// Of those that no system gives to anybody who did not ask for one, and each once: others begin connections, and serve, meanwhile.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    let mut ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed)).take(5_000);
+    ports.find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
+}
+
 /// A place to serve from, with directories of its own.
 struct House {
     dir: TempDir,
@@ -46,8 +53,7 @@ impl House {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir_all(dir.path().join("x/sub")).unwrap();
         fs::set_permissions(dir.path().join("x"), fs::Permissions::from_mode(0o777)).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        House { dir, port, server: None }
+        House { dir, port: free_port(), server: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
