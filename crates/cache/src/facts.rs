@@ -185,6 +185,8 @@ impl Cache {
             return None;
         }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
+        // Of a row that did not answer for the inode nobody kept true that there are none.
+        child.no_xattrs &= child.attr_known && child.attr().covered_by_parent();
         child.compact = attr.into();
         child.attr_known = true;
         attr.covered_by_parent().then_some(held)

@@ -4,7 +4,7 @@ use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Call, Covers, Errno, Name, NodeId, Place, Span, Term};
+use nigh_types::{Call, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term};
 
 const NODATA: Answer = Answer::Failed(Errno::NODATA);
 
@@ -149,6 +149,26 @@ fn an_inode_with_two_names_has_its_xattrs_under_both() {
         let got = world.answer(0, xattr(file.ino, "user.one", 9));
         assert_eq!(got, Answer::Value(b"new".to_vec()), "by {leaf}");
     }
+}
+
+/// What a row says of a file that had another name then is kept true by nobody.
+#[test]
+fn a_file_that_had_none_and_lost_the_name_by_which_it_was_known_is_given_one() {
+    let (mut world, _) = world(TreeConfig::default());
+    let now = world.now;
+    let file = world.server.edit(|tree| tree.plant_file(now, "a", b""));
+    world.answer(0, Op::Lookup { dir: 1, name: name("a") });
+    world.answer(0, Op::Link { ino: file.ino, dir: 1, name: name("b") });
+    for leaf in ["b", "a"] {
+        world.answer(0, Op::Lookup { dir: 1, name: name(leaf) });
+        assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), NODATA);
+    }
+    world.answer(0, Op::Unlink { dir: 1, name: name("a") });
+    world.answer(0, set(file.ino, "user.one", b"new"));
+    world.answer(0, Op::Lookup { dir: 1, name: name("b") });
+    let set = SetAttr { size: Some(7), ..SetAttr::default() };
+    world.answer(0, Op::SetAttr { ino: file.ino, fh: None, set });
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"new".to_vec()));
 }
 
 #[test]
