@@ -21,7 +21,7 @@ mod registers;
 mod search;
 mod text;
 
-pub use judge::{Report, Violation, judge};
+pub use judge::{Report, Violation, judge, judge_mounted};
 pub use read::{BadLine, parse};
 
 use nigh_types::Errno;

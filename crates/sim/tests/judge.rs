@@ -7,7 +7,7 @@ use nigh_remote::tree::Tree;
 use nigh_sim::history::{
     Answer, Call, DIRS, File, History, How, Kind, LAST_SET_TIME, NAMES, Record, Seen, Slot,
 };
-use nigh_sim::history::{judge, parse};
+use nigh_sim::history::{judge, judge_mounted, parse};
 use nigh_sim::random::Dice;
 use nigh_types::{
     Access, Call as Asked, Credentials, Errno, Name, NodeId, Place, Reply, Request, SetAttr, SetTime, Time,
@@ -29,7 +29,7 @@ fn texts(folder: &str) -> Vec<(String, String)> {
 fn histories_with_an_order_are_explained() {
     for (name, text) in texts("explained") {
         let history = parse(&text).unwrap_or_else(|bad| panic!("{name}: {bad}"));
-        judge(&history).unwrap_or_else(|violation| panic!("{name}: {violation}"));
+        judge_mounted(&history).unwrap_or_else(|violation| panic!("{name}: {violation}"));
     }
 }
 
@@ -38,7 +38,7 @@ fn histories_without_an_order_are_refused_where_it_is_seen() {
     for (name, text) in texts("refused") {
         let at = text.lines().find_map(|line| line.strip_prefix("# at: ")).expect("it says where");
         let history = parse(&text).unwrap_or_else(|bad| panic!("{name}: {bad}"));
-        let violation = judge(&history).expect_err(&name);
+        let violation = judge_mounted(&history).expect_err(&name);
         assert_eq!(history.records[violation.record].to_string(), at, "{name}: {violation}");
     }
 }

@@ -21,6 +21,7 @@ pub struct Counts {
     pub stale: u64,
     pub lost: u64,
     pub early: u64,
+    pub torn: u64,
     pub longest_ms: u64,
     /// The largest set of configurations.
     pub largest: u64,
@@ -34,6 +35,7 @@ impl Counts {
         self.stale += report.stale;
         self.lost += report.lost;
         self.early += report.early;
+        self.torn += report.torn;
         self.longest_ms = self.longest_ms.max(longest_ms(history));
         self.largest = self.largest.max(u64::try_from(report.largest).unwrap_or(u64::MAX));
         for record in history.records.iter().filter(|record| record.mount != Record::EXPORT) {
@@ -71,6 +73,7 @@ impl Counts {
             "stale": self.stale,
             "lost": self.lost,
             "early": self.early,
+            "torn": self.torn,
             "longest_ms": self.longest_ms,
             "largest": self.largest,
         })

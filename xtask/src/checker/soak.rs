@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<bool> {
 
 fn judge(path: &Path) -> Result<bool> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    match history::judge(&history::parse(&text)?) {
+    match history::judge_mounted(&history::parse(&text)?) {
         Ok(report) => println!("{report:?}"),
         Err(violation) => {
             println!("{violation}");

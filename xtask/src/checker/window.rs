@@ -57,7 +57,7 @@ pub fn run(stage: &mut Stage<'_>, plan: &Plan, seed: u64, faults: &mut Faults) -
         fs::remove_file(log)?;
     }
     truth(&mut history, &stage.source.join(&window))?;
-    let judged = history::judge(&history).map_err(|violation| violation.to_string());
+    let judged = history::judge_mounted(&history).map_err(|violation| violation.to_string());
     let judged = judged.and_then(|report| in_time(&history, faults).map(|()| report));
     let report = match judged {
         Ok(report) => report,

@@ -6,7 +6,7 @@ use super::names::Names;
 use super::pieces::{Pieces, divide};
 use super::registers::{Contents, Register};
 use super::search::{Object, Piece, Refusal, search};
-use super::{History, Record};
+use super::{Answer, Call, History, Record};
 
 /// What a history that some order explains was like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -27,6 +27,8 @@ pub struct Report {
     pub early: u64,
     /// Looks that were left out, since their mount was stopped.
     pub left_out: u64,
+    /// Looks that met another one's answer while their kernel took that in.
+    pub torn: u64,
 }
 
 /// What no order explains. Displayed it names the object, the call, and the calls on that object around it.
@@ -74,6 +76,62 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
     judge.report.early = pieces.early;
     judge.all(&pieces)?;
     Ok(judge.report)
+}
+
+/// So long, in ns, takes a look that asks nobody.
+const UNASKED: u64 = 50_000;
+/// That rarely happens.
+const MOST_TORN: usize = 2;
+
+/// The same as [`judge`], of real mounts, whose kernels may tear a look: at the most [`MOST_TORN`] that may be so need not be explained.
+///
+/// # Errors
+/// What nothing explains.
+pub fn judge_mounted(history: &History) -> Result<Report, Violation> {
+    let violation = match judge(history) {
+        Err(violation) if may_be_torn(history, violation.record) => violation,
+        judged => return judged,
+    };
+    let (mut torn, mut fewer) = (vec![violation.record], history.clone());
+    fewer.records.remove(violation.record);
+    loop {
+        match judge(&fewer) {
+            Ok(report) => return Ok(Report { torn: torn.len() as u64, ..report }),
+            Err(violation) if torn.len() < MOST_TORN && may_be_torn(&fewer, violation.record) => {
+                fewer.records.remove(violation.record);
+                torn.push(violation.record);
+            }
+            Err(mut violation) => {
+                for removed in torn.into_iter().rev() {
+                    violation.record += usize::from(removed <= violation.record);
+                }
+                return Err(violation);
+            }
+        }
+    }
+}
+
+/// Linux takes in attributes one after the other, and first for how long they may be believed (`fuse_change_attributes_common`, whose lock
+/// readers do not take). So one that asks nobody, as what it knows has just become good, may see the rest of it as it was before.
+fn may_be_torn(history: &History, at: usize) -> bool {
+    let look = &history.records[at];
+    let file = match (&look.call, &look.answer) {
+        (Call::Fstat { .. } | Call::Stat { .. }, Some((_, Answer::Seen(seen)))) => seen.file,
+        (Call::Read { file }, Some(_)) => *file,
+        _ => return false,
+    };
+    let Some(end) = look.answer.as_ref().map(|(end, _)| *end) else { return false };
+    let meets = |other: &Record| {
+        let Some((ended, answer)) = &other.answer else { return false };
+        let of_it =
+            matches!(answer, Answer::Seen(seen) if seen.file == file) || other.call.file() == Some(file);
+        of_it
+            && other.begin <= end
+            && look.begin <= *ended
+            && other.mount == look.mount
+            && other.worker != look.worker
+    };
+    end - look.begin < UNASKED && history.records.iter().any(meets)
 }
 
 struct Judge<'h> {
