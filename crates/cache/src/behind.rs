@@ -9,7 +9,7 @@
 use crate::cache::Cache;
 use crate::flight::Purpose;
 use crate::op::{Answer, Invalidation, Output, Stale};
-use nigh_types::{CallId, OpId, Span, Time};
+use nigh_types::{CallId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
 
 /// Nobody is waited for any longer: others may wait for what is told.
@@ -53,18 +53,36 @@ impl Cache {
         });
     }
 
-    /// The same for the answer of an own change of a file.
-    pub(crate) fn answer_behind(&mut self, purpose: &Purpose, ops: &[OpId], answer: Answer) {
-        let asked = match purpose {
-            Purpose::Write { ino, flush: false, .. } | Purpose::Change { ino, .. } => {
-                self.readers_of(&[Stale::Attr { ino: *ino }])
-            }
-            _ => Vec::new(),
-        };
+    /// The same for an answer that the kernel takes for a later one, of these files.
+    pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], answer: Answer) {
+        let files: Vec<Stale> = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
+        let asked = self.readers_of(&files);
         if asked.is_empty() {
             return self.answer_all(ops, &answer);
         }
         self.put_behind(What::Answers(ops.to_vec(), answer), asked);
+    }
+
+    /// The files of whose attributes others ask, and that a change is of: also those that lose a name, as far as the kernel
+    /// (`fuse_entry_unlinked`) or the remote knows, and those that gain one.
+    pub(crate) fn changed_while_asked(&self, purpose: &Purpose, response: &Response) -> Vec<u64> {
+        let named = match &response.result {
+            Ok(Reply::Made { entry, .. }) => Some(entry.id.ino),
+            Ok(Reply::Removed { node, .. }) => Some(node.ino),
+            Ok(Reply::Renamed { replaced, .. }) => replaced.map(|node| node.ino),
+            _ => None,
+        };
+        let itself = match purpose {
+            Purpose::Write { ino, flush: false, .. } | Purpose::Change { ino, .. } => Some(*ino),
+            _ => None,
+        };
+        let names = purpose.names();
+        let is_at = |ino: u64| {
+            let inode = self.inodes.get(&ino);
+            inode.is_some_and(|inode| names.iter().any(|(dir, name)| inode.is_at(*dir, name)))
+        };
+        let asked = self.attrs.keys().copied();
+        asked.filter(|ino| named == Some(*ino) || itself == Some(*ino) || is_at(*ino)).collect()
     }
 
     fn put_behind(&mut self, what: What, asked: Vec<OpId>) {
@@ -214,6 +232,57 @@ mod tests {
         let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
         assert_eq!(answered(&said[..1]), [(3, 2)]);
         assert!(matches!(said[1..], [Output::Invalidate { .. }]), "{said:?}");
+    }
+
+    /// What takes a file's name away, or gives it one, and the reply.
+    fn changes_of_names() -> [(Op, Reply); 3] {
+        let name = |text: &[u8]| Name::new(text).unwrap();
+        let (from, to, no_replace, exchange) = (1, 1, false, false);
+        let rename = Op::Rename { from, name: name(b"g"), to, new_name: name(b"f"), no_replace, exchange };
+        let moved = NodeId { ino: 8, generation: 1 };
+        let attr = Attr { nlink: 2, ..attr(1) };
+        let entry = Entry { id: FILE, attr, target: None, no_xattrs: true };
+        [
+            (Op::Unlink { dir: 1, name: name(b"f") }, Reply::Removed { node: FILE, kept: None }),
+            (rename, Reply::Renamed { moved, replaced: Some(FILE), kept: None }),
+            (
+                Op::Link { ino: 7, dir: 1, name: name(b"h") },
+                Reply::Made { entry, handle: None, existed: false },
+            ),
+        ]
+    }
+
+    #[test]
+    fn who_takes_a_name_away_or_gives_one_waits_for_who_asks_how_long_the_file_is() {
+        for (change, reply) in changes_of_names() {
+            let mut cache = opened();
+            let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+            let changed = ask(&mut cache, 4, change.clone());
+            let said = answer(&mut cache, changed, reply);
+            assert!(
+                !said.iter().any(|o| matches!(o, Output::Answer { op: OpId(4), .. })),
+                "{change:?}: {said:?}"
+            );
+            let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
+            let order: Vec<u64> = said.iter().filter_map(answered_op).collect();
+            assert_eq!(order, [3, 4], "{change:?}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn so_does_who_is_told_without_a_grant_what_a_name_leads_to() {
+        let mut cache = opened();
+        let look = Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() };
+        let looked = ask(&mut cache, 4, look);
+        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
+        assert_eq!(answer(&mut cache, looked, Reply::Looked(Some(entry))), []);
+        let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
+        assert_eq!(said.iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4]);
+    }
+
+    fn answered_op(output: &Output) -> Option<u64> {
+        if let Output::Answer { op, .. } = output { Some(op.0) } else { None }
     }
 
     #[test]

@@ -347,6 +347,7 @@ impl Cache {
     }
 
     pub(crate) fn handle_reply(&mut self, now: Time, flight: Flight, response: Response) {
+        let files = self.changed_while_asked(&flight.purpose, &response);
         let answer = match &flight.purpose {
             Purpose::Lookup { dir, name } => {
                 let (dir, name) = (*dir, name.clone());
@@ -377,7 +378,7 @@ impl Cache {
             Purpose::Unlock { .. } => self.unlock_arrived(&flight, &response),
             Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
         };
-        self.answer_behind(&flight.purpose, &flight.waiters, answer);
+        self.answer_behind(&files, &flight.waiters, answer);
         self.own_change_answered(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);

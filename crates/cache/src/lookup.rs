@@ -203,15 +203,13 @@ impl Cache {
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
         let attr_valid = self.tell_attr(now, entry.id.ino, attr_held);
         let node = crate::op::Node { attr_valid, ..node };
-        for (n, op) in waiters.iter().enumerate() {
-            if n > 0 {
-                self.inode(entry.id).lookups += 1;
-            }
-            self.answer(*op, Answer::Node(node));
+        match waiters.len() as u64 {
+            0 => drop(self.handle_forget(entry.id.ino, 1)),
+            more => self.inode(entry.id).lookups += more - 1,
         }
-        if waiters.is_empty() {
-            self.handle_forget(entry.id.ino, 1);
-        }
+        // What is granted is as new as anything that who asked later is told.
+        let older = if attr_held.is_none() { vec![entry.id.ino] } else { Vec::new() };
+        self.answer_behind(&older, &waiters, Answer::Node(node));
         held.is_some()
     }
 

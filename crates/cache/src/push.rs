@@ -208,6 +208,7 @@ impl Cache {
                 }
             }
         }
+        tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
         if known && self.config.level.drops_names(&held) {
             stale.push(Stale::Entry { dir, name: name.clone() });
         }
@@ -304,6 +305,7 @@ impl Cache {
 
     fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) {
         let child = entry.map(Child::new);
+        tracing::trace!(target: "nigh::commit", dir = dir.ino, name = %name.as_bytes().escape_ascii(), there = child.is_some());
         self.mark_under_way(dir.ino, name, child.as_ref());
         if let Some(entry) = entry {
             self.mark_told(entry.id.ino);

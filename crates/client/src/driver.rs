@@ -26,7 +26,7 @@ use nigh_fuse::{Header, Operation, Transport};
 use nigh_link::Link;
 use nigh_native::{ClientSession, Counters, FrameBytes};
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
-use nigh_types::{Credentials, Errno, Name, OpId, Request, Time};
+use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -117,6 +117,8 @@ enum Role {
     Reads(u64),
     /// The kernel takes what it says for the latest, whatever it was told since.
     Changes(u64),
+    /// It takes a file's name away, whichever that is.
+    Unlinks,
 }
 
 /// An answer for the kernel.
@@ -137,6 +139,7 @@ impl Role {
             | Op::Link { ino, .. }
             | Op::Fallocate { ino, .. }
             | Op::CopyRange { to_ino: ino, .. } => Some(Role::Changes(*ino)),
+            Op::Unlink { .. } | Op::Rename { .. } => Some(Role::Unlinks),
             _ => None,
         }
     }
@@ -364,8 +367,12 @@ impl Driver {
     }
 
     fn send(&self, Sent { unique, shape, answer, role, pid }: Sent) {
-        if let Some(Role::Changes(ino)) = role {
-            self.readers.wait(ino, pid);
+        match (role, &answer) {
+            (Some(Role::Changes(ino)), _) => self.readers.wait(ino, pid),
+            (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
+            // What nothing vouches for may be older than what they were answered.
+            (_, Answer::Node(node)) if node.attr_valid == Span::ZERO => self.readers.wait(node.id.ino, pid),
+            _ => {}
         }
         let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
         answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));

@@ -40,7 +40,16 @@ impl Readers {
 
     /// Waits until all that were answered so have taken it in; `asks` has, since it asks for something else.
     pub fn wait(&self, ino: u64, asks: u32) {
-        let theirs: Vec<Reader> = self.0.lock().extract_if(.., |reader| reader.ino == ino).collect();
+        self.wait_for(asks, |reader| reader.ino == ino);
+    }
+
+    /// The same, of all files.
+    pub fn wait_for_all(&self, asks: u32) {
+        self.wait_for(asks, |_| true);
+    }
+
+    fn wait_for(&self, asks: u32, is_meant: impl Fn(&Reader) -> bool) {
+        let theirs: Vec<Reader> = self.0.lock().extract_if(.., |reader| is_meant(reader)).collect();
         theirs.iter().filter(|reader| reader.pid == 0 || reader.pid != asks).for_each(Reader::wait);
     }
 }
@@ -130,6 +139,16 @@ mod tests {
         readers.note(9, 0);
         assert!(waited(&readers, 9) >= BLINDLY / 2);
         assert!(waited(&readers, 9) < BLINDLY);
+    }
+
+    #[test]
+    fn who_takes_a_name_away_waits_for_those_of_all_files() {
+        let readers = Readers::default();
+        readers.note(7, 0);
+        readers.note(8, 0);
+        readers.wait_for_all(1);
+        assert!(readers.0.lock().is_empty());
+        assert!(waited(&readers, 8) < BLINDLY);
     }
 
     #[test]

@@ -113,6 +113,13 @@ impl Kernel {
         self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.but_ctime = true);
     }
 
+    /// Answers to who asked before are not taken in any more (`fuse_entry_unlinked`).
+    fn lost_name(&mut self, ino: u64) {
+        self.changed_name(ino);
+        self.version += 1;
+        self.sizes.entry(ino).or_default().version = self.version;
+    }
+
     pub fn page(&mut self, (now, asked): (Time, u64), dir: u64, page: &Page) {
         let mut names = page.names.as_slice();
         for entry in &page.entries {
@@ -127,7 +134,7 @@ impl Kernel {
     /// The kernel's own doing after it removed or replaced a name.
     pub fn unlinked(&mut self, dir: u64, name: &Name) {
         if let Some(Dentry { ino: Some(ino), .. }) = self.names.remove(&(dir, name.clone())) {
-            self.changed_name(ino);
+            self.lost_name(ino);
         }
         self.changed_dir(dir);
     }
@@ -140,7 +147,7 @@ impl Kernel {
                 other.ino.into_iter().for_each(|ino| self.changed_name(ino));
                 self.names.insert((from, name.clone()), other);
             }
-            Some(Dentry { ino: Some(replaced), .. }) => self.changed_name(replaced),
+            Some(Dentry { ino: Some(replaced), .. }) => self.lost_name(replaced),
             _ => {}
         }
         if let Some(dentry) = moved {
