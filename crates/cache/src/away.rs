@@ -244,6 +244,9 @@ impl Cache {
         if self.holds.give_up(op) {
             return self.say(op, answer);
         }
+        if self.answer_at_once(op) {
+            return;
+        }
         let Some(waiting) = self.waiting.remove(&op) else { return };
         let away = !self.is_attached();
         let Some(flight) = self.flights.get_mut(&waiting.call) else { return self.say(op, answer) };

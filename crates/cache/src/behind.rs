@@ -7,16 +7,16 @@
 //! taken their answers in, who tells the kernel sees to.
 
 use crate::cache::Cache;
-use crate::flight::Purpose;
+use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Invalidation, Output, Stale};
-use nigh_types::{CallId, OpId, Reply, Response, Span, Time};
+use nigh_types::{Attr, Call, CallId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
 
 /// Nobody is waited for any longer: others may wait for what is told.
 const ANSWERS_WAIT: Span = Span::from_millis(1_000);
 
 /// Something that the kernel is to be told.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Behind {
     what: What,
     /// Not while one of these waits for attributes,
@@ -25,11 +25,11 @@ pub(crate) struct Behind {
     latest: Time,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum What {
     Forget(Invalidation, Vec<Stale>),
     /// That an own change was made, which it takes for later than any answer to who asked before.
-    Answers(Vec<OpId>, Answer),
+    Answers(Vec<OpId>, Answer, Option<Time>),
 }
 
 /// In their order.
@@ -53,14 +53,44 @@ impl Cache {
         });
     }
 
-    /// The same for an answer that the kernel takes for a later one, of these files.
-    pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], answer: Answer) {
+    /// The same for an answer that the kernel takes for a later one, of these files. `sent`: when it was asked for, where it may bring
+    /// attributes that are older than what others have been answered.
+    pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], answer: Answer, sent: Option<Time>) {
         let files: Vec<Stale> = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
         let asked = self.readers_of(&files);
         if asked.is_empty() {
-            return self.answer_all(ops, &answer);
+            return self.answer_no_older(ops, answer, sent);
         }
-        self.put_behind(What::Answers(ops.to_vec(), answer), asked);
+        self.put_behind(What::Answers(ops.to_vec(), answer, sent), asked);
+    }
+
+    /// Somebody is answered these attributes, and may read as far as they say until the next ones are taken in.
+    pub(crate) fn note_told(&mut self, ino: u64, attr: Attr) {
+        if self.reads_by_size(ino)
+            && let Some(inode) = self.inodes.get_mut(&ino)
+        {
+            inode.last_told = Some(Box::new((self.clock, attr)));
+        }
+    }
+
+    /// Attributes that nothing vouches for are not told who has been told others since they were asked for: whoever reads would go by the
+    /// older size. Who wants to know them asks again.
+    fn answer_no_older(&mut self, ops: &[OpId], mut answer: Answer, sent: Option<Time>) {
+        let (ino, attr, keeps) = match &mut answer {
+            Answer::Node(node) if node.attr_valid == Span::ZERO => (node.id.ino, &mut node.attr, false),
+            Answer::Attr(id, attr, Span::ZERO) => (id.ino, attr, true),
+            _ => return self.answer_all(ops, &answer),
+        };
+        let last = self.inodes.get(&ino).and_then(|inode| inode.last_told.as_deref());
+        if let Some((_, last)) = last.filter(|(at, _)| sent.is_some_and(|sent| sent <= *at)) {
+            *attr = if keeps { Attr { size: last.size, ..*attr } } else { *last };
+        }
+        self.answer_all(ops, &answer);
+    }
+
+    /// Whether an answer may bring attributes that are older than what others were answered meanwhile: not who sets how long a file is.
+    pub(crate) fn may_be_older(flight: &Flight) -> bool {
+        !matches!(&flight.again, Some(Call::SetAttr { set, .. }) if set.size.is_some())
     }
 
     /// The files of whose attributes others ask, and that a change is of: also those that lose a name, as far as the kernel
@@ -96,7 +126,7 @@ impl Cache {
     fn put_out(&mut self, what: What) {
         match what {
             What::Forget(id, stale) => self.out.push_back(Output::Invalidate { id, stale, first: false }),
-            What::Answers(ops, answer) => self.answer_all(&ops, &answer),
+            What::Answers(ops, answer, sent) => self.answer_no_older(&ops, answer, sent),
         }
     }
 
@@ -111,6 +141,12 @@ impl Cache {
         });
         let flights = files.filter_map(|ino| self.flights.get(self.attrs.get(ino)?));
         flights.flat_map(|flight| flight.waiters.iter().copied()).collect()
+    }
+
+    /// Whether somebody waits for an answer and will read as far as that says.
+    #[must_use]
+    pub fn is_asked_how_long(&self, ino: u64) -> bool {
+        !self.readers_of(&[Stale::Attr { ino }]).is_empty()
     }
 
     /// Whether somebody may go on by the size of an inode when its attributes are answered.
@@ -133,6 +169,24 @@ impl Cache {
         if let Some(flight) = self.flights.get_mut(&newer) {
             flight.waiters.extend(waiters);
         }
+    }
+
+    /// What it asked for is done, and its answer waits for who asks for attributes. It is told now, as nobody would tell the kernel of
+    /// that later, unless that is to forget everything anyway. False: it was not.
+    pub(crate) fn answer_at_once(&mut self, op: OpId) -> bool {
+        if self.waits_for_kernel() {
+            return false;
+        }
+        let found = self.behind.iter_mut().find_map(|behind| match &mut behind.what {
+            What::Answers(ops, answer, sent) if ops.contains(&op) => {
+                ops.retain(|other| *other != op);
+                Some((answer.clone(), *sent))
+            }
+            _ => None,
+        });
+        let Some((answer, sent)) = found else { return false };
+        self.answer_no_older(&[op], answer, sent);
+        true
     }
 
     /// Puts out what waits no longer.
@@ -171,6 +225,7 @@ mod tests {
     use crate::{Config, Op};
     use nigh_types::{
         Access, Attr, Call, Covers, Entry, Event, Handle, Name, NodeId, Recall, RecallId, Reply, Response,
+        SetAttr,
     };
 
     const FILE: NodeId = NodeId { ino: 7, generation: 1 };
@@ -279,6 +334,56 @@ mod tests {
         assert_eq!(answer(&mut cache, looked, Reply::Looked(Some(entry))), []);
         let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
         assert_eq!(said.iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4]);
+    }
+
+    #[test]
+    fn who_gives_a_name_is_not_told_that_the_file_is_as_long_as_before() {
+        let mut cache = opened();
+        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        let [.., (link, made)] = changes_of_names();
+        let linked = ask(&mut cache, 4, link);
+        let told = attr(5);
+        answer(&mut cache, asked, Reply::Attr(FILE, told));
+        let said = answer(&mut cache, linked, made);
+        let node = said.iter().find_map(|output| match output {
+            Output::Answer { op: OpId(4), answer: Answer::Node(node) } => {
+                Some((node.attr.size, node.attr_valid))
+            }
+            _ => None,
+        });
+        assert_eq!(node, Some((5, Span::ZERO)));
+    }
+
+    #[test]
+    fn nor_is_who_changes_its_mode_but_who_sets_its_length_is() {
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        for (set, size) in [(mode, 5), (SetAttr { size: Some(1), ..SetAttr::default() }, 1)] {
+            let mut cache = opened();
+            let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+            let changed = ask(&mut cache, 4, Op::SetAttr { ino: 7, fh: None, set });
+            answer(&mut cache, asked, Reply::Attr(FILE, attr(5)));
+            let said = answer(&mut cache, changed, Reply::Attr(FILE, Attr { mode: 0o100_600, ..attr(1) }));
+            let told = said.iter().find_map(|output| match output {
+                Output::Answer { op: OpId(4), answer: Answer::Attr(_, attr, _) } => {
+                    Some((attr.size, attr.mode))
+                }
+                _ => None,
+            });
+            assert_eq!(told, Some((size, 0o100_600)));
+        }
+    }
+
+    #[test]
+    fn who_is_killed_while_its_answer_waits_for_who_asks_has_done_what_it_did() {
+        let mut cache = opened();
+        ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        let [(unlink, removed), ..] = changes_of_names();
+        let unlinked = ask(&mut cache, 4, unlink);
+        let said = answer(&mut cache, unlinked, removed);
+        assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
+        cache.handle_interrupt(OpId(4), true);
+        let said = outputs(&mut cache);
+        assert!(said.contains(&Output::Answer { op: OpId(4), answer: Answer::Done }), "{said:?}");
     }
 
     fn answered_op(output: &Output) -> Option<u64> {

@@ -378,7 +378,8 @@ impl Cache {
             Purpose::Unlock { .. } => self.unlock_arrived(&flight, &response),
             Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
         };
-        self.answer_behind(&files, &flight.waiters, answer);
+        let sent = Cache::may_be_older(&flight).then_some(flight.sent);
+        self.answer_behind(&files, &flight.waiters, answer, sent);
         self.own_change_answered(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);

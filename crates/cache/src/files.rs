@@ -360,6 +360,7 @@ impl Cache {
             }
             if inode.opens == 0 {
                 inode.base = None;
+                inode.last_told = None;
             }
             if file.handle.is_none() {
                 inode.opens_unpinned -= 1;

@@ -81,6 +81,7 @@ impl Cache {
     pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.attr_of(now, id) {
+            self.note_told(ino, attr);
             return Some(Answer::Attr(id, attr, self.tell_attr(now, ino, Some(held))));
         }
         if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.gone) {
@@ -204,12 +205,12 @@ impl Cache {
         let attr_valid = self.tell_attr(now, entry.id.ino, attr_held);
         let node = crate::op::Node { attr_valid, ..node };
         match waiters.len() as u64 {
-            0 => drop(self.handle_forget(entry.id.ino, 1)),
+            0 => self.handle_forget(entry.id.ino, 1),
             more => self.inode(entry.id).lookups += more - 1,
         }
         // What is granted is as new as anything that who asked later is told.
         let older = if attr_held.is_none() { vec![entry.id.ino] } else { Vec::new() };
-        self.answer_behind(&older, &waiters, Answer::Node(node));
+        self.answer_behind(&older, &waiters, Answer::Node(node), Some(flight.sent));
         held.is_some()
     }
 
@@ -228,6 +229,9 @@ impl Cache {
                     }
                     waiters.retain(|op| !late.contains(op));
                     self.ask_again(now, late, Purpose::Attr { ino: id.ino }, Call::GetAttr { node });
+                }
+                if !waiters.is_empty() {
+                    self.note_told(id.ino, attr);
                 }
                 Answer::Attr(id, attr, self.tell_attr(now, id.ino, held))
             }

@@ -17,6 +17,8 @@ pub(crate) struct Inode {
     pub named_until: Time,
     /// The kernel was told attributes for some time, and not to forget them since.
     pub attr_told: bool,
+    /// What who asked for attributes was answered last, and when: of a file that is open.
+    pub last_told: Option<Box<(Time, Attr)>>,
     /// How many [`crate::Fh`]s stand for it.
     pub opens: u32,
     /// Of those, files without a handle at the remote: before its last name goes, or who may read it
@@ -86,6 +88,7 @@ impl Inode {
             lookups: 0,
             told_until: Time(0),
             named_until: Time(0),
+            last_told: None,
             attr_told: false,
             opens: 0,
             opens_unpinned: 0,
