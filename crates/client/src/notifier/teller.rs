@@ -23,11 +23,14 @@ use nigh_types::{Bug, Name, planted};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 /// After so long it is looked whether there are workers again.
 const AGAIN: Duration = Duration::from_millis(20);
+/// No answer is waited for any longer.
+const ANSWERS: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// No thread has that number.
 const NOBODY: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
@@ -107,7 +110,7 @@ impl Teller<'_> {
                 break;
             }
             if let (Stale::Attr { ino } | Stale::Data { ino, .. }, false) = (&one, progress.first) {
-                self.driver.readers.wait(*ino, NOBODY);
+                wait_for_readers(self.driver, *ino, || self.notifier.is_wanted());
             }
             if let Stale::Data { ino, offset, length } = one {
                 let files = self.take_files((ino, (offset, length)), &mut job.stale);
@@ -240,6 +243,7 @@ impl Teller<'_> {
         self.notifier.crew.start(most, self.driver, |driver, (dir, name, then): Named| {
             send(driver, &Notification::entry(dir, &name));
             if let Some(ino) = then {
+                wait_for_readers(driver, ino, || false);
                 send(driver, &Notification::attributes(ino));
             }
         })
@@ -258,6 +262,17 @@ impl Teller<'_> {
     fn send(&self, notification: &Notification<'_>) -> Option<NotifyOutcome> {
         send(self.driver, notification)
     }
+}
+
+/// Those who asked for a file's attributes before what is told now was queued were waited for; others may have asked since, as what
+/// stood before it in the row took its time.
+fn wait_for_readers(driver: &Driver, ino: u64, give_up: impl Fn() -> bool) {
+    let since = Instant::now();
+    let asked = || driver.with(|core, _| core.cache.is_asked_how_long(ino));
+    while asked() && since.elapsed() < ANSWERS && !give_up() {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    driver.readers.wait(ino, NOBODY);
 }
 
 fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {

@@ -390,3 +390,28 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
     stuck.let_go();
     stopped(&driver, thread);
 }
+
+/// What stood before it took its time, and meanwhile somebody has asked how long the file is.
+#[test]
+fn what_is_told_late_waits_for_who_asked_meanwhile() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.make("file", false).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    driver.notifier.queue(Invalidation(901), vec![Stale::Attr { ino: MADE }], false);
+    driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
+    let asks = nigh_cache::Op::GetAttr { ino: MADE };
+    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, asks);
+    assert!(driver.with(|core, _| core.cache.is_asked_how_long(MADE)), "it is not known");
+    let thread = running(&driver);
+    let told = || kernel.notifications().contains(&Notification::attributes(MADE));
+    thread::sleep(Duration::from_millis(50));
+    assert!(!told());
+    driver.with(|core, _| core.cache.handle_interrupt(OpId(900), true));
+    until("what was queued", told);
+    stopped(&driver, thread);
+}
+
+fn of_root(ino: u64) -> Recall {
+    let node = nigh_types::NodeId { ino, generation: 1 };
+    Recall { id: RecallId(1), node, covers: Covers::Names, names: Vec::new() }
+}
