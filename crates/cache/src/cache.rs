@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 ///
 /// **Invariants.** A fact is served only while its grant lives. The kernel is told nothing for longer
 /// than that, or is told to forget before a recall is acknowledged.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Cache {
     pub(crate) config: Config,
     pub(crate) key: CookieKey,

@@ -137,7 +137,7 @@ pub struct Watching {
 type Aside = (Vec<(Name, Seen)>, BTreeSet<Name>);
 
 /// One directory that is watched.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Watched {
     /// `None`: nothing is known yet, or it is too large.
     picture: Option<Picture>,
@@ -172,7 +172,7 @@ struct Untold {
 }
 
 /// All that is watched.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Watches {
     dirs: BTreeMap<u64, Watched>,
     unsettled: BTreeSet<u64>,

@@ -189,7 +189,7 @@ pub(crate) enum Want {
 }
 
 /// A request that waits.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub call: CallId,
     pub caller: Caller,
@@ -203,7 +203,7 @@ pub(crate) struct Waiting {
 }
 
 /// What happened to facts after a call was sent: its reply may be older (invariant 4).
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// All grants ended: whatever the reply says is not kept.
     pub lapsed: bool,
@@ -250,7 +250,7 @@ impl Seen {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Flight {
     pub purpose: Purpose,
     /// [`Call::type_name`].

@@ -4,7 +4,7 @@ use nigh_types::{OpId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Requests that wait, by the moment at which they may no longer.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
     due: BTreeSet<(Time, OpId)>,
     of: BTreeMap<OpId, Time>,

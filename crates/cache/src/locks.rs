@@ -26,7 +26,7 @@ pub(crate) struct Holder {
 }
 
 /// What is known of one holder.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Held {
     /// Open files through which it set locks.
     files: BTreeSet<Fh>,
@@ -46,7 +46,7 @@ struct Held {
 
 /// Who may hold locks. A holder stands here from its first call for a lock until it has unlocked the whole
 /// file, closes it, or was granted none.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Locks {
     holders: BTreeMap<Holder, Held>,
     /// Open files on which lost locks were set: nothing is read or written through them.

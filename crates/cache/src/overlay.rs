@@ -5,7 +5,7 @@ use nigh_types::OpName;
 use std::collections::BTreeMap;
 
 /// What is pending. An application waits for each of these: what it acknowledged is in the facts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Overlay {
     client: u64,
     incarnation: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Overlay {
     taking: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pending {
     /// Inodes that will have lost the names under whose grant their attributes stand: nobody is told them meanwhile.
     leaving: [Option<u64>; 2],

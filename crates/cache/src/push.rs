@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const LISTINGS_WAIT: Span = Span::from_millis(1_000);
 
 /// What is held back. One fact may be held by several changes; it is free when all are committed.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Holds {
     open: BTreeMap<RecallId, Vec<Held>>,
     names: BTreeMap<u64, BTreeMap<Name, u64>>,

@@ -46,7 +46,7 @@ impl Child {
 }
 
 /// Rows of one directory. Invariant: sorted by (cookie, name), names unique, no chunk empty.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rows {
     chunks: Vec<Vec<Row>>,
     there: u64,

@@ -7,13 +7,13 @@ use nigh_types::CallId;
 use std::collections::BTreeMap;
 
 /// Listings by the call that brought them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
     kept: BTreeMap<CallId, Snapshot>,
     bytes: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Snapshot {
     rows: Rows,
     /// How many open directories read it. Invariant: none of them, no snapshot.

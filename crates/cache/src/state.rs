@@ -7,7 +7,7 @@ use crate::stores::{Base, Old};
 use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
 
 /// An inode that the kernel knows, or that has facts under a grant of its own.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub id: NodeId,
     /// How often the kernel was told of it and has not forgotten.
@@ -48,7 +48,7 @@ pub(crate) struct Inode {
 }
 
 /// What the kernel's page cache may hold of a file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Data {
     pub held: Option<Held>,
     /// The end of `held` that is watched, where the file is open: this one or an earlier.
@@ -128,7 +128,7 @@ const PUSHES_MEET: Span = Span::from_millis(1_000);
 const QUIET: Span = Span::from_millis(10_000);
 
 /// What is known of a directory's names.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Directory {
     pub id: NodeId,
     /// The grant over `rows` and `complete`. Invariant: without it `rows` is empty.
@@ -204,7 +204,7 @@ impl Directory {
 }
 
 /// A regular file that the kernel holds open.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct OpenFile {
     pub ino: u64,
     /// Of the inode that was opened: its number may be another's by now.
@@ -228,7 +228,7 @@ impl OpenFile {
 }
 
 /// A directory that the kernel holds open.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct OpenDir {
     pub ino: u64,
     /// A listing that may not be kept as a fact: it serves this open until rewound.

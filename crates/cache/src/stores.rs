@@ -36,7 +36,7 @@ pub(crate) struct Base {
 }
 
 /// The kernel may have pages of a time whose grant has ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Old {
     pub stamp: DataStamp,
     /// What write-backs have made of that.

@@ -83,6 +83,7 @@ enum State {
 ///      └────────────────────────────── handle_connect ────────────────────────────┘
 ///  From everywhere: farewell, a broken rule ─▶ Lost; also what ends Greeting before the first welcome.
 /// ```
+#[derive(Clone, Debug)]
 pub struct ClientSession {
     config: ClientConfig,
     state: State,

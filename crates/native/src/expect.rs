@@ -7,7 +7,7 @@ use nigh_types::{
 };
 
 /// An outstanding call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) sent: Time,
     /// It waits for a lock.

@@ -204,7 +204,7 @@ pub(crate) fn again(request: &FrameBytes) -> FrameBytes {
 /// A frame that lies whole in one input is handed out in place; one that is spread over several is
 /// gathered first. Memory grows with the bytes that arrive, never by a length that was announced; of packed
 /// bodies with up to 255 times these, one body at a time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FrameReader {
     partial: Vec<u8>,
     /// The frame in `partial` was handed out.

@@ -87,6 +87,7 @@ use turns::Left;
 type Seat = (LeaseKey, Holder);
 
 /// A grant that stands and was not recalled.
+#[derive(Clone, Debug)]
 struct Entry {
     id: GrantId,
     /// The object's number in its holder's export.
@@ -136,7 +137,7 @@ impl Entry {
 }
 
 /// The latest number of each sort.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 struct Numbers {
     grant: u64,
     recall: u64,
@@ -153,6 +154,7 @@ struct Numbers {
 /// fenced before it is heard.
 ///
 /// Inputs that name an unknown holder, grant, recall or change do nothing.
+#[derive(Clone, Debug)]
 pub struct LeaseTable {
     config: LeaseConfig,
     now: Time,

@@ -8,7 +8,7 @@ pub const MAX_UNANSWERED_BYTES: u64 = 64 << 20;
 
 /// Requests that are not answered yet. Both ends count alike: the client keeps to the limits, and the
 /// server enforces them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Load {
     calls: u32,
     bytes: u64,

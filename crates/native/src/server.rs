@@ -100,6 +100,7 @@ enum State {
 /// A client owes nothing for another: what is enforced is that hello comes first and once, sizes,
 /// that call ids are not in use twice, the number and the bytes of outstanding calls, operation names on mutations
 /// and on nothing else, and acknowledgements of recalls that were sent.
+#[derive(Clone, Debug)]
 pub struct ServerConnection {
     config: ServerConfig,
     state: State,
@@ -135,7 +136,7 @@ pub struct ServerConnection {
 }
 
 /// A call that is not answered.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Outstanding {
     bytes: u64,
     /// Bytes that it takes here beyond those that arrived.

@@ -12,7 +12,7 @@ const FRAMES_UNSAID: u64 = 64;
 const BYTES_UNSAID: u64 = 1 << 20;
 
 /// Frames on their way to the other end, until it has said that it has them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Outgoing {
     /// How many the other end has.
     confirmed: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Outgoing {
     bytes: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Kept {
     frame: FrameBytes,
     /// The sequence of the named operation to which it is the answer.
@@ -114,7 +114,7 @@ impl Outgoing {
 }
 
 /// Frames that arrived, and what the other end was told of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Incoming {
     count: u64,
     frames_unsaid: u64,

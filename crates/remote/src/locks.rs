@@ -3,7 +3,7 @@
 use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, Reply};
 
 /// All locks of one server. Deadlocks are not looked for.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub struct Locks {
     held: Vec<Lock>,
     /// Held in sessions that were forgotten, as far as nobody was granted since what it excludes.
@@ -12,7 +12,7 @@ pub struct Locks {
     waits: Vec<(Lock, CallId)>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Lock {
     session: u64,
     node: NodeId,

@@ -53,6 +53,7 @@ impl Default for TreeConfig {
 }
 
 /// The filesystem. Its root is inode 1.
+#[derive(Clone, Debug)]
 pub struct Tree {
     config: TreeConfig,
     nodes: BTreeMap<u64, Node>,

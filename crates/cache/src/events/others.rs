@@ -7,7 +7,7 @@ use nigh_types::{Attr, Name, NodeId};
 use std::collections::BTreeMap;
 
 /// What one change of others was about.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Pushed {
     names: Vec<(u64, Name)>,
     attributes: Vec<(NodeId, Attr)>,

@@ -46,14 +46,14 @@ impl Seen {
 }
 
 /// All names of a directory.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Picture {
     names: BTreeMap<Name, Seen>,
     round: u64,
 }
 
 /// How one directory differs from its picture.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Difference {
     pub dir: u64,
     vanished: Vec<(Name, Seen)>,

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A call that is not answered.
+#[derive(Clone, Debug)]
 pub(super) struct Outstanding {
     expected: Expected,
     /// Kept for a server that forgets it.

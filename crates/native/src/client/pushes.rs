@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const MOST_HOLDS: u64 = 1 << 16;
 
 /// Holds whose commits are still to come, by the server's numbers.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Pushes {
     /// The server knows that this client takes them.
     agreed: bool,

@@ -5,6 +5,7 @@ use super::words::{Client, LeaseConfig, LeaseKey, LeaseReason};
 use nigh_types::{GrantId, RecallId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
+#[derive(Clone, Debug)]
 pub(super) struct Account {
     pub(super) names_alone: bool,
     /// Others' changes are held back in the place of recalls.
@@ -32,14 +33,14 @@ pub(super) struct Account {
     pub(super) armed: Armed,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) key: LeaseKey,
     /// When it ends of itself.
     pub(super) until: Time,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Recalled {
     pub(super) recall: RecallId,
     pub(super) until: Time,

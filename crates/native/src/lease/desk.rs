@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 /// **Contract.** One lock is held over each input and until `poll_output` has said [`DeskOutput::Timeout`], and
 /// over doing what it said up to then: recalls and answers take their places in streams in that order. Calls
 /// that go on are executed when the lock is free again. `handle_timeout` follows as with [`LeaseTable`].
+#[derive(Clone, Debug)]
 pub struct Desk<P> {
     table: LeaseTable,
     unsent: Unsent,
@@ -80,6 +81,7 @@ pub enum Parking<P> {
 }
 
 /// A call that waits for a grant on data.
+#[derive(Clone, Debug)]
 struct Reader {
     seat: (Holder, LeaseKey),
     node: NodeId,
@@ -87,6 +89,7 @@ struct Reader {
     given: Option<Granted>,
 }
 
+#[derive(Clone, Debug)]
 struct Answer {
     holder: Holder,
     grants: Vec<Grant>,

@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 const FIRST: u64 = 4;
 
 /// Those who let others wait, over their sessions.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Doubts(BTreeMap<Client, Doubt>);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Doubt {
     until: Time,
     span: Span,

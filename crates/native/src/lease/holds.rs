@@ -13,13 +13,14 @@ use std::collections::BTreeMap;
 pub(super) type Fact = (LeaseKey, Option<Name>);
 
 /// How often a fact is being changed, and which end of a change was the latest.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct FactState {
     under_way: u64,
     ended: u64,
 }
 
 /// A hold whose acknowledgement is owed.
+#[derive(Clone, Debug)]
 pub(super) struct Holding {
     pub(super) holder: Holder,
     pub(super) hold: Hold,
@@ -27,6 +28,7 @@ pub(super) struct Holding {
 }
 
 /// What one holder holds back for a change.
+#[derive(Clone, Debug)]
 pub(super) struct HeldBack {
     holder: Holder,
     id: RecallId,

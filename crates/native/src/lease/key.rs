@@ -7,7 +7,7 @@ use nigh_types::{RecallId, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A key about which there is nothing to say has none.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct KeyState {
     /// Changes under way, by maker.
     makers: BTreeMap<Option<Holder>, u64>,
@@ -23,6 +23,7 @@ pub(super) struct KeyState {
 }
 
 /// More than one holder was there, of whom one wants names alone.
+#[derive(Clone, Debug)]
 struct Shared {
     /// Since when there is at most one.
     lone_since: Option<Time>,

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// What the server hears of when others change it.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Watched {
     filesystems: BTreeSet<u64>,
     objects: BTreeSet<Object>,

@@ -10,6 +10,7 @@ use nigh_types::{Covers, GrantId, Name, NodeId, Recall, RecallId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A recall whose acknowledgement is owed.
+#[derive(Clone, Debug)]
 pub(super) struct Outstanding {
     pub(super) holder: Holder,
     pub(super) key: LeaseKey,
@@ -31,6 +32,7 @@ impl Outstanding {
 }
 
 /// A change under way.
+#[derive(Clone, Debug)]
 pub(super) struct ChangeState {
     pub(super) by: Option<Holder>,
     pub(super) since: Time,

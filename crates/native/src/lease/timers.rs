@@ -12,7 +12,7 @@ pub(super) enum Due {
     Flush(ChangeId),
 }
 
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Timers {
     moments: BTreeMap<(Time, Due), LeaseReason>,
 }

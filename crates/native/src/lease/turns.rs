@@ -13,7 +13,7 @@ use nigh_types::{Bug, Covers, NodeId, RecallId, Time, planted};
 use std::collections::{BTreeSet, VecDeque};
 
 /// At a key: whose turn it is to write, and who waits for one.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Turn {
     /// The maker, and how many of its changes.
     writing: Option<(Option<Holder>, u64)>,
@@ -32,7 +32,7 @@ impl Turn {
 }
 
 /// One change's part in this.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Part {
     /// It has its turn there.
     pub(super) writes: Option<LeaseKey>,
@@ -48,7 +48,7 @@ pub(super) struct Part {
 }
 
 /// An acknowledgement for which flushes did not wait.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Left {
     /// What they write.
     data: BTreeSet<LeaseKey>,

@@ -15,7 +15,7 @@ use super::words::{Granted, Holder, LeaseKey};
 use nigh_types::{Covers, Grant, GrantId, NodeId, Recall, Time};
 use std::collections::{BTreeMap, VecDeque};
 
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Unsent {
     by_id: BTreeMap<GrantId, Registered>,
     by_key: BTreeMap<(Holder, LeaseKey), Together>,
@@ -23,6 +23,7 @@ pub(super) struct Unsent {
     due: VecDeque<(Holder, Recall)>,
 }
 
+#[derive(Clone, Debug)]
 struct Registered {
     seat: (Holder, LeaseKey),
     node: NodeId,
@@ -40,6 +41,7 @@ pub(super) enum Carried {
 }
 
 /// Those of one holder on one key.
+#[derive(Clone, Debug)]
 struct Together {
     count: u64,
     latest: GrantId,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 pub(super) const PAGE: u64 = 4096;
 
 /// What is not in a page is zero. The size stands in the attributes.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Content {
     pages: BTreeMap<u64, Box<[u8]>>,
 }

@@ -4,6 +4,7 @@ use super::content::Content;
 use nigh_types::{Attr, Cookie, CookieKey, Entry, Name, NodeId};
 use std::collections::BTreeMap;
 
+#[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) id: NodeId,
     pub(super) attr: Attr,
@@ -16,6 +17,7 @@ pub(super) struct Node {
     pub(super) nameless: bool,
 }
 
+#[derive(Clone, Debug)]
 pub(super) enum Body {
     File(Content),
     Directory(Directory),
@@ -24,7 +26,7 @@ pub(super) enum Body {
 }
 
 /// A directory's names, in cookie order.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Directory {
     pub(super) entries: BTreeMap<(Cookie, Name), u64>,
 }

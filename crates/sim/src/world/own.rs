@@ -6,6 +6,7 @@ use nigh_types::Name;
 
 /// What a request that changes names has done, seen from outside. Others may have moved something else to these names since its
 /// kernel looked: that it cannot know by the time at which its own change moves or removes it, but is told with the answer.
+#[derive(Clone, Debug)]
 pub(super) struct Effect {
     /// What its names led to when it was last looked.
     stood: Vec<Option<u64>>,
