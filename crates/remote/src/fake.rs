@@ -95,6 +95,7 @@ impl FakeServer {
 }
 
 /// One client's end: a [`Remote`].
+#[derive(Clone)]
 pub struct Fake {
     control: Control,
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub type Listing = BTreeMap<Vec<u8>, u64>;
 
 /// Pages and listings of one mount. Files here are smaller than a page, and written whole.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Kept {
     /// Open files: the inode, and whether it may be written through this.
     files: BTreeMap<Fh, (u64, bool)>,

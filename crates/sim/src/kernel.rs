@@ -2,8 +2,9 @@
 
 use crate::kept::Kept;
 use nigh_cache::{Answer, Node, Page, Stale};
-use nigh_types::{Attr, Name, NodeId, Span, Time};
+use nigh_types::{Attr, Name, NodeId, OpId, Span, Time};
 use std::collections::BTreeMap;
+use std::fmt::{self, Write};
 
 /// A name, or its absence, as a kernel holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +42,7 @@ struct Size {
 }
 
 /// The dcache and inode attributes of one mount.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Kernel {
     sizes: BTreeMap<u64, Size>,
     version: u64,
@@ -53,6 +54,19 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// What makes its future, as text that is the same for the same state. `asked`: see [`Kernel::version`].
+    pub(crate) fn write(&self, asked: &BTreeMap<OpId, u64>, out: &mut String) -> fmt::Result {
+        let Kernel { sizes, version: _, names, attrs, mounted_below, kept } = self;
+        write!(out, "{names:?}{attrs:?}{mounted_below}{kept:?}")?;
+        sizes.iter().try_for_each(|(ino, size)| write!(out, "{ino}:{} ", size.bytes))?;
+        // Only who has asked before something was taken in is left out.
+        asked.iter().try_for_each(|(id, asked)| {
+            let later: Vec<u64> =
+                sizes.iter().filter(|(_, size)| size.version > *asked).map(|(ino, _)| *ino).collect();
+            write!(out, "{id:?}{later:?}")
+        })
+    }
+
     /// Takes in what an answer to a lookup in `dir` says.
     pub fn looked(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, answer: &Answer) {
         match answer {

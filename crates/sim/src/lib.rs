@@ -7,6 +7,7 @@
 //! | `script` | races as readable texts, in `testdata` |
 //! | `native` | the protocol's own machines in the fake server's place, with bytes between them |
 //! | `random` | seeded histories |
+//! | `orders` | all orders in which a few calls can meet there, with nothing left to chance |
 //! | `mirror` | one client beside a second tree that executes the same requests directly |
 //! | `history` | the judge of what processes on several mounts were told, where the order of effects is not known |
 
@@ -15,6 +16,7 @@ pub mod kept;
 pub mod kernel;
 pub mod mirror;
 pub mod native;
+pub mod orders;
 pub mod random;
 pub mod script;
 pub mod world;

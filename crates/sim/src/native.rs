@@ -13,11 +13,13 @@ mod clock;
 mod counts;
 mod history;
 mod links;
+mod moves;
 mod server;
 mod session;
 
 pub use counts::Counts;
 pub use history::{Plan, run};
+pub(crate) use moves::Move;
 
 use crate::random::Dice;
 use crate::world::Backend;
@@ -37,10 +39,12 @@ use std::rc::Rc;
 const GARBLED_FRAMES: u64 = 12;
 
 /// A server, its clients' ends, and what lies between them.
+#[derive(Clone)]
 pub(crate) struct Native {
     net: Rc<RefCell<Net>>,
 }
 
+#[derive(Clone)]
 struct Net {
     now: Time,
     server: Server,
@@ -52,9 +56,14 @@ struct Net {
     troubled: Time,
     /// Bytes from and to this client become others now and then.
     garbled: Option<usize>,
+    /// Of each frame that arrives its sender hears at once, and a client that wants another connection has it.
+    prompt: bool,
+    /// By session: frames that the server had of its client then, and the client of the server.
+    heard: BTreeMap<u64, (u64, u64)>,
 }
 
 /// A client's session, and the machine that it is on.
+#[derive(Clone)]
 struct ClientEnd {
     config: ClientConfig,
     session: ClientSession,
@@ -72,6 +81,7 @@ struct ClientEnd {
 }
 
 /// One client's [`Remote`].
+#[derive(Clone)]
 pub(crate) struct End {
     at: usize,
     net: Rc<RefCell<Net>>,
@@ -79,25 +89,34 @@ pub(crate) struct End {
 
 /// How a client is connected.
 #[derive(Clone, Copy)]
-struct Place {
+pub(crate) struct Place {
     clock: Clock,
     latency: (Span, Span),
     term: nigh_types::Term,
     features: u64,
 }
 
+impl Place {
+    /// Where nothing takes any time.
+    pub(crate) fn near(features: u64) -> Place {
+        let (clock, latency) = (Clock::exact(), (Span::ZERO, Span::ZERO));
+        Place { clock, latency, term: nigh_types::Term::Session, features }
+    }
+}
+
 impl Native {
-    fn new(tree: TreeConfig, leases: LeaseConfig, seed: u64) -> Native {
-        let server = Server::new(Tree::new(tree), leases, Dice::new(seed ^ 0x5e5e));
+    pub(crate) fn new(tree: TreeConfig, leases: LeaseConfig, seed: u64) -> Native {
+        let server = Server::new(Tree::new(tree), leases, Some(Dice::new(seed ^ 0x5e5e)));
         let dice = Dice::new(seed ^ 0x11e7);
         let (ends, links) = (Vec::new(), BTreeMap::new());
         let (now, last_link, troubled, garbled) = (Time(0), 0, Time(0), None);
-        let net = Net { now, server, ends, links, last_link, dice, troubled, garbled };
+        let (prompt, heard) = (false, BTreeMap::new());
+        let net = Net { now, server, ends, links, last_link, dice, troubled, garbled, prompt, heard };
         Native { net: Rc::new(RefCell::new(net)) }
     }
 
     /// Another client says hello.
-    fn connect(&self, now: Time, place: Place) -> End {
+    pub(crate) fn connect(&self, now: Time, place: Place) -> End {
         let mut net = self.net.borrow_mut();
         net.now = net.now.max(now);
         let at = net.ends.len();
@@ -252,12 +271,18 @@ impl Net {
         let Some(id) = self.links.iter().find(|(_, link)| is_here(link)).map(|(id, _)| *id) else { return };
         let Some(link) = self.links.get_mut(&id) else { return };
         let (at, packet) = (link.client, link.down.take(now));
+        self.hand(at, id, packet.flatten());
+    }
+
+    /// What a connection brings to its client, `None`: its end.
+    fn hand(&mut self, at: usize, id: u64, packet: Option<Vec<u8>>) {
+        let now = self.now;
         let end = &mut self.ends[at];
         if end.link != Some(id) {
             return;
         }
         let clock = end.clock.at(now);
-        match packet.flatten() {
+        match packet {
             Some(bytes) => end.session.handle_input(clock, &bytes),
             None => end.session.handle_disconnect(clock, "the connection was lost"),
         }

@@ -12,11 +12,13 @@ use nigh_cache::{Answer, Op};
 use nigh_remote::fake::FakeServer;
 use nigh_types::{Access, Cookie, Name, OpId, SetAttr};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
 
 pub(crate) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 pub(crate) const DIRS: [&str; 2] = ["p", "q"];
 
 /// A small generator (splitmix64): the same history for the same seed on every machine.
+#[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
@@ -45,7 +47,7 @@ impl Dice {
 }
 
 /// What happens in a history besides changes of names and modes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Kinds {
     /// Data, xattrs and further names of files.
     pub(crate) files: bool,
@@ -61,14 +63,15 @@ pub(crate) struct Kinds {
     pub(crate) pushes: bool,
 }
 
-/// What clients ask, and what they are told of it.
+/// What clients ask, and what they are told of it. Clones share their server.
+#[derive(Clone)]
 pub(crate) struct History<B: Backend = FakeServer> {
     pub(crate) kinds: Kinds,
     /// Clients without a session.
     lost: BTreeSet<usize>,
     pub(crate) world: World<B>,
     pub(crate) dice: Dice,
-    dirs: BTreeMap<&'static str, u64>,
+    pub(crate) dirs: BTreeMap<&'static str, u64>,
     /// Requests that wait, and the tick at which each began.
     pub(crate) begun: BTreeMap<OpId, u64>,
     /// Per client: names that its kernel is changing (the kernel lets one thread at a time).
@@ -186,18 +189,29 @@ impl<B: Backend> History<B> {
             }
             _ => return self.read_directory(at, dir),
         };
-        if locks.iter().any(|dir| self.busy.contains_key(&(at, *dir))) {
+        if locks.iter().any(|dir| self.is_busy(at, *dir)) {
             return;
         }
         if let Some(op) = op {
-            let id = self.ask(at, op);
-            if self.world.waits(at, id) && !locks.is_empty() {
-                for dir in &locks {
-                    self.busy.insert((at, *dir), id);
-                }
-                self.changing.insert(id, (at, locks));
-            }
+            self.ask_locking(at, op, locks);
         }
+    }
+
+    /// Whether a client's kernel is changing names of that directory.
+    pub(crate) fn is_busy(&self, at: usize, dir: u64) -> bool {
+        self.busy.contains_key(&(at, dir))
+    }
+
+    /// A request for which a kernel locks these directories, which are not busy.
+    pub(crate) fn ask_locking(&mut self, at: usize, op: Op, locks: Vec<u64>) -> OpId {
+        let id = self.ask(at, op);
+        if self.world.waits(at, id) && !locks.is_empty() {
+            for dir in &locks {
+                self.busy.insert((at, *dir), id);
+            }
+            self.changing.insert(id, (at, locks));
+        }
+        id
     }
 
     /// A kernel that believes something does not ask: what it believes is judged after every step.
@@ -224,7 +238,7 @@ impl<B: Backend> History<B> {
         self.ask(at, Op::OpenDir { ino: dir });
     }
 
-    fn ask(&mut self, at: usize, op: Op) -> OpId {
+    pub(crate) fn ask(&mut self, at: usize, op: Op) -> OpId {
         // One's own change that has not returned may count as not yet made.
         let dir = match &op {
             Op::Lookup { dir, .. } => *dir,
@@ -252,6 +266,11 @@ impl<B: Backend> History<B> {
         let id = self.world.ask(at, op);
         self.begun.insert(id, begun);
         id
+    }
+
+    /// Who changes what, as text that is the same for the same state.
+    pub(crate) fn write_locks(&self, text: &mut String) -> fmt::Result {
+        write!(text, "{:?}{:?}{:?}", self.busy, self.changing, self.abandoned)
     }
 
     pub(crate) fn judge(&mut self) -> Result<(), String> {

@@ -17,6 +17,7 @@ use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Attr, Name, OpId, Span, Time};
 use own::{Effect, names_of};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
 use telling::Telling;
 use words::{away_line, became_line, held_line, words};
 pub use words::{given_up, name_of, short};
@@ -25,6 +26,7 @@ pub use words::{given_up, name_of, short};
 pub type Past = Vec<(u64, Option<u64>)>;
 
 /// One mount: a cache, its remote, and the kernel that it serves.
+#[derive(Clone)]
 pub struct Client<B: Backend = FakeServer> {
     pub cache: Cache,
     pub control: B::Control,
@@ -58,7 +60,8 @@ pub struct Client<B: Backend = FakeServer> {
     carried: Vec<(u64, Name)>,
 }
 
-/// Everything there is.
+/// Everything there is. Clones share their server.
+#[derive(Clone)]
 pub struct World<B: Backend = FakeServer> {
     pub now: Time,
     pub server: B,
@@ -87,7 +90,7 @@ pub struct World<B: Backend = FakeServer> {
     pub wordy: bool,
     /// Time passes without the caches' timers, which fire when it passes again.
     pub timers_are_late: bool,
-    next_op: u64,
+    pub(crate) next_op: u64,
 }
 
 impl World {
@@ -362,6 +365,19 @@ impl<B: Backend> World<B> {
             }
         };
         (moved, self.server.moment(at, cache_due.min(remote_due)))
+    }
+
+    /// When a client has something to do that nobody brings.
+    pub(crate) fn timer(&mut self, at: usize) -> Time {
+        self.drive(at).1
+    }
+
+    /// What makes a client's future, but for its end of the session, as text that is the same for the same state.
+    pub(crate) fn write_client(&self, at: usize, out: &mut String) -> fmt::Result {
+        let Client { cache, kernel, telling, ops, abandoned, locked, asked, effects, carried, .. } =
+            &self.clients[at];
+        write!(out, "{cache:?}{telling:?}{ops:?}{abandoned:?}{locked:?}{effects:?}{carried:?}")?;
+        kernel.write(asked, out)
     }
 
     /// Does what a cache puts out.

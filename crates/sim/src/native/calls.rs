@@ -9,6 +9,7 @@ use nigh_types::{
 };
 
 /// A call that is not answered.
+#[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) session: u64,
     pub(super) call: CallId,
@@ -189,7 +190,7 @@ impl Server {
         let holder = Holder(job.session);
         self.vouch(now, &job);
         let before = written_node(&job.request.call).and_then(|node| self.tree.attr(node));
-        let mut responses = self.tree.execute(now, &job.request);
+        let mut responses = self.affect(now, &job.request);
         if let (Some(node), Some(name)) = (written_node(&job.request.call), job.request.name)
             && self.tree.attr(node) != before
         {
@@ -227,6 +228,16 @@ impl Server {
             self.settle(now);
         }
         self.answer(now, &job, responses);
+    }
+
+    /// Where nothing takes any time, no two changes leave the same times behind all the same.
+    fn affect(&mut self, now: Time, request: &Request) -> Vec<Response> {
+        if self.dice.is_some() || !request.call.is_mutation() {
+            return self.tree.execute(now, request);
+        }
+        let responses = self.tree.execute(now.after(Span(self.effects + 1)), request);
+        self.effects += u64::from(responses.iter().all(|response| response.result.is_ok()));
+        responses
     }
 
     /// A grant that the tree would give, if the table does; the one that was had before comes first.
@@ -280,7 +291,7 @@ impl Server {
 
     /// How long something takes here.
     fn service(&mut self) -> Span {
-        Span(self.dice.below(3) * 400_000)
+        self.dice.as_mut().map_or(Span::ZERO, |dice| Span(dice.below(3) * 400_000))
     }
 }
 

@@ -5,7 +5,7 @@ use nigh_types::{Span, Time};
 use std::collections::VecDeque;
 
 /// Bytes of one direction on their way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pipe {
     latency: Span,
     /// With the moment of arrival; `None`: the end.
@@ -16,7 +16,7 @@ pub(super) struct Pipe {
 }
 
 /// One connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) client: usize,
     pub(super) up: Pipe,
@@ -84,6 +84,35 @@ impl Pipe {
     /// What arrives by now.
     pub(super) fn take(&mut self, now: Time) -> Option<Option<Vec<u8>>> {
         if self.due() <= now { self.packets.pop_front().map(|(_, packet)| packet) } else { None }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Packets on their way, with the end.
+    pub(super) fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    pub(super) fn is_shut(&self) -> bool {
+        self.shut
+    }
+
+    /// What is on its way, `None`: the end.
+    pub(super) fn packets(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        self.packets.iter().map(|(_, packet)| packet.as_deref())
+    }
+
+    /// All but the end is lost, where there is one.
+    pub(super) fn lose(&mut self) {
+        self.packets.retain(|(_, packet)| packet.is_none());
+    }
+
+    /// Nobody is at its other end any more.
+    pub(super) fn break_off(&mut self) {
+        self.packets.clear();
+        self.shut = true;
     }
 
     /// Whether the end was heard of.

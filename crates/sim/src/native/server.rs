@@ -3,6 +3,8 @@
 //! What the real one decides beside these (which connection is a session's latest, grace, what is remembered of
 //! forgotten sessions) is done here as it is done there; place locks, files and locks are not.
 
+mod chosen;
+
 use super::calls::Job;
 use super::counts::Counts;
 use super::session::{Due, Grace, Hello, Memory, Remembered, Session, Who, Work};
@@ -20,11 +22,13 @@ use std::collections::BTreeMap;
 const DORMANCY: u64 = 2;
 
 /// What a server wants of a connection.
+#[derive(Clone)]
 pub(super) enum Said {
     Frame(u64, Vec<u8>),
     Close(u64),
 }
 
+#[derive(Clone)]
 pub(super) struct Server {
     pub(super) tree: Tree,
     pub(super) desk: Desk<Job>,
@@ -43,16 +47,19 @@ pub(super) struct Server {
     last_session: u64,
     last_kept: u64,
     pub(super) config: LeaseConfig,
-    pub(super) dice: Dice,
+    /// How long it takes for things; `None`: no time.
+    pub(super) dice: Option<Dice>,
     pub(super) said: Vec<Said>,
     pub(super) written: Vec<(u64, u64)>,
+    /// Changes that were made, where nothing takes any time: each is so much later than all before.
+    pub(super) effects: u64,
     pub(super) counts: Counts,
     /// What must not be where nothing is wrong.
     pub(super) alarms: Vec<(Time, String)>,
 }
 
 impl Server {
-    pub(super) fn new(tree: Tree, config: LeaseConfig, dice: Dice) -> Server {
+    pub(super) fn new(tree: Tree, config: LeaseConfig, dice: Option<Dice>) -> Server {
         Server {
             tree,
             desk: Desk::new(config),
@@ -71,6 +78,7 @@ impl Server {
             dice,
             said: Vec::new(),
             written: Vec::new(),
+            effects: 0,
             counts: Counts::default(),
             alarms: Vec::new(),
         }
@@ -493,18 +501,36 @@ impl Server {
         work.min(self.desk_due).min(grace)
     }
 
-    /// One thing that is due by now.
-    pub(super) fn step(&mut self, now: Time) {
+    /// When something is due that waits for no thread.
+    pub(super) fn clock_due(&self) -> Time {
+        self.desk_due.min(if self.in_grace() { self.grace.until } else { Time::FAR })
+    }
+
+    /// Does what is due of that.
+    pub(super) fn time_passes(&mut self, now: Time) {
         if self.in_grace() && self.grace.until <= now {
             self.grace.absent.clear();
-            return self.end_grace(now);
+            self.end_grace(now);
         }
         if self.desk_due <= now {
             self.desk.handle_timeout(now);
-            return self.settle(now);
+            self.settle(now);
         }
-        let Some(first) = self.work.first_entry().filter(|first| first.key().0 <= now) else { return };
-        match first.remove() {
+    }
+
+    /// One thing that is due by now.
+    pub(super) fn step(&mut self, now: Time) {
+        if self.clock_due() <= now {
+            return self.time_passes(now);
+        }
+        self.work_at(now, 0);
+    }
+
+    /// One of those that wait for a thread.
+    pub(super) fn work_at(&mut self, now: Time, at: usize) {
+        let key = self.work.keys().nth(at).copied().filter(|(due, _)| *due <= now);
+        let Some(work) = key.and_then(|key| self.work.remove(&key)) else { return };
+        match work {
             Work::Begin(job) => self.attempt(now, job),
             Work::Answer(due) => self.put(now, due),
             Work::Tend(id) => self.tend(now, id),

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A client and its incarnation.
 pub(super) type Who = (u64, u64);
 
+#[derive(Clone, Debug)]
 pub(super) struct Session {
     pub(super) connection: ServerConnection,
     /// The connection that is its latest.
@@ -41,6 +42,7 @@ impl Hello {
 }
 
 /// An answer that waits for its turn.
+#[derive(Clone, Debug)]
 pub(super) struct Due {
     pub(super) session: u64,
     pub(super) who: Who,
@@ -51,6 +53,7 @@ pub(super) struct Due {
 }
 
 /// What a server has to do at some moment.
+#[derive(Clone, Debug)]
 pub(super) enum Work {
     Begin(Job),
     Answer(Due),
@@ -61,11 +64,12 @@ pub(super) enum Work {
 }
 
 /// What forgotten sessions were answered and may not have.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Memory {
     pub(super) answers: BTreeMap<(Who, u64), Remembered>,
 }
 
+#[derive(Clone, Debug)]
 pub(super) struct Remembered {
     pub(super) response: Response,
     /// The number under which the file that it names is kept open.
@@ -73,7 +77,7 @@ pub(super) struct Remembered {
 }
 
 /// The time after a restart in which nobody changes anything.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Grace {
     pub(super) absent: BTreeSet<Who>,
     pub(super) until: Time,

@@ -9,9 +9,9 @@ use nigh_types::Time;
 /// go by the clock of their client.
 pub trait Backend {
     /// One client's end of its session.
-    type Remote: Remote;
+    type Remote: Remote + Clone;
     /// Its knobs.
-    type Control;
+    type Control: Clone;
 
     /// Stores into maps that are written back go before the change that asked for them.
     const FLUSHES_FIRST: bool;

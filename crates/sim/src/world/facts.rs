@@ -21,7 +21,7 @@ pub enum Fact {
 type Moment = (u64, Option<Vec<u8>>);
 
 /// The past of data and xattrs of the inodes that some names lead to.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Facts {
     /// Paths of those names; none: nothing is recorded.
     pub paths: Vec<String>,

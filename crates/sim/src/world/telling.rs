@@ -6,6 +6,7 @@ use nigh_types::OpId;
 use std::collections::VecDeque;
 
 /// What a kernel is to be told for one reason.
+#[derive(Clone, Debug)]
 struct Job {
     id: Invalidation,
     stale: VecDeque<Stale>,
@@ -18,6 +19,7 @@ struct Job {
 }
 
 /// A part of a file that a worker drops.
+#[derive(Clone, Debug)]
 struct Stuck {
     ino: u64,
     range: (u64, u64),
@@ -27,7 +29,7 @@ struct Stuck {
 }
 
 /// What a kernel is yet to be told.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Telling {
     jobs: VecDeque<Job>,
     /// The first job waits for this.
@@ -95,6 +97,20 @@ impl<B: Backend> World<B> {
         if let Some(op) = self.clients[at].kernel.kept.write_back(ino) {
             self.put(at, op);
         }
+        self.settle();
+    }
+
+    /// Whether a kernel that is slow to forget has something to forget.
+    pub(crate) fn has_to_tell(&self, at: usize) -> bool {
+        self.clients[at].hold_invalidations && !self.clients[at].telling.is_idle()
+    }
+
+    /// It forgets what it was told first, and nothing behind that.
+    pub(crate) fn tell_first(&mut self, at: usize) {
+        let before = self.clients[at].telling.jobs.len();
+        self.clients[at].hold_invalidations = false;
+        while self.clients[at].telling.jobs.len() == before && self.tell_one(at) {}
+        self.clients[at].hold_invalidations = true;
         self.settle();
     }
 

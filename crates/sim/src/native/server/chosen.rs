@@ -1,0 +1,37 @@
+//! A server of which somebody else chooses what it does next, and its state as text that is the same for the same state.
+
+use super::{Server, Work};
+use nigh_types::Time;
+use std::fmt::{self, Write};
+
+impl Server {
+    /// Things that wait for a thread.
+    pub(in crate::native) fn due_work(&self, now: Time) -> usize {
+        self.work.keys().take_while(|(due, _)| *due <= now).count()
+    }
+
+    /// When it has to look at the clock, but for those.
+    pub(in crate::native) fn timer(&self, now: Time) -> Time {
+        let later = self.work.keys().map(|(due, _)| *due).find(|due| *due > now).unwrap_or(Time::FAR);
+        later.min(self.clock_due())
+    }
+
+    pub(in crate::native) fn session_of(&self, link: u64) -> Option<u64> {
+        self.sessions.iter().find(|(_, session)| session.link == link).map(|(id, _)| *id)
+    }
+
+    /// All but the tree, the sessions and what is on its way. Of things that wait for a thread the order does not count, since
+    /// any may be next.
+    pub(in crate::native) fn write_desk(&self, out: &mut String) -> fmt::Result {
+        let text = |((due, _), work): (&(Time, u64), &Work)| format!("{due:?}{work:?}");
+        let mut work: Vec<String> = self.work.iter().map(text).collect();
+        work.sort_unstable();
+        write!(out, "{:?}{work:?}{:?}{:?}", self.desk, self.memory.answers, self.register)?;
+        write!(out, "{:?}{:?}{:?}", self.grace, self.cut, self.desk_due)?;
+        write!(out, "{} {} {}", self.effects, self.last_session, self.last_kept)
+    }
+
+    pub(in crate::native) fn write_sessions(&self, out: &mut String) -> fmt::Result {
+        write!(out, "{:?}{:?}", self.sessions, self.strangers)
+    }
+}

@@ -1,0 +1,133 @@
+//! Every state that can be reached, depth first.
+
+use super::Bounds;
+use super::path;
+use super::state::{State, Step};
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Of so many states one is marked twice.
+const CHECKED: u64 = 64;
+
+/// What there was.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Explored {
+    pub states: u64,
+    /// Ways from one state to another.
+    pub steps: u64,
+    /// States in which nothing happens any more.
+    pub ends: u64,
+    /// Steps of the longest path that was gone.
+    pub depth: u64,
+}
+
+impl fmt::Display for Explored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Explored { states, steps, ends, depth } = self;
+        write!(f, "{states} states, {steps} steps, {ends} ends, depth {depth}")
+    }
+}
+
+/// What must not be.
+#[derive(Clone, Debug)]
+pub struct Wrong {
+    pub lie: String,
+    /// How many steps lead there.
+    pub steps: u64,
+    /// They, in words.
+    pub path: Vec<String>,
+    pub explored: Explored,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.lie)?;
+        self.path.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+/// A state on the way, and what was not tried in it.
+struct Stop {
+    /// The last step takes it along.
+    state: Option<State>,
+    left: Vec<Step>,
+}
+
+/// The steps to the state that is looked at; said if an assertion fails there.
+#[derive(Default)]
+struct Way(Vec<Step>);
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("by {:?}", self.0);
+        }
+    }
+}
+
+/// Marks are hashes already.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0 << 8 | u64::from(*byte));
+    }
+
+    fn write_u128(&mut self, mark: u128) {
+        self.0 = (mark >> 64) as u64;
+    }
+}
+
+pub(super) fn explore(bounds: Bounds) -> Result<Explored, Wrong> {
+    let mut explored = Explored::default();
+    let mut text = String::new();
+    let mut seen: HashSet<u128, BuildHasherDefault<AsItIs>> = HashSet::default();
+    let (mut stops, mut way) = (Vec::<Stop>::new(), Way::default());
+    let wrong = |lie: String, way: &[Step], explored: Explored| {
+        let (lie, steps, path) = path::shorten(bounds, lie, way.to_vec());
+        Wrong { lie, steps, path, explored }
+    };
+    let first = State::first(bounds).map_err(|lie| wrong(lie, &[], explored))?;
+    let mut next = Some(first);
+    loop {
+        if let Some(mut state) = next.take()
+            && seen.insert(state.mark(&mut text))
+        {
+            explored.states += 1;
+            if explored.states % CHECKED == 0
+                && let Some(part) = state.forgotten(&mut text)
+            {
+                panic!("{part} is not what it was");
+            }
+            let left = state.steps();
+            if left.is_empty() {
+                explored.ends += 1;
+                state.end().map_err(|lie| wrong(lie, &way.0, explored))?;
+            }
+            stops.push(Stop { state: Some(state), left });
+        } else {
+            way.0.pop();
+        }
+        explored.depth = explored.depth.max(stops.len() as u64);
+        while stops.last().is_some_and(|stop| stop.left.is_empty()) {
+            stops.pop();
+            way.0.pop();
+        }
+        let Some(stop) = stops.last_mut() else { break };
+        let Some(step) = stop.left.pop() else { break };
+        explored.steps += 1;
+        way.0.push(step);
+        let last = stop.left.is_empty();
+        let state = if last { stop.state.take() } else { stop.state.as_ref().map(State::fork) };
+        let mut state = state.expect("it is there until its last step");
+        state.take(step).map_err(|lie| wrong(lie, &way.0, explored))?;
+        next = Some(state);
+    }
+    Ok(explored)
+}

@@ -1,0 +1,413 @@
+//! One state, what may happen in it, and what must be so.
+
+use super::{Bounds, PATIENCE, TERM};
+use crate::native::{Move, Native, Place};
+use crate::random::{Dice, History, Kinds, name};
+use crate::world::{Backend, World, name_of};
+use nigh_cache::{Answer, Config, Level, Op};
+use nigh_native::lease::LeaseConfig;
+use nigh_native::{NAMES_ALONE, PUSHES};
+use nigh_remote::tree::TreeConfig;
+use nigh_types::{Access, Name, OpId, Span, Time};
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
+use std::hash::Hasher;
+
+/// In it are the two names.
+const DIR: &str = "p";
+/// At the end time may pass to so many timers before all is answered.
+const MOST_TIMERS: u8 = 40;
+
+/// What a process asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Call {
+    LookA,
+    LookB,
+    CreateA,
+    UnlinkA,
+    RenameAB,
+}
+
+impl Call {
+    const ALL: [Call; 5] = [Call::LookA, Call::LookB, Call::CreateA, Call::UnlinkA, Call::RenameAB];
+
+    fn is_look(self) -> bool {
+        matches!(self, Call::LookA | Call::LookB)
+    }
+}
+
+/// What may happen next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    Ask(usize, Call),
+    Move(Move),
+    /// A kernel forgets what it was told to, the first of it.
+    Forget(usize),
+    /// Nothing else happens until the next timer.
+    Timer,
+}
+
+/// What is marked by itself, since most steps leave most of it as it was.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// A cache and a kernel,
+    Client(usize),
+    /// and the session.
+    End(usize),
+    Tree,
+    Desk,
+    /// The server's sessions, and what is on its way.
+    Wires,
+}
+
+impl Part {
+    const ALL: [Part; 7] =
+        [Part::Client(0), Part::Client(1), Part::End(0), Part::End(1), Part::Tree, Part::Desk, Part::Wires];
+
+    fn at(self) -> usize {
+        match self {
+            Part::Client(at) => at,
+            Part::End(at) => 2 + at,
+            Part::Tree => 4,
+            Part::Desk => 5,
+            Part::Wires => 6,
+        }
+    }
+}
+
+/// A call whose name has to be looked up first.
+#[derive(Clone, Debug)]
+struct Behind {
+    at: usize,
+    /// The lookup.
+    op: OpId,
+    call: Call,
+}
+
+pub(super) struct State {
+    bounds: Bounds,
+    pub(super) history: History<Native>,
+    dir: u64,
+    /// Calls that are not asked yet.
+    left: [u8; 2],
+    asked: [u64; 2],
+    behind: Vec<Behind>,
+    restarts: u8,
+    late: u8,
+    timers: u8,
+    /// Of each [`Part`], if it is known.
+    marks: [Option<u128>; Part::ALL.len()],
+}
+
+impl State {
+    /// Nothing was asked, and nothing is under way.
+    pub(super) fn first(bounds: Bounds) -> Result<State, String> {
+        let leases = LeaseConfig {
+            term: TERM,
+            patience: PATIENCE,
+            most_doubt: Span::from_millis(500),
+            young: if bounds.contention { Span::from_millis(20) } else { Span::ZERO },
+            quiet: Span::from_millis(500),
+            ..LeaseConfig::default()
+        };
+        let native = Native::new(TreeConfig::default(), leases, 0);
+        native.takes_no_time();
+        if bounds.late == 0 {
+            native.is_prompt();
+        }
+        let world = World::over(native);
+        let mut history = History::begin(world, Kinds::default(), Dice::new(0));
+        history.world.wordy = false;
+        let now = history.world.now;
+        history.world.server.edit(|tree| tree.plant_file(now, "p/a", b""));
+        history.world.observe();
+        for at in 0..2 {
+            let alone = bounds.alone && at == 1;
+            let features = if bounds.pushes { PUSHES } else { 0 } | if alone { NAMES_ALONE } else { 0 };
+            let end = history.world.server.connect(history.world.now, Place::near(features));
+            let level = if alone { Level::NoEpoch } else { Level::All };
+            history.world.join(Config { level, ..Config::default() }, (), end);
+        }
+        let dir = history.dirs[DIR];
+        let mut state = State {
+            bounds,
+            history,
+            dir,
+            left: [0, 0],
+            asked: [0, 0],
+            behind: Vec::new(),
+            restarts: bounds.restarts,
+            late: bounds.late,
+            timers: 0,
+            marks: [None; Part::ALL.len()],
+        };
+        state.look_around()?;
+        state.left = bounds.calls;
+        state.late = bounds.late;
+        for client in &mut state.history.world.clients {
+            client.hold_invalidations = bounds.slow_kernels;
+        }
+        Ok(state)
+    }
+
+    fn look_around(&mut self) -> Result<(), String> {
+        self.drift()?;
+        let mut names = vec![(1, name(DIR))];
+        if self.bounds.warm {
+            names.extend([(self.dir, name("a")), (self.dir, name("b"))]);
+        }
+        for at in 0..2 {
+            for (dir, name) in &names {
+                self.put(at, Op::Lookup { dir: *dir, name: name.clone() }, false);
+                self.drift()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever moves first, until nothing does.
+    fn drift(&mut self) -> Result<(), String> {
+        while let Some(first) = self.history.world.server.moves().first().copied() {
+            self.take(Step::Move(first))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn fork(&self) -> State {
+        let mut history = self.history.clone();
+        history.world.part();
+        State { history, behind: self.behind.clone(), ..*self }
+    }
+
+    /// All that may happen next. Nothing: this is the end.
+    pub(super) fn steps(&mut self) -> Vec<Step> {
+        let mut steps: Vec<Step> = self.history.world.server.moves().into_iter().map(Step::Move).collect();
+        steps.extend((0..2).filter(|at| self.history.world.has_to_tell(*at)).map(Step::Forget));
+        let all_quiet = steps.is_empty();
+        let waits = self.waits().is_some();
+        for at in 0..2 {
+            let calls = Call::ALL.into_iter().filter(|call| self.can_ask(at, *call));
+            steps.extend(calls.map(|call| Step::Ask(at, call)));
+        }
+        let asks_or_moves = !steps.is_empty();
+        if self.restarts > 0 && (waits || asks_or_moves) {
+            steps.push(Step::Move(Move::Restart));
+        }
+        let may_be_late = self.late > 0 && asks_or_moves;
+        if (all_quiet && waits || may_be_late) && self.history.world.next_timer() < Time::FAR {
+            steps.push(Step::Timer);
+        }
+        steps
+    }
+
+    fn can_ask(&self, at: usize, call: Call) -> bool {
+        // What the second does first and the first not at all is the same with the two exchanged.
+        let in_turn =
+            at == 0 || self.bounds.calls[0] != self.bounds.calls[1] || self.bounds.alone || self.asked[0] > 0;
+        let world = &self.history.world;
+        if self.left[at] == 0 || !in_turn || self.bounds.one_by_one && !world.clients[at].ops.is_empty() {
+            return false;
+        }
+        let believed = |of: &str| world.clients[at].kernel.name(world.time(at), self.dir, &name(of));
+        let nothing_to_ask = match call {
+            Call::LookA => believed("a").is_some(),
+            Call::LookB => believed("b").is_some(),
+            Call::CreateA => believed("a").is_some_and(|found| found.ino.is_some()),
+            Call::UnlinkA | Call::RenameAB => believed("a").is_some_and(|found| found.ino.is_none()),
+        };
+        !nothing_to_ask && (call.is_look() || !self.history.is_busy(at, self.dir))
+    }
+
+    /// One thing happens, and what follows from it at once.
+    pub(super) fn take(&mut self, step: Step) -> Result<(), String> {
+        self.history.world.trace.clear();
+        self.forget_marks(step);
+        match step {
+            Step::Ask(at, call) => {
+                self.left[at] -= 1;
+                self.ask(at, call);
+            }
+            Step::Move(Move::Restart) => {
+                self.restarts -= 1;
+                self.history.world.make(Move::Restart);
+            }
+            Step::Move(one) => self.history.world.make(one),
+            Step::Forget(at) => self.history.world.tell_first(at),
+            Step::Timer => self.pass()?,
+        }
+        while self.judge()? {}
+        self.history.world.server.waits_for_itself().map_or(Ok(()), Err)
+    }
+
+    fn forget_marks(&mut self, step: Step) {
+        let (client, end) = ([Part::Client(0), Part::Client(1)], [Part::End(0), Part::End(1)]);
+        let changed = match step {
+            Step::Ask(at, _) | Step::Forget(at) => vec![client[at], end[at], Part::Wires],
+            // Who asked is seen to have done what it asked for.
+            Step::Move(Move::Work(_)) => vec![client[0], client[1], Part::Tree, Part::Desk, Part::Wires],
+            Step::Move(Move::Restart) | Step::Timer => Part::ALL.to_vec(),
+            Step::Move(one) => match (one, one.of(&self.history.world.server)) {
+                (Move::Up(_), Some(at)) => {
+                    vec![client[0], client[1], end[at], Part::Tree, Part::Desk, Part::Wires]
+                }
+                (Move::Down(_) | Move::Lose(_), Some(at)) => {
+                    vec![client[at], end[at], Part::Desk, Part::Wires]
+                }
+                _ => Part::ALL.to_vec(),
+            },
+        };
+        for part in changed {
+            self.marks[part.at()] = None;
+        }
+    }
+
+    /// The next timer of anybody.
+    fn pass(&mut self) -> Result<(), String> {
+        let moves = !self.history.world.server.moves().is_empty();
+        let moves = moves || (0..2).any(|at| self.history.world.has_to_tell(at));
+        let calm = self.restarts == self.bounds.restarts && self.late == self.bounds.late;
+        if let (false, true, Some(waits)) = (moves, calm, self.waits()) {
+            return Err(format!("{waits}, and nothing is on its way"));
+        }
+        if self.late > 0 && (moves || self.waits().is_none()) {
+            self.late -= 1;
+        }
+        self.timers += 1;
+        if self.timers > MOST_TIMERS {
+            return Err(format!("{} for ever", self.waits().unwrap_or_default()));
+        }
+        let next = self.history.world.next_timer();
+        self.history.world.pass_until(next);
+        Ok(())
+    }
+
+    /// What is not answered.
+    fn waits(&self) -> Option<String> {
+        let ops = |at: usize| self.history.world.clients[at].ops.values().next().map(|op| (at, op));
+        (0..2).find_map(ops).map(|(at, op)| format!("{} waits for {op:?}", name_of(at)))
+    }
+
+    /// Nothing happens any more.
+    pub(super) fn end(&self) -> Result<(), String> {
+        if let Some(waits) = self.waits() {
+            return Err(format!("{waits}, and nothing will ever happen"));
+        }
+        let untold = (0..2).find(|at| !self.history.world.is_told(*at));
+        untold.map_or(Ok(()), |at| Err(format!("{}'s kernel never forgets", name_of(at))))
+    }
+
+    fn put(&mut self, at: usize, op: Op, locks: bool) -> OpId {
+        // Numbers by client, so that nothing tells which of two asked first.
+        self.asked[at] += 1;
+        self.history.world.next_op = (at as u64) << 32 | self.asked[at];
+        let locks = if locks { vec![self.dir] } else { Vec::new() };
+        self.history.ask_locking(at, op, locks)
+    }
+
+    fn ask(&mut self, at: usize, call: Call) {
+        let dir = self.dir;
+        let (a, b) = (name("a"), name("b"));
+        let op = match call {
+            Call::LookA => Op::Lookup { dir, name: a },
+            Call::LookB => Op::Lookup { dir, name: b },
+            Call::CreateA => create(dir, a),
+            // A kernel looks at what it removes or moves.
+            _ if self.history.world.clients[at].kernel.last_heard(dir, &a).is_none() => {
+                let op = self.put(at, Op::Lookup { dir, name: a }, true);
+                return self.behind.push(Behind { at, op, call });
+            }
+            Call::UnlinkA => Op::Unlink { dir, name: a },
+            Call::RenameAB => {
+                Op::Rename { from: dir, name: a, to: dir, new_name: b, no_replace: false, exchange: false }
+            }
+        };
+        self.put(at, op, !call.is_look());
+    }
+
+    /// What was answered and is believed; whether more was asked because of it.
+    fn judge(&mut self) -> Result<bool, String> {
+        let answers = self.history.world.answers.iter();
+        let answers: Vec<(OpId, Answer)> = answers.map(|(_, id, _, answer)| (*id, answer.clone())).collect();
+        self.history.judge()?;
+        let mut more = false;
+        for (id, answer) in answers {
+            let Some(at) = self.behind.iter().position(|behind| behind.op == id) else { continue };
+            let Behind { at, call, .. } = self.behind.remove(at);
+            if matches!(answer, Answer::Node(_))
+                && self.history.world.clients[at].kernel.last_heard(self.dir, &name("a")).is_some()
+            {
+                self.ask(at, call);
+                more = true;
+            }
+        }
+        Ok(more)
+    }
+
+    /// The same for the same state, and different for different ones.
+    pub(super) fn mark(&mut self, text: &mut String) -> u128 {
+        for part in Part::ALL {
+            if self.marks[part.at()].is_none() {
+                self.marks[part.at()] = Some(self.mark_part(part, text));
+            }
+        }
+        text.clear();
+        self.write_rest(text).expect("a text takes all");
+        hash(text)
+    }
+
+    fn mark_part(&self, part: Part, text: &mut String) -> u128 {
+        let (world, native) = (&self.history.world, &self.history.world.server);
+        text.clear();
+        let written = match part {
+            Part::Client(at) => world.write_client(at, text),
+            Part::End(at) => native.write_end(at, text),
+            Part::Tree => native.edit(|tree| write!(text, "{tree:?}")),
+            Part::Desk => native.write_desk(text),
+            Part::Wires => native.write_wires(text),
+        };
+        written.expect("a text takes all");
+        hash(text)
+    }
+
+    /// A part whose mark was kept and is another by now.
+    pub(super) fn forgotten(&self, text: &mut String) -> Option<String> {
+        let changed = |part: &Part| self.marks[part.at()] != Some(self.mark_part(*part, text));
+        Part::ALL.into_iter().find(changed).map(|part| format!("{part:?}"))
+    }
+
+    fn write_rest(&self, text: &mut String) -> fmt::Result {
+        let (left, asked, timers) = (self.left, self.asked, self.timers);
+        write!(text, "{:?}{left:?}{asked:?}{:?}", self.marks, self.behind)?;
+        write!(text, "{} {} {timers} {:?}", self.restarts, self.late, self.history.world.now)?;
+        self.history.write(text)
+    }
+}
+
+fn create(dir: u64, name: Name) -> Op {
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false }
+}
+
+fn hash(text: &str) -> u128 {
+    let mut hasher = SipHasher13::new();
+    hasher.write(text.as_bytes());
+    hasher.finish128().as_u128()
+}
+
+/// What each request may be answered is what each name was since it began.
+impl History<Native> {
+    fn write(&self, text: &mut String) -> fmt::Result {
+        for (id, begun) in &self.begun {
+            write!(text, "{id:?}")?;
+            for ((dir, name), past) in &self.world.past {
+                let since = past.iter().rposition(|(tick, _)| tick <= begun).unwrap_or(0);
+                let was: BTreeSet<Option<u64>> = past[since..].iter().map(|(_, ino)| *ino).collect();
+                if was.len() > 1 {
+                    write!(text, "{dir}{name}{was:?}")?;
+                }
+            }
+        }
+        self.write_locks(text)
+    }
+}

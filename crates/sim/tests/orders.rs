@@ -1,0 +1,28 @@
+//! Short form of `cargo xtask sim --orders`: nothing goes wrong but what is named, and there are few calls.
+
+use nigh_sim::orders::{Bounds, explore};
+
+/// What must be true of all orders, and how many states there are at least: fewer are not all of them.
+fn all(bounds: Bounds, least: u64) {
+    let explored = explore(bounds).unwrap_or_else(|wrong| panic!("{bounds:?}: {wrong}"));
+    println!("{bounds:?}: {explored}");
+    assert!(explored.states >= least, "{explored}");
+}
+
+#[test]
+fn no_order_of_two_calls_shows_anybody_what_is_not_so() {
+    all(Bounds::calm([1, 1]), 6_000);
+    all(Bounds { warm: false, ..Bounds::calm([1, 1]) }, 8_000);
+}
+
+#[test]
+fn no_order_of_two_calls_and_what_is_told_of_them_does() {
+    all(Bounds { pushes: true, slow_kernels: false, ..Bounds::calm([1, 1]) }, 5_000);
+}
+
+#[test]
+fn no_order_of_a_call_and_a_restart_or_late_timers_does() {
+    all(Bounds { restarts: 1, ..Bounds::calm([1, 0]) }, 1_000);
+    all(Bounds { restarts: 1, pushes: true, ..Bounds::calm([1, 0]) }, 1_000);
+    all(Bounds { late: 2, slow_kernels: false, ..Bounds::calm([1, 0]) }, 4_000);
+}
