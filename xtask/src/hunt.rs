@@ -25,13 +25,24 @@ pub struct Sim {
     /// Plants each known bug and says which history finds it (docs/decisions/0016-checkers.md).
     #[arg(long, conflicts_with_all = ["seeds", "first", "seed"])]
     planted: bool,
+    /// All orders in which a few calls can meet (or those of the plans whose name begins so), and how many states there were.
+    #[arg(long, value_name = "PLAN", num_args = 0..=1, default_missing_value = "",
+          conflicts_with_all = ["seeds", "first", "seed", "calm", "planted"])]
+    orders: Option<String>,
 }
 
 /// Seeded histories in virtual time; each must be true (crates/sim).
 pub fn sim(options: &Sim) -> Result<bool> {
-    if options.planted {
+    let example = || {
         let mut command = Command::new(root::cargo());
         command.current_dir(root::checkout()).args(["run", "--quiet", "--profile", "sim", "-p", "nigh-sim"]);
+        command
+    };
+    if let Some(plan) = &options.orders {
+        return Ok(example().args(["--example", "orders", "--", plan]).status()?.success());
+    }
+    if options.planted {
+        let mut command = example();
         command.args(["--features", "nigh-types/planted", "--example", "planted"]);
         let by_histories = command.status()?.success();
         return Ok(by_the_client()? && by_histories);

@@ -1,7 +1,8 @@
-//! Plants each bug and looks for a seeded history that finds it: `cargo xtask sim --planted`.
+//! Plants each bug and looks for a seeded history that finds it, and for an order of a few calls: `cargo xtask sim --planted`.
 //!
 //! A bug is found when a history says what is not so. That an assertion of the planted code fails is said, but does not count.
 
+use nigh_sim::orders::{Bounds, explore};
 use nigh_sim::{native, random};
 use nigh_types::{Bug, plant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +24,14 @@ const HUNTS: &[(&[Bug], World)] = &[
     (&[Bug::WaitsForItself], World::Calm),
     (&[Bug::FencesEarly], World::Native),
     (&[Bug::TakesAnyName], World::Native),
+];
+
+/// Bugs that some order of so few calls shows.
+const ORDERS: &[(&[Bug], Bounds)] = &[
+    (&[Bug::KeepsUngranted], Bounds::calm([1, 1])),
+    (&[Bug::AcknowledgesFirst], Bounds::calm([1, 1])),
+    (&[Bug::ForgetsRecalls, Bug::CarriesWhatEnded], Bounds { warm: false, ..Bounds::calm([1, 1]) }),
+    (&[Bug::FencesEarly], Bounds { late: 2, slow_kernels: false, ..Bounds::calm([1, 0]) }),
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +64,6 @@ fn main() -> ExitCode {
             eprintln!("this build can have no bugs planted: cargo xtask sim --planted");
             return ExitCode::FAILURE;
         }
-        let names: Vec<&str> = bugs.iter().map(|bug| bug.name()).collect();
         let begun = Instant::now();
         let what = match hunt(bugs, *world) {
             Some(found) => found,
@@ -64,11 +72,36 @@ fn main() -> ExitCode {
                 format!("MISSED in {MOST} histories")
             }
         };
-        println!("bug {} {world:?}: {what} ({:.1} s)", names.join(" and "), begun.elapsed().as_secs_f64());
+        println!("bug {} {world:?}: {what} ({:.1} s)", names(bugs), begun.elapsed().as_secs_f64());
+    }
+    for (bugs, bounds) in ORDERS {
+        let begun = Instant::now();
+        let what = explored(bugs, *bounds);
+        missed |= what.is_err();
+        let what = what.unwrap_or_else(|why| format!("MISSED: {why}"));
+        println!("bug {} Orders: {what} ({:.1} s)", names(bugs), begun.elapsed().as_secs_f64());
     }
     let _ = plant(&[]);
     std::panic::set_hook(hook);
     if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn names(bugs: &[Bug]) -> String {
+    bugs.iter().map(|bug| bug.name()).collect::<Vec<&str>>().join(" and ")
+}
+
+/// What some order shows with the bugs, and none without them.
+fn explored(bugs: &[Bug], bounds: Bounds) -> Result<String, String> {
+    let _ = plant(bugs);
+    let found = catch_unwind(AssertUnwindSafe(|| explore(bounds)));
+    let _ = plant(&[]);
+    let wrong = match found {
+        Ok(Err(wrong)) => wrong,
+        Ok(Ok(explored)) => return Err(format!("{explored}")),
+        Err(_) => return Err("an assertion failed".to_owned()),
+    };
+    explore(bounds).map_err(|lie| format!("found without it too: {lie}"))?;
+    Ok(format!("found: {} (state {}, {} steps)", wrong.lie, wrong.explored.states, wrong.steps))
 }
 
 /// The first line of what the first history said that is not so, and does not say without the bugs.
