@@ -414,7 +414,8 @@ impl Cache {
         inode.lookups += 1;
         if let Some((dir, name)) = home {
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
-            inode.named_until = now.after(node.entry_valid);
+            // Of two answers the kernel may take in the earlier one last: what it was told for longer ends when the name is dropped.
+            inode.named_until = inode.named_until.max(now.after(node.entry_valid));
             if !inode.is_at(dir, name) {
                 self.set_home(id, (dir, name));
             }

@@ -211,8 +211,17 @@ impl Cache {
         tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
         if known && self.config.level.drops_names(&held) {
             stale.push(Stale::Entry { dir, name: name.clone() });
+            self.name_dropped(dir, name, child.map(|(id, _)| id));
         }
         stale
+    }
+
+    /// The kernel believes in it no more, until it is told again.
+    fn name_dropped(&mut self, dir: u64, name: &Name, led_to: Option<NodeId>) {
+        let inode = led_to.and_then(|id| self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id));
+        if let Some(inode) = inode.filter(|inode| inode.is_at(dir, name)) {
+            inode.named_until = Time(0);
+        }
     }
 
     /// The same of an inode's own attributes.
@@ -438,3 +447,6 @@ fn facts_of(held: &[Held]) -> impl Iterator<Item = (NodeId, Option<Name>)> + '_ 
         names.chain(whole)
     })
 }
+
+#[cfg(test)]
+mod tests;
