@@ -4,7 +4,7 @@ use crate::away::Standing;
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::op::{Answer, Fh, Op, Output};
-use crate::state::OpenFile;
+use crate::state::{OpenFile, Stamp};
 use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
 
 /// What pins an inode was opened for reading.
@@ -151,7 +151,7 @@ impl Cache {
         match self.id_of(ino).filter(|_| wanted) {
             Some(id) => {
                 self.learn_attr(now, flight, id, attr, &response.grants);
-                self.learn_data_grant(now, flight, id, response);
+                self.learn_data_grant(now, flight, id, Some(Stamp::of(&attr)), response);
                 // By one that is only read nothing is written back.
                 if fh.and_then(|fh| self.files.get(&fh)).is_some_and(|file| file.access.write) {
                     self.pages_go_on(now, flight, (id, &attr), response);

@@ -109,6 +109,7 @@ impl Cache {
         }
         if flight.sequence.is_none() {
             self.mark_attr_under_way(id.ino);
+            self.drop_foreign_data(now, flight, id, &attr);
         }
         let fresh = flight.granted(grants, id, Covers::Inode).map(|g| Held::begin(g, flight.sent));
         let fresh = fresh.filter(|h| h.lives(now));

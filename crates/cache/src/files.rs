@@ -71,9 +71,12 @@ impl Cache {
         if lives.is_none() && same {
             inode.data.held = under;
         }
-        let told = lives.is_some_and(|h| h.on.1 == Covers::Data);
-        let hold = told || same && inode.data.held.is_some();
-        if hold {
+        let mixed = inode.data.pages == Pages::Mixed;
+        let told = lives.filter(|h| h.on.1 == Covers::Data);
+        // Up to its limit, what cannot be told from own writes; but not beside attributes of another state.
+        let hold =
+            told.is_some_and(|h| h.tells_of_all() || h.stale || mixed) || same && inode.data.held.is_some();
+        if hold && !(mixed && told.is_some_and(|h| !h.tells_of_all())) {
             self.note_base(now, flight, id.ino, DataStamp::of(attr));
         }
         keeps && hold
@@ -143,20 +146,50 @@ impl Cache {
         }
         let data = flight.granted(&response.grants, id, Covers::Data).map(|g| Held::begin(g, flight.sent));
         let keep = self.pages_hold(now, Some(flight), id, &attr, data.filter(|h| h.lives(now)).or(under));
-        self.learn_data_grant(now, flight, id, response);
+        self.learn_data_grant(now, flight, id, Some(Stamp::of(&attr)), response);
         Answer::Opened(self.opened_file(id, file, Some(handle), keep))
     }
 
-    /// A grant on data begins. While another one lives, whose pages are older, it goes on with it: between them there is no gap, or
-    /// a recall would have been heard.
-    pub(crate) fn learn_data_grant(&mut self, now: Time, flight: &Flight, id: NodeId, response: &Response) {
+    /// Attributes of a file say that what the kernel holds of its data is of another state, under a grant that does not tell of all
+    /// changes: nobody shall read old data beside them until that ends.
+    pub(crate) fn drop_foreign_data(&mut self, now: Time, flight: &Flight, id: NodeId, attr: &Attr) {
+        // These compare for themselves.
+        if matches!(flight.purpose, Purpose::Read { .. } | Purpose::Renew { .. }) {
+            return;
+        }
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) else { return };
+        let limited = inode.data.held.is_some_and(|h| h.lives(now) && !h.tells_of_all() && !h.stale);
+        if !limited || !matches!(inode.data.pages, Pages::Of(stamp) if stamp != Stamp::of(attr)) {
+            return;
+        }
+        inode.data.held = None;
+        inode.data.pages = Pages::None;
+        // Of one that is not open they go when it is opened.
+        if inode.opens > 0 {
+            self.grow_old(id.ino, false);
+            self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
+        }
+    }
+
+    /// A grant on data begins. While another one lives, whose pages are older, it goes on with it where the file is in the state of
+    /// which these are: what is recalled would have been heard, and what is not is seen by its attributes, `stamp`.
+    pub(crate) fn learn_data_grant(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        id: NodeId,
+        stamp: Option<Stamp>,
+        response: &Response,
+    ) {
         let granted = flight.granted(&response.grants, id, Covers::Data);
         let fresh = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.lives(now));
         if let Some(held) = lives.filter(|_| inode.data.pages != Pages::None) {
             // Under one that is not recalled pages have to be looked at again.
-            let later = fresh.filter(|h| h.recallable && held.recallable && h.deadline > held.deadline);
+            let same = stamp.is_some_and(|stamp| inode.data.pages == Pages::Of(stamp));
+            let later =
+                fresh.filter(|h| same && h.recallable && held.recallable && h.deadline > held.deadline);
             inode.data.held = Some(later.unwrap_or(held));
             if let (Some(later), Some(base)) = (later, &mut inode.base) {
                 base.under = (later.id, later.on.1);
@@ -222,9 +255,9 @@ impl Cache {
         let Some(id) = self.id_of(ino) else { return };
         let response = Response { result: Ok(Reply::Done), ..response };
         self.learn_after(now, flight, &response);
-        self.learn_data_grant(now, flight, id, &response);
-        self.note_base_after(now, flight, ino, &response);
         let stamp = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| Stamp::of(attr));
+        self.learn_data_grant(now, flight, id, stamp, &response);
+        self.note_base_after(now, flight, ino, &response);
         let changed = flight.seen.inodes.contains(&ino);
         let inode = self.inode(id);
         let lives = inode.data.held.is_some_and(|h| h.lives(now));
@@ -300,7 +333,8 @@ impl Cache {
         self.mark_inode(ino);
         self.wrote(now, ino, response);
         if let Some(id) = self.id_of(ino).filter(|_| !response.grants.is_empty()) {
-            self.learn_data_grant(now, flight, id, response);
+            let stamp = attr_after(response, ino).map(|attr| Stamp::of(&attr));
+            self.learn_data_grant(now, flight, id, stamp, response);
         }
         self.note_base_after(now, flight, ino, response);
         let is_flush = flight.purpose.is_flush();
@@ -331,7 +365,7 @@ impl Cache {
     /// may have written too without our being told.
     pub(crate) fn wrote(&mut self, now: Time, ino: u64, response: &Response) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        let told = inode.data.held.is_some_and(|h| h.lives(now) && h.recallable);
+        let told = inode.data.held.is_some_and(|h| h.lives(now) && h.tells_of_all());
         let after = match (&response.result, attr_after(response, ino)) {
             (Ok(Reply::Attr(node, attr)), _) if node.ino == ino => Some(*attr),
             (_, after) => after,

@@ -37,6 +37,12 @@ impl Held {
     pub fn lives(&self, now: Time) -> bool {
         now < self.deadline
     }
+
+    /// Whether it is recalled before any change of others. One with a limit is recalled before those that the remote makes itself:
+    /// the limit is there for what is done behind its back.
+    pub fn tells_of_all(&self) -> bool {
+        self.recallable && self.deadline == Time::FAR && !self.stale
+    }
 }
 
 /// The grant among `grants` on those facts of that node.

@@ -6,6 +6,7 @@ use crate::grants::Held;
 use crate::kernel::Level;
 use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::{Child, Row};
+use crate::state::Stamp;
 use nigh_types::{
     Attr, Call, Covers, DataStamp, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response,
     SetAttr, Time,
@@ -77,7 +78,7 @@ impl Cache {
         }
         match (file, handle) {
             (Some(file), Some(handle)) => {
-                self.learn_data_grant(now, flight, entry.id, response);
+                self.learn_data_grant(now, flight, entry.id, Some(Stamp::of(&entry.attr)), response);
                 Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
             }
             (Some(_), None) => Answer::Failed(Errno::PROTO),
@@ -135,7 +136,7 @@ impl Cache {
         let node = self.node(now, None, entry.id, entry.attr, None, None);
         self.learn_after(now, flight, response);
         self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
-        self.learn_data_grant(now, flight, entry.id, response);
+        self.learn_data_grant(now, flight, entry.id, Some(Stamp::of(&entry.attr)), response);
         Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
     }
 

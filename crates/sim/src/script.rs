@@ -8,7 +8,9 @@ use crate::world::{World, name_of, short};
 use nigh_cache::{Answer, Config, Fh, Level, LockSpan, OnDisconnect, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
-use nigh_types::{Access, Call, Cookie, Covers, LockKind, Name, OpId, Place, Reply, SetAttr, Span, Term};
+use nigh_types::{
+    Access, Call, Cookie, Covers, LockKind, Name, OpId, Place, Reply, SetAttr, Span, Term, WriteFlags,
+};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -73,7 +75,7 @@ impl Script {
         }
     }
 
-    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `client [pushes|none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a
+    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `host write PATH TEXT`, `client [pushes|none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a
     /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link PATH [PATH]`,
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
     /// `A cut`, `A mend`, `A lapse`, `A free-locks`, `A restore kept|forgotten`, `A hold` (kernel notifications wait, but for those that go first),
@@ -96,6 +98,16 @@ impl Script {
                 self.host_edited = true;
                 let now = self.world.now;
                 self.world.server.edit(|tree| tree.plant_file(now, path, b"host's"));
+            }
+            ["host", "write", path, text] => {
+                self.host_edited = true;
+                let node = Place::bare(self.find(path));
+                let data = text.as_bytes().to_vec();
+                let flags =
+                    WriteFlags { append: false, kill_suidgid: false, sync: false, flush: false, since: None };
+                let call = Call::Write { node, handle: None, offset: 0, data, flags };
+                let now = self.world.now;
+                self.world.server.edit(|tree| tree.beside(now, call)).expect("written");
             }
             ["host", "remove", path] => self.host_remove(path, false),
             ["host", "rmdir", path] => self.host_remove(path, true),
