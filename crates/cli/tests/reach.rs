@@ -465,13 +465,14 @@ fn terminal() -> (fs::File, OwnedFd) {
     unsafe { (fs::File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
 }
 
-/// It becomes what the terminal's person runs.
+/// It becomes what the terminal's person runs: with Ctrl-C at work, also where the tests were started in a shell's background.
 fn at_terminal(command: &mut Command, program: &OwnedFd) {
     let number = program.as_raw_fd();
-    // SAFETY: both are safe between fork and exec.
+    // SAFETY: all are safe between fork and exec.
     unsafe {
         command.pre_exec(move || {
             rustix::process::setsid()?;
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
             if libc::ioctl(number, libc::TIOCSCTTY, 0) != 0 {
                 return Err(std::io::Error::last_os_error());
             }
