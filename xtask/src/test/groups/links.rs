@@ -65,7 +65,7 @@ const WALK: &str = "ls -R > /dev/null; ls -lR > /dev/null; find . -ls > /dev/nul
 /// Files on the local disk, ten for each that the walk reads: where one of those goes, so do some of these.
 const FILES: usize = 1_200;
 /// How often it is tried where pages are taken away.
-const TRIES: u32 = 3;
+const TRIES: u32 = 4;
 /// What a read and its answer may weigh.
 const READ_BYTES: u64 = 600;
 
@@ -85,10 +85,14 @@ fn warm_is_quiet(world: &World, over: Over) -> Result<Option<String>> {
         Ok(())
     })?;
     let mut disturbed = None;
-    for _ in 0..TRIES {
+    for left in (0..TRIES).rev() {
         let warm = walk_warm(world, &distant, &mount)?;
         println!("  {}: {warm}, {idle} bytes while idle", over.name());
-        disturbed = warm.judge(idle)?;
+        disturbed = match warm.judge(idle) {
+            // Inodes go with pages: but not in each window.
+            Err(error) if warm.lost.0 > 0 && left > 0 => Some(format!("{error:#}")),
+            judged => judged?,
+        };
         if disturbed.is_none() {
             break;
         }
