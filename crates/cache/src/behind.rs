@@ -9,7 +9,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Invalidation, Output, Stale};
-use nigh_types::{Attr, Call, CallId, OpId, Reply, Response, Span, Time};
+use nigh_types::{Attr, Call, CallId, NodeId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
 
 /// Nobody is waited for any longer: others may wait for what is told.
@@ -30,6 +30,14 @@ enum What {
     Forget(Invalidation, Vec<Stale>),
     /// That an own change was made, which it takes for later than any answer to who asked before.
     Answers(Vec<OpId>, Answer, Option<Time>),
+}
+
+/// The inode to which a waiting answer leads by a name.
+fn led_to(what: &What) -> Option<u64> {
+    match what {
+        What::Answers(_, Answer::Node(node) | Answer::Created(node, _), _) => Some(node.id.ino),
+        _ => None,
+    }
 }
 
 /// In their order.
@@ -56,9 +64,11 @@ impl Cache {
     /// The same for an answer that the kernel takes for a later one, of these files. `sent`: when it was asked for, where it may bring
     /// attributes that are older than what others have been answered.
     pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], answer: Answer, sent: Option<Time>) {
+        self.tell_due();
+        let follows = files.iter().any(|ino| self.tells_of(*ino));
         let files: Vec<Stale> = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
         let asked = self.readers_of(&files);
-        if asked.is_empty() {
+        if asked.is_empty() && !follows {
             return self.answer_no_older(ops, answer, sent);
         }
         self.put_behind(What::Answers(ops.to_vec(), answer, sent), asked);
@@ -112,7 +122,13 @@ impl Cache {
             inode.is_some_and(|inode| names.iter().any(|(dir, name)| inode.is_at(*dir, name)))
         };
         let asked = self.attrs.keys().copied();
-        asked.filter(|ino| named == Some(*ino) || itself == Some(*ino) || is_at(*ino)).collect()
+        let told = self.behind.iter().filter_map(|behind| led_to(&behind.what));
+        asked.chain(told).filter(|ino| named == Some(*ino) || itself == Some(*ino) || is_at(*ino)).collect()
+    }
+
+    /// Whether an answer that leads to that inode waits: what an own change made of it is told after.
+    fn tells_of(&self, ino: u64) -> bool {
+        self.behind.iter().any(|behind| led_to(&behind.what) == Some(ino))
     }
 
     fn put_behind(&mut self, what: What, asked: Vec<OpId>) {
@@ -126,8 +142,44 @@ impl Cache {
     fn put_out(&mut self, what: What) {
         match what {
             What::Forget(id, stale) => self.out.push_back(Output::Invalidate { id, stale, first: false }),
-            What::Answers(ops, answer, sent) => self.answer_no_older(&ops, answer, sent),
+            What::Answers(ops, answer, sent) => self.answer_late(&ops, answer, sent),
         }
+    }
+
+    /// What was to be believed for a while when it was put behind is so for what is left of that, if it still is.
+    fn answer_late(&mut self, ops: &[OpId], mut answer: Answer, sent: Option<Time>) {
+        match &mut answer {
+            Answer::Node(node) | Answer::Created(node, _) => {
+                node.entry_valid = node.entry_valid.min(self.still_named(node.id));
+                node.attr_valid = node.attr_valid.min(self.still_told(node.id));
+            }
+            Answer::Attr(id, _, valid) => *valid = (*valid).min(self.still_told(*id)),
+            _ => {}
+        }
+        self.answer_no_older(ops, answer, sent);
+    }
+
+    /// For how long the name that led to an inode last may be believed to do so now.
+    fn still_named(&self, id: NodeId) -> Span {
+        let now = self.clock;
+        let named = || {
+            let (dir, name) = self.inodes.get(&id.ino).filter(|inode| inode.id == id)?.home.as_ref()?;
+            if self.is_ordered(now, *dir) || self.watches.is_telling(*dir) || self.holds.has_name(*dir, name)
+            {
+                return None;
+            }
+            let directory = self.dirs.get(dir)?;
+            let held = directory.held.filter(|held| held.lives(now))?;
+            let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+            row.child.as_ref().filter(|child| child.id == id)?;
+            Some(self.config.level.name_validity(&held, now))
+        };
+        named().unwrap_or(Span::ZERO)
+    }
+
+    fn still_told(&self, id: NodeId) -> Span {
+        let held = self.attr_of(self.clock, id).map(|(_, held)| held);
+        held.map_or(Span::ZERO, |held| self.config.level.validity(&held, self.clock))
     }
 
     /// Who waits for attributes of open files of which the kernel is to forget something.
@@ -185,7 +237,7 @@ impl Cache {
             _ => None,
         });
         let Some((answer, sent)) = found else { return false };
-        self.answer_no_older(&[op], answer, sent);
+        self.answer_late(&[op], answer, sent);
         true
     }
 
@@ -224,8 +276,8 @@ mod tests {
     use crate::op::Caller;
     use crate::{Config, Op};
     use nigh_types::{
-        Access, Attr, Call, Covers, Entry, Event, Handle, Name, NodeId, Recall, RecallId, Reply, Response,
-        SetAttr,
+        Access, Attr, Call, Covers, Entry, Event, Grant, GrantId, Handle, Mode, Name, NodeId, Recall,
+        RecallId, Reply, Response, SetAttr, Term,
     };
 
     const FILE: NodeId = NodeId { ino: 7, generation: 1 };
@@ -334,6 +386,65 @@ mod tests {
         assert_eq!(answer(&mut cache, looked, Reply::Looked(Some(entry))), []);
         let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
         assert_eq!(said.iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4]);
+    }
+
+    /// A lookup's answer waits for who asks for attributes, and the file is unlinked.
+    #[test]
+    fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
+        let mut cache = opened();
+        let looked = ask(&mut cache, 4, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
+        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+        let [(unlink, removed), ..] = changes_of_names();
+        let unlinked = ask(&mut cache, 5, unlink);
+        let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
+        let replies =
+            [(looked, Reply::Looked(Some(entry))), (asked, Reply::Attr(FILE, attr(2))), (unlinked, removed)];
+        for (call, reply) in replies {
+            cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+        }
+        assert_eq!(outputs(&mut cache).iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4, 5]);
+    }
+
+    /// Under a grant on the directory's names; its session is lost before the answer is given, or time passes.
+    #[test]
+    fn a_name_that_is_told_late_is_told_for_what_is_left() {
+        for (lost, valid) in [(false, Span::from_millis(600)), (true, Span::ZERO)] {
+            let mut cache = opened();
+            let looked = ask(&mut cache, 4, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
+            let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+            let attr2 = Attr { nlink: 2, ..attr(1) };
+            let entry = Entry { id: FILE, attr: attr2, target: None, no_xattrs: true };
+            let root = NodeId { ino: 1, generation: 1 };
+            let mut response = Response::plain(Ok(Reply::Looked(Some(entry))));
+            response.grants.push(Grant {
+                id: GrantId(1),
+                node: root,
+                covers: Covers::Names,
+                mode: Mode::Read,
+                term: Term::Limited(Span::from_millis(1_000)),
+                recallable: false,
+                shared: false,
+            });
+            cache.handle_event(T0, Event::Response { call: looked, response });
+            assert_eq!(outputs(&mut cache), []);
+            let later = T0.after(Span::from_millis(400));
+            if lost {
+                cache.handle_event(later, Event::Lapsed { why: "silence".into() });
+                for output in outputs(&mut cache) {
+                    if let Output::Invalidate { id, .. } = output {
+                        cache.handle_invalidated(later, id);
+                    }
+                }
+            }
+            let reply = Response::plain(Ok(Reply::Attr(FILE, Attr { nlink: 2, ..attr(2) })));
+            cache.handle_event(later, Event::Response { call: asked, response: reply });
+            cache.handle_timeout(later);
+            let told = outputs(&mut cache).into_iter().find_map(|output| match output {
+                Output::Answer { op: OpId(4), answer: Answer::Node(node) } => Some(node.entry_valid),
+                _ => None,
+            });
+            assert_eq!(told, Some(valid), "{lost}");
+        }
     }
 
     #[test]

@@ -435,7 +435,7 @@ impl Cache {
         valid
     }
 
-    fn is_ordered(&self, now: Time, dir: u64) -> bool {
+    pub(crate) fn is_ordered(&self, now: Time, dir: u64) -> bool {
         self.dirs.get(&dir).is_some_and(|directory| directory.is_ordered(now))
     }
 
