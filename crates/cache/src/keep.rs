@@ -72,8 +72,7 @@ impl Cache {
             return None;
         }
         let stands_there = |file: &&OpenFile| {
-            let home = self.inodes.get(&file.ino).and_then(|inode| inode.home.as_ref());
-            file.handle.is_none() && home.is_some_and(|(at, called)| *at == dir && called == name)
+            self.inodes.get(&file.ino).is_some_and(|i| file.is_unknown_of(i.id) && i.is_at(dir, name))
         };
         self.files.values().find(stands_there).map(|file| file.ino)
     }
@@ -163,6 +162,40 @@ mod tests {
 
     fn answer(cache: &mut Cache, call: CallId, reply: Reply) {
         cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+    }
+
+    /// What was open had the number of a symlink that stands there now: its server was killed, and others removed it.
+    #[test]
+    fn what_is_renamed_over_is_not_kept_for_who_had_another_inode_open() {
+        let mut cache = cache(Config::default());
+        let name = |name: &[u8]| Name::new(name).unwrap();
+        let look = |cache: &mut Cache, generation: u64, mode: u32| {
+            let (looked, _) = ask(cache, Op::Lookup { dir: 1, name: name(b"f") });
+            let id = NodeId { ino: 7, generation };
+            let attr = Attr { mode, nlink: 1, ..Attr::default() };
+            answer(cache, looked, Reply::Looked(Some(Entry { id, attr, target: None, no_xattrs: true })));
+            attr
+        };
+        let attr = look(&mut cache, 1, 0o100_644);
+        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
+        cache.files.values_mut().for_each(|file| file.handle = None);
+        (cache.unpinned, cache.inodes.get_mut(&7).unwrap().opens_unpinned) = (1, 1);
+        let rename = |cache: &mut Cache| {
+            let (new_name, from) = (name(b"f"), name(b"g"));
+            let (id, call) = ask(
+                cache,
+                Op::Rename { from: 1, name: from, to: 1, new_name, no_replace: false, exchange: false },
+            );
+            let response = Response::plain(Err(nigh_types::Errno::XDEV));
+            cache.handle_event(T0, Event::Response { call: id, response });
+            let Call::Rename { keep, .. } = call else { panic!("{call:?}") };
+            keep
+        };
+        assert_eq!(rename(&mut cache), Some(NodeId { ino: 7, generation: 1 }));
+        look(&mut cache, 2, 0o120_777);
+        assert_eq!(rename(&mut cache), None);
     }
 
     #[test]

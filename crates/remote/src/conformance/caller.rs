@@ -158,6 +158,12 @@ impl<'a> Caller<'a> {
         at(dir, leaf, self.made(call).0.id)
     }
 
+    #[track_caller]
+    pub(super) fn symlink(&mut self, dir: &Place, leaf: &[u8], target: &[u8]) -> Place {
+        let call = Call::Symlink { dir: dir.clone(), name: name(leaf), target: target.to_vec() };
+        at(dir, leaf, self.made(call).0.id)
+    }
+
     /// A new empty file, open.
     #[track_caller]
     pub(super) fn create(&mut self, dir: &Place, leaf: &[u8]) -> (Place, Handle) {

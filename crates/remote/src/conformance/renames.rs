@@ -8,6 +8,7 @@ pub(super) const CASES: &[Named] = &[
     ("rename_moves_and_keeps_the_inode", moves),
     ("rename_replaces_a_file", replaces),
     ("rename_keeps_what_it_replaces_on_request", keeps_replaced),
+    ("rename_keeps_nothing_but_files", keeps_only_files),
     ("rename_replaces_only_empty_directories", directories),
     ("rename_checks_types", types),
     ("rename_never_makes_a_loop", no_loop),
@@ -71,6 +72,20 @@ fn keeps_replaced(c: &mut Caller<'_>) {
     let call = with(rename(&root, b"a", &root, b"b"), false, false, Some(b.node));
     let Reply::Renamed { kept: Some(handle), .. } = c.ok(call) else { panic!("not kept") };
     assert_eq!(c.read(&b, Some(handle), 0, 10), b"old");
+}
+
+/// A client may ask so for what has the number of a file that it had open.
+fn keeps_only_files(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (a, link) = (c.file(&root, b"a", b"new"), c.symlink(&root, b"link", b"there"));
+    let call = with(rename(&root, b"a", &root, b"link"), false, false, Some(link.node));
+    assert_eq!(c.ok(call), renamed(&a, Some(&link)));
+    let link = c.symlink(&root, b"other", b"there");
+    let call = Call::Unlink { dir: root.clone(), name: name(b"other"), keep: Some(link.node) };
+    assert_eq!(c.ok(call), Reply::Removed { node: link.node, kept: None });
+    let dir = c.mkdir(&root, b"d");
+    let call = Call::Unlink { dir: root.clone(), name: name(b"d"), keep: Some(dir.node) };
+    assert_eq!(c.errno(call), Errno::ISDIR);
 }
 
 fn directories(c: &mut Caller<'_>) {

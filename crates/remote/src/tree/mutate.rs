@@ -121,7 +121,7 @@ impl Tree {
         if self.nodes[&ino].attr.is_dir() {
             return Err(Errno::ISDIR);
         }
-        let kept = (keep == Some(node)).then(|| self.open(ino));
+        let kept = self.is_kept(ino, keep).then(|| self.open(ino));
         self.remove_name(now, dir, name, ino);
         Ok(self.removed(dir, ino, Reply::Removed { node, kept }))
     }

@@ -1,7 +1,7 @@
 //! Renaming.
 
 use super::{Outcome, Tree};
-use nigh_types::{Covers, Errno, Handle, Name, NodeId, Place, Reply, Timestamp};
+use nigh_types::{Covers, Errno, Handle, Kind, Name, NodeId, Place, Reply, Timestamp};
 
 /// Both ends of a rename.
 pub(super) struct Ends<'a> {
@@ -36,7 +36,7 @@ impl Tree {
                 return Err(if exchange { Errno::INVAL } else { Errno::NOTEMPTY });
             }
             Some(there) if there == moved => {
-                let kept = (keep == Some(self.nodes[&there].id) && !exchange).then(|| self.open(there));
+                let kept = (self.is_kept(there, keep) && !exchange).then(|| self.open(there));
                 return Ok(self.renamed(from, to, moved, Some(there), kept));
             }
             Some(there) if !exchange => self.check_replaced(moved, there)?,
@@ -51,9 +51,15 @@ impl Tree {
         if let (Some(there), true) = (there, exchange) {
             self.add_name(now, from, ends.name, there);
         }
-        let kept = there.filter(|there| keep == Some(self.nodes[there].id) && !exchange);
+        let kept = there.filter(|&there| self.is_kept(there, keep) && !exchange);
         let kept = kept.map(|there| self.open(there));
         Ok(self.renamed(from, to, moved, there, kept))
+    }
+
+    /// Whether an inode is the file that is to be kept open for the caller.
+    pub(super) fn is_kept(&self, ino: u64, keep: Option<NodeId>) -> bool {
+        let node = &self.nodes[&ino];
+        keep == Some(node.id) && node.attr.kind() == Kind::File
     }
 
     /// An empty directory that is replaced loses its own `.` with its name.

@@ -41,10 +41,10 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
 }
 
 /// Pins `victim` for a client that has it open. Where the name leads to something else, what that client
-/// has open does not lose a name here.
+/// has open does not lose a name here; and what is no file is open to nobody.
 pub(super) fn pin_if_kept(cx: Context<'_>, victim: &Node, keep: Option<NodeId>) -> Result<Option<Handle>> {
     match keep {
-        Some(kept) if kept == victim.id => match pin(cx, victim) {
+        Some(kept) if kept == victim.id && victim.stat.attr.kind() == Kind::File => match pin(cx, victim) {
             // Who may not open it does not have it open; and what the server may not open it cannot keep.
             Err(Fault(Errno::ACCES | Errno::PERM)) => Ok(None),
             pinned => pinned.map(Some),
