@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -301,9 +301,13 @@ impl<'w> Stage<'w> {
         all.collect::<Vec<_>>().join(" // ")
     }
 
+    /// Ends all. A mount whose link has just been cut could not take its leave, and its session would keep what was
+    /// removed for a term, so each is asked first.
     pub fn close(self) -> Result<()> {
+        let said = self.said();
         for Seat { workers, mount, link, .. } in self.seats {
             drop(workers);
+            answers(&mount)?;
             mount.unmount()?;
             drop(link);
         }
@@ -311,9 +315,23 @@ impl<'w> Stage<'w> {
         let end = Instant::now() + Duration::from_secs(20);
         while let Err(error) = no_orphans(&self.source) {
             if Instant::now() > end {
-                return Err(error);
+                return Err(error.context(format!("{said} // {}", self.server.said())));
             }
         }
         Ok(())
     }
+}
+
+/// By its server, within 20 s.
+fn answers(mount: &Mount<'_>) -> Result<()> {
+    let mut command = Command::new("stat");
+    command.arg("--cached=never").arg(&mount.point).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut asked = command.stderr(Stdio::null()).spawn()?;
+    let ended = process::wait(&mut asked, Duration::from_secs(20))?;
+    if ended.is_none() {
+        mount.abort();
+        let _ = asked.wait();
+        bail!("{} does not answer: {}", mount.point.display(), mount.said());
+    }
+    Ok(())
 }
