@@ -9,6 +9,7 @@
 //! Every input comes after what is due by then, whichever thread brings it: a process that was stopped, or a
 //! machine that slept, answers nothing from what has expired meanwhile.
 
+mod held;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -18,6 +19,7 @@ use crate::clock::Clock;
 use crate::credentials;
 use crate::events::{Events, Said};
 use crate::idmap::IdMap;
+use crate::lengths::Lengths;
 use crate::notifier::Notifier;
 use crate::openers::Openers;
 use crate::readers::Readers;
@@ -31,8 +33,8 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Opcodes of FUSE are below this.
 const OPCODES: usize = 64;
@@ -58,6 +60,8 @@ pub(crate) struct Core {
     openers: Openers,
     /// For the link, in this order.
     outbox: VecDeque<FrameBytes>,
+    /// How many of `pending` wait so ([`Pending::held`]).
+    held: usize,
     /// What is left in the outbox is the last of the link, and whether it was taken out.
     closing: bool,
     closed: bool,
@@ -108,15 +112,21 @@ struct Pending {
     shape: Shape,
     pid: u32,
     role: Option<Role>,
+    /// Of that file the kernel keeps pages locked until it is answered.
+    locks: Option<u64>,
+    /// An answer that waits for others, and for which.
+    held: Option<(Answer, Vec<OpId>)>,
 }
 
 /// What the answer of a request is for its thread, which takes it in when it runs again (`readers.rs`).
 #[derive(Clone, Copy)]
 enum Role {
-    /// It goes on by the size that the kernel then knows of that file.
+    /// It may go on by the size that the kernel then knows of that file.
     Reads(u64),
-    /// The kernel takes what it says for the latest, whatever it was told since.
+    /// The kernel takes what it says for the latest, whatever it was told since;
     Changes(u64),
+    /// also how long the file is.
+    Sets(u64),
     /// It takes a file's name away, whichever that is.
     Unlinks,
 }
@@ -128,12 +138,15 @@ struct Sent {
     answer: Answer,
     role: Option<Role>,
     pid: u32,
+    /// The kernel is told before how long that file is.
+    lengthens: Option<(u64, u64)>,
 }
 
 impl Role {
     fn of(op: &Op, cache: &Cache) -> Option<Role> {
         match op {
             Op::GetAttr { ino } => cache.is_open(*ino).then_some(Role::Reads(*ino)),
+            Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
             Op::Write { ino, from_page_cache: false, .. }
             | Op::SetAttr { ino, .. }
             | Op::Link { ino, .. }
@@ -161,10 +174,11 @@ pub(crate) struct Driver {
     outgoing: Condvar,
     alarm: Alarm,
     clock: Clock,
-    pub transport: Box<dyn Transport>,
+    pub transport: Arc<dyn Transport>,
     pub notifier: Notifier,
     pub events: Events,
     pub readers: Readers,
+    lengths: Lengths,
     /// Who is who on the other side.
     pub ids: IdMap,
     own: Credentials,
@@ -188,6 +202,7 @@ impl Driver {
                 cache,
                 remote,
                 pending: BTreeMap::new(),
+                held: 0,
                 link: Some(link),
                 openers: Openers::default(),
                 outbox: VecDeque::new(),
@@ -201,10 +216,11 @@ impl Driver {
             outgoing: Condvar::new(),
             alarm: Alarm::new()?,
             clock,
-            transport,
+            transport: Arc::from(transport),
             notifier: Notifier::new()?,
             events: Events::new()?,
             readers: Readers::default(),
+            lengths: Lengths::default(),
             ids,
             own: credentials::own(),
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
@@ -237,21 +253,17 @@ impl Driver {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
-        let (role, pid) = (Role::of(&op, &core.cache), caller.pid);
+        let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, held::locks(&op));
+        let pending = Pending { unique, shape, pid, role, locks, held: None };
+        let mut answers = Vec::new();
         match core.cache.handle_op(now, op_id, caller, op) {
-            Some(answer) => {
-                self.drive(&mut core, now, &mut batch);
-                drop(core);
-                self.send(Sent { unique, shape, answer, role, pid });
-                self.finish(gate, batch);
-            }
-            None => {
-                core.pending.insert(op_id, Pending { unique, shape, pid, role });
-                self.drive(&mut core, now, &mut batch);
-                drop(core);
-                self.finish(gate, batch);
-            }
+            Some(answer) => core.answer(op_id, pending, answer, &mut answers),
+            None => drop(core.pending.insert(op_id, pending)),
         }
+        self.drive(&mut core, now, &mut batch);
+        drop(core);
+        answers.into_iter().for_each(|sent| self.send(sent));
+        self.finish(gate, batch);
     }
 
     /// A request of a child of ours that tells watchers what others changed. Whether it was answered; else it is like anybody's.
@@ -343,8 +355,8 @@ impl Driver {
         loop {
             match core.cache.poll_output() {
                 Output::Answer { op, answer } => {
-                    if let Some(Pending { unique, shape, pid, role }) = core.pending.remove(&op) {
-                        batch.answers.push(Sent { unique, shape, answer, role, pid });
+                    if let Some(pending) = core.pending.remove(&op) {
+                        core.answer(op, pending, answer, &mut batch.answers);
                     }
                 }
                 Output::Call { id, caller, name, call } => {
@@ -366,17 +378,22 @@ impl Driver {
         }
     }
 
-    fn send(&self, Sent { unique, shape, answer, role, pid }: Sent) {
+    fn send(&self, Sent { unique, shape, answer, role, pid, lengthens }: Sent) {
         match (role, &answer) {
-            (Some(Role::Changes(ino)), _) => self.readers.wait(ino, pid),
+            (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.readers.wait(ino, pid),
             (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
             // What nothing vouches for may be older than what they were answered.
             (_, Answer::Node(node)) if node.attr_valid == Span::ZERO => self.readers.wait(node.id.ino, pid),
             _ => {}
         }
+        if let Some((ino, size)) = lengthens {
+            self.lengths.tell(&self.transport, ino, size);
+        }
         let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
         answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
-        if let Some(Role::Reads(ino) | Role::Changes(ino)) = role.filter(|_| brings_attributes) {
+        if let Some(Role::Reads(ino) | Role::Changes(ino) | Role::Sets(ino)) =
+            role.filter(|_| brings_attributes)
+        {
             self.readers.note(ino, pid);
         }
     }
@@ -442,7 +459,11 @@ impl Driver {
 
     /// A fatal signal ends a wait.
     pub fn end_wait(&self, op: OpId) {
-        self.with(|core, _| core.cache.handle_interrupt(op, true));
+        let held = self.core.lock().let_go(op);
+        match held {
+            Some(sent) => self.send(sent),
+            None => self.with(|core, _| core.cache.handle_interrupt(op, true)),
+        }
     }
 
     /// The name under which the kernel last looked an inode up.

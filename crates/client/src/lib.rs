@@ -12,6 +12,7 @@
 //! | `below` | what is mounted below the mount |
 //! | `events` | inotify(7) for what others change |
 //! | `interrupts` | which signals are fatal |
+//! | `lengths` | tells the kernel how long an open file is |
 //! | `credentials` | the groups of a caller |
 //! | `idmap` | ids of this machine and of the server's |
 //! | `status`, `control` | what `nigh status` shows, and how it asks |
@@ -27,6 +28,7 @@ mod driver;
 pub mod events;
 mod idmap;
 mod interrupts;
+mod lengths;
 mod link;
 mod mount;
 mod notifier;

@@ -71,6 +71,11 @@ impl Reader {
     }
 }
 
+/// Whether a thread waits for something.
+pub(crate) fn sleeps(pid: u32) -> bool {
+    Run::of(pid).is_some_and(|run| !run.wants)
+}
+
 /// What a thread does.
 #[derive(Clone, PartialEq, Eq)]
 struct Run {

@@ -23,6 +23,10 @@ pub enum Notification<'a> {
     Delete { parent: u64, child: u64, name: Cow<'a, [u8]> },
     /// Pages to keep.
     Store { ino: u64, offset: u64, data: Cow<'a, [u8]> },
+    /// How long a file is at least, whatever the kernel takes in or leaves out: a store of its last byte, which cannot be read, so
+    /// that nothing is stored. `fuse_notify_store` sets the length first, also while it leaves out attributes (`FUSE_I_SIZE_UNSTABLE`,
+    /// `attr_version`), then waits for the byte's page, which a read or write in flight may have locked.
+    Lengthen { ino: u64, size: u64 },
     /// Asks for cached pages; they come as `Operation::NotifyReply` with `id` as the header's `unique`.
     Retrieve { id: u64, ino: u64, offset: u64, size: u32 },
     /// A file that was polled is ready; `kh` is that of the POLL.
@@ -77,6 +81,7 @@ impl Notification<'_> {
                 Notification::Delete { parent, child, name: own(name) }
             }
             Notification::Store { ino, offset, data } => Notification::Store { ino, offset, data: own(data) },
+            Notification::Lengthen { ino, size } => Notification::Lengthen { ino, size },
             Notification::Retrieve { id, ino, offset, size } => {
                 Notification::Retrieve { id, ino, offset, size }
             }
@@ -87,7 +92,7 @@ impl Notification<'_> {
         }
     }
 
-    /// The bytes to write to the device at once.
+    /// The bytes to write to the device at once; behind those of `Lengthen` one that cannot be read.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (code, body) = match self {
@@ -104,6 +109,10 @@ impl Notification<'_> {
                 let size = count(data.len());
                 let out = abi::NotifyStoreOut { nodeid: *ino, offset: *offset, size, padding: 0 };
                 (STORE, [out.as_bytes(), data].concat())
+            }
+            &Notification::Lengthen { ino, size } => {
+                let (offset, padding) = (size.saturating_sub(1), 0);
+                (STORE, abi::NotifyStoreOut { nodeid: ino, offset, size: 1, padding }.as_bytes().to_vec())
             }
             &Notification::Retrieve { id, ino, offset, size } => {
                 let (notify_unique, nodeid) = (id, ino);
@@ -122,7 +131,9 @@ impl Notification<'_> {
                 (PRUNE, [out.as_bytes(), inos.as_bytes()].concat())
             }
         };
-        let header = OutHeader { len: count(size_of::<OutHeader>() + body.len()), error: code, unique: 0 };
+        let unreadable = usize::from(matches!(self, Notification::Lengthen { .. }));
+        let len = count(size_of::<OutHeader>() + body.len() + unreadable);
+        let header = OutHeader { len, error: code, unique: 0 };
         [header.as_bytes(), &body].concat()
     }
 }
@@ -156,6 +167,15 @@ mod tests {
             assert_eq!(usize::try_from(header.len), Ok(bytes.len()));
             assert_eq!(notification.clone().into_owned(), notification);
         }
+    }
+
+    #[test]
+    fn a_length_is_a_store_of_the_last_byte_which_is_not_there() {
+        let bytes = Notification::Lengthen { ino: 7, size: 9 }.encode();
+        let (header, rest) = OutHeader::read_from_prefix(&bytes).unwrap();
+        let out = abi::NotifyStoreOut::read_from_bytes(rest).unwrap();
+        assert_eq!((header.error, out.nodeid, out.offset, out.size), (STORE, 7, 8, 1));
+        assert_eq!(usize::try_from(header.len), Ok(bytes.len() + 1));
     }
 
     #[test]

@@ -116,6 +116,9 @@ impl DevFuse {
 
     fn write(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
         let bytes = notification.encode();
+        if let Notification::Lengthen { .. } = notification {
+            return self.write_unreadable(&bytes);
+        }
         loop {
             match rustix::io::write(&self.fd, &bytes) {
                 Ok(_) => return Ok(NotifyOutcome::Done),
@@ -123,6 +126,26 @@ impl DevFuse {
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+}
+
+impl DevFuse {
+    /// With a byte behind that cannot be read.
+    fn write_unreadable(&self, bytes: &[u8]) -> io::Result<NotifyOutcome> {
+        // No page is ever mapped at the lowest address (vm.mmap_min_addr), and of 1 no object of ours is.
+        let nowhere = std::ptr::without_provenance_mut::<libc::c_void>(1);
+        let parts = [
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
+            libc::iovec { iov_base: nowhere, iov_len: 1 },
+        ];
+        // SAFETY: the kernel only reads what the parts point to: the first is `bytes`, and where it cannot read the second it says so.
+        let written = unsafe { libc::writev(self.fd.as_raw_fd(), parts.as_ptr(), 2) };
+        match Errno::from_io_error(&io::Error::last_os_error()) {
+            _ if written >= 0 => Ok(NotifyOutcome::Done),
+            Some(Errno::FAULT) => Ok(NotifyOutcome::Done),
+            Some(Errno::NOENT) => Ok(NotifyOutcome::Unknown),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 }

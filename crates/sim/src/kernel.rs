@@ -1,7 +1,7 @@
 //! What a kernel believes of what it was told.
 
 use crate::kept::Kept;
-use nigh_cache::{Answer, Node, Page, Stale};
+use nigh_cache::{Answer, Node, Op, Page, Stale};
 use nigh_types::{Attr, Name, NodeId, OpId, Span, Time};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -39,6 +39,8 @@ impl Believed {
 struct Size {
     bytes: u64,
     version: u64,
+    /// An own request is out that may make it longer (`FUSE_I_SIZE_UNSTABLE`).
+    unstable: bool,
 }
 
 /// The dcache and inode attributes of one mount.
@@ -58,7 +60,7 @@ impl Kernel {
     pub(crate) fn write(&self, asked: &BTreeMap<OpId, u64>, out: &mut String) -> fmt::Result {
         let Kernel { sizes, version: _, names, attrs, mounted_below, kept } = self;
         write!(out, "{names:?}{attrs:?}{mounted_below}{kept:?}")?;
-        sizes.iter().try_for_each(|(ino, size)| write!(out, "{ino}:{} ", size.bytes))?;
+        sizes.iter().try_for_each(|(ino, size)| write!(out, "{ino}:{}{} ", size.bytes, size.unstable))?;
         // Only who has asked before something was taken in is left out.
         asked.iter().try_for_each(|(id, asked)| {
             let later: Vec<u64> =
@@ -95,11 +97,12 @@ impl Kernel {
 
     /// Unless it took in another answer, or forgot, since it asked (`fuse_change_attributes`).
     fn believe(&mut self, id: NodeId, attr: Attr, until: Time, asked: u64) {
-        if self.sizes.get(&id.ino).is_some_and(|size| size.version > asked) {
+        let size = self.sizes.entry(id.ino).or_default();
+        if size.unstable || size.version > asked {
             return;
         }
         self.version += 1;
-        self.sizes.insert(id.ino, Size { bytes: attr.size, version: self.version });
+        (size.bytes, size.version) = (attr.size, self.version);
         self.attrs.insert(id.ino, Believed { id, attr, until, but_ctime: false });
     }
 
@@ -107,6 +110,37 @@ impl Kernel {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// It is told that a file is so long at least (`fuse_notify_store`).
+    pub fn lengthened(&mut self, ino: u64, bytes: u64) {
+        let size = self.sizes.entry(ino).or_default();
+        if bytes > size.bytes {
+            self.version += 1;
+            (size.bytes, size.version) = (bytes, self.version);
+            self.attrs.remove(&ino);
+        }
+    }
+
+    /// It begins to write as far as that, or sets how long a file is (`fuse_perform_write`, `fuse_do_setattr`).
+    pub fn begins(&mut self, op: &Op) {
+        let (ino, grows) = match op {
+            Op::Write { ino, offset, data, from_page_cache: false, .. } => {
+                (ino, offset + data.len() as u64 > self.size(*ino))
+            }
+            Op::SetAttr { ino, set, .. } => (ino, set.size.is_some()),
+            _ => return,
+        };
+        if grows {
+            self.sizes.entry(*ino).or_default().unstable = true;
+        }
+    }
+
+    /// It is answered.
+    pub fn ends(&mut self, op: &Op) {
+        if let Op::Write { ino, from_page_cache: false, .. } | Op::SetAttr { ino, .. } = op {
+            self.sizes.entry(*ino).or_default().unstable = false;
+        }
     }
 
     /// How long a file is for who reads it.

@@ -210,6 +210,7 @@ impl<B: Backend> World<B> {
         }
         client.locked.insert(id, locked);
         client.asked.insert(id, client.kernel.version());
+        client.kernel.begins(&op);
         let names = names_of(&op);
         if !names.is_empty() {
             let effect = Effect::awaited(names.iter().map(|(dir, name)| self.truth(*dir, name)));
@@ -446,7 +447,11 @@ impl<B: Backend> World<B> {
         }
         let memory = if from_memory { " from memory" } else { "" };
         let what = self.of(&op);
-        self.trace.push(format!("{} is answered{memory}: {}{what}", name_of(at), short(&answer)));
+        let goes_by = match (&answer, self.sizes.get(&id)) {
+            (Answer::Attr(_, attr, _), Some(bytes)) if attr.size != *bytes => format!(", and reads {bytes}"),
+            _ => String::new(),
+        };
+        self.trace.push(format!("{} is answered{memory}: {}{goes_by}{what}", name_of(at), short(&answer)));
         if self.clients[at].cache.is_stale() {
             self.stale_answers.insert(id);
         }

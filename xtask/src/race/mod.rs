@@ -35,6 +35,8 @@ pub enum Race {
     ToldSpread,
     /// One writes another length and tells, and changes the mode while the other reads.
     Sizes,
+    /// One makes a file longer and tells; there it is made longer still, while somebody reads.
+    Grows,
     /// One saves as editors do (write aside, fsync, rename over) and tells, the other reads.
     Saves,
     /// One stores into a map and syncs, the other writes, in different pages.
@@ -69,6 +71,7 @@ pub fn run(options: &Options) -> Result<bool> {
         Race::Told => data::both_ways(first, second, count, data::told),
         Race::ToldSpread => data::both_ways(first, second, count, data::told_spread),
         Race::Sizes => data::both_ways(first, second, count, sizes::sizes),
+        Race::Grows => data::both_ways(first, second, count, sizes::grows),
         Race::Saves => data::both_ways(first, second, count, data::saves),
         Race::Mapped => maps::stored(first, second, count, 4096),
         Race::MappedPage => maps::stored(first, second, count, 8),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use super::stage::{Meter, Stage, Told};
 
@@ -69,4 +69,54 @@ pub fn sizes(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
         Ok(())
     };
     stage.both(write, read).context("lengths")
+}
+
+/// One makes a file longer and tells; the other's kernel, which knows it as empty, makes it longer still, and somebody reads there
+/// meanwhile: at least what was told.
+pub fn grows(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
+    const TOLD: &[u8] = b"told";
+    let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
+    let wait = |counter: &dyn Fn() -> u64, least: u64| stage.wait_until(|| counter() >= least);
+    let name = |value: u64| format!("g{value}");
+    let write = |meter: &mut Meter| {
+        for value in 1..=count {
+            wait(&|| looked.load(Ordering::SeqCst) + 2, 2 * value)?;
+            let file = meter.call("create", || File::create_new(writer.join(name(value))))?;
+            told.tell(2 * value - 1);
+            wait(&|| looked.load(Ordering::SeqCst), 2 * value - 1)?;
+            meter.call("pwrite", || file.write_all_at(TOLD, 0))?;
+            told.tell(2 * value);
+        }
+        Ok(())
+    };
+    let read = |meter: &mut Meter| {
+        for value in 1..=count {
+            wait(&|| told.told(), 2 * value - 1)?;
+            let open = || OpenOptions::new().read(true).write(true).open(reader.join(name(value)));
+            let file = meter.call("open", open)?;
+            ensure!(meter.call("fstat", || file.metadata())?.len() == 0, "it is not empty yet");
+            looked.store(2 * value - 1, Ordering::SeqCst);
+            wait(&|| told.told(), 2 * value)?;
+            let mut bytes = [0; 64];
+            let read = std::thread::scope(|scope| {
+                let grows = || match value % 2 {
+                    0 => file.set_len(100),
+                    _ => file.write_all_at(&[b'w'; 8], 0),
+                };
+                let growing = scope.spawn(grows);
+                std::thread::sleep(Duration::from_micros(value * 37 % 1_500));
+                let read = meter.call("pread", || file.read_at(&mut bytes, 0));
+                growing.join().map_err(|_| anyhow!("a thread panics"))??;
+                read
+            })?;
+            ensure!(
+                read >= TOLD.len(),
+                "{read} bytes are read of {} that were told, file {value}",
+                TOLD.len()
+            );
+            looked.store(2 * value, Ordering::SeqCst);
+        }
+        Ok(())
+    };
+    stage.both(write, read).context("growth")
 }

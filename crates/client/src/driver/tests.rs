@@ -101,7 +101,7 @@ impl Stage {
     }
 
     /// The server answers what was sent to it.
-    fn serve(&mut self) {
+    pub fn serve(&mut self) {
         let Outgoing { frames, .. } = self.driver.next_outgoing().expect("frames for the server");
         let now = Time(self.now.load(Ordering::SeqCst));
         let answer = self.server.handle(now, &joined(&frames));

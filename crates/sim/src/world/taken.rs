@@ -19,6 +19,7 @@ impl<B: Backend> World<B> {
                 kernel.forget(&Stale::Attr { ino: *ino });
             }
         }
+        kernel.ends(op);
         match (op, answer) {
             (Op::Lookup { dir, name }, _) => kernel.looked((now, asked), *dir, name, answer),
             (
@@ -39,6 +40,9 @@ impl<B: Backend> World<B> {
                 self.clients[at].carried.extend(names_of(op));
             }
             (Op::GetAttr { ino }, _) => {
+                if let (true, Answer::Attr(_, attr, _)) = (kernel.kept.is_open(*ino), answer) {
+                    kernel.lengthened(*ino, attr.size);
+                }
                 kernel.attributes(now, answer, Some(asked));
                 if kernel.kept.is_open(*ino) {
                     self.sizes.insert(id, kernel.size(*ino));

@@ -36,6 +36,7 @@ const RACES: &[Race] = &[
     race("told", 4000, 1000),
     race("told-spread", 3000, 600),
     race("sizes", 4000, 1000),
+    race("grows", 3000, 600),
     race("saves", 1000, 200),
     race("mapped", 2000, 400),
     race("mapped-page", 2000, 400),
