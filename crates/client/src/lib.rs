@@ -9,6 +9,7 @@
 //! | `driver` | carries outputs between cache, remote, kernel and link |
 //! | `clock`, `alarm` | time, which goes on while the machine sleeps |
 //! | `notifier` | tells the kernel to forget, without anybody waiting for it |
+//! | `worker` | threads that tell the kernel what may get stuck |
 //! | `below` | what is mounted below the mount |
 //! | `events` | inotify(7) for what others change |
 //! | `interrupts` | which signals are fatal |
@@ -37,6 +38,7 @@ mod readers;
 #[cfg(test)]
 mod stage;
 pub mod status;
+mod worker;
 
 pub use clock::boot_time;
 pub use events::EventsConfig;

@@ -15,9 +15,9 @@ mod pages;
 mod teller;
 #[cfg(test)]
 mod tests;
-mod worker;
 
 use crate::driver::Driver;
+use crate::worker::Crew;
 use nigh_cache::{Invalidation, Stale};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -27,7 +27,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use teller::Teller;
-use worker::Crew;
 
 /// Something that the kernel is to forget for one reason.
 struct Job {

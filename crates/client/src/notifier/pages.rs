@@ -6,7 +6,7 @@
 //! are gone but for such; what is only slow is not.
 
 use super::teller::{PATIENCE, Progress, Teller};
-use super::worker::{Crew, Worker};
+use crate::worker::{Crew, Worker};
 use nigh_cache::Stale;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

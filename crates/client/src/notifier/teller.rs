@@ -13,10 +13,10 @@
 //! What there is no worker for is told later, and does not count as told until then.
 
 use super::pages::{Dropping, Ranges};
-use super::worker::{Crew, Worker};
 use super::{Job, Notifier};
 use crate::below::Below;
 use crate::driver::Driver;
+use crate::worker::{Crew, Worker};
 use nigh_cache::{Invalidation, Stale};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};

@@ -1,6 +1,5 @@
 //! Threads that tell the kernel what may get stuck.
 
-use crate::driver::Driver;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,13 +10,13 @@ use std::time::Duration;
 const STACK_BYTES: usize = 512 << 10;
 
 /// How many there are.
-pub(super) struct Crew {
+pub(crate) struct Crew {
     count: Arc<AtomicU64>,
     stack_bytes: usize,
 }
 
 /// A thread, and its answers. Left behind, it ends when it has done all that it was given.
-pub(super) struct Worker<T> {
+pub(crate) struct Worker<T> {
     todo: Sender<T>,
     done: Receiver<()>,
 }
@@ -54,11 +53,11 @@ impl Crew {
     }
 
     /// `None` if there are `most`, or this machine has no thread for us now.
-    pub fn start<T: Send + 'static>(
+    pub fn start<C: Send + Sync + ?Sized + 'static, T: Send + 'static>(
         &self,
         most: u64,
-        driver: &Arc<Driver>,
-        tell: impl Fn(&Driver, T) + Send + 'static,
+        with: &Arc<C>,
+        tell: impl Fn(&C, T) + Send + 'static,
     ) -> Option<Worker<T>> {
         if !self.has_room(most) {
             return None;
@@ -67,11 +66,11 @@ impl Crew {
         let leaving = Leaving(Arc::clone(&self.count));
         let (todo, jobs) = channel::<T>();
         let (finished, done) = channel();
-        let driver = Arc::clone(driver);
+        let with = Arc::clone(with);
         let work = move || {
             let _leaving = leaving;
             for job in jobs {
-                tell(&driver, job);
+                tell(&with, job);
                 // Nobody may wait for it any more.
                 let _ = finished.send(());
             }
@@ -107,19 +106,18 @@ impl<T> Worker<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::tests::Stage;
 
     /// As where a limit of processes is reached.
     #[test]
     fn where_no_thread_is_to_be_had_there_is_no_worker_and_no_harm() {
-        let driver = Stage::new().driver;
+        let with = Arc::new(());
         let crew = Crew { stack_bytes: 1 << 60, ..Crew::default() };
-        assert!(crew.start(Crew::ALL, &driver, |_, ()| ()).is_none());
+        assert!(crew.start(Crew::ALL, &with, |(), ()| ()).is_none());
         assert!(crew.has_room(1), "it is not counted");
         let crew = Crew { stack_bytes: STACK_BYTES, ..crew };
-        let worker = crew.start(1, &driver, |_, ()| ()).expect("there is room");
+        let worker = crew.start(1, &with, |(), ()| ()).expect("there is room");
         worker.give(());
         assert!(worker.wait(Duration::from_secs(20), || true));
-        assert!(crew.start(1, &driver, |_, ()| ()).is_none(), "that was all");
+        assert!(crew.start(1, &with, |(), ()| ()).is_none(), "that was all");
     }
 }
