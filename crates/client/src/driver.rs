@@ -138,8 +138,7 @@ struct Sent {
     answer: Answer,
     role: Option<Role>,
     pid: u32,
-    /// The kernel is told before how long that file is.
-    lengthens: Option<(u64, u64)>,
+    length: Option<held::Length>,
 }
 
 impl Role {
@@ -147,6 +146,7 @@ impl Role {
         match op {
             Op::GetAttr { ino } => cache.is_open(*ino).then_some(Role::Reads(*ino)),
             Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
+            Op::Open { ino, access, .. } if access.truncate => Some(Role::Sets(*ino)),
             Op::Write { ino, from_page_cache: false, .. }
             | Op::SetAttr { ino, .. }
             | Op::Link { ino, .. }
@@ -255,14 +255,16 @@ impl Driver {
         let (now, mut batch) = self.catch_up(&mut core);
         let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, held::locks(&op));
         let pending = Pending { unique, shape, pid, role, locks, held: None };
-        let mut answers = Vec::new();
-        match core.cache.handle_op(now, op_id, caller, op) {
-            Some(answer) => core.answer(op_id, pending, answer, &mut answers),
-            None => drop(core.pending.insert(op_id, pending)),
-        }
+        let answer = match core.cache.handle_op(now, op_id, caller, op) {
+            Some(answer) => core.admit(&self.lengths, op_id, pending, answer),
+            None => {
+                core.pending.insert(op_id, pending);
+                None
+            }
+        };
         self.drive(&mut core, now, &mut batch);
         drop(core);
-        answers.into_iter().for_each(|sent| self.send(sent));
+        answer.into_iter().for_each(|sent| self.send(sent));
         self.finish(gate, batch);
     }
 
@@ -356,7 +358,8 @@ impl Driver {
             match core.cache.poll_output() {
                 Output::Answer { op, answer } => {
                     if let Some(pending) = core.pending.remove(&op) {
-                        core.answer(op, pending, answer, &mut batch.answers);
+                        batch.answers.extend(core.admit(&self.lengths, op, pending, answer));
+                        core.release(&self.lengths, op, &mut batch.answers);
                     }
                 }
                 Output::Call { id, caller, name, call } => {
@@ -378,7 +381,7 @@ impl Driver {
         }
     }
 
-    fn send(&self, Sent { unique, shape, answer, role, pid, lengthens }: Sent) {
+    fn send(&self, Sent { unique, shape, answer, role, pid, length }: Sent) {
         match (role, &answer) {
             (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.readers.wait(ino, pid),
             (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
@@ -386,8 +389,13 @@ impl Driver {
             (_, Answer::Node(node)) if node.attr_valid == Span::ZERO => self.readers.wait(node.id.ino, pid),
             _ => {}
         }
-        if let Some((ino, size)) = lengthens {
-            self.lengths.tell(&self.transport, ino, size);
+        if let Some(held::Length { turn, ino, tells, sets }) = length {
+            if sets {
+                self.lengths.wait(turn, ino);
+            }
+            if let Some(size) = tells {
+                self.lengths.tell(&self.transport, turn, (ino, size));
+            }
         }
         let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
         answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
@@ -459,7 +467,7 @@ impl Driver {
 
     /// A fatal signal ends a wait.
     pub fn end_wait(&self, op: OpId) {
-        let held = self.core.lock().let_go(op);
+        let held = self.core.lock().let_go(&self.lengths, op);
         match held {
             Some(sent) => self.send(sent),
             None => self.with(|core, _| core.cache.handle_interrupt(op, true)),

@@ -6,17 +6,13 @@
 //! takes in before the size, and another one may read just then. A file that is shorter than the kernel knows needs none of this: the read finds its end.
 
 use crate::readers;
+use crate::worker::{Crew, Worker};
 use nigh_fuse::{Level, Notification, Transport};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-const STACK_BYTES: usize = 256 << 10;
-/// At the same time, those that wait for a page with them.
-const THREADS: u64 = 64;
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// Nobody waits any longer.
 const MOST: Duration = Duration::from_millis(100);
@@ -24,70 +20,81 @@ const MOST: Duration = Duration::from_millis(100);
 /// Threads that tell, as one may have to wait for a page that is locked until something else is answered.
 #[derive(Default)]
 pub(crate) struct Lengths {
+    crew: Crew,
     idle: Mutex<Vec<Teller>>,
-    count: Arc<AtomicU64>,
+    yet: Mutex<Yet>,
+    told: Condvar,
 }
 
-/// One of them. Left behind, it ends when it has told what it was given.
-struct Teller {
-    todo: Sender<(u64, u64)>,
-    done: Receiver<()>,
-    tells: Arc<Tells>,
-}
-
+/// Lengths of files that are yet to be told, by the order in which they were answered.
 #[derive(Default)]
-struct Tells {
+struct Yet {
+    next: u64,
+    files: Vec<(Turn, u64)>,
+}
+
+/// Where an answer stands in the order of those that say how long files are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Turn(u64);
+
+/// One of them.
+struct Teller {
+    worker: Worker<(u64, u64)>,
+    at: Arc<At>,
+}
+
+/// Where its thread is.
+#[derive(Default)]
+struct At {
     thread: AtomicU32,
     /// It is in the kernel, or about to be.
-    now: AtomicBool,
-}
-
-struct Leaving(Arc<AtomicU64>);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
+    tells: AtomicBool,
 }
 
 impl Lengths {
+    /// A file is to be told to be as long as an answer says that is composed now, or to be set so.
+    pub fn turn(&self, tells: Option<u64>) -> Turn {
+        let mut yet = self.yet.lock();
+        let turn = Turn(yet.next);
+        yet.next += 1;
+        yet.files.extend(tells.map(|ino| (turn, ino)));
+        turn
+    }
+
     /// When it returns the kernel knows that the file is so long at least.
-    pub fn tell(&self, transport: &Arc<dyn Transport>, ino: u64, size: u64) {
-        if size == 0 || transport.level() == Level::None {
-            return;
+    pub fn tell(&self, transport: &Arc<dyn Transport>, turn: Turn, (ino, size): (u64, u64)) {
+        if size > 0 && transport.level() != Level::None {
+            let idle = self.idle.lock().pop();
+            if let Some(teller) = idle.or_else(|| self.start(transport))
+                && teller.tell(ino, size)
+            {
+                self.idle.lock().push(teller);
+            }
         }
-        let idle = self.idle.lock().pop();
-        let Some(teller) = idle.or_else(|| self.start(transport)) else { return };
-        if teller.tell(ino, size) {
-            self.idle.lock().push(teller);
-        }
+        self.yet.lock().files.retain(|(other, _)| *other != turn);
+        self.told.notify_all();
+    }
+
+    /// Waits until what was answered before of a file is told: else that would undo it if somebody makes the file shorter.
+    pub fn wait(&self, turn: Turn, ino: u64) {
+        let mut yet = self.yet.lock();
+        let is_out = |yet: &mut Yet| yet.files.iter().any(|(other, file)| *other < turn && *file == ino);
+        self.told.wait_while_for(&mut yet, is_out, MOST);
     }
 
     fn start(&self, transport: &Arc<dyn Transport>) -> Option<Teller> {
-        if self.count.fetch_add(1, Ordering::SeqCst) >= THREADS {
-            self.count.fetch_sub(1, Ordering::SeqCst);
-            return None;
-        }
-        let leaving = Leaving(Arc::clone(&self.count));
-        let (todo, jobs) = channel::<(u64, u64)>();
-        let (finished, done) = channel();
-        let tells = Arc::new(Tells::default());
-        let (ours, transport) = (Arc::clone(&tells), Arc::clone(transport));
-        let work = move || {
-            let _leaving = leaving;
+        let at = Arc::new(At::default());
+        let theirs = Arc::clone(&at);
+        let worker = self.crew.start(Crew::ALL, transport, move |transport, (ino, size)| {
             let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-            ours.thread.store(thread, Ordering::SeqCst);
-            for (ino, size) in jobs {
-                ours.now.store(true, Ordering::SeqCst);
-                if let Err(error) = transport.notify(&Notification::Lengthen { ino, size }) {
-                    tracing::debug!(target: "nigh::kernel", %error, ino, size, "the length is not told");
-                }
-                ours.now.store(false, Ordering::SeqCst);
-                let _ = finished.send(());
+            theirs.thread.store(thread, Ordering::SeqCst);
+            theirs.tells.store(true, Ordering::SeqCst);
+            if let Err(error) = transport.notify(&Notification::Lengthen { ino, size }) {
+                tracing::debug!(target: "nigh::kernel", %error, ino, size, "the length is not told");
             }
-        };
-        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
-        thread.ok().map(|_| Teller { todo, done, tells })
+            theirs.tells.store(false, Ordering::SeqCst);
+        });
+        worker.map(|worker| Teller { worker, at })
     }
 }
 
@@ -95,19 +102,13 @@ impl Teller {
     /// Whether it may be given more: it is done.
     fn tell(&self, ino: u64, size: u64) -> bool {
         let since = Instant::now();
-        let _ = self.todo.send((ino, size));
-        loop {
-            match self.done.recv_timeout(LOOK_AGAIN) {
-                Ok(()) => return true,
-                Err(RecvTimeoutError::Timeout) if !self.waits() && since.elapsed() < MOST => {}
-                Err(_) => return false,
-            }
-        }
+        self.worker.give((ino, size));
+        self.worker.wait(LOOK_AGAIN, || self.waits() || since.elapsed() >= MOST)
     }
 
     /// It waits for the page: the length was set before.
     fn waits(&self) -> bool {
-        self.tells.now.load(Ordering::SeqCst) && readers::sleeps(self.tells.thread.load(Ordering::SeqCst))
+        self.at.tells.load(Ordering::SeqCst) && readers::sleeps(self.at.thread.load(Ordering::SeqCst))
     }
 }
 
@@ -115,8 +116,25 @@ impl Teller {
 mod tests {
     use super::*;
     use nigh_fuse::MemoryTransport;
-    use std::sync::Condvar;
-    use std::sync::Mutex as Plain;
+    use std::thread;
+
+    type Gate = (Mutex<bool>, Condvar);
+
+    /// A kernel in which whoever tells waits until the gate is opened.
+    fn gated() -> (Arc<dyn Transport>, Arc<Gate>) {
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let theirs = Arc::clone(&gate);
+        let memory = MemoryTransport::new(Level::All).judging(move |_| {
+            theirs.1.wait_while(&mut theirs.0.lock(), |open| !*open);
+            Ok(nigh_fuse::NotifyOutcome::Done)
+        });
+        (Arc::new(memory), gate)
+    }
+
+    fn open((is_open, opened): &Gate) {
+        *is_open.lock() = true;
+        opened.notify_all();
+    }
 
     #[test]
     fn one_thread_tells_one_after_the_other_and_nothing_of_what_is_empty() {
@@ -124,37 +142,53 @@ mod tests {
         let transport: Arc<dyn Transport> = Arc::<MemoryTransport>::clone(&memory);
         let lengths = Lengths::default();
         for size in [8, 0, 9] {
-            lengths.tell(&transport, 7, size);
+            lengths.tell(&transport, lengths.turn(Some(7)), (7, size));
         }
         let told = [8, 9].map(|size| Notification::Lengthen { ino: 7, size });
         assert_eq!(memory.notifications(), told);
-        assert_eq!(lengths.count.load(Ordering::SeqCst), 1);
+        assert!(lengths.crew.holds_to(1));
+        assert!(lengths.yet.lock().files.is_empty());
     }
 
     #[test]
     fn one_that_waits_for_a_page_is_left_behind() {
-        let gate = Arc::new((Plain::new(false), Condvar::new()));
-        let theirs = Arc::clone(&gate);
-        let memory = MemoryTransport::new(Level::All).judging(move |_| {
-            let open = theirs.0.lock().unwrap();
-            drop(theirs.1.wait_while(open, |open| !*open).unwrap());
-            Ok(nigh_fuse::NotifyOutcome::Done)
-        });
-        let transport: Arc<dyn Transport> = Arc::new(memory);
+        let (transport, gate) = gated();
         let lengths = Lengths::default();
         let since = Instant::now();
-        for size in 1..=THREADS + 5 {
-            lengths.tell(&transport, 7, size);
+        for size in 1..=Crew::ALL + 5 {
+            lengths.tell(&transport, lengths.turn(Some(7)), (7, size));
         }
         assert!(lengths.idle.lock().is_empty(), "nobody is done");
-        assert_eq!(lengths.count.load(Ordering::SeqCst), THREADS);
+        assert!(!lengths.crew.has_room(Crew::ALL) && lengths.crew.holds_to(Crew::ALL));
         assert!(since.elapsed() < MOST * 20, "it is seen that they wait");
-        *gate.0.lock().unwrap() = true;
-        gate.1.notify_all();
+        open(&gate);
         let give_up = Instant::now() + Duration::from_secs(20);
-        while lengths.count.load(Ordering::SeqCst) > 0 {
+        while !lengths.crew.has_room(1) {
             assert!(Instant::now() < give_up, "they end");
             thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// Else the kernel would take the file for as long as it was.
+    #[test]
+    fn who_makes_a_file_shorter_waits_for_who_was_answered_before_and_for_no_other() {
+        let lengths = Lengths::default();
+        let waited = |turn: Turn| {
+            let since = Instant::now();
+            lengths.wait(turn, 7);
+            since.elapsed()
+        };
+        let before = lengths.turn(Some(7));
+        let cuts = lengths.turn(None);
+        let after = lengths.turn(Some(7));
+        assert!(waited(cuts) >= MOST, "before: nobody is waited for for ever");
+        let transport: Arc<dyn Transport> = Arc::new(MemoryTransport::new(Level::All));
+        thread::scope(|scope| {
+            let told = scope.spawn(|| waited(cuts));
+            lengths.tell(&transport, before, (7, 8));
+            assert!(told.join().unwrap() < MOST);
+        });
+        assert!(waited(cuts) < MOST, "after");
+        assert!(waited(Turn(after.0 + 1)) >= MOST);
     }
 }

@@ -5,8 +5,19 @@
 //! waits for theirs.
 
 use super::{Core, Pending, Role, Sent};
+use crate::lengths::{Lengths, Turn};
 use nigh_cache::{Answer, Op};
 use nigh_types::{OpId, Span};
+
+/// What an answer is about the length of a file.
+pub(super) struct Length {
+    pub turn: Turn,
+    pub ino: u64,
+    /// The kernel is told that before.
+    pub tells: Option<u64>,
+    /// What is told of answers before it comes before.
+    pub sets: bool,
+}
 
 /// The file of which a request keeps pages locked: those that it fills, or that it is written from (`fuse_readahead`,
 /// `fuse_send_write_pages`).
@@ -18,25 +29,52 @@ pub(super) fn locks(op: &Op) -> Option<u64> {
 }
 
 impl Core {
-    /// Puts an answer to what is no longer among the pending ones out, and those that waited for it; or keeps it.
-    pub(super) fn answer(&mut self, op: OpId, pending: Pending, answer: Answer, out: &mut Vec<Sent>) {
-        let lengthens = match (pending.role, &answer) {
-            (Some(Role::Reads(ino) | Role::Sets(ino)), Answer::Attr(_, attr, _)) if attr.size > 0 => {
-                Some((ino, attr.size))
-            }
-            _ => None,
+    /// The answer to what is no longer among the pending ones; `None`: it waits for others.
+    pub(super) fn admit(
+        &mut self,
+        lengths: &Lengths,
+        op: OpId,
+        pending: Pending,
+        answer: Answer,
+    ) -> Option<Sent> {
+        let size = match &answer {
+            Answer::Attr(_, attr, _) => attr.size,
+            Answer::Opened(_) => 0,
+            _ => return Some(pending.sent(answer, None)),
         };
-        let lockers = lengthens.map(|(ino, _)| self.lockers(ino)).unwrap_or_default();
-        match pending.role {
-            Some(Role::Reads(_)) if !lockers.is_empty() => {
-                self.held += 1;
-                self.pending.insert(op, Pending { held: Some((answer, lockers)), ..pending });
+        let length = match pending.role {
+            Some(Role::Reads(ino)) if size > 0 => {
+                let lockers = self.lockers(ino);
+                if !lockers.is_empty() {
+                    self.held += 1;
+                    self.pending.insert(op, Pending { held: Some((answer, lockers)), ..pending });
+                    return None;
+                }
+                Length { turn: lengths.turn(Some(ino)), ino, tells: Some(size), sets: false }
             }
-            // Its own answer says how long the file is, and the kernel takes that in.
-            _ if !lockers.is_empty() => out.push(pending.sent(answer, None)),
-            _ => out.push(pending.sent(answer, lengthens)),
+            Some(Role::Sets(ino)) => {
+                self.shorten(ino, size);
+                // While others have pages locked its own answer has to do: the kernel takes in what that says.
+                let tells = (size > 0 && self.lockers(ino).is_empty()).then_some(size);
+                Length { turn: lengths.turn(tells.map(|_| ino)), ino, tells, sets: true }
+            }
+            _ => return Some(pending.sent(answer, None)),
+        };
+        Some(pending.sent(answer, Some(length)))
+    }
+
+    /// The file was set to be so long: who waits to be answered shall not make it longer.
+    fn shorten(&mut self, ino: u64, size: u64) {
+        if self.held == 0 {
+            return;
         }
-        self.release(op, out);
+        for (answer, _) in self.pending.values_mut().filter_map(|pending| pending.held.as_mut()) {
+            if let Answer::Attr(id, attr, _) = answer
+                && id.ino == ino
+            {
+                attr.size = attr.size.min(size);
+            }
+        }
     }
 
     fn lockers(&self, ino: u64) -> Vec<OpId> {
@@ -44,7 +82,7 @@ impl Core {
     }
 
     /// Those that waited for that answer, and wait for no other.
-    fn release(&mut self, answered: OpId, out: &mut Vec<Sent>) {
+    pub(super) fn release(&mut self, lengths: &Lengths, answered: OpId, out: &mut Vec<Sent>) {
         if self.held == 0 {
             return;
         }
@@ -55,27 +93,28 @@ impl Core {
                 free.extend(until.is_empty().then_some(*op));
             }
         }
-        for op in free {
-            out.extend(self.let_go(op));
-        }
+        out.extend(free.into_iter().filter_map(|op| self.let_go(lengths, op)));
     }
 
     /// One that waited so. What it says was to be believed from when it was said, which the kernel does not know.
-    pub(super) fn let_go(&mut self, op: OpId) -> Option<Sent> {
+    pub(super) fn let_go(&mut self, lengths: &Lengths, op: OpId) -> Option<Sent> {
         let (answer, until) = self.pending.get_mut(&op)?.held.take()?;
         self.held -= 1;
         let pending = self.pending.remove(&op)?;
         let Answer::Attr(id, attr, _) = answer else { return Some(pending.sent(answer, None)) };
         // Where it still waits its caller is killed, and reads nothing.
-        let lengthens = until.is_empty().then_some((id.ino, attr.size));
-        Some(pending.sent(Answer::Attr(id, attr, Span::ZERO), lengthens))
+        let length = until.is_empty().then(|| {
+            let turn = lengths.turn(Some(id.ino));
+            Length { turn, ino: id.ino, tells: Some(attr.size), sets: false }
+        });
+        Some(pending.sent(Answer::Attr(id, attr, Span::ZERO), length))
     }
 }
 
 impl Pending {
-    fn sent(self, answer: Answer, lengthens: Option<(u64, u64)>) -> Sent {
+    fn sent(self, answer: Answer, length: Option<Length>) -> Sent {
         let Pending { unique, shape, pid, role, .. } = self;
-        Sent { unique, shape, answer, role, pid, lengthens }
+        Sent { unique, shape, answer, role, pid, length }
     }
 }
 
@@ -85,11 +124,12 @@ mod tests {
     use crate::driver::tests::Stage;
     use nigh_cache::{Caller, Fh, Op};
     use nigh_fuse::Notification;
-    use nigh_types::OpId;
+    use nigh_types::{Access, OpId, SetAttr};
     use std::time::Duration;
 
     const WRITE: u64 = 1002;
     const LOOK: u64 = 1004;
+    const CUT: u64 = 1006;
 
     /// A file of 4 bytes, of which a write is out, and somebody who asks how long it is.
     fn stage() -> (Stage, u64) {
@@ -131,6 +171,34 @@ mod tests {
         assert!(is_answered(&stage, WRITE) && is_answered(&stage, LOOK));
         assert_eq!(stage.kernel.notifications()[told..], [Notification::Lengthen { ino, size: 4 }]);
         assert_eq!(stage.driver.caller_of(OpId(LOOK)), None);
+    }
+
+    /// Else the kernel would take it for as long as before, and readers would see zeros.
+    #[test]
+    fn who_waits_so_is_not_told_a_length_that_was_cut_since() {
+        for truncates_by_opening in [false, true] {
+            let (mut stage, ino) = stage();
+            assert!(!is_answered(&stage, LOOK));
+            let told = stage.kernel.notifications().len();
+            let access = Access { read: true, write: true, truncate: true, direct: false, sync: false };
+            let cut = if truncates_by_opening {
+                Op::Open { ino, access, append: false }
+            } else {
+                Op::SetAttr { ino, fh: None, set: SetAttr { size: Some(1), ..SetAttr::default() } }
+            };
+            let write = stage.sent();
+            operate(&stage, CUT, cut);
+            stage.serve();
+            assert!(is_answered(&stage, CUT) && !is_answered(&stage, LOOK));
+            stage.serve_sent(&write);
+            assert!(is_answered(&stage, LOOK));
+            let lengthens = |told: &Notification<'_>| match told {
+                Notification::Lengthen { size, .. } => Some(*size),
+                _ => None,
+            };
+            let most = stage.kernel.notifications()[told..].iter().filter_map(lengthens).max();
+            assert!(most <= Some(1), "{truncates_by_opening}: {most:?}");
+        }
     }
 
     #[test]

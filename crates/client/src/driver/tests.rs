@@ -102,9 +102,17 @@ impl Stage {
 
     /// The server answers what was sent to it.
     pub fn serve(&mut self) {
-        let Outgoing { frames, .. } = self.driver.next_outgoing().expect("frames for the server");
-        let now = Time(self.now.load(Ordering::SeqCst));
-        let answer = self.server.handle(now, &joined(&frames));
+        let sent = self.sent();
+        self.serve_sent(&sent);
+    }
+
+    /// What is on its way to the server.
+    pub fn sent(&self) -> Vec<u8> {
+        joined(&self.driver.next_outgoing().expect("frames for the server").frames)
+    }
+
+    pub fn serve_sent(&mut self, sent: &[u8]) {
+        let answer = self.server.handle(Time(self.now.load(Ordering::SeqCst)), sent);
         self.driver.with(|core, now| core.remote.handle_input(now, &answer));
     }
 
