@@ -9,7 +9,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Invalidation, Output, Stale};
-use nigh_types::{Attr, Call, CallId, NodeId, OpId, Reply, Response, Span, Time};
+use nigh_types::{Attr, Call, CallId, Name, NodeId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
 
 /// Nobody is waited for any longer: others may wait for what is told.
@@ -29,13 +29,25 @@ pub(crate) struct Behind {
 enum What {
     Forget(Invalidation, Vec<Stale>),
     /// That an own change was made, which it takes for later than any answer to who asked before.
-    Answers(Vec<OpId>, Answer, Option<Time>),
+    Answers(Vec<OpId>, Late),
+}
+
+/// An answer that may be given later.
+#[derive(Clone, Debug)]
+pub(crate) struct Late {
+    pub answer: Answer,
+    /// When it was asked for, where it may bring attributes that are older than what others have been answered.
+    pub sent: Option<Time>,
+    /// The name that it is about.
+    pub name: Option<(u64, Name)>,
 }
 
 /// The inode to which a waiting answer leads by a name.
 fn led_to(what: &What) -> Option<u64> {
     match what {
-        What::Answers(_, Answer::Node(node) | Answer::Created(node, _), _) => Some(node.id.ino),
+        What::Answers(_, Late { answer: Answer::Node(node) | Answer::Created(node, _), .. }) => {
+            Some(node.id.ino)
+        }
         _ => None,
     }
 }
@@ -61,17 +73,16 @@ impl Cache {
         });
     }
 
-    /// The same for an answer that the kernel takes for a later one, of these files. `sent`: when it was asked for, where it may bring
-    /// attributes that are older than what others have been answered.
-    pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], answer: Answer, sent: Option<Time>) {
+    /// The same for an answer that the kernel takes for a later one, of these files.
+    pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], late: Late) {
         self.tell_due();
         let follows = files.iter().any(|ino| self.tells_of(*ino));
         let files: Vec<Stale> = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
         let asked = self.readers_of(&files);
         if asked.is_empty() && !follows {
-            return self.answer_no_older(ops, answer, sent);
+            return self.answer_no_older(ops, late.answer, late.sent);
         }
-        self.put_behind(What::Answers(ops.to_vec(), answer, sent), asked);
+        self.put_behind(What::Answers(ops.to_vec(), late), asked);
     }
 
     /// Somebody is answered these attributes, and may read as far as they say until the next ones are taken in.
@@ -117,6 +128,9 @@ impl Cache {
             _ => None,
         };
         let names = purpose.names();
+        if named.is_none() && itself.is_none() && names.is_empty() {
+            return Vec::new();
+        }
         let is_at = |ino: u64| {
             let inode = self.inodes.get(&ino);
             inode.is_some_and(|inode| names.iter().any(|(dir, name)| inode.is_at(*dir, name)))
@@ -142,15 +156,15 @@ impl Cache {
     fn put_out(&mut self, what: What) {
         match what {
             What::Forget(id, stale) => self.out.push_back(Output::Invalidate { id, stale, first: false }),
-            What::Answers(ops, answer, sent) => self.answer_late(&ops, answer, sent),
+            What::Answers(ops, late) => self.answer_late(&ops, late),
         }
     }
 
     /// What was to be believed for a while when it was put behind is so for what is left of that, if it still is.
-    fn answer_late(&mut self, ops: &[OpId], mut answer: Answer, sent: Option<Time>) {
+    fn answer_late(&mut self, ops: &[OpId], Late { mut answer, sent, name }: Late) {
         match &mut answer {
             Answer::Node(node) | Answer::Created(node, _) => {
-                node.entry_valid = node.entry_valid.min(self.still_named(node.id));
+                node.entry_valid = node.entry_valid.min(self.still_named(name.as_ref(), node.id));
                 node.attr_valid = node.attr_valid.min(self.still_told(node.id));
             }
             Answer::Attr(id, _, valid) => *valid = (*valid).min(self.still_told(*id)),
@@ -159,11 +173,11 @@ impl Cache {
         self.answer_no_older(ops, answer, sent);
     }
 
-    /// For how long the name that led to an inode last may be believed to do so now.
-    fn still_named(&self, id: NodeId) -> Span {
+    /// For how long a name may be believed to lead to an inode now.
+    fn still_named(&self, name: Option<&(u64, Name)>, id: NodeId) -> Span {
         let now = self.clock;
         let named = || {
-            let (dir, name) = self.inodes.get(&id.ino).filter(|inode| inode.id == id)?.home.as_ref()?;
+            let (dir, name) = name?;
             if self.is_ordered(now, *dir) || self.watches.is_telling(*dir) || self.holds.has_name(*dir, name)
             {
                 return None;
@@ -177,9 +191,9 @@ impl Cache {
         named().unwrap_or(Span::ZERO)
     }
 
-    fn still_told(&self, id: NodeId) -> Span {
+    fn still_told(&mut self, id: NodeId) -> Span {
         let held = self.attr_of(self.clock, id).map(|(_, held)| held);
-        held.map_or(Span::ZERO, |held| self.config.level.validity(&held, self.clock))
+        self.tell_attr(self.clock, id.ino, held)
     }
 
     /// Who waits for attributes of open files of which the kernel is to forget something.
@@ -224,21 +238,32 @@ impl Cache {
     }
 
     /// What it asked for is done, and its answer waits for who asks for attributes. It is told now, as nobody would tell the kernel of
-    /// that later, unless that is to forget everything anyway. False: it was not.
+    /// that later, unless that is to forget everything anyway: then nobody is told. False: it is not answered.
     pub(crate) fn answer_at_once(&mut self, op: OpId) -> bool {
-        if self.waits_for_kernel() {
-            return false;
-        }
         let found = self.behind.iter_mut().find_map(|behind| match &mut behind.what {
-            What::Answers(ops, answer, sent) if ops.contains(&op) => {
+            What::Answers(ops, late) if ops.contains(&op) => {
                 ops.retain(|other| *other != op);
-                Some((answer.clone(), *sent))
+                Some(late.clone())
             }
             _ => None,
         });
-        let Some((answer, sent)) = found else { return false };
-        self.answer_late(&[op], answer, sent);
+        let Some(late) = found else { return false };
+        if self.waits_for_kernel() {
+            self.take_back(late.answer);
+            return false;
+        }
+        self.answer_late(&[op], late);
         true
+    }
+
+    /// What an answer made that nobody gets.
+    fn take_back(&mut self, answer: Answer) {
+        if let Answer::Created(_, opened) = &answer {
+            self.release(self.clock, opened.fh, None);
+        }
+        if let Answer::Node(node) | Answer::Created(node, _) = answer {
+            self.handle_forget(node.id.ino, 1);
+        }
     }
 
     /// Puts out what waits no longer.
@@ -270,275 +295,4 @@ impl Cache {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lookup::tests::{T0, cache};
-    use crate::op::Caller;
-    use crate::{Config, Op};
-    use nigh_types::{
-        Access, Attr, Call, Covers, Entry, Event, Grant, GrantId, Handle, Mode, Name, NodeId, Recall,
-        RecallId, Reply, Response, SetAttr, Term,
-    };
-
-    const FILE: NodeId = NodeId { ino: 7, generation: 1 };
-
-    fn attr(size: u64) -> Attr {
-        Attr { mode: 0o100_644, nlink: 1, size, ..Attr::default() }
-    }
-
-    fn outputs(cache: &mut Cache) -> Vec<Output> {
-        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))))
-            .collect()
-    }
-
-    fn ask(cache: &mut Cache, op: u64, what: Op) -> CallId {
-        assert_eq!(cache.handle_op(T0, OpId(op), Caller::default(), what), None);
-        let asked = outputs(cache).into_iter().rev().find_map(|output| match output {
-            Output::Call { id, .. } => Some(id),
-            _ => None,
-        });
-        asked.expect("the remote is asked")
-    }
-
-    fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Vec<Output> {
-        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
-        outputs(cache)
-    }
-
-    fn answered(outputs: &[Output]) -> Vec<(u64, u64)> {
-        let said = outputs.iter().filter_map(|output| match output {
-            Output::Answer { op, answer: Answer::Attr(_, attr, _) } => Some((op.0, attr.size)),
-            _ => None,
-        });
-        said.collect()
-    }
-
-    /// A file that is open, and of which nothing is granted.
-    fn opened() -> Cache {
-        let mut cache = cache(Config::default());
-        let looked = ask(&mut cache, 1, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
-        let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-        answer(&mut cache, looked, Reply::Looked(Some(entry)));
-        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
-        let open = ask(&mut cache, 2, Op::Open { ino: 7, access, append: false });
-        answer(&mut cache, open, Reply::Opened { handle: Handle(1), attr: attr(1) });
-        cache
-    }
-
-    fn recall_data(cache: &mut Cache) -> Vec<Output> {
-        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
-        cache.handle_event(T0, Event::Recall(recall));
-        outputs(cache)
-    }
-
-    #[test]
-    fn what_is_to_be_forgotten_of_a_file_waits_for_who_asks_how_long_it_is() {
-        let mut cache = opened();
-        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        assert_eq!(recall_data(&mut cache), []);
-        let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
-        assert_eq!(answered(&said[..1]), [(3, 2)]);
-        assert!(matches!(said[1..], [Output::Invalidate { .. }]), "{said:?}");
-    }
-
-    /// What takes a file's name away, or gives it one, and the reply.
-    fn changes_of_names() -> [(Op, Reply); 3] {
-        let name = |text: &[u8]| Name::new(text).unwrap();
-        let (from, to, no_replace, exchange) = (1, 1, false, false);
-        let rename = Op::Rename { from, name: name(b"g"), to, new_name: name(b"f"), no_replace, exchange };
-        let moved = NodeId { ino: 8, generation: 1 };
-        let attr = Attr { nlink: 2, ..attr(1) };
-        let entry = Entry { id: FILE, attr, target: None, no_xattrs: true };
-        [
-            (Op::Unlink { dir: 1, name: name(b"f") }, Reply::Removed { node: FILE, kept: None }),
-            (rename, Reply::Renamed { moved, replaced: Some(FILE), kept: None }),
-            (
-                Op::Link { ino: 7, dir: 1, name: name(b"h") },
-                Reply::Made { entry, handle: None, existed: false },
-            ),
-        ]
-    }
-
-    #[test]
-    fn who_takes_a_name_away_or_gives_one_waits_for_who_asks_how_long_the_file_is() {
-        for (change, reply) in changes_of_names() {
-            let mut cache = opened();
-            let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-            let changed = ask(&mut cache, 4, change.clone());
-            let said = answer(&mut cache, changed, reply);
-            assert!(
-                !said.iter().any(|o| matches!(o, Output::Answer { op: OpId(4), .. })),
-                "{change:?}: {said:?}"
-            );
-            let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
-            let order: Vec<u64> = said.iter().filter_map(answered_op).collect();
-            assert_eq!(order, [3, 4], "{change:?}: {said:?}");
-        }
-    }
-
-    #[test]
-    fn so_does_who_is_told_without_a_grant_what_a_name_leads_to() {
-        let mut cache = opened();
-        let look = Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() };
-        let looked = ask(&mut cache, 4, look);
-        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-        assert_eq!(answer(&mut cache, looked, Reply::Looked(Some(entry))), []);
-        let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
-        assert_eq!(said.iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4]);
-    }
-
-    /// A lookup's answer waits for who asks for attributes, and the file is unlinked.
-    #[test]
-    fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
-        let mut cache = opened();
-        let looked = ask(&mut cache, 4, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
-        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        let [(unlink, removed), ..] = changes_of_names();
-        let unlinked = ask(&mut cache, 5, unlink);
-        let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-        let replies =
-            [(looked, Reply::Looked(Some(entry))), (asked, Reply::Attr(FILE, attr(2))), (unlinked, removed)];
-        for (call, reply) in replies {
-            cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
-        }
-        assert_eq!(outputs(&mut cache).iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4, 5]);
-    }
-
-    /// Under a grant on the directory's names; its session is lost before the answer is given, or time passes.
-    #[test]
-    fn a_name_that_is_told_late_is_told_for_what_is_left() {
-        for (lost, valid) in [(false, Span::from_millis(600)), (true, Span::ZERO)] {
-            let mut cache = opened();
-            let looked = ask(&mut cache, 4, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
-            let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-            let attr2 = Attr { nlink: 2, ..attr(1) };
-            let entry = Entry { id: FILE, attr: attr2, target: None, no_xattrs: true };
-            let root = NodeId { ino: 1, generation: 1 };
-            let mut response = Response::plain(Ok(Reply::Looked(Some(entry))));
-            response.grants.push(Grant {
-                id: GrantId(1),
-                node: root,
-                covers: Covers::Names,
-                mode: Mode::Read,
-                term: Term::Limited(Span::from_millis(1_000)),
-                recallable: false,
-                shared: false,
-            });
-            cache.handle_event(T0, Event::Response { call: looked, response });
-            assert_eq!(outputs(&mut cache), []);
-            let later = T0.after(Span::from_millis(400));
-            if lost {
-                cache.handle_event(later, Event::Lapsed { why: "silence".into() });
-                for output in outputs(&mut cache) {
-                    if let Output::Invalidate { id, .. } = output {
-                        cache.handle_invalidated(later, id);
-                    }
-                }
-            }
-            let reply = Response::plain(Ok(Reply::Attr(FILE, Attr { nlink: 2, ..attr(2) })));
-            cache.handle_event(later, Event::Response { call: asked, response: reply });
-            cache.handle_timeout(later);
-            let told = outputs(&mut cache).into_iter().find_map(|output| match output {
-                Output::Answer { op: OpId(4), answer: Answer::Node(node) } => Some(node.entry_valid),
-                _ => None,
-            });
-            assert_eq!(told, Some(valid), "{lost}");
-        }
-    }
-
-    #[test]
-    fn who_gives_a_name_is_not_told_that_the_file_is_as_long_as_before() {
-        let mut cache = opened();
-        let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        let [.., (link, made)] = changes_of_names();
-        let linked = ask(&mut cache, 4, link);
-        let told = attr(5);
-        answer(&mut cache, asked, Reply::Attr(FILE, told));
-        let said = answer(&mut cache, linked, made);
-        let node = said.iter().find_map(|output| match output {
-            Output::Answer { op: OpId(4), answer: Answer::Node(node) } => {
-                Some((node.attr.size, node.attr_valid))
-            }
-            _ => None,
-        });
-        assert_eq!(node, Some((5, Span::ZERO)));
-    }
-
-    #[test]
-    fn nor_is_who_changes_its_mode_but_who_sets_its_length_is() {
-        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-        for (set, size) in [(mode, 5), (SetAttr { size: Some(1), ..SetAttr::default() }, 1)] {
-            let mut cache = opened();
-            let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-            let changed = ask(&mut cache, 4, Op::SetAttr { ino: 7, fh: None, set });
-            answer(&mut cache, asked, Reply::Attr(FILE, attr(5)));
-            let said = answer(&mut cache, changed, Reply::Attr(FILE, Attr { mode: 0o100_600, ..attr(1) }));
-            let told = said.iter().find_map(|output| match output {
-                Output::Answer { op: OpId(4), answer: Answer::Attr(_, attr, _) } => {
-                    Some((attr.size, attr.mode))
-                }
-                _ => None,
-            });
-            assert_eq!(told, Some((size, 0o100_600)));
-        }
-    }
-
-    #[test]
-    fn who_is_killed_while_its_answer_waits_for_who_asks_has_done_what_it_did() {
-        let mut cache = opened();
-        ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        let [(unlink, removed), ..] = changes_of_names();
-        let unlinked = ask(&mut cache, 4, unlink);
-        let said = answer(&mut cache, unlinked, removed);
-        assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
-        cache.handle_interrupt(OpId(4), true);
-        let said = outputs(&mut cache);
-        assert!(said.contains(&Output::Answer { op: OpId(4), answer: Answer::Done }), "{said:?}");
-    }
-
-    fn answered_op(output: &Output) -> Option<u64> {
-        if let Output::Answer { op, .. } = output { Some(op.0) } else { None }
-    }
-
-    #[test]
-    fn and_for_nobody_for_more_than_a_second() {
-        let mut cache = opened();
-        ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        assert_eq!(recall_data(&mut cache), []);
-        let due = T0.after(ANSWERS_WAIT);
-        assert_eq!(cache.poll_output(), Output::Timeout(due, crate::Reason::Behind));
-        cache.handle_timeout(due);
-        assert!(matches!(outputs(&mut cache)[..], [Output::Invalidate { .. }]));
-    }
-
-    #[test]
-    fn who_asked_first_is_answered_with_who_asked_last() {
-        let mut cache = opened();
-        let first = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        assert_eq!(cache.handle_op(T0, OpId(4), Caller::default(), Op::GetAttr { ino: 7 }), None);
-        let again = answer(&mut cache, first, Reply::Attr(FILE, attr(2)));
-        let [Output::Call { id: second, call: Call::GetAttr { .. }, .. }] = again[..] else {
-            panic!("{again:?}")
-        };
-        assert_eq!(answered(&answer(&mut cache, second, Reply::Attr(FILE, attr(3)))), [(3, 3), (4, 3)]);
-    }
-
-    #[test]
-    fn who_asked_before_a_recall_is_answered_with_who_asked_after_it() {
-        let mut cache = opened();
-        let first = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-        recall_data(&mut cache);
-        let second = ask(&mut cache, 4, Op::GetAttr { ino: 7 });
-        assert_eq!(answered(&answer(&mut cache, first, Reply::Attr(FILE, attr(2)))), []);
-        assert_eq!(answered(&answer(&mut cache, second, Reply::Attr(FILE, attr(3)))), [(3, 3), (4, 3)]);
-    }
-
-    #[test]
-    fn attributes_that_the_kernel_does_not_believe_it_need_not_forget() {
-        let mut cache = opened();
-        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Inode, names: vec![] };
-        cache.handle_event(T0, Event::Recall(recall));
-        assert_eq!(outputs(&mut cache), [Output::Acknowledge(RecallId(5))]);
-    }
-}
+mod tests;

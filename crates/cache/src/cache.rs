@@ -1,7 +1,7 @@
 //! The cache and its contract.
 
 use crate::away::Standing;
-use crate::behind::Behinds;
+use crate::behind::{Behinds, Late};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
 use crate::events::Watches;
@@ -379,7 +379,11 @@ impl Cache {
             Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
         };
         let sent = Cache::may_be_older(&flight).then_some(flight.sent);
-        self.answer_behind(&files, &flight.waiters, answer, sent);
+        let name = match &flight.purpose {
+            Purpose::Make { dir, name, .. } => Some((*dir, name.clone())),
+            _ => None,
+        };
+        self.answer_behind(&files, &flight.waiters, Late { answer, sent, name });
         self.own_change_answered(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);

@@ -1,5 +1,6 @@
 //! Names, attributes, symlink targets.
 
+use crate::behind::Late;
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
@@ -210,7 +211,12 @@ impl Cache {
         }
         // What is granted is as new as anything that who asked later is told.
         let older = if attr_held.is_none() { vec![entry.id.ino] } else { Vec::new() };
-        self.answer_behind(&older, &waiters, Answer::Node(node), Some(flight.sent));
+        let name = Some((dir, name.clone()));
+        self.answer_behind(
+            &older,
+            &waiters,
+            Late { answer: Answer::Node(node), sent: Some(flight.sent), name },
+        );
         held.is_some()
     }
 
