@@ -398,8 +398,11 @@ impl Cache {
     pub(crate) fn found_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
         if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
-            // The kernel was not told of it under this name.
             inode.told_until = Time(0);
+            if inode.lookups > 0 {
+                // It may have been told of it under this name before it was under another, and that may be dropped already.
+                inode.named_until = Time::FAR;
+            }
             self.move_home(id, (dir, name));
         }
     }

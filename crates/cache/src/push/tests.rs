@@ -37,12 +37,21 @@ fn told() -> Cache {
 }
 
 fn look(cache: &mut Cache) -> Option<Span> {
-    let answer = cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name("x") })?;
+    look_at(cache, "x")
+}
+
+fn look_at(cache: &mut Cache, called: &str) -> Option<Span> {
+    let answer =
+        cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(called) })?;
     if let Answer::Node(node) = answer { Some(node.entry_valid) } else { panic!("{answer:?}") }
 }
 
 /// Others change a name of the root; whether the kernel is to forget it before.
 fn push(cache: &mut Cache, called: &str) -> bool {
+    become_of(cache, called, (called == "x").then(entry))
+}
+
+fn become_of(cache: &mut Cache, called: &str, entry: Option<Entry>) -> bool {
     let (id, node) = (RecallId(7), session().root);
     let facts = vec![Held { node, covers: Covers::Names, names: vec![name(called)] }];
     cache.handle_event(T0, Event::Hold(Hold { id, facts }));
@@ -57,7 +66,6 @@ fn push(cache: &mut Cache, called: &str) -> bool {
             _ => {}
         }
     }
-    let entry = (called == "x").then(entry);
     let facts = vec![Fact::Name { dir: node, name: name(called), entry }];
     cache.handle_event(T0, Event::Commit(Commit { id, facts }));
     calls(cache);
@@ -74,4 +82,40 @@ fn a_name_that_was_told_for_long_is_dropped_though_it_was_told_for_no_time_since
     assert!(push(&mut cache, "x"));
     assert_eq!(look(&mut cache), Some(Span::ZERO));
     assert!(!push(&mut cache, "x"), "it is dropped once");
+}
+
+/// The kernel was told of both; others take the one it was told of last away, and the other is where the file is then.
+#[test]
+fn a_name_is_dropped_though_another_one_of_its_file_was_dropped_before() {
+    let mut cache = told();
+    let two = Entry { attr: Attr { nlink: 2, ..entry().attr }, ..entry() };
+    become_of(&mut cache, "x", Some(two.clone()));
+    become_of(&mut cache, "y", Some(two.clone()));
+    let root = session().root;
+    let later = T0.after(Span::from_secs(11));
+    for (called, op) in [("x", OpId(2)), ("y", OpId(3))] {
+        let look = Op::Lookup { dir: 1, name: name(called) };
+        assert_eq!(
+            cache.handle_op(later, op, Caller::default(), look),
+            None,
+            "nothing is granted of the file"
+        );
+        let call = calls(&mut cache)[0];
+        let grant = |node, covers| Grant { node, covers, recallable: true, ..crate::grants::made_up(node) };
+        let grant = |id, node, covers| Grant { id: GrantId(id), term: Term::Session, ..grant(node, covers) };
+        let grants = vec![grant(1, root, Covers::Names), grant(2, FILE, Covers::Inode)];
+        let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(two.clone())))) };
+        cache.handle_event(later, Event::Response { call, response });
+        let valid = std::iter::from_fn(|| Some(cache.poll_output())).find_map(|output| match output {
+            Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),
+            Output::Timeout(..) => panic!("{called} is not answered"),
+            _ => None,
+        });
+        assert!(valid > Some(Span::ZERO), "{called}");
+        cache.doubt_attr(FILE);
+    }
+    assert!(become_of(&mut cache, "y", None));
+    // A listing says that it has one name.
+    cache.found_at(FILE, (1, &name("x")));
+    assert!(become_of(&mut cache, "x", None));
 }
