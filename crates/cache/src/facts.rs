@@ -109,7 +109,10 @@ impl Cache {
         }
         if flight.sequence.is_none() {
             self.mark_attr_under_way(id.ino);
-            self.drop_foreign_data(now, flight, id, &attr);
+            // These compare for themselves.
+            if !matches!(flight.purpose, Purpose::Read { .. } | Purpose::Renew { .. }) {
+                self.drop_foreign_data(now, id, &attr);
+            }
         }
         let fresh = flight.granted(grants, id, Covers::Inode).map(|g| Held::begin(g, flight.sent));
         let fresh = fresh.filter(|h| h.lives(now));

@@ -152,11 +152,7 @@ impl Cache {
 
     /// Attributes of a file say that what the kernel holds of its data is of another state, under a grant that does not tell of all
     /// changes: nobody shall read old data beside them until that ends.
-    pub(crate) fn drop_foreign_data(&mut self, now: Time, flight: &Flight, id: NodeId, attr: &Attr) {
-        // These compare for themselves.
-        if matches!(flight.purpose, Purpose::Read { .. } | Purpose::Renew { .. }) {
-            return;
-        }
+    pub(crate) fn drop_foreign_data(&mut self, now: Time, id: NodeId, attr: &Attr) {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) else { return };
         let limited = inode.data.held.is_some_and(|h| h.lives(now) && !h.tells_of_all() && !h.stale);
         if !limited || !matches!(inode.data.pages, Pages::Of(stamp) if stamp != Stamp::of(attr)) {

@@ -256,6 +256,7 @@ impl Cache {
     ) {
         let recalled = flight.recalled(entry.id, Covers::Inode);
         self.mark_attr_under_way(entry.id.ino);
+        self.drop_foreign_data(now, entry.id, &entry.attr);
         if entry.attr.covered_by_parent() {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
                 inode.own = None;

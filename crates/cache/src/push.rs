@@ -332,12 +332,13 @@ impl Cache {
         }
         self.recount(dir.ino);
         if let Some(entry) = entry {
-            self.commit_child((dir.ino, name), entry);
+            self.commit_child(now, (dir.ino, name), entry);
         }
     }
 
     /// What a name leads to now, as far as more is kept of it than its row. (Attributes under a grant of its own are told by themselves.)
-    fn commit_child(&mut self, home: (u64, &Name), entry: &Entry) {
+    fn commit_child(&mut self, now: Time, home: (u64, &Name), entry: &Entry) {
+        self.drop_foreign_data(now, entry.id, &entry.attr);
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
             return;
         };
@@ -352,6 +353,7 @@ impl Cache {
     fn commit_attr(&mut self, now: Time, node: NodeId, attr: Attr) {
         self.mark_told(node.ino);
         self.mark_attr_under_way(node.ino);
+        self.drop_foreign_data(now, node, &attr);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
         inode.xattrs = None;
         if let Some((own, held)) = &mut inode.own
