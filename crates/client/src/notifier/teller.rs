@@ -28,15 +28,15 @@ use std::time::{Duration, Instant};
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 /// After so long it is looked whether there are workers again.
 const AGAIN: Duration = Duration::from_millis(20);
-/// No answer is waited for any longer.
+/// Answers are waited for no longer than that, by one job.
 const ANSWERS: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// No thread has that number.
 const NOBODY: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
-/// A name to be dropped, and the inode whose attributes are dropped right after it.
-type Named = (u64, Vec<u8>, Option<u64>);
+/// A name to be dropped, and the inode whose attributes are dropped right after it; until when it waits for who asks for these.
+type Named = (u64, Vec<u8>, Option<(u64, Instant)>);
 
 /// What the notifier's thread knows.
 pub(super) struct Teller<'a> {
@@ -53,6 +53,8 @@ pub(super) struct Progress {
     pub id: Invalidation,
     pub first: bool,
     pub behind: bool,
+    /// Until then it waits for who asks for attributes; for all of them together, as others wait for what it tells.
+    until: Instant,
     /// Directories whose names wait, and how many do.
     late: BTreeMap<u64, (Worker<Named>, u64)>,
     /// Names that were given to these.
@@ -98,6 +100,7 @@ impl Teller<'_> {
             id: job.id,
             first: job.first,
             behind: job.behind,
+            until: Instant::now() + ANSWERS,
             late: BTreeMap::new(),
             late_names: Vec::new(),
             unknown: Vec::new(),
@@ -110,7 +113,7 @@ impl Teller<'_> {
                 break;
             }
             if let (Stale::Attr { ino } | Stale::Data { ino, .. }, false) = (&one, progress.first) {
-                wait_for_readers(self.driver, *ino, || self.notifier.is_wanted());
+                wait_for_readers(self.driver, *ino, progress.until, || self.notifier.is_wanted());
             }
             if let Stale::Data { ino, offset, length } = one {
                 let files = self.take_files((ino, (offset, length)), &mut job.stale);
@@ -198,7 +201,7 @@ impl Teller<'_> {
 
     fn drop_name(&mut self, progress: &mut Progress, (dir, name): (u64, &Name), then: Option<u64>) {
         let node = self.node(dir);
-        let named = (node, name.as_bytes().to_vec(), then.map(|ino| self.node(ino)));
+        let named = (node, name.as_bytes().to_vec(), then.map(|ino| (self.node(ino), progress.until)));
         let again = || {
             let entry = Stale::Entry { dir, name: name.clone() };
             std::iter::once(entry).chain(then.map(|ino| Stale::Attr { ino }))
@@ -242,8 +245,8 @@ impl Teller<'_> {
     fn start_names(&self, most: u64) -> Option<Worker<Named>> {
         self.notifier.crew.start(most, self.driver, |driver, (dir, name, then): Named| {
             send(driver, &Notification::entry(dir, &name));
-            if let Some(ino) = then {
-                wait_for_readers(driver, ino, || false);
+            if let Some((ino, until)) = then {
+                wait_for_readers(driver, ino, until, || false);
                 send(driver, &Notification::attributes(ino));
             }
         })
@@ -266,10 +269,9 @@ impl Teller<'_> {
 
 /// Those who asked for a file's attributes before what is told now was queued were waited for; others may have asked since, as what
 /// stood before it in the row took its time.
-fn wait_for_readers(driver: &Driver, ino: u64, give_up: impl Fn() -> bool) {
-    let since = Instant::now();
+fn wait_for_readers(driver: &Driver, ino: u64, until: Instant, give_up: impl Fn() -> bool) {
     let asked = || driver.with(|core, _| core.cache.is_asked_how_long(ino));
-    while asked() && since.elapsed() < ANSWERS && !give_up() {
+    while Instant::now() < until && asked() && !give_up() {
         std::thread::sleep(LOOK_AGAIN);
     }
     driver.readers.wait(ino, NOBODY);

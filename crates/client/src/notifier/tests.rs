@@ -411,6 +411,27 @@ fn what_is_told_late_waits_for_who_asked_meanwhile() {
     stopped(&driver, thread);
 }
 
+/// Others wait for what is told.
+#[test]
+fn all_who_ask_are_waited_for_together() {
+    let mut stage = Stage::new();
+    let files: Vec<u64> = ["a", "b", "c", "d"].map(|name| stage.make(name, false).ino).to_vec();
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
+    for (unique, ino) in (900..).step_by(2).zip(&files) {
+        let asks = nigh_cache::Op::GetAttr { ino: *ino };
+        driver.operate(unique, OpId(unique), Caller::default(), Shape::Natural, asks);
+    }
+    let stale = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
+    driver.notifier.queue(Invalidation(901), stale, false);
+    let since = Instant::now();
+    let thread = running(&driver);
+    let told = |ino: &u64| kernel.notifications().contains(&Notification::attributes(*ino));
+    until("all", || files.iter().all(told));
+    assert!(since.elapsed() < Duration::from_secs(2), "a second for all of them");
+    stopped(&driver, thread);
+}
+
 fn of_root(ino: u64) -> Recall {
     let node = nigh_types::NodeId { ino, generation: 1 };
     Recall { id: RecallId(1), node, covers: Covers::Names, names: Vec::new() }
