@@ -1,12 +1,12 @@
 //! What goes wrong while all work: a plan of it by time, carried out step by step, and what it was in the end.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nigh_sim::history::History;
 
-use super::stage::{MOUNTS, Stage, WORKERS};
+use super::stage::{MOUNTS, Stage, WORKERS, asks};
 use crate::load::moment;
 use crate::process;
 
@@ -220,11 +220,9 @@ impl Faults {
             self.stopped.iter().position(|(stopped, ..)| *stopped == mount).context("it was not stopped")?;
         let (_, since, _) = self.stopped.remove(at);
         let seat = stage.seat(mount);
-        let mut command = Command::new("stat");
-        command.arg("--cached=never").arg(&seat.mount.point).stdout(Stdio::null()).stderr(Stdio::null());
         process::signal(seat.mount.daemon(), libc::SIGCONT);
         self.mended.push((Some(mount), moment()));
-        self.asked.push((mount, since, command.stdin(Stdio::null()).spawn()?));
+        self.asked.push((mount, since, asks(&seat.mount)?));
         seat.is_doubted = true;
         Ok(())
     }

@@ -322,11 +322,17 @@ impl<'w> Stage<'w> {
     }
 }
 
+/// A process that asks a mount what its server has to say.
+pub fn asks(mount: &Mount<'_>) -> Result<Child> {
+    let mut command = Command::new("stat");
+    command.arg("--cached=never").arg(&mount.point);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().context("stat")
+}
+
 /// By its server, within 20 s.
 fn answers(mount: &Mount<'_>) -> Result<()> {
-    let mut command = Command::new("stat");
-    command.arg("--cached=never").arg(&mount.point).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut asked = command.stderr(Stdio::null()).spawn()?;
+    let mut asked = asks(mount)?;
     let ended = process::wait(&mut asked, Duration::from_secs(20))?;
     if ended.is_none() {
         mount.abort();
