@@ -232,7 +232,10 @@ impl<'w> Soak<'w> {
                 }
             }
             _ => {
-                let (stop, down) = (self.ms(1_500, 4_000), self.ms(1_500, 6_000));
+                let stop = self.ms(1_500, 4_000);
+                // Mostly almost at once: while one does not answer, the others soon hold no grants that a fault could meet.
+                let down =
+                    if self.dice.below(4) == 0 { self.ms(1_500, 6_000) } else { stop + self.ms(0, 20) };
                 steps.push((stop, Step::Stop(mount)));
                 steps.push((stop + self.ms(20_000, 22_000), Step::Continue(mount)));
                 steps.push((down, Step::Down(other)));
