@@ -367,9 +367,12 @@ impl Cache {
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id) {
+            // Of a row that did not answer for the inode nobody kept true that there are none.
+            let answered = child.attr_known && self.inodes.get(&id.ino).is_none_or(|i| i.is_at(dir, name));
             return Some(Child {
                 compact: attr.map_or(child.compact, Into::into),
                 attr_known: attr.is_some(),
+                no_xattrs: child.no_xattrs && answered,
                 ..child.clone()
             });
         }
@@ -498,3 +501,6 @@ fn says_exists(errno: Errno) -> Option<bool> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;
