@@ -4,7 +4,7 @@
 //! the descriptor. A descriptor opened under a name that was removed since, while another is left, tells
 //! nothing: for such files the directories are noted in which anybody was shown them.
 
-use crate::orphans::Orphan;
+use crate::orphans::{Orphan, Orphans};
 use nigh_native::lease::Object;
 use nigh_types::Attr;
 use parking_lot::Mutex;
@@ -92,10 +92,14 @@ impl Homes {
         self.orphans.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Its attributes without the name in a server's own folder.
-    pub(crate) fn seen(&self, object: Object, attr: Attr) -> Attr {
-        let is_orphan = self.orphans.load(Ordering::SeqCst) > 0
-            && self.files.lock().get(&object).is_some_and(|file| file.orphan.is_some());
+    /// Its attributes without the name in a server's own folder. Where an earlier server left it there `orphans` know before anybody has
+    /// opened it again; where another export made it, only those who have it open do.
+    pub(crate) fn seen(&self, orphans: &Orphans, object: Object, attr: Attr) -> Attr {
+        let is_open_orphan = || {
+            self.orphans.load(Ordering::SeqCst) > 0
+                && self.files.lock().get(&object).is_some_and(|file| file.orphan.is_some())
+        };
+        let is_orphan = orphans.has(object) || is_open_orphan();
         Attr { nlink: attr.nlink.saturating_sub(u32::from(is_orphan)), ..attr }
     }
 

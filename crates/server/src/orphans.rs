@@ -10,7 +10,7 @@ use crate::stat::{self, Stat};
 use nigh_native::lease::Object;
 use nigh_types::{Attr, Errno, Kind, NodeId, Span};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, Timespec, Timestamps};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -30,10 +30,18 @@ pub(crate) struct Orphans(Arc<Shared>);
 struct Shared {
     folders: Mutex<Folders>,
     known: Mutex<FxHashMap<NodeId, Known>>,
+    objects: Objects,
     /// The server stops: whoever comes back to the next one finds what is there.
     stays: AtomicBool,
     /// How long those of an earlier server are kept for sessions that come back, in nanoseconds.
     grace_ns: AtomicU64,
+}
+
+/// The inodes of `known`: some call asks for every attribute that is told. Its lock is held alone and for a moment.
+#[derive(Debug, Default)]
+struct Objects {
+    count: AtomicU64,
+    all: Mutex<FxHashSet<Object>>,
 }
 
 /// Open folders. The one at the root stays so, once there is one; a descriptor of another one would keep its
@@ -54,6 +62,7 @@ struct Folder {
 
 #[derive(Debug)]
 struct Known {
+    object: Object,
     folder: Arc<Folder>,
     name: String,
     /// When it was found to be left by an earlier server, until somebody opens it.
@@ -66,6 +75,7 @@ pub(crate) struct Orphan {
     shared: Arc<Shared>,
     folder: Arc<Folder>,
     id: NodeId,
+    object: Object,
     name: String,
 }
 
@@ -128,9 +138,11 @@ impl Orphans {
         let folder = self.folder(reach, &top(reach, dir)?, make)?;
         let name = name_of(&file.stat);
         rustix::fs::linkat(CWD, proc_path(&file.fd), &folder.fd, name.as_str(), AtFlags::SYMLINK_FOLLOW)?;
-        let known = Known { folder: Arc::clone(&folder), name: name.clone(), left: None };
+        let object = file.object;
+        let known = Known { object, folder: Arc::clone(&folder), name: name.clone(), left: None };
+        self.0.objects.add(object);
         self.0.known.lock().insert(file.id, known);
-        Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, name })
+        Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, object, name })
     }
 
     /// What changes where the folder is made.
@@ -161,8 +173,13 @@ impl Orphans {
         let mut known = self.0.known.lock();
         let found = known.get_mut(&id)?;
         found.left.take()?;
-        let (folder, name) = (Arc::clone(&found.folder), found.name.clone());
-        Some(Orphan { shared: Arc::clone(&self.0), folder, id, name })
+        let (object, folder, name) = (found.object, Arc::clone(&found.folder), found.name.clone());
+        Some(Orphan { shared: Arc::clone(&self.0), folder, id, object, name })
+    }
+
+    /// Whether a file has a name in the folder, be it that nobody has opened it again yet.
+    pub(crate) fn has(&self, object: Object) -> bool {
+        self.0.objects.has(object)
     }
 
     /// Removes those for which nobody came back in time.
@@ -172,7 +189,8 @@ impl Orphans {
             |known: &mut Known| known.left.is_some_and(|since| now.saturating_duration_since(since) > grace);
         let over: Vec<Known> =
             self.0.known.lock().extract_if(|_, known| is_over(known)).map(|(_, known)| known).collect();
-        for Known { folder, name, .. } in over {
+        for Known { object, folder, name, .. } in over {
+            self.0.objects.remove(object);
             tracing::info!(name, "nobody came back for a file that was removed while open: it goes");
             folder.remove(&name);
         }
@@ -205,11 +223,30 @@ impl Orphans {
                 continue;
             };
             if node.stat.attr.kind() == Kind::File && name == name_of(&node.stat) {
-                let known = Known { folder: Arc::clone(folder), name, left: Some(now) };
+                let known = Known { object: node.object, folder: Arc::clone(folder), name, left: Some(now) };
+                self.0.objects.add(node.object);
                 self.0.known.lock().entry(node.id).or_insert(known);
             }
         }
         Ok(())
+    }
+}
+
+impl Objects {
+    fn add(&self, object: Object) {
+        if self.all.lock().insert(object) {
+            self.count.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn remove(&self, object: Object) {
+        if self.all.lock().remove(&object) {
+            self.count.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn has(&self, object: Object) -> bool {
+        self.count.load(Ordering::SeqCst) > 0 && self.all.lock().contains(&object)
     }
 }
 
@@ -266,6 +303,7 @@ impl Drop for Folder {
 impl Drop for Orphan {
     fn drop(&mut self) {
         self.shared.known.lock().remove(&self.id);
+        self.shared.objects.remove(self.object);
         if !self.shared.stays.load(Ordering::SeqCst) {
             self.folder.remove(&self.name);
         }

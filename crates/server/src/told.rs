@@ -80,7 +80,8 @@ impl Tell {
             (Covers::Inode, None) => {
                 let stat = stat::of_fd(fd).ok()?;
                 let object = export.reach().ids.object(&stat);
-                (object == self.key.object).then(|| Became::Attr(homes.seen(object, stat.attr)))
+                (object == self.key.object)
+                    .then(|| Became::Attr(homes.seen(&export.reach().orphans, object, stat.attr)))
             }
             _ => None,
         }
@@ -97,7 +98,7 @@ fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> 
         other => other?,
     };
     let node = export.reach().opened(fd)?;
-    let seen = |object: Object, attr: Attr| homes.seen(object, attr);
+    let seen = |object: Object, attr: Attr| homes.seen(&export.reach().orphans, object, attr);
     let stat = stat::Stat { attr: seen(node.object, node.stat.attr), ..node.stat };
     entry(&Node { stat, ..node }).map(Some)
 }

@@ -301,6 +301,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
     let mut client = Client::connect(&server, x.dir.path(), Term::Session);
     client.root();
     let f = Place::bare(f.node);
+    assert_eq!(client.attr(&f).0.nlink, 0, "before anybody has opened it again, too");
     let (first, second) = (client.open(&f, BOTH), client.open(&f, READ));
     assert_eq!(read(&mut client, &f, first), Ok(b"content".to_vec()));
     assert_eq!(client.attr(&f).0.nlink, 0);

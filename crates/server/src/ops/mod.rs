@@ -185,7 +185,7 @@ impl<'a> Context<'a> {
 
     /// Attributes as clients see them: a name in the server's own folder is none.
     pub(crate) fn seen(&self, object: Object, attr: Attr) -> Attr {
-        self.files.holding().leases.homes.seen(object, attr)
+        self.files.holding().leases.homes.seen(&self.reach().orphans, object, attr)
     }
 
     /// A file was counted as open: if it is losing a name at this moment, not before that is done.
