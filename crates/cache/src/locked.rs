@@ -20,6 +20,17 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// Whether a request to look a name up waits. If it is of a rename(2), another directory is locked too (`do_renameat2`), and nobody
+    /// says which.
+    #[must_use]
+    pub fn looks_up(&self) -> bool {
+        let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        out.any(|flight| matches!(flight.purpose, Purpose::Lookup { .. }))
+            || self.parked.values().any(|(_, op)| matches!(op, Op::Lookup { .. }))
+    }
+}
+
 impl Purpose {
     /// The file whose pages the kernel has locked until this is answered, and which.
     pub(crate) fn pages(&self) -> Option<Pages> {

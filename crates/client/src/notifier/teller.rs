@@ -26,6 +26,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+/// What goes first waits no longer for a directory that a rename(2) may have locked whose names are being looked up.
+const RENAMES: Duration = Duration::from_millis(100);
 /// After so long it is looked whether there are workers again.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Answers are waited for no longer than that, by one job.
@@ -233,9 +235,13 @@ impl Teller<'_> {
     }
 
     /// Names of directories that were locked. What goes first leaves them to their workers where it is a request of our own that has
-    /// them locked. False: the job is to be left for another that goes first.
+    /// them locked, or may be. False: the job is to be left for another that goes first.
     fn wait_for_late(&self, progress: &Progress) -> bool {
-        let is_ours = |dir| self.driver.with(|core, _| core.cache.is_locked(dir));
+        let since = Instant::now();
+        let is_ours = |dir| {
+            let is_late = since.elapsed() > RENAMES;
+            self.driver.with(|core, _| core.cache.is_locked(dir) || is_late && core.cache.looks_up())
+        };
         progress.late.iter().all(|(dir, (worker, waiting))| {
             let give_up = || self.notifier.is_wanted() || progress.first && is_ours(*dir);
             (0..*waiting).all(|_| worker.wait(PATIENCE, give_up)) || !self.notifier.is_wanted()
