@@ -216,7 +216,8 @@ impl Cache {
     }
 
     /// Whether somebody may go on by the size of an inode when its attributes are answered.
-    pub(crate) fn reads_by_size(&self, ino: u64) -> bool {
+    #[must_use]
+    pub fn reads_by_size(&self, ino: u64) -> bool {
         self.is_open(ino) && !self.dirs.contains_key(&ino)
     }
 

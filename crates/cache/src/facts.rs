@@ -362,7 +362,7 @@ impl Cache {
             flight.aside = Some(Box::new(directory.rows.up_to(listed)));
         }
         directory.progress = None;
-        let listed = directory.kernel_version.take() == Some(directory.version);
+        let listed = directory.kernel_version.take().is_some();
         if listed && self.inodes.get(&dir).is_some_and(|i| i.opens > 0) {
             self.invalidate(vec![Stale::Data { ino: dir, offset: 0, length: 0 }], None);
         }

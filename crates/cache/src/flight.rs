@@ -528,6 +528,9 @@ impl Cache {
     /// Not if the directory was recalled since: then calls sent later know better.
     pub(crate) fn mark_name(&mut self, by: &Flight, dir: u64, name: &Name, child: Option<&Child>) {
         self.drop_expired_names(dir);
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.version += 1;
+        }
         if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
             return;
         }

@@ -347,10 +347,9 @@ impl Cache {
                     None => self.page(now, dir, offset, size, plus),
                 };
                 match page {
-                    Some(page) => {
-                        let end = page.entries.is_empty();
+                    Some(mut page) => {
+                        self.page_given(now, fh, &mut page);
                         self.answer(op, Answer::Page(page));
-                        self.page_given(now, fh, end);
                         true
                     }
                     None => false,

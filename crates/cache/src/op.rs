@@ -291,6 +291,8 @@ pub struct Page {
     pub entries: Vec<PageEntry>,
     /// The names, one behind the other.
     pub names: Vec<u8>,
+    /// What the kernel keeps of a listing of that directory is to be dropped before this is answered.
+    pub drops: Option<u64>,
 }
 
 /// What an application is answered.

@@ -5,7 +5,7 @@ use crate::flight::Want;
 use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Opened, Page, PageEntry, Stale};
 use crate::rows::Row;
-use crate::state::OpenDir;
+use crate::state::{Directory, OpenDir};
 use nigh_types::{Attr, Cookie, Errno, NodeId, OpId, Time};
 
 const DIRECTORY: u32 = 0o040_000;
@@ -115,8 +115,8 @@ impl Cache {
         if offset == Cookie(0) {
             self.leave_snapshot(fh);
         }
-        if let Some(page) = self.snapshot_page(fh, offset, size, plus) {
-            self.page_given(now, fh, page.entries.is_empty());
+        if let Some(mut page) = self.snapshot_page(fh, offset, size, plus) {
+            self.page_given(now, fh, &mut page);
             return Some(Answer::Page(page));
         }
         if self.is_gone(ino) {
@@ -126,8 +126,8 @@ impl Cache {
         if known && self.holds.has_names(ino) {
             return self.wait_for_commit(now, op, caller, ino, Op::ReadDir { ino, fh, offset, size, plus });
         }
-        if known && let Some(page) = self.page(now, ino, offset, size, plus) {
-            self.page_given(now, fh, page.entries.is_empty());
+        if known && let Some(mut page) = self.page(now, ino, offset, size, plus) {
+            self.page_given(now, fh, &mut page);
             return Some(Answer::Page(page));
         }
         match self.list(now, ino) {
@@ -138,12 +138,22 @@ impl Cache {
 
     /// The answer with a page has been composed. It goes into the listing that the kernel keeps of an open
     /// directory: it is of the facts that there are now, and without a grant is dropped right behind the answer.
-    pub(crate) fn page_given(&mut self, now: Time, fh: Fh, end: bool) {
+    ///
+    /// A listing that was begun in another state of the directory must not come to its end there: the kernel compares at the
+    /// beginning only, so who is in the midst of reading goes on in what others have completed (`fuse_readdir_cached`), and would find
+    /// names of before they began. So the parts that it has are dropped first.
+    pub(crate) fn page_given(&mut self, now: Time, fh: Fh, page: &mut Page) {
         let Some(open) = self.open_dirs.get_mut(&fh) else { return };
-        open.reading = !end;
+        open.reading = !page.entries.is_empty();
         let (ino, facts, keeps) = (open.ino, open.snapshot.is_none(), open.kernel_keeps);
         self.last_read = ino;
         if keeps {
+            let same = |directory: &mut Directory| {
+                let before = directory.given.replace(directory.version);
+                before.is_none_or(|before| before == directory.version)
+            };
+            let is_same = facts && self.dirs.get_mut(&ino).is_some_and(same);
+            page.drops = (!is_same).then_some(ino);
             self.kernel_keeps_listing(now, ino, facts);
         }
     }

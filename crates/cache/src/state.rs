@@ -142,6 +142,8 @@ pub(crate) struct Directory {
     /// Counts breaks in what is known; the kernel's listing is of `kernel_version`.
     pub version: u64,
     pub kernel_version: Option<u64>,
+    /// Of which version the kernel was given a part to keep last.
+    pub given: Option<u64>,
     /// How often its grant has ended.
     pub gaps: u64,
     /// When others changed names in it the last time, and whether they do so again and again ([`Directory::is_ordered`]).
@@ -165,6 +167,7 @@ impl Directory {
             progress: None,
             version: 0,
             kernel_version: None,
+            given: None,
             gaps: 0,
             pushed: None,
             missing_given: false,

@@ -23,8 +23,8 @@ use crate::lengths::Lengths;
 use crate::notifier::Notifier;
 use crate::openers::Openers;
 use crate::readers::Readers;
-use nigh_cache::{Answer, Cache, Caller, Op, Output};
-use nigh_fuse::{Header, Operation, Transport};
+use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
+use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
 use nigh_native::{ClientSession, Counters, FrameBytes};
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
@@ -144,7 +144,7 @@ struct Sent {
 impl Role {
     fn of(op: &Op, cache: &Cache) -> Option<Role> {
         match op {
-            Op::GetAttr { ino } => cache.is_open(*ino).then_some(Role::Reads(*ino)),
+            Op::GetAttr { ino } => cache.reads_by_size(*ino).then_some(Role::Reads(*ino)),
             Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
             Op::Open { ino, access, .. } if access.truncate => Some(Role::Sets(*ino)),
             Op::Write { ino, from_page_cache: false, .. }
@@ -387,6 +387,7 @@ impl Driver {
             (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
             // What nothing vouches for may be older than what they were answered.
             (_, Answer::Node(node)) if node.attr_valid == Span::ZERO => self.readers.wait(node.id.ino, pid),
+            (_, Answer::Page(Page { drops: Some(dir), .. })) => self.drop_listing(*dir),
             _ => {}
         }
         if let Some(held::Length { turn, ino, tells, sets }) = length {
@@ -403,6 +404,14 @@ impl Driver {
             role.filter(|_| brings_attributes)
         {
             self.readers.note(ino, pid);
+        }
+    }
+
+    /// Whoever reads it has none of its pages locked while it waits for an answer.
+    fn drop_listing(&self, dir: u64) {
+        let node = if dir == self.root() { nigh_fuse::abi::ROOT_ID } else { dir };
+        if let Err(error) = self.transport.notify(&Notification::contents(node)) {
+            tracing::debug!(target: "nigh::kernel", %error, dir, "a listing is not dropped");
         }
     }
 

@@ -4,7 +4,7 @@ use nigh_cache::{Answer, Config, Fh, Level, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Access, Cookie, Name, Span, Term};
+use nigh_types::{Access, Cookie, Kind, Name, Span, Term};
 
 const TERM: Span = Span::from_secs(5);
 
@@ -145,4 +145,25 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
     };
     assert_eq!(node.attr.size, 11);
     world.check_kernels().unwrap();
+}
+
+/// Somebody has read a part of it, and an own change comes.
+#[test]
+fn one_that_was_begun_before_an_own_change_is_dropped_before_it_goes_on() {
+    let (mut world, dir, fh) = world(Config::default());
+    let mut part = |offset, change: bool| {
+        if change {
+            let (name, kind) = (name("g"), Kind::Fifo);
+            let made = world.answer(0, Op::Mknod { dir, name, kind, mode: 0o644, umask: 0, rdev: 0 });
+            assert!(matches!(made, Answer::Node(_)), "{made:?}");
+        }
+        let answer = world.answer(0, Op::ReadDir { ino: dir, fh, offset, size: 64, plus: false });
+        let Answer::Page(page) = answer else { panic!("{answer:?}") };
+        (page.entries.last().expect("some are left").next, page.drops)
+    };
+    let (next, drops) = part(Cookie(0), false);
+    assert_eq!(drops, None, "it is all of one state so far");
+    let (_, drops) = part(next, true);
+    assert_eq!(drops, Some(dir));
+    assert_eq!(part(Cookie(0), false).1, None, "what is left in the kernel is of this state");
 }

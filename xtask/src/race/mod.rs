@@ -25,6 +25,8 @@ pub enum Race {
     NamesSpread,
     /// One creates and unlinks, the other scans.
     Listing,
+    /// Somebody has read a directory in part when it is changed, here and then there, and another one begins to.
+    Halves,
     /// Both write records of one file in place.
     Records,
     /// Both append records to one file.
@@ -66,6 +68,11 @@ pub fn run(options: &Options) -> Result<bool> {
         Race::Names => names::names(first, second, count, u64::MAX),
         Race::NamesSpread => names::names(first, second, count, 3),
         Race::Listing => names::listing(first, second, count),
+        Race::Halves => {
+            let mut meter = names::halves(first, first, count)?;
+            meter.add(&names::halves(second, first, count)?);
+            Ok(meter)
+        }
         Race::Records => data::records(first, second, count),
         Race::Appends => data::appends(first, second, count),
         Race::Told => data::both_ways(first, second, count, data::told),

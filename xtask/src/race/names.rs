@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{Mode, OFlags, RawDir};
 
 use super::stage::{Meter, Stage, Told};
 
@@ -187,4 +191,79 @@ pub fn listing(first: &Path, second: &Path, count: u64) -> Result<Meter> {
         }
     };
     stage.both(change, scan)
+}
+
+/// One reads a directory in part; then names in it come to lead to other files, and another one begins to read. The first reads on to
+/// the end, which its kernel may take for the end of a listing to keep, and the other goes on in that.
+pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
+    let mut meter = Meter::default();
+    for round in 0..count {
+        let name = format!("{}{round}", if changes == reads { "own" } else { "others" });
+        let (dir, seen) = (changes.join(&name), reads.join(name));
+        meter.call("mkdir", || fs::create_dir(&dir))?;
+        for name in HALVES {
+            meter.call("create", || fs::write(dir.join(name), b""))?;
+        }
+        let mut first = Reader::open(&seen)?;
+        first.part()?;
+        let mut there = BTreeMap::new();
+        for name in HALVES {
+            let new = dir.join("new");
+            meter.call("create", || fs::write(&new, b""))?;
+            there.insert(name.to_owned(), fs::metadata(&new)?.ino());
+            meter.call("rename", || fs::rename(&new, dir.join(name)))?;
+        }
+        let mut second = Reader::open(&seen)?;
+        let mut listed = second.part()?;
+        first.rest()?;
+        listed.extend(second.rest()?);
+        ensure!(
+            listed == there,
+            "round {round}: {listed:?} is listed, and {there:?} was there before that began"
+        );
+    }
+    Ok(meter)
+}
+
+const HALVES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// An open directory, of which two or three names are read at a time.
+struct Reader(OwnedFd);
+
+type Inodes = BTreeMap<String, u64>;
+
+impl Reader {
+    fn open(dir: &Path) -> Result<Reader> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Reader(rustix::fs::open(dir, flags, Mode::empty())?))
+    }
+
+    /// Empty only at the end.
+    fn part(&mut self) -> Result<Inodes> {
+        let mut buffer = [MaybeUninit::uninit(); 80];
+        let mut raw = RawDir::new(&self.0, &mut buffer);
+        let mut part = Inodes::new();
+        while let Some(entry) = raw.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_str()?;
+            if !matches!(name, "." | "..") {
+                part.insert(name.to_owned(), entry.ino());
+            }
+            if raw.is_buffer_empty() {
+                break;
+            }
+        }
+        Ok(part)
+    }
+
+    fn rest(&mut self) -> Result<Inodes> {
+        let mut rest = Inodes::new();
+        loop {
+            let part = self.part()?;
+            if part.is_empty() {
+                return Ok(rest);
+            }
+            rest.extend(part);
+        }
+    }
 }

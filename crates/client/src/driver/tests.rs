@@ -199,3 +199,35 @@ fn who_sets_times_in_a_replay_is_answered_from_memory() {
     assert_eq!(errno, 0);
     assert_eq!(attributes[..12], [0; 12], "valid for no time");
 }
+
+/// Whoever reads on would have the kernel keep it as if it were all of one state.
+#[test]
+fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
+    let mut stage = Stage::new();
+    let dir = stage.driver.root();
+    for name in ["a", "b", "c"] {
+        stage.make(name, false);
+    }
+    let caller = Caller { pid: std::process::id(), ..Caller::default() };
+    let ask = |stage: &mut Stage, op: Op, shape: Shape| {
+        stage.unique += 2;
+        stage.driver.operate(stage.unique, OpId(stage.unique), caller, shape, op);
+        if stage.driver.core.lock().pending.contains_key(&OpId(stage.unique)) {
+            stage.serve();
+        }
+        stage.kernel.take_reply(stage.unique, Duration::ZERO).expect("an answer")
+    };
+    let (_, opened) = ask(&mut stage, Op::OpenDir { ino: dir }, Shape::Natural);
+    let fh = nigh_cache::Fh(u64::from_le_bytes(opened[..8].try_into().unwrap()));
+    let read = |offset| Op::ReadDir { ino: dir, fh, offset, size: 80, plus: false };
+    let page = Shape::Page { size: 80, plus: false };
+    let (errno, begun) = ask(&mut stage, read(nigh_types::Cookie(0)), page);
+    assert_eq!((errno, begun.is_empty()), (0, false));
+    let dropped = |stage: &Stage| {
+        stage.kernel.notifications().iter().filter(|told| **told == Notification::contents(1)).count()
+    };
+    let before = dropped(&stage);
+    ask(&mut stage, Op::Unlink { dir, name: Name::new(b"a").unwrap() }, Shape::Natural);
+    ask(&mut stage, read(nigh_types::Cookie(2)), page);
+    assert_eq!(dropped(&stage), before + 1);
+}

@@ -31,6 +31,7 @@ const RACES: &[Race] = &[
     race("names", 10_000, 1000),
     race("names-spread", 3000, 600),
     race("listing", 2000, 400),
+    race("halves", 200, 40),
     race("records", 10_000, 1000),
     race("appends", 5000, 1000),
     race("told", 4000, 1000),
