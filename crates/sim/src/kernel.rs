@@ -198,8 +198,11 @@ impl Kernel {
             Some(Dentry { ino: Some(replaced), .. }) => self.lost_name(replaced),
             _ => {}
         }
-        if let Some(dentry) = moved {
-            dentry.ino.into_iter().for_each(|ino| self.changed_name(ino));
+        // What is moved is there. Where a look since has said that it is not, that was of after the change: the name was dropped.
+        if let Some(dentry) = moved
+            && let Some(ino) = dentry.ino
+        {
+            self.changed_name(ino);
             self.names.insert((to, new_name.clone()), dentry);
         }
         self.changed_dir(from);
