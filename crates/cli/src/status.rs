@@ -10,20 +10,21 @@ use std::path::{Path, PathBuf};
 pub fn mounts(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
     let places = Places::of_user()?;
     places.make_runtime()?;
-    let mut statuses = nigh_client::control::statuses(&places.runtime)?;
-    if let Some(wanted) = &mountpoint {
-        let absolute = absolute(wanted);
-        statuses.retain(|status| status["mountpoint"].as_str().map(Path::new) == Some(&absolute));
-        if statuses.is_empty() {
-            bail!("{}: no mount of yours answers there; `nigh status` lists them", wanted.display());
-        }
-    }
+    let statuses = match &mountpoint {
+        None => nigh_client::control::statuses(&places.runtime)?,
+        Some(wanted) => match nigh_client::control::status_at(&places.runtime, &absolute(wanted))? {
+            None => {
+                bail!("{}: no mount of yours answers there; `nigh status` lists them", wanted.display());
+            }
+            Some(status) if json => {
+                println!("{status:#}");
+                return Ok(());
+            }
+            Some(status) => vec![status],
+        },
+    };
     if json {
-        let value = match (mountpoint, statuses) {
-            (Some(_), mut one) => one.remove(0),
-            (None, all) => Value::Array(all),
-        };
-        println!("{value:#}");
+        println!("{:#}", Value::Array(statuses));
         return Ok(());
     }
     if statuses.is_empty() {

@@ -11,6 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -90,25 +91,38 @@ impl Drop for Control {
     }
 }
 
-/// The status of every mount of this user that answers, by mount point. `runtime` is the directory of
+/// The status of every mount of this user that answers within 5 s, by mount point. `runtime` is the directory of
 /// this user's sockets. Sockets of mounts that are gone are removed.
 pub fn statuses(runtime: &Path) -> io::Result<Vec<Value>> {
-    let mut statuses = Vec::new();
+    let mut statuses: Vec<Value> = ask_all(runtime)?.into_iter().collect();
+    statuses.sort_by_key(|status| status["mountpoint"].as_str().unwrap_or("").to_owned());
+    Ok(statuses)
+}
+
+/// The same of the mount at that absolute path alone, however long others take.
+pub fn status_at(runtime: &Path, mountpoint: &Path) -> io::Result<Option<Value>> {
+    let is_it = |status: &Value| status["mountpoint"].as_str().map(Path::new) == Some(mountpoint);
+    Ok(ask_all(runtime)?.into_iter().find(is_it))
+}
+
+/// Asks all at once: one may be stopped.
+fn ask_all(runtime: &Path) -> io::Result<Receiver<Value>> {
+    let (told, statuses) = channel();
     for entry in std::fs::read_dir(sockets_dir(runtime)?)? {
         let path = entry?.path();
         if path.extension().is_none_or(|suffix| suffix != &SUFFIX[1..]) {
             continue;
         }
-        match ask(&path) {
-            Ok(status) => statuses.push(status),
+        let told = told.clone();
+        thread::Builder::new().spawn(move || match ask(&path) {
+            Ok(status) => drop(told.send(status)),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = std::fs::remove_file(&path);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(%error, path = %path.display(), "a mount does not say how it is"),
-        }
+        })?;
     }
-    statuses.sort_by_key(|status| status["mountpoint"].as_str().unwrap_or("").to_owned());
     Ok(statuses)
 }
 
@@ -124,4 +138,27 @@ fn ask(path: &Path) -> io::Result<Value> {
 fn number() -> u64 {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn who_asks_one_mount_does_not_wait_for_another_that_is_stopped() {
+        let runtime = tempfile::tempdir().unwrap();
+        let dir = sockets_dir(runtime.path()).unwrap();
+        let _stopped = UnixListener::bind(dir.join("1-stopped.sock")).unwrap();
+        let answers = UnixListener::bind(dir.join("2-answers.sock")).unwrap();
+        let answering = thread::spawn(move || {
+            let (mut stream, _) = answers.accept().unwrap();
+            stream.write_all(br#"{"mountpoint":"/mnt"}"#).unwrap();
+        });
+        let since = Instant::now();
+        let status = status_at(runtime.path(), Path::new("/mnt")).unwrap();
+        assert_eq!(status.unwrap()["mountpoint"], "/mnt");
+        assert!(since.elapsed() < LIMIT);
+        answering.join().unwrap();
+    }
 }
