@@ -313,8 +313,9 @@ impl Cache {
             kept.into_iter().for_each(|handle| self.release_handle(handle));
             return Answer::Done;
         }
-        let moved_child = self.child_for(moved, old, response);
-        let other_child = replaced.filter(|_| *exchange).and_then(|id| self.child_for(id, new, response));
+        let moved_child = self.child_for(flight, moved, old, response);
+        let other_child =
+            replaced.filter(|_| *exchange).and_then(|id| self.child_for(flight, id, new, response));
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
         }
@@ -362,13 +363,22 @@ impl Cache {
     }
 
     /// What is known of a child that changes its name: its old row, else what the reply says.
-    fn child_for(&self, id: NodeId, (dir, name): (u64, &Name), response: &Response) -> Option<Child> {
+    fn child_for(
+        &self,
+        flight: &Flight,
+        id: NodeId,
+        (dir, name): (u64, &Name),
+        response: &Response,
+    ) -> Option<Child> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id) {
-            // Of a row that did not answer for the inode nobody kept true that there are none.
-            let answered = child.attr_known && self.inodes.get(&id.ino).is_none_or(|i| i.is_at(dir, name));
+            // Of a row that did not answer for the inode nobody kept true that there are none; nor of one that others are at, who say what
+            // became of the name, and not of what was there.
+            let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
+            let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
+            let answered = child.attr_known && is_home && !is_held;
             return Some(Child {
                 compact: attr.map_or(child.compact, Into::into),
                 attr_known: attr.is_some(),

@@ -4,7 +4,7 @@ use super::*;
 use crate::Config;
 use crate::lookup::tests::{T0, cache, session};
 use crate::op::Output;
-use nigh_types::{Attr, CallId, Entry, Event, Grant, GrantId, OpId, Term};
+use nigh_types::{Attr, CallId, Commit, Entry, Event, Grant, GrantId, Hold, OpId, RecallId, Term};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 
@@ -29,39 +29,52 @@ fn answer(cache: &mut Cache, call: CallId, response: Response) {
     while !matches!(cache.poll_output(), Output::Timeout(..)) {}
 }
 
+/// A file is known to have no xattrs.
+fn looked(cache: &mut Cache) {
+    let looked = ask(cache, Op::Lookup { dir: 1, name: name("x") });
+    let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
+    answer(cache, looked, granted(Reply::Looked(Some(entry))));
+    assert_eq!(value(cache), Some(Answer::Failed(Errno::NODATA)));
+}
+
+fn granted(reply: Reply) -> Response {
+    let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(session().root) };
+    Response { grants: vec![grant], ..Response::plain(Ok(reply)) }
+}
+
+fn value(cache: &mut Cache) -> Option<Answer> {
+    let get = Op::GetXattr { ino: 7, name: b"user.a".to_vec(), size: 9 };
+    cache.handle_op(T0, OpId(2), Caller::default(), get)
+}
+
+fn renamed(cache: &mut Cache) {
+    let (from, to, no_replace, exchange) = (1, 1, false, false);
+    let rename = Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange };
+    let call = ask(cache, rename);
+    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None };
+    answer(cache, call, Response { after: vec![(FILE, attr())], ..granted(reply) });
+}
+
 /// Somebody has set one while another name of the file, which is gone since, was the one that answered for it.
 #[test]
 fn a_row_that_did_not_answer_for_a_file_does_not_say_under_another_name_that_it_has_no_xattrs() {
     let mut cache = cache(Config::default());
-    let root = session().root;
-    let looked = ask(&mut cache, Op::Lookup { dir: 1, name: name("x") });
-    let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(root) };
-    let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
-    let granted = |reply| Response { grants: vec![grant], ..Response::plain(Ok(reply)) };
-    answer(&mut cache, looked, granted(Reply::Looked(Some(entry))));
-    let value = |cache: &mut Cache| {
-        cache.handle_op(
-            T0,
-            OpId(2),
-            Caller::default(),
-            Op::GetXattr { ino: 7, name: b"user.a".to_vec(), size: 9 },
-        )
-    };
-    assert_eq!(value(&mut cache), Some(Answer::Failed(Errno::NODATA)));
+    looked(&mut cache);
     cache.set_home(FILE, (1, &name("y")));
     cache.forget_xattrs(FILE.ino);
-    let renamed = ask(
-        &mut cache,
-        Op::Rename {
-            from: 1,
-            name: name("x"),
-            to: 1,
-            new_name: name("z"),
-            no_replace: false,
-            exchange: false,
-        },
-    );
-    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None };
-    answer(&mut cache, renamed, Response { after: vec![(FILE, attr())], ..granted(reply) });
+    renamed(&mut cache);
+    assert_eq!(value(&mut cache), None, "the remote is asked");
+}
+
+/// They set one, and the name is gone when they say what became of it.
+#[test]
+fn nor_does_one_that_others_are_at() {
+    let mut cache = cache(Config::default());
+    looked(&mut cache);
+    let (id, node, names) = (RecallId(7), session().root, vec![name("x")]);
+    let facts = vec![nigh_types::Held { node, covers: nigh_types::Covers::Names, names }];
+    cache.handle_event(T0, Event::Hold(Hold { id, facts }));
+    renamed(&mut cache);
+    cache.handle_event(T0, Event::Commit(Commit { id, facts: Vec::new() }));
     assert_eq!(value(&mut cache), None, "the remote is asked");
 }
