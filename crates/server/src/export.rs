@@ -5,6 +5,7 @@ use crate::affected;
 use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::filesystem::{Filesystem, identify};
+use crate::grace::Grace;
 use crate::handle::Opener;
 use crate::holding::OpenChange;
 use crate::ids::Ids;
@@ -358,8 +359,8 @@ impl Export {
     }
 
     /// How long files without a name that an earlier server left are kept for sessions that come back.
-    pub fn set_grace(&self, grace: Span) {
-        self.reach.orphans.set_grace(grace);
+    pub(crate) fn set_grace(&self, grace: Span, returning: &Arc<Grace>) {
+        self.reach.orphans.set_grace(grace, returning);
     }
 
     /// The server stops: files without a name that are open stay for the sessions that come back to the next one.

@@ -25,6 +25,12 @@ struct State {
     parked: Vec<Job>,
 }
 
+impl std::fmt::Debug for Grace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grace").field("stands", &self.stands()).finish_non_exhaustive()
+    }
+}
+
 impl Grace {
     /// Until all of them are back, or it is that late.
     pub(crate) fn new(absent: BTreeMap<Who, bool>, until: Time) -> Grace {

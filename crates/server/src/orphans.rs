@@ -5,6 +5,7 @@
 //! of the server, and its id leads to it. The name tells inode number and birth; what else lies there is left alone.
 
 use crate::error::{Fault, Result};
+use crate::grace::Grace;
 use crate::reach::{Node, Reach, open_beneath, proc_path};
 use crate::stat::{self, Stat};
 use nigh_native::lease::Object;
@@ -15,7 +16,7 @@ use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, Tim
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// The folder. No client sees a directory of this name, or reaches what lies in it, anywhere in an export.
@@ -33,8 +34,10 @@ struct Shared {
     objects: Objects,
     /// The server stops: whoever comes back to the next one finds what is there.
     stays: AtomicBool,
-    /// How long those of an earlier server are kept for sessions that come back, in nanoseconds.
+    /// How long those of an earlier server are kept for sessions that come back, in nanoseconds;
     grace_ns: AtomicU64,
+    /// and whether some are waited for.
+    returning: OnceLock<Arc<Grace>>,
 }
 
 /// The inodes of `known`: some call asks for every attribute that is told. Its lock is held alone and for a moment.
@@ -65,8 +68,10 @@ struct Known {
     object: Object,
     folder: Arc<Folder>,
     name: String,
-    /// When it was found to be left by an earlier server, until somebody opens it.
+    /// When it was found to be left by an earlier server, while nobody has it open;
     left: Option<Instant>,
+    /// somebody had.
+    was_open: bool,
 }
 
 /// A file's name in the folder, until this is dropped.
@@ -77,6 +82,8 @@ pub(crate) struct Orphan {
     id: NodeId,
     object: Object,
     name: String,
+    /// When an earlier server's was found: others may come back for it too.
+    left: Option<Instant>,
 }
 
 /// The root of an export, or of a filesystem or subvolume inside it.
@@ -99,8 +106,9 @@ impl Orphans {
     }
 
     /// How long those are kept that an earlier server left, for sessions that come back.
-    pub(crate) fn set_grace(&self, grace: Span) {
+    pub(crate) fn set_grace(&self, grace: Span, returning: &Arc<Grace>) {
         self.0.grace_ns.store(grace.0, Ordering::Relaxed);
+        let _ = self.0.returning.set(Arc::clone(returning));
     }
 
     /// From now on nothing is removed.
@@ -139,10 +147,11 @@ impl Orphans {
         let name = name_of(&file.stat);
         rustix::fs::linkat(CWD, proc_path(&file.fd), &folder.fd, name.as_str(), AtFlags::SYMLINK_FOLLOW)?;
         let object = file.object;
-        let known = Known { object, folder: Arc::clone(&folder), name: name.clone(), left: None };
+        let known =
+            Known { object, folder: Arc::clone(&folder), name: name.clone(), left: None, was_open: true };
         self.0.objects.add(object);
         self.0.known.lock().insert(file.id, known);
-        Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, object, name })
+        Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, object, name, left: None })
     }
 
     /// What changes where the folder is made.
@@ -172,9 +181,9 @@ impl Orphans {
     pub(crate) fn adopt(&self, id: NodeId) -> Option<Orphan> {
         let mut known = self.0.known.lock();
         let found = known.get_mut(&id)?;
-        found.left.take()?;
+        let left = Some(found.left.take()?);
         let (object, folder, name) = (found.object, Arc::clone(&found.folder), found.name.clone());
-        Some(Orphan { shared: Arc::clone(&self.0), folder, id, object, name })
+        Some(Orphan { shared: Arc::clone(&self.0), folder, id, object, name, left })
     }
 
     /// Whether a file has a name in the folder, be it that nobody has opened it again yet.
@@ -185,14 +194,16 @@ impl Orphans {
     /// Removes those for which nobody came back in time.
     pub(crate) fn sweep(&self, now: Instant) {
         let grace = Duration::from_nanos(self.0.grace_ns.load(Ordering::Relaxed));
-        let is_over =
-            |known: &mut Known| known.left.is_some_and(|since| now.saturating_duration_since(since) > grace);
+        let is_over = |known: &mut Known| {
+            let over = |since| now.saturating_duration_since(since) > grace;
+            known.left.is_some_and(|since| over(since) || known.was_open && !self.0.waits())
+        };
         let over: Vec<Known> =
             self.0.known.lock().extract_if(|_, known| is_over(known)).map(|(_, known)| known).collect();
         for Known { object, folder, name, .. } in over {
-            self.0.objects.remove(object);
             tracing::info!(name, "nobody came back for a file that was removed while open: it goes");
             folder.remove(&name);
+            self.0.objects.remove(object);
         }
     }
 
@@ -223,12 +234,20 @@ impl Orphans {
                 continue;
             };
             if node.stat.attr.kind() == Kind::File && name == name_of(&node.stat) {
-                let known = Known { object: node.object, folder: Arc::clone(folder), name, left: Some(now) };
+                let (object, folder, left) = (node.object, Arc::clone(folder), Some(now));
+                let known = Known { object, folder, name, left, was_open: false };
                 self.0.objects.add(node.object);
                 self.0.known.lock().entry(node.id).or_insert(known);
             }
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    /// Whether sessions of an earlier server may yet come back for what they had open.
+    fn waits(&self) -> bool {
+        self.returning.get().is_some_and(|grace| grace.stands())
     }
 }
 
@@ -302,11 +321,20 @@ impl Drop for Folder {
 
 impl Drop for Orphan {
     fn drop(&mut self) {
-        self.shared.known.lock().remove(&self.id);
-        self.shared.objects.remove(self.object);
-        if !self.shared.stays.load(Ordering::SeqCst) {
-            self.folder.remove(&self.name);
+        if self.shared.stays.load(Ordering::SeqCst) {
+            return;
         }
+        if self.left.is_some() && self.shared.waits() {
+            // Whoever has opened it again has closed it, or another session has taken the place of theirs; others may not be back yet.
+            if let Some(known) = self.shared.known.lock().get_mut(&self.id) {
+                (known.left, known.was_open) = (self.left, true);
+            }
+            return;
+        }
+        self.shared.known.lock().remove(&self.id);
+        self.folder.remove(&self.name);
+        // While it has that name it is not counted.
+        self.shared.objects.remove(self.object);
     }
 }
 

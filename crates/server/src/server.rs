@@ -405,7 +405,8 @@ impl Server {
             None => opened.open_ids(path, &self.options.state_dir)?,
         };
         let export = Arc::new(Export::of(opened, path, ids, (self.options.export, Some(&self.watch)))?);
-        export.set_grace(LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse());
+        let lapse = LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse();
+        export.set_grace(lapse, &self.grace);
         if twin.is_none() {
             export.find_orphans();
         }
