@@ -5,7 +5,7 @@
 //! changes that are under way are tried which end with it. Looks never branch: they are satisfied in the first state
 //! that fits. Changes that come early only to be tried later lose nothing, as nothing but a return sets a limit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Above that an object is refused: a verdict is yes or no, and a window is made so that it is found.
 pub const MOST: usize = 100_000;
@@ -137,27 +137,27 @@ impl<O: Object> Run<'_, O> {
         set: &BTreeSet<Configuration<O::State>>,
         piece: usize,
     ) -> Result<BTreeSet<Configuration<O::State>>, Refusal> {
-        let (mut ended, mut tried) = (BTreeSet::new(), BTreeSet::new());
-        let mut open: Vec<Configuration<O::State>> = set.iter().cloned().collect();
-        if !self.pieces[piece].must {
-            // It has not happened, or it happens now at the latest, though nothing may need it yet.
-            ended.extend(set.iter().cloned().map(|config| without(config, piece)));
+        let (mut ended, mut tried) = (Distinct::new(self.pieces), Distinct::new(self.pieces));
+        // Those with fewer changes come first, as they cover others.
+        let mut open: VecDeque<Configuration<O::State>> = set.iter().cloned().collect();
+        for config in set {
+            tried.insert(config.clone());
+            if !self.pieces[piece].must {
+                // It has not happened, or it happens now at the latest, though nothing may need it yet.
+                ended.insert(without(config.clone(), piece));
+            }
         }
-        while let Some(config) = open.pop() {
+        while let Some(config) = open.pop_front() {
             if config.underway[place(&config, piece)].satisfied() {
                 ended.insert(without(config, piece));
             } else {
-                for next in self.steps(&config) {
-                    if tried.insert(next.clone()) {
-                        open.push(next);
-                    }
-                }
+                open.extend(self.steps(&config).into_iter().filter(|next| tried.insert(next.clone())));
             }
-            if tried.len() + ended.len() > MOST {
+            if tried.count + ended.count > MOST {
                 return Err(Refusal::TooMany { piece });
             }
         }
-        Ok(without_covered(ended))
+        Ok(ended.into_all())
     }
 
     /// One change more takes effect.
@@ -192,34 +192,51 @@ fn without<S>(mut config: Configuration<S>, piece: usize) -> Configuration<S> {
     config
 }
 
-/// Leaves those out of which another has the same state and changes, and has seen more.
-fn without_covered<S: Clone + Ord>(set: BTreeSet<Configuration<S>>) -> BTreeSet<Configuration<S>> {
-    let mut kept: Vec<Configuration<S>> = Vec::new();
-    // Alike ones stand together but for what they have seen.
-    let mut sorted: Vec<_> = set.into_iter().collect();
-    sorted.sort_by_cached_key(|config| (config.state.clone(), key(config)));
-    let mut from = 0;
-    for config in sorted {
-        let alike = |other: &Configuration<S>| other.state == config.state && key(other) == key(&config);
-        if kept.last().is_none_or(|last| !alike(last)) {
-            from = kept.len();
-        }
-        if kept[from..].iter().any(|other| covers(other, &config)) {
-            continue;
-        }
-        let later = kept.split_off(from);
-        kept.extend(later.into_iter().filter(|other| !covers(&config, other)));
-        kept.push(config);
+/// Configurations of which none covers another: what can follow this one can follow that one.
+///
+/// That is so with the same state, where it has seen as much and has as much left to happen: a change that need not
+/// happen may as well have been left.
+struct Distinct<'a, S, A> {
+    pieces: &'a [Piece<A>],
+    kept: BTreeMap<(S, Vec<(usize, bool)>), Vec<Vec<Underway>>>,
+    count: usize,
+}
+
+impl<'a, S: Clone + Ord, A> Distinct<'a, S, A> {
+    fn new(pieces: &'a [Piece<A>]) -> Self {
+        Distinct { pieces, kept: BTreeMap::new(), count: 0 }
     }
-    kept.into_iter().collect()
+
+    /// Whether none that is kept covers it; it takes the place of those that it covers.
+    fn insert(&mut self, config: Configuration<S>) -> bool {
+        let pieces = self.pieces;
+        // Alike in all in which one that covers another must be.
+        let key = config.underway.iter().map(|one| (one.piece, one.done && pieces[one.piece].must)).collect();
+        let alike = self.kept.entry((config.state, key)).or_default();
+        if alike.iter().any(|other| covers(other, &config.underway)) {
+            return false;
+        }
+        let before = alike.len();
+        alike.retain(|other| !covers(&config.underway, other));
+        self.count = self.count + 1 + alike.len() - before;
+        alike.push(config.underway);
+        true
+    }
+
+    fn into_all(self) -> BTreeSet<Configuration<S>> {
+        let all = self.kept.into_iter().flat_map(|((state, _), alike)| {
+            alike.into_iter().map(move |underway| Configuration { state: state.clone(), underway })
+        });
+        all.collect()
+    }
 }
 
-/// What is under way, and what of it is done.
-fn key<S>(config: &Configuration<S>) -> Vec<(usize, bool)> {
-    config.underway.iter().map(|underway| (underway.piece, underway.done)).collect()
-}
-
-fn covers<S>(one: &Configuration<S>, other: &Configuration<S>) -> bool {
-    let mut pairs = one.underway.iter().zip(&other.underway);
-    pairs.all(|(one, other)| other.seen.iter().all(|seen| one.seen.contains(seen)))
+/// Of two that are alike in what must happen.
+fn covers(one: &[Underway], other: &[Underway]) -> bool {
+    let left = |(one, other): (&Underway, &Underway)| match (one.done, other.done) {
+        (_, true) => true,
+        (true, false) => false,
+        (false, false) => other.seen.iter().all(|seen| one.seen.contains(seen)),
+    };
+    one.iter().zip(other).all(left)
 }
