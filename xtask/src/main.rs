@@ -9,6 +9,7 @@ mod host;
 mod hunt;
 mod licences;
 mod link;
+mod listing;
 mod load;
 mod matrix;
 mod process;

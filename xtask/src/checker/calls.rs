@@ -7,6 +7,7 @@ use nigh_types::Errno;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, StatxFlags, Timespec, XattrFlags};
 
 use super::worker::{NOT_FOLLOWED, name};
+use crate::listing;
 use crate::load::moment;
 
 const XATTR: &str = "user.word";
@@ -225,43 +226,21 @@ fn listing(dir: BorrowedFd<'_>, way: Way) -> Result<Vec<(u8, u64)>> {
     let mut entries = Vec::new();
     let mut back = way.seek;
     loop {
-        let (part, end) = part(&dir)?;
+        let (part, end) = listing::part(&dir)?;
         if part.is_empty() {
             return Ok(entries);
         }
-        entries.extend(part);
+        entries.extend(part.into_iter().map(|(bytes, ino)| (number(&bytes), ino)));
         if back && let Some(end) = end {
             // It has read on, and says again what comes behind that entry.
             back = false;
-            self::part(&dir)?;
+            listing::part(&dir)?;
             rustix::fs::seek(&dir, SeekFrom::Start(end))?;
         }
     }
 }
 
-type Part = (Vec<(u8, u64)>, Option<u64>);
-
-/// What getdents gives into a small buffer, without `.` and `..`, and the last cookie. Empty only at the end.
-fn part(dir: &OwnedFd) -> Result<Part> {
-    let mut buffer = [std::mem::MaybeUninit::uninit(); 80];
-    loop {
-        let mut raw = rustix::fs::RawDir::new(dir, &mut buffer);
-        let (mut entries, mut last, mut any) = (Vec::new(), None, false);
-        while let Some(entry) = raw.next() {
-            let entry = entry?;
-            any = true;
-            last = Some(entry.next_entry_cookie());
-            let bytes = entry.file_name().to_bytes();
-            if bytes != b"." && bytes != b".." {
-                let number = (0..NAMES).find(|number| name(*number).as_bytes() == bytes);
-                entries.push((number.unwrap_or(NAMES), entry.ino()));
-            }
-            if raw.is_buffer_empty() {
-                break;
-            }
-        }
-        if !entries.is_empty() || !any {
-            return Ok((entries, last));
-        }
-    }
+/// Of a name that is none of the window's: [`NAMES`].
+fn number(bytes: &[u8]) -> u8 {
+    (0..NAMES).find(|number| name(*number).as_bytes() == bytes).unwrap_or(NAMES)
 }

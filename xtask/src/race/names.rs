@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{Mode, OFlags};
 
 use super::stage::{Meter, Stage, Told};
+use crate::listing;
 
 /// How many rounds a side may be ahead of the other: they are to meet.
 const AHEAD: u64 = 3;
@@ -240,20 +240,8 @@ impl Reader {
 
     /// Empty only at the end.
     fn part(&mut self) -> Result<Inodes> {
-        let mut buffer = [MaybeUninit::uninit(); 80];
-        let mut raw = RawDir::new(&self.0, &mut buffer);
-        let mut part = Inodes::new();
-        while let Some(entry) = raw.next() {
-            let entry = entry?;
-            let name = entry.file_name().to_str()?;
-            if !matches!(name, "." | "..") {
-                part.insert(name.to_owned(), entry.ino());
-            }
-            if raw.is_buffer_empty() {
-                break;
-            }
-        }
-        Ok(part)
+        let (part, _) = listing::part(&self.0)?;
+        part.into_iter().map(|(name, ino)| Ok((String::from_utf8(name)?, ino))).collect()
     }
 
     fn rest(&mut self) -> Result<Inodes> {

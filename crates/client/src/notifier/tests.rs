@@ -346,15 +346,13 @@ fn names_of_a_locked_directory_hold_up_no_others() {
     stopped(&driver, thread);
 }
 
-/// A directory is being removed: its removal has it locked, and is answered when the kernel has forgotten.
-#[test]
-fn names_of_a_directory_that_is_being_removed_are_left_to_their_worker() {
+/// Names of a directory that is locked until an operation is answered do not keep back what comes next.
+fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::Op) {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
     let mut stage = stuck.stage();
-    assert_eq!(stage.make("victim", true).ino, MADE);
+    assert_eq!(stage.make(made, true).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    let rmdir = nigh_cache::Op::Rmdir { dir: driver.root(), name: Name::new(b"victim").unwrap() };
-    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, rmdir);
+    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, locks(driver.root()));
     let thread = running(&driver);
     let entry = Stale::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
     driver.notifier.queue(Invalidation(901), vec![entry], true);
@@ -364,22 +362,18 @@ fn names_of_a_directory_that_is_being_removed_are_left_to_their_worker() {
     stopped(&driver, thread);
 }
 
+/// Its removal has it locked, and is answered when the kernel has forgotten.
+#[test]
+fn names_of_a_directory_that_is_being_removed_are_left_to_their_worker() {
+    let name = Name::new(b"victim").unwrap();
+    are_left_to_their_worker("victim", |dir| nigh_cache::Op::Rmdir { dir, name });
+}
+
 /// A rename(2) has both directories locked while it looks a name up in one of them, which waits until the kernel has forgotten.
 #[test]
 fn names_of_a_directory_that_is_locked_while_a_name_is_looked_up_elsewhere_are_left_to_their_worker() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
-    let mut stage = stuck.stage();
-    assert_eq!(stage.make("to", true).ino, MADE);
-    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    let looks = nigh_cache::Op::Lookup { dir: driver.root(), name: Name::new(b"from").unwrap() };
-    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, looks);
-    let thread = running(&driver);
-    let entry = Stale::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
-    driver.notifier.queue(Invalidation(901), vec![entry], true);
-    driver.notifier.queue(Invalidation(902), vec![Stale::Attr { ino: 9 }], false);
-    until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
-    stuck.let_go();
-    stopped(&driver, thread);
+    let name = Name::new(b"from").unwrap();
+    are_left_to_their_worker("to", |dir| nigh_cache::Op::Lookup { dir, name });
 }
 
 /// A recall waits for a store into a map that is being written back when the link is cut: at the end of the term the kernel is

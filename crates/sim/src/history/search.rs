@@ -192,13 +192,16 @@ fn without<S>(mut config: Configuration<S>, piece: usize) -> Configuration<S> {
     config
 }
 
+/// In what one that covers another is alike: the state, and each piece with whether it must happen and has.
+type Alike<S> = (S, Vec<(usize, bool)>);
+
 /// Configurations of which none covers another: what can follow this one can follow that one.
 ///
 /// That is so with the same state, where it has seen as much and has as much left to happen: a change that need not
 /// happen may as well have been left.
 struct Distinct<'a, S, A> {
     pieces: &'a [Piece<A>],
-    kept: BTreeMap<(S, Vec<(usize, bool)>), Vec<Vec<Underway>>>,
+    kept: BTreeMap<Alike<S>, Vec<Vec<Underway>>>,
     count: usize,
 }
 
@@ -210,7 +213,6 @@ impl<'a, S: Clone + Ord, A> Distinct<'a, S, A> {
     /// Whether none that is kept covers it; it takes the place of those that it covers.
     fn insert(&mut self, config: Configuration<S>) -> bool {
         let pieces = self.pieces;
-        // Alike in all in which one that covers another must be.
         let key = config.underway.iter().map(|one| (one.piece, one.done && pieces[one.piece].must)).collect();
         let alike = self.kept.entry((config.state, key)).or_default();
         if alike.iter().any(|other| covers(other, &config.underway)) {
