@@ -94,13 +94,20 @@ impl Homes {
 
     /// Its attributes without the name in a server's own folder. Where an earlier server left it there `orphans` know before anybody has
     /// opened it again; where another export made it, only those who have it open do.
-    pub(crate) fn seen(&self, orphans: &Orphans, object: Object, attr: Attr) -> Attr {
+    /// `look` may be called more than once.
+    pub(crate) fn seen<E>(
+        &self,
+        orphans: &Orphans,
+        object: Object,
+        look: impl Fn() -> Result<Attr, E>,
+    ) -> Result<Attr, E> {
         let is_open_orphan = || {
             self.orphans.load(Ordering::SeqCst) > 0
                 && self.files.lock().get(&object).is_some_and(|file| file.orphan.is_some())
         };
-        let is_orphan = orphans.has(object) || is_open_orphan();
-        Attr { nlink: attr.nlink.saturating_sub(u32::from(is_orphan)), ..attr }
+        let ((elsewhere, attr), here) = orphans.look(object, || (is_open_orphan(), look()));
+        let attr = attr?;
+        Ok(Attr { nlink: attr.nlink.saturating_sub(u32::from(here || elsewhere)), ..attr })
     }
 
     /// Keeps whoever opens or closes a file waiting.

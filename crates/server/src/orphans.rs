@@ -10,8 +10,8 @@ use crate::reach::{Node, Reach, open_beneath, proc_path};
 use crate::stat::{self, Stat};
 use nigh_native::lease::Object;
 use nigh_types::{Attr, Errno, Kind, NodeId, Span};
-use parking_lot::Mutex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
 use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, Timespec, Timestamps};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -44,7 +44,25 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Objects {
     count: AtomicU64,
-    all: Mutex<FxHashSet<Object>>,
+    all: Mutex<FxHashMap<Object, Named>>,
+    /// Counts each beginning and each end of a change.
+    changes: AtomicU64,
+    settled: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Named {
+    Yes,
+    /// It is getting its name in the folder, or losing it.
+    Changing,
+}
+
+/// What an inode is while its name is made or removed, until this is dropped.
+struct Change<'a> {
+    objects: &'a Objects,
+    object: Object,
+    /// Whether it has the name then.
+    has: bool,
 }
 
 /// Open folders. The one at the root stays so, once there is one; a descriptor of another one would keep its
@@ -144,12 +162,12 @@ impl Orphans {
     /// Gives a file of this directory its name in the folder. `make`: the folder may be made.
     pub(crate) fn link(&self, reach: &Reach, dir: &Node, file: &Node, make: bool) -> Result<Orphan> {
         let folder = self.folder(reach, &top(reach, dir)?, make)?;
-        let name = name_of(&file.stat);
+        let (name, object) = (name_of(&file.stat), file.object);
+        let mut change = self.0.objects.change(object);
         rustix::fs::linkat(CWD, proc_path(&file.fd), &folder.fd, name.as_str(), AtFlags::SYMLINK_FOLLOW)?;
-        let object = file.object;
+        change.has = true;
         let known =
             Known { object, folder: Arc::clone(&folder), name: name.clone(), left: None, was_open: true };
-        self.0.objects.add(object);
         self.0.known.lock().insert(file.id, known);
         Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, object, name, left: None })
     }
@@ -186,9 +204,10 @@ impl Orphans {
         Some(Orphan { shared: Arc::clone(&self.0), folder, id, object, name, left })
     }
 
-    /// Whether a file has a name in the folder, be it that nobody has opened it again yet.
-    pub(crate) fn has(&self, object: Object) -> bool {
-        self.0.objects.has(object)
+    /// Looks at a file; and whether it had a name in the folder then, be it that nobody has opened it again yet. It may
+    /// look more than once.
+    pub(crate) fn look<T>(&self, object: Object, look: impl FnMut() -> T) -> (T, bool) {
+        self.0.objects.look(object, look)
     }
 
     /// Removes those for which nobody came back in time.
@@ -202,8 +221,9 @@ impl Orphans {
             self.0.known.lock().extract_if(|_, known| is_over(known)).map(|(_, known)| known).collect();
         for Known { object, folder, name, .. } in over {
             tracing::info!(name, "nobody came back for a file that was removed while open: it goes");
+            let mut change = self.0.objects.change(object);
             folder.remove(&name);
-            self.0.objects.remove(object);
+            change.has = false;
         }
     }
 
@@ -236,7 +256,7 @@ impl Orphans {
             if node.stat.attr.kind() == Kind::File && name == name_of(&node.stat) {
                 let (object, folder, left) = (node.object, Arc::clone(folder), Some(now));
                 let known = Known { object, folder, name, left, was_open: false };
-                self.0.objects.add(node.object);
+                self.0.objects.change(object).has = true;
                 self.0.known.lock().entry(node.id).or_insert(known);
             }
         }
@@ -252,20 +272,51 @@ impl Shared {
 }
 
 impl Objects {
-    fn add(&self, object: Object) {
-        if self.all.lock().insert(object) {
+    /// Its name is about to be made or removed; if that fails it stays as it is.
+    fn change(&self, object: Object) -> Change<'_> {
+        let mut all = self.all.lock();
+        let has = self.settled(&mut all, object);
+        if all.insert(object, Named::Changing).is_none() {
             self.count.fetch_add(1, Ordering::SeqCst);
         }
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        Change { objects: self, object, has }
     }
 
-    fn remove(&self, object: Object) {
-        if self.all.lock().remove(&object) {
-            self.count.fetch_sub(1, Ordering::SeqCst);
-        }
+    fn settled(&self, all: &mut MutexGuard<'_, FxHashMap<Object, Named>>, object: Object) -> bool {
+        self.settled.wait_while(all, |all| all.get(&object) == Some(&Named::Changing));
+        all.contains_key(&object)
     }
 
     fn has(&self, object: Object) -> bool {
-        self.count.load(Ordering::SeqCst) > 0 && self.all.lock().contains(&object)
+        self.count.load(Ordering::SeqCst) > 0 && self.settled(&mut self.all.lock(), object)
+    }
+
+    /// Where a change was under way meanwhile it looks again: of what it has seen nobody could say whether that name counts.
+    fn look<T>(&self, object: Object, mut look: impl FnMut() -> T) -> (T, bool) {
+        loop {
+            let before = self.changes.load(Ordering::SeqCst);
+            let has = self.has(object);
+            let seen = look();
+            if self.changes.load(Ordering::SeqCst) == before {
+                return (seen, has);
+            }
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let Objects { count, all, changes, settled } = self.objects;
+        let mut all = all.lock();
+        if self.has {
+            all.insert(self.object, Named::Yes);
+        } else {
+            all.remove(&self.object);
+            count.fetch_sub(1, Ordering::SeqCst);
+        }
+        changes.fetch_add(1, Ordering::SeqCst);
+        settled.notify_all();
     }
 }
 
@@ -332,9 +383,9 @@ impl Drop for Orphan {
             return;
         }
         self.shared.known.lock().remove(&self.id);
+        let mut change = self.shared.objects.change(self.object);
         self.folder.remove(&self.name);
-        // While it has that name it is not counted.
-        self.shared.objects.remove(self.object);
+        change.has = false;
     }
 }
 
@@ -388,4 +439,49 @@ fn set_times(dir: &OwnedFd, times: Option<Timestamps>) {
 
 fn name_of(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.ino, stat.birth_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    const FILE: Object = Object { filesystem: 1, ino: 2, birth: 3 };
+
+    /// One call reads how many names a file has while another gives it its name in the folder, or takes that away: both of what is
+    /// counted and of what is not counted must be of one moment.
+    #[test]
+    fn a_file_that_is_getting_or_losing_its_name_in_the_folder_is_looked_at_again() {
+        let (objects, names) = (Objects::default(), Cell::new(1));
+        for has in [true, false] {
+            let looks = Cell::new(0);
+            let look = || {
+                let seen = names.get();
+                looks.set(looks.get() + 1);
+                if looks.get() == 1 {
+                    let mut change = objects.change(FILE);
+                    names.set(1 + u32::from(has));
+                    change.has = has;
+                }
+                seen
+            };
+            let (seen, counts) = objects.look(FILE, look);
+            assert_eq!((seen - u32::from(counts), looks.get()), (1, 2));
+        }
+    }
+
+    #[test]
+    fn who_looks_waits_for_the_change_of_that_file_and_for_no_other() {
+        let objects = Objects::default();
+        let change = objects.change(FILE);
+        let other = Object { ino: 4, ..FILE };
+        assert_eq!(objects.look(other, || ()), ((), false));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| objects.look(FILE, || ()));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waits.is_finished());
+            drop(change);
+            assert_eq!(waits.join().unwrap(), ((), false), "it was not made");
+        });
+    }
 }

@@ -7,7 +7,7 @@ use crate::homes::Homes;
 use crate::ops::entry;
 use crate::reach::{Node, hides, open_beneath};
 use crate::stat;
-use nigh_native::lease::{LeaseKey, Looked, Object, Told};
+use nigh_native::lease::{LeaseKey, Looked, Told};
 use nigh_types::{Attr, Commit, Covers, Entry, Errno, Fact, Name, RecallId};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -80,8 +80,9 @@ impl Tell {
             (Covers::Inode, None) => {
                 let stat = stat::of_fd(fd).ok()?;
                 let object = export.reach().ids.object(&stat);
-                (object == self.key.object)
-                    .then(|| Became::Attr(homes.seen(&export.reach().orphans, object, stat.attr)))
+                let look = || stat::of_fd(fd).map(|stat| stat.attr);
+                let attr = homes.seen(&export.reach().orphans, object, look).ok()?;
+                (object == self.key.object).then_some(Became::Attr(attr))
             }
             _ => None,
         }
@@ -98,8 +99,9 @@ fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> 
         other => other?,
     };
     let node = export.reach().opened(fd)?;
-    let seen = |object: Object, attr: Attr| homes.seen(&export.reach().orphans, object, attr);
-    let stat = stat::Stat { attr: seen(node.object, node.stat.attr), ..node.stat };
+    let look = || stat::of_fd(&node.fd).map(|stat| stat.attr);
+    let attr = homes.seen(&export.reach().orphans, node.object, look)?;
+    let stat = stat::Stat { attr, ..node.stat };
     entry(&Node { stat, ..node }).map(Some)
 }
 

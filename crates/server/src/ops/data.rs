@@ -5,7 +5,6 @@ use super::own::OwnChange;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::reach::reopen;
-use crate::stat;
 use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, Since, WriteFlags};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
@@ -250,7 +249,7 @@ fn sync(fd: &std::os::fd::OwnedFd, data_only: bool) -> Result<()> {
 }
 
 fn now(cx: Context<'_>, node: NodeId, file: &DataFile) -> Result<(NodeId, Attr)> {
-    Ok((node, cx.seen(file.object(), stat::of_fd(file.fd())?.attr)))
+    Ok((node, cx.seen(file.object(), file.fd())?))
 }
 
 fn write_at(file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> Result<u64> {

@@ -118,7 +118,7 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
     if node.stat.attr.is_dir() {
         return Err(Fault(Errno::PERM));
     }
-    if node.stat.attr.nlink > 0 && cx.seen(node.object, node.stat.attr).nlink == 0 {
+    if node.stat.attr.nlink > 0 && cx.attr_now(&node)?.1.nlink == 0 {
         return Err(Fault(Errno::NOENT)); // as link(2) says of one that lost its last name
     }
     // A file that never had a name can be linked only through a descriptor that was opened.

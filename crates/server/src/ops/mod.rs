@@ -28,7 +28,7 @@ use crate::stat;
 use nigh_native::lease::Object;
 use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, NodeId, Reply, Response};
 use rustix::fs::OFlags;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// One call being executed.
 #[derive(Clone, Copy)]
@@ -165,7 +165,7 @@ impl<'a> Context<'a> {
 
     /// Attributes of a node as they are now.
     pub(crate) fn attr_now(&self, node: &Node) -> Result<(NodeId, Attr)> {
-        Ok((node.id, self.seen(node.object, stat::of_fd(&node.fd)?.attr)))
+        Ok((node.id, self.seen(node.object, &*node.fd)?))
     }
 
     /// The same for who holds no place.
@@ -184,8 +184,9 @@ impl<'a> Context<'a> {
     }
 
     /// Attributes as clients see them: a name in the server's own folder is none.
-    pub(crate) fn seen(&self, object: Object, attr: Attr) -> Attr {
-        self.files.holding().leases.homes.seen(&self.reach().orphans, object, attr)
+    pub(crate) fn seen(&self, object: Object, fd: impl AsFd) -> Result<Attr> {
+        let look = || stat::of_fd(&fd).map(|stat| stat.attr);
+        self.files.holding().leases.homes.seen(&self.reach().orphans, object, look)
     }
 
     /// A file was counted as open: if it is losing a name at this moment, not before that is done.
