@@ -169,8 +169,8 @@ impl Faults {
                 self.down.push((mount, Instant::now(), counts));
             }
             Step::Up(mount) => {
-                stage.seat(mount).link.up()?;
                 self.mended.push((Some(mount), moment()));
+                stage.seat(mount).link.up()?;
                 let at = self.down.iter().position(|(down, ..)| *down == mount).context("it is up")?;
                 let (_, since, counts) = self.down.remove(at);
                 let kind =
@@ -194,6 +194,7 @@ impl Faults {
                 let began = moment();
                 stage.server.kill()?;
                 self.kills.push((began, moment() + u64::try_from(DYING.as_nanos())?));
+                self.mended.push((None, moment()));
                 stage.server.start_again()?;
                 // A file whose names others have changed since a mount looked is not found again.
                 self.losses.extend(0..MOUNTS);
@@ -220,8 +221,9 @@ impl Faults {
             self.stopped.iter().position(|(stopped, ..)| *stopped == mount).context("it was not stopped")?;
         let (_, since, _) = self.stopped.remove(at);
         let seat = stage.seat(mount);
-        process::signal(seat.mount.daemon(), libc::SIGCONT);
+        // It may answer before we are asked again.
         self.mended.push((Some(mount), moment()));
+        process::signal(seat.mount.daemon(), libc::SIGCONT);
         self.asked.push((mount, since, asks(&seat.mount)?));
         seat.is_doubted = true;
         Ok(())
