@@ -357,8 +357,8 @@ impl Cache {
             Purpose::Target { ino } => return self.target_arrived(&flight, *ino, response),
             Purpose::Xattrs { ino } => return self.xattrs_arrived(now, &flight, *ino, response),
             Purpose::Xattr => return self.value_arrived(&flight, &response),
-            Purpose::Read { ino, offset, size } => {
-                return self.read_arrived(now, &flight, *ino, (*offset, *size), response);
+            Purpose::Read { ino, fh, offset, size } => {
+                return self.read_arrived(now, &flight, (*ino, *fh), (*offset, *size), response);
             }
             Purpose::Reopen { .. } | Purpose::Reclaim { .. } => {
                 return self.claim_answered(now, &flight, &response);
@@ -394,6 +394,9 @@ impl Cache {
             && (flight.drop_data || flush && response.result.is_err() || !self.holds_data(now, ino))
         {
             self.drop_behind(&flight.waiters, flight.purpose.pages());
+        }
+        if let Purpose::Write { ino, flush: false, .. } = flight.purpose {
+            self.start_reads(now, ino);
         }
     }
 

@@ -211,7 +211,10 @@ impl Cache {
             return Some(Answer::Failed(Errno::STALE));
         };
         let call = Call::Read { node, handle, offset, length: size };
-        let id = self.send(now, None, Purpose::Read { ino, offset, size }, call);
+        if self.waits_for_write(op, caller, (ino, fh), (offset, size)) {
+            return None;
+        }
+        let id = self.send(now, None, Purpose::Read { ino, fh, offset, size }, call);
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
     }
 
@@ -231,11 +234,14 @@ impl Cache {
         &mut self,
         now: Time,
         flight: &Flight,
-        ino: u64,
-        range: (u64, u32),
+        (ino, fh): (u64, Fh),
+        (offset, size): (u64, u32),
         response: Response,
     ) {
-        let range = (range.0, u64::from(range.1));
+        if flight.overtaken && response.result.is_ok() {
+            return self.read_again(now, &flight.waiters, fh, (ino, offset, size));
+        }
+        let range = (offset, u64::from(size));
         let data = match response.result {
             Ok(Reply::Data(data)) => data,
             failed => {
@@ -311,6 +317,9 @@ impl Cache {
         let purpose = Purpose::Write { ino, offset, size, flush: from_page_cache };
         let call = Call::Write { node, handle: Some(handle), offset, data, flags };
         let id = self.send(now, Some(opener), purpose, call);
+        if !from_page_cache {
+            self.overtake_reads(ino, (offset, size));
+        }
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.flush = flush;
         }

@@ -36,6 +36,7 @@ pub(crate) enum Purpose {
     Flags,
     Read {
         ino: u64,
+        fh: Fh,
         offset: u64,
         size: u32,
     },
@@ -275,6 +276,8 @@ pub(crate) struct Flight {
     pub aside: Option<Box<crate::rows::Rows>>,
     /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
     pub drop_data: bool,
+    /// Of a read: an own write of its pages was asked after it.
+    pub overtaken: bool,
     /// The request, where stores into a map are written back: it may be begun again.
     pub flush: Option<Box<Op>>,
 }
@@ -344,6 +347,7 @@ impl Cache {
                 grants: Vec::new(),
                 aside: None,
                 drop_data: false,
+                overtaken: false,
                 flush: None,
             },
         );

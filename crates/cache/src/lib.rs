@@ -39,6 +39,7 @@ mod lookup;
 mod mutate;
 mod op;
 mod overlay;
+mod overtaken;
 mod places;
 mod push;
 mod readdir;

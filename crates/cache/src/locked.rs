@@ -35,7 +35,7 @@ impl Purpose {
     /// The file whose pages the kernel has locked until this is answered, and which.
     pub(crate) fn pages(&self) -> Option<Pages> {
         match *self {
-            Purpose::Read { ino, offset, size } => Some((ino, (offset, u64::from(size)))),
+            Purpose::Read { ino, offset, size, .. } => Some((ino, (offset, u64::from(size)))),
             Purpose::Write { ino, offset, size, .. } => Some((ino, (offset, size))),
             _ => None,
         }

@@ -454,6 +454,12 @@ fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> 
 /// The kernel locks whole pages.
 const PAGE: u64 = 4096;
 
+/// Whether two ranges of a file have a page in common.
+pub(crate) fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
+    let ((from, length), (begin, size)) = (pages(one), pages(other));
+    from < begin.saturating_add(size) && begin < from.saturating_add(length)
+}
+
 /// The whole pages of a range.
 fn pages((offset, length): (u64, u64)) -> (u64, u64) {
     let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);

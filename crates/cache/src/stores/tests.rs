@@ -4,6 +4,7 @@ use crate::{Answer, Cache, Caller, Config, Fh, Invalidation, OnDisconnect, Op, O
 use nigh_types::*;
 
 mod left_out;
+mod overtaken;
 
 const T0: Time = Time(1_000_000_000);
 const FILE: NodeId = NodeId { ino: 7, generation: 7 };
@@ -131,7 +132,11 @@ impl Rig {
 
     /// Asks to read the first page; the call.
     fn reads(&mut self) -> CallId {
-        self.ask(Op::Read { ino: FILE.ino, fh: self.fh, offset: 0, size: 4096 });
+        self.reads_at(0)
+    }
+
+    fn reads_at(&mut self, offset: u64) -> CallId {
+        self.ask(Op::Read { ino: FILE.ino, fh: self.fh, offset, size: 4096 });
         self.calls.pop().expect("a call is out").0
     }
 

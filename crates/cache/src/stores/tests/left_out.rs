@@ -26,11 +26,11 @@ fn what_was_left_out_keeps_a_file_old() {
 #[test]
 fn requests_that_begin_later_do_not_keep_a_file_old() {
     let mut rig = Rig::with_pages();
-    let first = rig.reads();
+    let first = rig.reads_at(4096);
     rig.pass(TERM);
     rig.tell();
     assert!(rig.is_old());
-    let second = rig.reads();
+    let second = rig.reads_at(4096);
     rig.write(false);
     // It was appended elsewhere, for which all is dropped.
     rig.respond(Ok(Reply::Written { offset: 4, count: 4 }), 2, None);
