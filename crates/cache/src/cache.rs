@@ -191,6 +191,9 @@ impl Cache {
         if self.is_lost(&op) {
             return Some(Answer::Failed(Errno::IO));
         }
+        if op.nodes().into_iter().flatten().any(|ino| self.is_another(ino)) {
+            return Some(Answer::Failed(Errno::STALE));
+        }
         let through = op.through();
         let answer = self.begin_op(now, id, caller, op);
         if answer.is_none()

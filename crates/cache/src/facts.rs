@@ -415,7 +415,7 @@ impl Cache {
         let node = Node { id, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, attr_held) };
         let inode = self.inode(id);
         inode.gone = None;
-        inode.lookups += 1;
+        (inode.lookups, inode.known_as) = (inode.lookups + 1, id.generation);
         if let Some((dir, name)) = home {
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
             // Of two answers the kernel may take in the earlier one last: what it was told for longer ends when the name is dropped.

@@ -232,6 +232,33 @@ pub enum Op {
 }
 
 impl Op {
+    /// The inodes that are meant by their numbers alone.
+    pub(crate) fn nodes(&self) -> [Option<u64>; 2] {
+        match self {
+            Op::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
+            Op::Rename { from, to, .. } => [Some(*from), Some(*to)],
+            Op::Lookup { dir, .. }
+            | Op::Symlink { dir, .. }
+            | Op::Mknod { dir, .. }
+            | Op::Mkdir { dir, .. }
+            | Op::Unlink { dir, .. }
+            | Op::Rmdir { dir, .. }
+            | Op::Create { dir, .. }
+            | Op::Tmpfile { dir, .. } => [Some(*dir), None],
+            Op::GetAttr { ino }
+            | Op::ReadLink { ino }
+            | Op::SetAttr { ino, fh: None, .. }
+            | Op::Open { ino, .. }
+            | Op::OpenDir { ino }
+            | Op::ReadDir { ino, .. }
+            | Op::GetXattr { ino, .. }
+            | Op::ListXattr { ino, .. }
+            | Op::SetXattr { ino, .. }
+            | Op::RemoveXattr { ino, .. } => [Some(*ino), None],
+            _ => [None, None],
+        }
+    }
+
     /// The open files through which something is read, written or locked.
     pub(crate) fn through(&self) -> [Option<Fh>; 2] {
         match self {

@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
+use crate::state::Inode;
 use nigh_types::{Call, Name, NodeId, Place};
 
 impl Cache {
@@ -9,6 +10,24 @@ impl Cache {
     pub(crate) fn id_of(&self, ino: u64) -> Option<NodeId> {
         let id = self.inodes.get(&ino).map(|i| i.id).or_else(|| self.dirs.get(&ino).map(|d| d.id));
         id.filter(|id| id.generation != 0)
+    }
+
+    /// Whether another inode has taken the number of one of which the kernel was told: it cannot mean that.
+    pub(crate) fn is_another(&self, ino: u64) -> bool {
+        let other = |inode: &Inode| inode.lookups > 0 && inode.known_as != inode.id.generation;
+        self.id_of(ino).is_some() && self.inodes.get(&ino).is_some_and(other)
+    }
+
+    pub(crate) fn known_as(&self, ino: u64) -> Option<u64> {
+        self.inodes.get(&ino).map(|inode| inode.known_as)
+    }
+
+    /// An answer was composed of which nobody is told: that number is `known_as` the same as before.
+    pub(crate) fn told_nobody(&mut self, ino: u64, known_as: Option<u64>) {
+        if let (Some(inode), Some(known_as)) = (self.inodes.get_mut(&ino), known_as) {
+            inode.known_as = known_as;
+        }
+        self.handle_forget(ino, 1);
     }
 
     /// All ids known so far are of nobody: whatever has one of their numbers is another inode.
@@ -128,6 +147,57 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         | Call::CopyRange { .. } => return [None, None],
     };
     [Some(one), None]
+}
+
+#[cfg(test)]
+mod numbers {
+    use super::*;
+    use crate::Config;
+    use crate::lookup::tests::{T0, cache, calls};
+    use crate::op::{Answer, Caller, Op};
+    use nigh_types::{Attr, Entry, Errno, Event, OpId, Reply, Response};
+
+    const FIRST: NodeId = NodeId { ino: 7, generation: 7 };
+    const NEXT: NodeId = NodeId { ino: 7, generation: 8 };
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
+    fn finds(cache: &mut Cache, id: NodeId) {
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let entry = Entry { id, attr, target: None, no_xattrs: true };
+        let result = Ok(Reply::Looked(Some(entry)));
+        let response = Response { result, after: Vec::new(), grants: Vec::new(), last: true };
+        let call = calls(cache).pop().expect("it is asked");
+        cache.handle_event(T0, Event::Response { call, response });
+        while !matches!(cache.poll_output(), crate::Output::Timeout(..)) {}
+    }
+
+    /// A file is removed, and another one gets its number, while a link(2) of the first one is on its way here: the kernel says the number
+    /// alone, and cannot mean what it was not told of.
+    #[test]
+    fn who_means_an_inode_whose_number_another_has_taken_is_not_taken_to_mean_that() {
+        let mut cache = cache(Config::default());
+        let mut op = 0;
+        let mut ask = |cache: &mut Cache, what: Op| {
+            op += 1;
+            cache.handle_op(T0, OpId(op), Caller::default(), what)
+        };
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"first") }), None);
+        finds(&mut cache, FIRST);
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
+        // Who has asked is killed, so the kernel is told of nothing.
+        cache.give_up(OpId(2), Errno::INTR);
+        let link = || Op::Link { ino: 7, dir: 1, name: name(b"link") };
+        finds(&mut cache, NEXT);
+        assert_eq!(ask(&mut cache, link()), Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(ask(&mut cache, Op::GetAttr { ino: 7 }), Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
+        finds(&mut cache, NEXT);
+        assert_eq!(ask(&mut cache, link()), None);
+        assert_eq!(calls(&mut cache).len(), 1, "it is asked for");
+    }
 }
 
 #[cfg(test)]
