@@ -471,3 +471,43 @@ fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
     let lost = looker.join().unwrap();
     assert!(lost > 10, "only {lost} lost their name while they were looked at");
 }
+
+/// It is given its name in the folder before anybody knows that a directory cannot replace it, and loses that again.
+#[test]
+fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
+    let world = World::new();
+    let path = world.dir.path().to_owned();
+    fs::create_dir(path.join("d/top")).unwrap();
+    fs::write(path.join("d/one"), "x").unwrap();
+    fs::write(path.join("d/other"), "x").unwrap();
+    let ends = Instant::now() + Duration::from_secs(1);
+    let server = Arc::clone(&world.server);
+    let looker = std::thread::spawn(move || {
+        let mut client = Client::connect(&server, &path, Term::Session);
+        client.obliging = true;
+        let d = client.place("d");
+        let looks = |client: &mut Client, text: &str| {
+            let looked = client.call(Call::Lookup { dir: d.clone(), name: name(text) }).result;
+            let Ok(Reply::Looked(Some(entry))) = looked else { panic!("{looked:?}") };
+            assert_eq!(entry.attr.nlink, 1);
+            Place { node: entry.id, hint: Some((d.node, name(text))) }
+        };
+        for text in ["one", "other"] {
+            let node = looks(&mut client, text);
+            let opened = client.call(Call::Open { node, access: READ }).result;
+            assert!(opened.is_ok(), "{opened:?}");
+        }
+        // With that the folder is there.
+        assert!(client.call(unlink(&d, "other")).result.is_ok());
+        while Instant::now() < ends {
+            let g = looks(&mut client, "one");
+            assert_eq!(client.attr(&g).0.nlink, 1);
+        }
+    });
+    let mut mutator = connect(&world);
+    let d = mutator.place("d");
+    while !looker.is_finished() {
+        assert_eq!(mutator.call(rename(&d, "top", &d, "one")).result, Err(Errno::NOTDIR));
+    }
+    looker.join().unwrap();
+}

@@ -170,7 +170,12 @@ fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Re
     if stat.attr.is_dir() {
         cx.reach().note_place(id, dir.id, &checked);
     }
-    Ok(Some((checked, Entry { id, attr: stat.attr, target, no_xattrs })))
+    let again = || match stat::of_name(&dir.fd, name) {
+        Ok(again) if again.is_same(&stat) => Ok(again.attr),
+        _ => Ok(stat.attr),
+    };
+    let attr = cx.shown(object, stat.attr, again)?;
+    Ok(Some((checked, Entry { id, attr, target, no_xattrs })))
 }
 
 /// A directory's names, sorted by cookie: 24 bytes each and the name.

@@ -1,6 +1,6 @@
 //! Calls that look at names and inodes.
 
-use super::{Context, Outcome, entry};
+use super::{Context, Outcome, entry_of};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path, reopen};
 use nigh_types::{Covers, Errno, Kind, Name, Place, Reply, Space, XattrSet};
@@ -23,7 +23,7 @@ pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcom
     let looked = match opened.and_then(|fd| cx.reach().adopt(&dir, name, fd)) {
         Ok(child) => {
             let child = cx.grant_child(&mut grants, child)?;
-            Some(entry(&child)?)
+            Some(entry_of(cx, &child)?)
         }
         Err(Fault(Errno::NOENT)) => None,
         Err(fault) => return Err(fault),

@@ -1,7 +1,7 @@
 //! Calls that make inodes and names.
 
 use super::open::{buffered, flags_of, keep, open_as_caller};
-use super::{Context, Outcome, entry};
+use super::{Context, Outcome, entry_of};
 use crate::acting::use_umask;
 use crate::error::{Fault, Result};
 use crate::reach::{Node, hides, proc_path, reopen};
@@ -84,7 +84,7 @@ pub(crate) fn tmpfile(
     let mut grants = Vec::new();
     let node = cx.grant_child(&mut grants, node)?;
     cx.grant(&mut grants, &node, Covers::Data);
-    let reply = Reply::Made { entry: entry(&node)?, handle: Some(handle), existed: false };
+    let reply = Reply::Made { entry: entry_of(cx, &node)?, handle: Some(handle), existed: false };
     Ok(Outcome { reply, after: vec![cx.attr_now(&dir)?], grants })
 }
 
@@ -174,7 +174,7 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
         let names = cx.stake.ask(node.id, node.object, Covers::Names);
         grants.extend(names.filter(|_| is_empty(&node)));
     }
-    let reply = Reply::Made { entry: entry(&node)?, handle, existed };
+    let reply = Reply::Made { entry: entry_of(cx, &node)?, handle, existed };
     Ok(Outcome { reply, after: vec![cx.attr_now(dir)?], grants })
 }
 

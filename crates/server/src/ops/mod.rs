@@ -189,6 +189,15 @@ impl<'a> Context<'a> {
         self.files.holding().leases.homes.seen(&self.reach().orphans, object, look)
     }
 
+    /// The same of what was read without looking at that, for a name that leads to it; `again` reads once more.
+    pub(crate) fn shown(&self, object: Object, attr: Attr, again: impl Fn() -> Result<Attr>) -> Result<Attr> {
+        // With one name it has none in that folder.
+        if attr.kind() != Kind::File || attr.nlink < 2 {
+            return Ok(attr);
+        }
+        self.files.holding().leases.homes.seen(&self.reach().orphans, object, again)
+    }
+
     /// A file was counted as open: if it is losing a name at this moment, not before that is done.
     pub(crate) fn wait_while_leaving(&self, object: Object) {
         let leases = &self.files.holding().leases;
@@ -208,12 +217,22 @@ impl<'a> Context<'a> {
 
 /// What an entry says of a reached node.
 pub(crate) fn entry(node: &Node) -> Result<Entry> {
+    entry_with(node, node.stat.attr)
+}
+
+/// The same for an answer to a call.
+fn entry_of(cx: Context<'_>, node: &Node) -> Result<Entry> {
+    let again = || stat::of_fd(&node.fd).map(|stat| stat.attr);
+    entry_with(node, cx.shown(node.object, node.stat.attr, again)?)
+}
+
+fn entry_with(node: &Node, attr: Attr) -> Result<Entry> {
     let target = match node.stat.attr.kind() {
         Kind::Symlink => Some(look::target(node)?),
         _ => None,
     };
     let no_xattrs = has_no_xattrs(rustix::fs::listxattr_query(proc_path(&node.fd)));
-    Ok(Entry { id: node.id, attr: node.stat.attr, target, no_xattrs })
+    Ok(Entry { id: node.id, attr, target, no_xattrs })
 }
 
 fn has_no_xattrs(length: rustix::io::Result<usize>) -> bool {
