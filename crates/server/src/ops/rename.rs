@@ -34,7 +34,7 @@ pub(crate) fn rename(
     flags.set(RenameFlags::NOREPLACE, no_replace);
     flags.set(RenameFlags::EXCHANGE, exchange);
     // Before it is pinned: that the client may be about to open it does not make it open.
-    let aside = replaced.as_ref().filter(|node| !exchange && node.id != moved.id);
+    let aside = replaced.as_ref().filter(|node| !exchange && !no_replace && node.id != moved.id);
     let aside = aside.map(|node| Aside::begin(cx, &to, node));
     let kept = match &replaced {
         Some(node) => pin_if_kept(cx, node, keep)?,
