@@ -276,3 +276,30 @@ fn the_servers_own_folder_is_told_to_nobody() {
     assert!(mutator.answer(call).result.is_err());
     assert_eq!(names(&watcher.became(id)), [(".nigh-orphans".to_owned(), None)]);
 }
+
+/// A file is known by a descriptor that tells no directory, since the name under which it was opened is gone: where it lies has to be
+/// noted, also for the one of two that was not named first.
+#[test]
+fn a_file_that_an_exchange_has_moved_is_changed_where_it_lies_now() {
+    let world = World::new();
+    let mut watcher = Watcher::new(&world);
+    let mut mutator = world.client();
+    mutator.obliging = true;
+    let (d, d2, h) = (mutator.place("d"), mutator.place("d2"), mutator.place("d/h"));
+    let access = Access { read: false, write: true, truncate: false, direct: false, sync: false };
+    let handle = mutator.open(&h, access);
+    let goes = Call::Unlink { dir: d.clone(), name: name("h"), keep: None };
+    let (from, to, of, new_name) = (d.clone(), d2, name("f"), name("h2"));
+    let moves = Call::Rename { from, name: of, to, new_name, no_replace: false, exchange: true, keep: None };
+    for call in [goes, moves] {
+        let sent = mutator.send(call);
+        let (id, _) = watcher.held();
+        watcher.acknowledge(id);
+        assert!(mutator.answer(sent).result.is_ok());
+        watcher.became(id);
+    }
+    let (flags, data) = (WriteFlags::default(), b"text".to_vec());
+    mutator.send(Call::Write { node: h, handle: Some(handle), offset: 0, data, flags });
+    let is_asked = |event: &Event| matches!(event, Event::Recall(recall) if (recall.node, recall.covers) == (d.node, Covers::Names));
+    watcher.client.wait(|events| events.iter().any(is_asked).then_some(()));
+}

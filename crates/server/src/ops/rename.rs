@@ -62,6 +62,9 @@ pub(crate) fn rename(
     }
     if let Some(other) = replaced.as_ref().filter(|node| node.id != moved.id) {
         if exchange {
+            if other.stat.attr.nlink > 1 || homes.is_stray(other.object) {
+                homes.named(other.object, from.object);
+            }
             if other.stat.attr.is_dir() {
                 cx.reach().note_place(other.id, from.id, names.name);
             }
