@@ -111,6 +111,9 @@ pub(crate) struct Top {
     is_root: bool,
 }
 
+/// So often a file is looked at while others get or lose names in the folder.
+const LOOKS: u32 = 8;
+
 /// A directory of more levels is taken for none.
 const MAX_DEPTH: u32 = 1 << 16;
 
@@ -294,7 +297,7 @@ impl Objects {
 
     /// Where a change was under way meanwhile it looks again: of what it has seen nobody could say whether that name counts.
     fn look<T>(&self, object: Object, mut look: impl FnMut() -> T) -> (T, bool) {
-        loop {
+        for _ in 0..LOOKS {
             let before = self.changes.load(Ordering::SeqCst);
             let has = self.has(object);
             let seen = look();
@@ -302,6 +305,10 @@ impl Objects {
                 return (seen, has);
             }
         }
+        // Others are changed faster than this one is looked at: now none is.
+        let mut all = self.all.lock();
+        let has = self.settled(&mut all, object);
+        (look(), has)
     }
 }
 
@@ -468,6 +475,20 @@ mod tests {
             let (seen, counts) = objects.look(FILE, look);
             assert_eq!((seen - u32::from(counts), looks.get()), (1, 2));
         }
+    }
+
+    #[test]
+    fn who_looks_comes_to_an_end_however_fast_others_are_changed() {
+        let (objects, looks) = (Objects::default(), Cell::new(0));
+        let other = Object { ino: 4, ..FILE };
+        let look = || {
+            looks.set(looks.get() + 1);
+            if looks.get() <= LOOKS {
+                drop(objects.change(other));
+            }
+        };
+        assert_eq!(objects.look(FILE, look), ((), false));
+        assert_eq!(looks.get(), LOOKS + 1);
     }
 
     #[test]
