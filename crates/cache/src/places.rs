@@ -2,7 +2,6 @@
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
-use crate::state::Inode;
 use nigh_types::{Call, Name, NodeId, Place};
 
 impl Cache {
@@ -14,8 +13,10 @@ impl Cache {
 
     /// Whether another inode has taken the number of one of which the kernel was told: it cannot mean that.
     pub(crate) fn is_another(&self, ino: u64) -> bool {
-        let other = |inode: &Inode| inode.lookups > 0 && inode.known_as != inode.id.generation;
-        self.id_of(ino).is_some() && self.inodes.get(&ino).is_some_and(other)
+        self.inodes.get(&ino).is_some_and(|inode| {
+            let generation = inode.id.generation;
+            inode.lookups > 0 && generation != 0 && inode.known_as != generation
+        })
     }
 
     pub(crate) fn known_as(&self, ino: u64) -> Option<u64> {
