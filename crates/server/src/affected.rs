@@ -85,7 +85,7 @@ struct Look<'c, 'p, 'l> {
     changes: Vec<Change>,
     /// Where it is seen what they have become.
     tells: Vec<Tell>,
-    /// Files that lose their last name, which others may have been led to just now.
+    /// What loses a name, which others may have been led to by it just now.
     departing: Vec<Node>,
 }
 
@@ -191,10 +191,12 @@ impl Look<'_, '_, '_> {
         self.name(&to, names.new_name);
         let at = |dir: &Node, name: &Name| At::Before(Arc::clone(&dir.fd), name.clone());
         self.push_told(moved.object, Covers::Inode, None, at(&from, names.name));
+        self.moves(&from, names.name, &moved);
         if let Some(there) = there {
             self.take(there.object, Grip::Exclusive)?;
             if exchange {
                 self.push_told(there.object, Covers::Inode, None, at(&to, names.new_name));
+                self.moves(&to, names.new_name, &there);
             } else {
                 self.departs(&to, names.new_name, &there);
                 self.removed(&to, names.new_name, there);
@@ -309,13 +311,27 @@ impl Look<'_, '_, '_> {
         }
     }
 
-    /// It is reached a little longer. Where it cannot be held it is looked up anew, as anything that is gone.
+    /// It loses its last name, and is reached a little longer. One that has others is not: its descriptor would not tell where it lies.
     fn departs(&mut self, dir: &Node, name: &Name, victim: &Found) {
-        let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
-        if last {
-            let held = self.cx.reach().open_child(dir, name).and_then(|fd| self.cx.reach().opened(fd));
-            self.departing.extend(held.ok().filter(|node| node.object == victim.object));
+        if victim.stat.attr.nlink == 1 {
+            self.keep(dir, name, victim);
         }
+    }
+
+    /// It is moved, and reached a little longer by who knows it by its old name.
+    fn moves(&mut self, dir: &Node, name: &Name, moved: &Found) {
+        if self.cx.files.holding().leases.are_several() {
+            self.keep(dir, name, moved);
+        }
+    }
+
+    /// Where it cannot be held it is looked up anew, as anything that is gone.
+    fn keep(&mut self, dir: &Node, name: &Name, there: &Found) {
+        if there.stat.attr.is_dir() {
+            return;
+        }
+        let held = self.cx.reach().open_child(dir, name).and_then(|fd| self.cx.reach().opened(fd));
+        self.departing.extend(held.ok().filter(|node| node.object == there.object));
     }
 
     /// The directory in which a name is to be changed.

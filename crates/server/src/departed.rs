@@ -1,6 +1,7 @@
-//! Files that lost a name a moment ago, for who was just led there by it: between the lookup of a path and
-//! the open that follows it another client may have replaced what it led to. On a local disk such an open
-//! gets the old file. Without this it would have to look again, and might again come too late.
+//! What lost a name a moment ago, for who was just led there by it: between the lookup of a path and
+//! the call that follows it another client may have moved, removed or replaced what it led to. On a local disk such a call
+//! gets the old file. Without this it would have to look again, and might again come too late: Linux looks a path up
+//! twice, and then says ESTALE.
 
 use crate::reach::Node;
 use nigh_types::NodeId;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// For how long such a file is held, and its space on the disk, and how many at the most.
 const HELD: Duration = Duration::from_secs(2);
-const MOST: usize = 64;
+const MOST: usize = 128;
 
 /// The latest of them, by `O_PATH` descriptors; the oldest first.
 #[derive(Debug, Default)]

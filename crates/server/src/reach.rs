@@ -152,8 +152,8 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
         }
-        if let Some(found) = self.departed.find(place.node) {
-            return Ok(Node { stat: stat::of_fd(&found.fd)?, ..found });
+        if let Some(found) = absent_if_stale(self.departed(place.node))? {
+            return Ok(found);
         }
         let Some(open) = files.of_node(place.node) else { return self.orphan(place) };
         let stat = stat::of_fd(&open.fd)?;
@@ -377,8 +377,16 @@ impl Reach {
     fn by_handle(&self, id: NodeId) -> Result<Node> {
         let opener = self.opener.as_ref().ok_or(Fault::STALE)?;
         let handle = self.handles.lock().get(&id).cloned().ok_or(Fault::STALE)?;
-        let found = self.verified(opener.open(&handle)?, id)?;
-        // A name that it lost would not tell in which directory it lies.
+        self.told(self.verified(opener.open(&handle)?, id)?)
+    }
+
+    fn departed(&self, id: NodeId) -> Result<Node> {
+        let found = self.departed.find(id).ok_or(Fault::STALE)?;
+        self.told(Node { stat: stat::of_fd(&found.fd)?, ..found })
+    }
+
+    /// A name that it lost would not tell in which directory it lies.
+    fn told(&self, found: Node) -> Result<Node> {
         let told = found.stat.attr.nlink == 0 || !is_deleted(&found.fd);
         if told && self.contains(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
     }
