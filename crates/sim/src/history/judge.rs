@@ -19,7 +19,7 @@ pub struct Report {
     /// Changes of which nobody knows what became.
     pub unknown: u64,
     /// Calls by names that failed with ESTALE: where another mount has moved a directory, and the lock that Linux needs to move it in its
-    /// own tree is held (`__d_unalias`).
+    /// own tree is held (`__d_unalias`); or where a name was changed twice meanwhile, since Linux looks a path up twice (`retry_estale`).
     pub stale: u64,
     /// Calls by descriptors of mounts that may have lost them, and have.
     pub lost: u64,

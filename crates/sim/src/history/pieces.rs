@@ -22,7 +22,8 @@ pub struct Pieces {
     pub contents: BTreeMap<File, Vec<Piece<Content>>>,
     /// Looks of mounts that were stopped.
     pub left_out: u64,
-    /// Calls that met a directory which their kernel knows under another name, and could not move it there.
+    /// Calls that met a directory which their kernel knows under another name, and could not move it there, or a name that led to
+    /// something else each time that they came back to it.
     pub stale: u64,
     /// Calls by descriptors that were lost.
     pub lost: u64,
@@ -343,13 +344,30 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
+    /// How many changes of a name may have happened during a call.
+    fn changes_beside(&self, number: usize, slot: Slot) -> usize {
+        let end_of = |record: &Record| {
+            record.answer.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(TOGETHER))
+        };
+        let call = &self.history.records[number];
+        let changes = self.history.records.iter().enumerate().filter(|&(other, record)| {
+            let failed = matches!(record.answer, Some((_, Answer::Failed(_))));
+            other != number && record.call.is_change() && !failed
+        });
+        let beside =
+            changes.filter(|(_, record)| record.begin <= end_of(call) && call.begin <= end_of(record));
+        beside.filter(|(_, record)| record.call.names().is_some_and(|names| names.contains(&slot))).count()
+    }
+
     /// A call that failed has looked.
     fn refused(&mut self, number: usize, errno: Errno) -> Taken {
         let call = self.history.records[number].call;
         if let (Errno::STALE, Some(slots)) = (errno, call.names()) {
-            let end = self.end(number);
             self.pieces.stale += 1;
-            self.name(number, end, true, Act::Any { slots, what: What::Dir });
+            if !slots.iter().any(|slot| self.changes_beside(number, *slot) > 1) {
+                let end = self.end(number);
+                self.name(number, end, true, Act::Any { slots, what: What::Dir });
+            }
             return Ok(());
         }
         let (slot, what) = match (call, errno) {
