@@ -218,7 +218,7 @@ impl Cache {
     /// Whether somebody may go on by the size of an inode when its attributes are answered.
     #[must_use]
     pub fn reads_by_size(&self, ino: u64) -> bool {
-        self.is_open(ino) && !self.dirs.contains_key(&ino)
+        self.is_open(ino) && !self.is_directory(ino)
     }
 
     /// Who waits for an older call waits for a newer one.

@@ -336,7 +336,7 @@ impl Cache {
         let home = self.inodes.get(&ino).and_then(|inode| inode.home.as_ref()).map(|(dir, _)| *dir);
         let kind = self.kind_of(ino);
         let itself =
-            (self.dirs.contains_key(&ino) || ino == self.root || kind.is_none_or(|k| k == Kind::Directory))
+            (self.is_directory(ino) || ino == self.root || kind.is_none_or(|k| k == Kind::Directory))
                 .then_some(ino);
         let home = home.filter(|_| kind != Some(Kind::Directory));
         itself.into_iter().chain(home).collect()

@@ -62,8 +62,7 @@ impl Cache {
         if self.dirs.get(&id.ino).is_some_and(|d| d.id != id) {
             self.forget_names(id.ino);
             if let Some(directory) = self.dirs.get_mut(&id.ino) {
-                directory.id = id;
-                directory.listing = None;
+                directory.pass_number(id);
             }
         }
         let inode = self.inodes.entry(id.ino).or_insert_with(|| Inode::new(id));
@@ -83,7 +82,7 @@ impl Cache {
             directory.forget();
             directory.id = id;
         }
-        directory.used = true;
+        (directory.used, directory.is_one) = (true, true);
         directory
     }
 

@@ -110,7 +110,7 @@ impl Cache {
         flight.begun = true;
         let Some(id) = self.id_of(dir) else { return };
         let granted = flight.granted(grants, id, Covers::Names).map(|g| Held::begin(g, flight.sent));
-        let current = self.directory(id).listing == Some(call);
+        let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
         match granted.filter(|h| current && h.lives(now)) {
             Some(held) => {
                 self.names_begin_again(now, id, held);

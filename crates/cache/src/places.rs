@@ -19,6 +19,11 @@ impl Cache {
         })
     }
 
+    /// Whether that is known of what has a number.
+    pub(crate) fn is_directory(&self, ino: u64) -> bool {
+        self.dirs.get(&ino).is_some_and(|directory| directory.is_one)
+    }
+
     pub(crate) fn known_as(&self, ino: u64) -> Option<u64> {
         self.inodes.get(&ino).map(|inode| inode.known_as)
     }

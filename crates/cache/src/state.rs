@@ -134,6 +134,8 @@ const QUIET: Span = Span::from_millis(10_000);
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     pub id: NodeId,
+    /// It is: another inode may have taken the number, of which that is not known.
+    pub is_one: bool,
     /// The grant over `rows` and `complete`. Invariant: without it `rows` is empty.
     pub held: Option<Held>,
     pub rows: Rows,
@@ -163,6 +165,7 @@ impl Directory {
     pub fn new(id: NodeId) -> Directory {
         Directory {
             id,
+            is_one: true,
             held: None,
             rows: Rows::default(),
             complete: false,
@@ -187,6 +190,12 @@ impl Directory {
         self.progress = None;
         self.version += 1;
         self.gaps += 1;
+    }
+
+    /// Another inode has taken its number.
+    pub fn pass_number(&mut self, id: NodeId) {
+        (self.id, self.is_one) = (id, false);
+        self.listing = None;
     }
 
     /// Others have changed a name.

@@ -5,8 +5,8 @@ use crate::lookup::tests::{T0, cache};
 use crate::op::Caller;
 use crate::{Config, Op};
 use nigh_types::{
-    Access, Attr, Call, Covers, Entry, Event, Grant, GrantId, Handle, Mode, Name, NodeId, Recall, RecallId,
-    Reply, Response, SetAttr, Term,
+    Access, Attr, Call, Covers, Entry, Event, Grant, GrantId, Handle, Listed, Mode, Name, NodeId, Recall,
+    RecallId, Reply, Response, SetAttr, Term,
 };
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
@@ -67,6 +67,27 @@ fn what_is_to_be_forgotten_of_a_file_waits_for_who_asks_how_long_it_is() {
     let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
     assert_eq!(answered(&said[..1]), [(3, 2)]);
     assert!(matches!(said[1..], [Output::Invalidate { .. }]), "{said:?}");
+}
+
+/// Its number was that of a directory, which somebody is listing still.
+#[test]
+fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
+    let mut cache = cache(Config::default());
+    let look = |name: &[u8]| Op::Lookup { dir: 1, name: Name::new(name).unwrap() };
+    let found =
+        |id: NodeId, attr: Attr| Reply::Looked(Some(Entry { id, attr, target: None, no_xattrs: true }));
+    let looked = ask(&mut cache, 1, look(b"d"));
+    let directory = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+    answer(&mut cache, looked, found(NodeId { generation: 2, ..FILE }, directory));
+    let listed = ask(&mut cache, 2, Op::OpenDir { ino: 7 });
+    let looked = ask(&mut cache, 3, look(b"f"));
+    answer(&mut cache, looked, found(FILE, attr(0)));
+    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let open = ask(&mut cache, 4, Op::Open { ino: 7, access, append: false });
+    answer(&mut cache, open, Reply::Opened { handle: Handle(1), attr: attr(0) });
+    assert!(cache.reads_by_size(7));
+    answer(&mut cache, listed, Reply::Listed(Listed { entries: Vec::new() }));
+    assert!(cache.reads_by_size(7), "an answer about the directory makes it none");
 }
 
 /// What takes a file's name away, or gives it one, and the reply.

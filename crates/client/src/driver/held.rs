@@ -7,7 +7,7 @@
 use super::{Core, Pending, Role, Sent};
 use crate::lengths::{Lengths, Turn};
 use nigh_cache::{Answer, Op};
-use nigh_types::{OpId, Span};
+use nigh_types::{Kind, OpId, Span};
 
 /// What an answer is about the length of a file.
 pub(super) struct Length {
@@ -38,7 +38,7 @@ impl Core {
         answer: Answer,
     ) -> Option<Sent> {
         let size = match &answer {
-            Answer::Attr(_, attr, _) => attr.size,
+            Answer::Attr(_, attr, _) if attr.kind() == Kind::File => attr.size,
             Answer::Opened(_) => 0,
             _ => return Some(pending.sent(answer, None)),
         };
