@@ -230,7 +230,7 @@ impl Cache {
         self.root = session.root.ino;
         self.term = session.term;
         let root = self.inode(session.root);
-        (root.lookups, root.known_as) = (root.lookups.max(1), root.id.generation);
+        root.lookups = root.lookups.max(1);
     }
 
     /// A request is answered without the call that it waits for: `INTR`, its caller being dead or the wait

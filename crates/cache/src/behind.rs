@@ -263,7 +263,7 @@ impl Cache {
             self.release(self.clock, opened.fh, None);
         }
         if let Answer::Node(node) | Answer::Created(node, _) = answer {
-            self.handle_forget(node.id.ino, 1);
+            self.handle_forget(node.number, 1);
         }
     }
 

@@ -8,6 +8,7 @@ use crate::events::Watches;
 use crate::flight::{Flight, NewFile, Purpose, Waiting};
 use crate::limits::Limits;
 use crate::locks::Locks;
+use crate::numbers::Numbers;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
 use crate::push::Holds;
@@ -57,6 +58,7 @@ pub struct Cache {
     pub(crate) trim_above: u64,
     /// How many of `files` have no handle.
     pub(crate) unpinned: u64,
+    pub(crate) numbers: Numbers,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
     /// Requests that came while there was no session to ask.
@@ -127,6 +129,7 @@ impl Cache {
             last_read: 0,
             trim_above: 0,
             unpinned: 0,
+            numbers: Numbers::default(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
@@ -190,9 +193,6 @@ impl Cache {
     pub(crate) fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         if self.is_lost(&op) {
             return Some(Answer::Failed(Errno::IO));
-        }
-        if op.nodes().into_iter().flatten().any(|ino| self.is_another(ino)) {
-            return Some(Answer::Failed(Errno::STALE));
         }
         let through = op.through();
         let answer = self.begin_op(now, id, caller, op);

@@ -65,6 +65,7 @@ impl Cache {
                 directory.pass_number(id);
             }
         }
+        self.pass_number(id);
         let inode = self.inodes.entry(id.ino).or_insert_with(|| Inode::new(id));
         if inode.id != id {
             inode.renew(id);
@@ -410,11 +411,11 @@ impl Cache {
         let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
-        self.inode(id);
-        let node = Node { id, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, attr_held) };
+        let number = self.number(id);
+        let node = Node { id, number, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, attr_held) };
         let inode = self.inode(id);
         inode.gone = None;
-        (inode.lookups, inode.known_as) = (inode.lookups + 1, id.generation);
+        inode.lookups += 1;
         if let Some((dir, name)) = home {
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
             // Of two answers the kernel may take in the earlier one last: what it was told for longer ends when the name is dropped.
@@ -497,13 +498,6 @@ impl Cache {
             stale.push(Stale::Data { ino, offset: 0, length: 0 });
         }
         self.invalidate(stale, None);
-    }
-
-    /// The kernel forgets an inode `count` times.
-    pub fn handle_forget(&mut self, ino: u64, count: u64) {
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.lookups = inode.lookups.saturating_sub(count);
-        self.drop_if_idle(ino);
     }
 
     /// Drops the record of an inode that neither the kernel nor a fact needs.

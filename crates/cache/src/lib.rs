@@ -9,7 +9,7 @@
 //! | `cache` | the type, its inputs and outputs |
 //! | `op`, `config`, `counters` | the words of its interface |
 //! | `state`, `rows`, `grants` | records |
-//! | `facts`, `replace`, `places` | finding, learning, replacing, forgetting |
+//! | `facts`, `replace`, `places`, `numbers` | finding, learning, replacing, forgetting; numbers that are used again |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
 //! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
@@ -37,6 +37,7 @@ mod locked;
 mod locks;
 mod lookup;
 mod mutate;
+mod numbers;
 mod op;
 mod overlay;
 mod overtaken;

@@ -198,7 +198,6 @@ impl Cache {
             return held.is_some();
         };
         // The record must stand before its attributes are learned: they may live at its home.
-        let known_as = self.known_as(entry.id.ino);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).target = entry.target.clone();
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
@@ -207,7 +206,7 @@ impl Cache {
         let attr_valid = self.tell_attr(now, entry.id.ino, attr_held);
         let node = crate::op::Node { attr_valid, ..node };
         match waiters.len() as u64 {
-            0 => self.told_nobody(entry.id.ino, known_as),
+            0 => self.handle_forget(node.number, 1),
             more => self.inode(entry.id).lookups += more - 1,
         }
         // What is granted is as new as anything that who asked later is told.

@@ -61,7 +61,6 @@ impl Cache {
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
         self.mark_name(flight, dir, name, Some(&Child::new(&entry)));
         self.mark_inode(dir);
-        let known_as = self.known_as(entry.id.ino);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).target = entry.target.clone();
         let under = self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
@@ -71,7 +70,7 @@ impl Cache {
         let attr_valid = self.tell_attr(now, entry.id.ino, under);
         let node = crate::op::Node { attr_valid, ..node };
         if flight.waiters.is_empty() {
-            self.told_nobody(entry.id.ino, known_as);
+            self.handle_forget(node.number, 1);
             if let Some(handle) = handle {
                 self.release_handle(handle);
             }
@@ -93,6 +92,7 @@ impl Cache {
         if self.dirs.contains_key(&id.ino) {
             self.forget_names(id.ino);
         }
+        self.pass_number(id);
         if let Some(inode) = self.inodes.get_mut(&id.ino) {
             if inode.opens > 0 {
                 // What was opened under this number is not this one, whatever its id says.

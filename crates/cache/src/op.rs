@@ -31,7 +31,7 @@ pub struct LockSpan {
     pub end: u64,
 }
 
-/// One request. Inodes are named by `ino`, the number in [`NodeId`]; offsets and sizes are bytes.
+/// One request. Inodes are named by `ino`, the number in [`NodeId`] (see [`crate::Cache::meant`]); offsets and sizes are bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     Lookup {
@@ -246,6 +246,8 @@ impl Op {
             | Op::Create { dir, .. }
             | Op::Tmpfile { dir, .. } => [Some(*dir), None],
             Op::GetAttr { ino }
+            | Op::LookupSelf { ino }
+            | Op::LookupParent { ino }
             | Op::ReadLink { ino }
             | Op::SetAttr { ino, fh: None, .. }
             | Op::Open { ino, .. }
@@ -256,6 +258,47 @@ impl Op {
             | Op::SetXattr { ino, .. }
             | Op::RemoveXattr { ino, .. } => [Some(*ino), None],
             _ => [None, None],
+        }
+    }
+
+    /// All that stand for inodes.
+    pub(crate) fn numbers(&mut self) -> [Option<&mut u64>; 2] {
+        match self {
+            Op::Link { ino: one, dir: other, .. }
+            | Op::Rename { from: one, to: other, .. }
+            | Op::CopyRange { ino: one, to_ino: other, .. } => [Some(one), Some(other)],
+            Op::Lookup { dir: one, .. }
+            | Op::Symlink { dir: one, .. }
+            | Op::Mknod { dir: one, .. }
+            | Op::Mkdir { dir: one, .. }
+            | Op::Unlink { dir: one, .. }
+            | Op::Rmdir { dir: one, .. }
+            | Op::Create { dir: one, .. }
+            | Op::Tmpfile { dir: one, .. }
+            | Op::LookupSelf { ino: one }
+            | Op::LookupParent { ino: one }
+            | Op::GetAttr { ino: one }
+            | Op::SetAttr { ino: one, .. }
+            | Op::ReadLink { ino: one }
+            | Op::Open { ino: one, .. }
+            | Op::Read { ino: one, .. }
+            | Op::Write { ino: one, .. }
+            | Op::Flush { ino: one, .. }
+            | Op::SetLock { ino: one, .. }
+            | Op::Unlock { ino: one, .. }
+            | Op::TestLock { ino: one, .. }
+            | Op::Fsync { ino: one, .. }
+            | Op::OpenDir { ino: one }
+            | Op::ReadDir { ino: one, .. }
+            | Op::GetXattr { ino: one, .. }
+            | Op::ListXattr { ino: one, .. }
+            | Op::SetXattr { ino: one, .. }
+            | Op::RemoveXattr { ino: one, .. }
+            | Op::StatFs { ino: one }
+            | Op::Fallocate { ino: one, .. }
+            | Op::Seek { ino: one, .. }
+            | Op::GetFlags { ino: one } => [Some(one), None],
+            Op::Release { .. } | Op::ReleaseDir { .. } => [None, None],
         }
     }
 
@@ -279,6 +322,8 @@ impl Op {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
     pub id: NodeId,
+    /// By which the kernel is to know it: its own, unless another inode had that, which the kernel remembers.
+    pub number: u64,
     pub attr: Attr,
     pub entry_valid: Span,
     pub attr_valid: Span,

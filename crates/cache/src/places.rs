@@ -2,7 +2,8 @@
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
-use nigh_types::{Call, Name, NodeId, Place};
+use crate::op::Op;
+use nigh_types::{Call, Errno, Name, NodeId, OpId, Place};
 
 impl Cache {
     /// The id of a number that the kernel uses.
@@ -11,29 +12,87 @@ impl Cache {
         id.filter(|id| id.generation != 0)
     }
 
-    /// Whether another inode has taken the number of one of which the kernel was told: it cannot mean that.
-    pub(crate) fn is_another(&self, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|inode| {
-            let generation = inode.id.generation;
-            inode.lookups > 0 && generation != 0 && inode.known_as != generation
-        })
+    /// A request with the inodes that its numbers mean. What goes by an open file is of that, whoever has its number now.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE`: it means one that is gone. The kernel looks again.
+    pub fn meant(&self, mut op: Op) -> Result<Op, Errno> {
+        if self.numbers.are_their_own() {
+            return Ok(op);
+        }
+        let is_former = |number: u64| self.numbers.meant(number).is_err();
+        if op.nodes().into_iter().flatten().any(is_former) {
+            return Err(Errno::STALE);
+        }
+        for number in op.numbers().into_iter().flatten() {
+            *number = self.inode_of(*number);
+        }
+        Ok(op)
+    }
+
+    /// The inode that a number means, or had that is gone.
+    #[must_use]
+    pub fn inode_of(&self, number: u64) -> u64 {
+        self.numbers.meant(number).unwrap_or_else(|former| former.ino)
+    }
+
+    /// The number by which the kernel knows an inode; and all, with those of the inodes that had its number before and that it
+    /// remembers.
+    #[must_use]
+    pub fn number_of(&self, ino: u64) -> u64 {
+        self.numbers.of(ino)
+    }
+
+    #[must_use]
+    pub fn numbers_of(&self, ino: u64) -> Vec<u64> {
+        self.numbers.all_of(ino)
+    }
+
+    /// Under which the kernel is told of an inode.
+    pub(crate) fn number(&mut self, id: NodeId) -> u64 {
+        match self.inode(id).lookups {
+            0 => self.numbers.begin(id.ino),
+            _ => self.numbers.of(id.ino),
+        }
+    }
+
+    /// Where another inode has taken the number of one that the kernel knows, it goes on meaning that.
+    pub(crate) fn pass_number(&mut self, id: NodeId) {
+        let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.lookups > 0);
+        let Some(old) = old.filter(|_| id.ino != self.root) else { return };
+        self.numbers.pass(id.ino, std::mem::take(&mut old.lookups));
+        // So do requests that have yet to begin.
+        let means_it = |op: &Op| op.nodes().into_iter().flatten().any(|ino| ino == id.ino);
+        let parked = self.parked.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);
+        let waiting: Vec<OpId> = parked.chain(self.holds.waiting_for(id.ino)).collect();
+        waiting.into_iter().for_each(|op| self.give_up(op, Errno::STALE));
+    }
+
+    /// Whether all inodes are known by their own numbers.
+    #[must_use]
+    pub fn numbers_are_their_own(&self) -> bool {
+        self.numbers.are_their_own()
+    }
+
+    /// The kernel was told of a node `count` times that it does not remember now.
+    pub fn handle_forget(&mut self, number: u64, count: u64) {
+        let ino = match self.numbers.forget(number, count) {
+            Ok(ino) => ino,
+            // What has its number now may have been kept for it alone.
+            Err(former) => return self.drop_if_idle(former.ino),
+        };
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.lookups = inode.lookups.saturating_sub(count);
+        if inode.lookups == 0 {
+            self.numbers.leave(ino);
+        }
+        self.drop_if_idle(ino);
     }
 
     /// Whether that is known of what has a number.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.dirs.get(&ino).is_some_and(|directory| directory.is_one)
-    }
-
-    pub(crate) fn known_as(&self, ino: u64) -> Option<u64> {
-        self.inodes.get(&ino).map(|inode| inode.known_as)
-    }
-
-    /// An answer was composed of which nobody is told: that number is `known_as` the same as before.
-    pub(crate) fn told_nobody(&mut self, ino: u64, known_as: Option<u64>) {
-        if let (Some(inode), Some(known_as)) = (self.inodes.get_mut(&ino), known_as) {
-            inode.known_as = known_as;
-        }
-        self.handle_forget(ino, 1);
     }
 
     /// All ids known so far are of nobody: whatever has one of their numbers is another inode.
@@ -170,14 +229,21 @@ mod numbers {
         Name::new(bytes).unwrap()
     }
 
-    fn finds(cache: &mut Cache, id: NodeId) {
+    fn finds(cache: &mut Cache, id: NodeId) -> Option<crate::op::Node> {
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
         let entry = Entry { id, attr, target: None, no_xattrs: true };
         let result = Ok(Reply::Looked(Some(entry)));
         let response = Response { result, after: Vec::new(), grants: Vec::new(), last: true };
         let call = calls(cache).pop().expect("it is asked");
         cache.handle_event(T0, Event::Response { call, response });
-        while !matches!(cache.poll_output(), crate::Output::Timeout(..)) {}
+        let mut told = None;
+        loop {
+            match cache.poll_output() {
+                crate::Output::Timeout(..) => return told,
+                crate::Output::Answer { answer: Answer::Node(node), .. } => told = Some(node),
+                _ => {}
+            }
+        }
     }
 
     /// A file is removed, and another one gets its number, while a link(2) of the first one is on its way here: the kernel says the number
@@ -195,13 +261,25 @@ mod numbers {
         assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
         // Who has asked is killed, so the kernel is told of nothing.
         cache.give_up(OpId(2), Errno::INTR);
-        let link = || Op::Link { ino: 7, dir: 1, name: name(b"link") };
+        let link = |ino: u64| Op::Link { ino, dir: 1, name: name(b"link") };
         finds(&mut cache, NEXT);
-        assert_eq!(ask(&mut cache, link()), Some(Answer::Failed(Errno::STALE)));
-        assert_eq!(ask(&mut cache, Op::GetAttr { ino: 7 }), Some(Answer::Failed(Errno::STALE)));
+        let gone = Err(Errno::STALE);
+        assert_eq!(cache.meant(link(7)), gone);
         assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
-        finds(&mut cache, NEXT);
-        assert_eq!(ask(&mut cache, link()), None);
+        let told = finds(&mut cache, NEXT).expect("it is answered").number;
+        assert_ne!(told, 7);
+        assert_eq!(cache.meant(link(7)), gone);
+        assert_eq!(cache.meant(Op::GetAttr { ino: 7 }), gone);
+        let read = Op::Read { ino: 7, fh: crate::Fh(1), offset: 0, size: 1 };
+        assert_eq!(cache.meant(read.clone()), Ok(read), "by what it opened");
+        assert_eq!(cache.meant(link(told)), Ok(link(7)));
+        cache.handle_forget(7, 1);
+        assert_eq!(
+            (cache.meant(link(7)), cache.number_of(7)),
+            (Ok(link(7)), told),
+            "nobody has the first one"
+        );
+        assert_eq!(ask(&mut cache, link(7)), None);
         assert_eq!(calls(&mut cache).len(), 1, "it is asked for");
     }
 }

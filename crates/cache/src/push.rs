@@ -51,6 +51,11 @@ impl Holds {
         self.waiting.values().map(|(_, _, op)| op)
     }
 
+    /// Those that wait for names of that directory.
+    pub fn waiting_for(&self, dir: u64) -> impl Iterator<Item = OpId> {
+        self.waiting.iter().filter(move |(_, (at, ..))| *at == dir).map(|(op, _)| *op)
+    }
+
     /// When a directory is given back for whose commits listings wait.
     pub fn due(&self) -> Option<Time> {
         self.since.values().min().map(|since| since.after(LISTINGS_WAIT))

@@ -12,8 +12,6 @@ pub(crate) struct Inode {
     pub id: NodeId,
     /// How often the kernel was told of it and has not forgotten.
     pub lookups: u64,
-    /// The generation of which it was told last: by the number it means that one.
-    pub known_as: u64,
     /// Until then the kernel believes what it was told under `home`, and until then that the name leads there.
     pub told_until: Time,
     pub named_until: Time,
@@ -88,7 +86,6 @@ impl Inode {
         Inode {
             id,
             lookups: 0,
-            known_as: id.generation,
             told_until: Time(0),
             named_until: Time(0),
             last_told: None,
@@ -117,7 +114,7 @@ impl Inode {
     /// Another inode took the number: nothing that was known of the old one holds.
     pub fn renew(&mut self, id: NodeId) {
         let old = std::mem::replace(self, Inode::new(id));
-        (self.lookups, self.known_as) = (old.lookups, old.known_as);
+        self.lookups = old.lookups;
         self.attr_told = old.attr_told;
         self.opens = old.opens;
         self.opens_unpinned = old.opens_unpinned;

@@ -126,7 +126,7 @@ fn send_page(
 
 fn entry(root: u64, node: &Node) -> Entry {
     Entry {
-        nodeid: if node.id.ino == root { ROOT } else { node.id.ino },
+        nodeid: if node.id.ino == root { ROOT } else { node.number },
         generation: node.id.generation,
         entry_valid: duration(node.entry_valid),
         attr_valid: duration(node.attr_valid),

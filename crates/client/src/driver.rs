@@ -253,6 +253,15 @@ impl Driver {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
+        let op = match core.cache.meant(op) {
+            Ok(op) => op,
+            Err(errno) => {
+                drop(core);
+                let answer = Answer::Failed(errno);
+                answers::send(&*self.transport, self.root(), unique, shape, answer);
+                return self.finish(gate, batch);
+            }
+        };
         let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, held::locks(&op));
         let pending = Pending { unique, shape, pid, role, locks, held: None };
         let answer = match core.cache.handle_op(now, op_id, caller, op) {
@@ -270,7 +279,9 @@ impl Driver {
 
     /// A request of a child of ours that tells watchers what others changed. Whether it was answered; else it is like anybody's.
     pub fn pretend(&self, header: &Header, operation: &Operation<'_>) -> bool {
-        let Some(said) = self.events.pretence.says(self.root(), header, operation) else { return false };
+        let Some(said) = self.events.pretence.says(|node| self.meant(node), header, operation) else {
+            return false;
+        };
         // From memory alone: a child holds locks of the kernel that others wait for.
         let gate = self.gate.read();
         let mut core = self.core.lock();
@@ -300,6 +311,17 @@ impl Driver {
         answers::send(&*self.transport, self.root(), header.unique, Shape::Natural, answer);
         self.finish(gate, batch);
         true
+    }
+
+    /// The inode that a number of the kernel's means.
+    fn meant(&self, node: u64) -> u64 {
+        if node == nigh_fuse::abi::ROOT_ID { self.root() } else { self.core.lock().cache.inode_of(node) }
+    }
+
+    /// The numbers by which the kernel knows an inode, and those that had its number before; `None`: its own.
+    pub fn numbers_of(&self, ino: u64) -> Option<Vec<u64>> {
+        let core = self.core.lock();
+        (!core.cache.numbers_are_their_own()).then(|| core.cache.numbers_of(ino))
     }
 
     /// Any other input, then all that follows from it.
@@ -390,12 +412,12 @@ impl Driver {
             (_, Answer::Page(Page { drops: Some(dir), .. })) => self.drop_listing(*dir),
             _ => {}
         }
-        if let Some(held::Length { turn, ino, tells, sets }) = length {
+        if let Some(held::Length { turn, number, tells, sets }) = length {
             if sets {
-                self.lengths.wait(turn, ino);
+                self.lengths.wait(turn, number);
             }
             if let Some(size) = tells {
-                self.lengths.tell(&self.transport, turn, (ino, size));
+                self.lengths.tell(&self.transport, turn, (number, size));
             }
         }
         let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
@@ -409,7 +431,8 @@ impl Driver {
 
     /// Whoever reads it has none of its pages locked while it waits for an answer.
     fn drop_listing(&self, dir: u64) {
-        let node = if dir == self.root() { nigh_fuse::abi::ROOT_ID } else { dir };
+        let number = || self.core.lock().cache.number_of(dir);
+        let node = if dir == self.root() { nigh_fuse::abi::ROOT_ID } else { number() };
         if let Err(error) = self.transport.notify(&Notification::contents(node)) {
             tracing::debug!(target: "nigh::kernel", %error, dir, "a listing is not dropped");
         }

@@ -92,6 +92,27 @@ impl Notification<'_> {
         }
     }
 
+    /// The inode or directory of which something is to be forgotten.
+    #[must_use]
+    pub fn node(&self) -> Option<u64> {
+        match self {
+            Notification::InvalInode { ino, .. } => Some(*ino),
+            Notification::InvalEntry { parent, .. } => Some(*parent),
+            _ => None,
+        }
+    }
+
+    /// The same of another one.
+    #[must_use]
+    pub fn of_node(mut self, node: u64) -> Self {
+        if let Notification::InvalInode { ino: at, .. } | Notification::InvalEntry { parent: at, .. } =
+            &mut self
+        {
+            *at = node;
+        }
+        self
+    }
+
     /// The bytes to write to the device at once; behind those of `Lengthen` one that cannot be read.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

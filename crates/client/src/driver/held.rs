@@ -12,7 +12,8 @@ use nigh_types::{Kind, OpId, Span};
 /// What an answer is about the length of a file.
 pub(super) struct Length {
     pub turn: Turn,
-    pub ino: u64,
+    /// By which the kernel knows it.
+    pub number: u64,
     /// The kernel is told that before.
     pub tells: Option<u64>,
     /// What is told of answers before it comes before.
@@ -50,13 +51,15 @@ impl Core {
                     self.pending.insert(op, Pending { held: Some((answer, lockers)), ..pending });
                     return None;
                 }
-                Length { turn: lengths.turn(Some(ino)), ino, tells: Some(size), sets: false }
+                let number = self.cache.number_of(ino);
+                Length { turn: lengths.turn(Some(number)), number, tells: Some(size), sets: false }
             }
             Some(Role::Sets(ino)) => {
                 self.shorten(ino, size);
                 // While others have pages locked its own answer has to do: the kernel takes in what that says.
                 let tells = (size > 0 && self.lockers(ino).is_empty()).then_some(size);
-                Length { turn: lengths.turn(tells.map(|_| ino)), ino, tells, sets: true }
+                let number = self.cache.number_of(ino);
+                Length { turn: lengths.turn(tells.map(|_| number)), number, tells, sets: true }
             }
             _ => return Some(pending.sent(answer, None)),
         };
@@ -104,8 +107,8 @@ impl Core {
         let Answer::Attr(id, attr, _) = answer else { return Some(pending.sent(answer, None)) };
         // Where it still waits its caller is killed, and reads nothing.
         let length = until.is_empty().then(|| {
-            let turn = lengths.turn(Some(id.ino));
-            Length { turn, ino: id.ino, tells: Some(attr.size), sets: false }
+            let number = self.cache.number_of(id.ino);
+            Length { turn: lengths.turn(Some(number)), number, tells: Some(attr.size), sets: false }
         });
         Some(pending.sent(Answer::Attr(id, attr, Span::ZERO), length))
     }

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(crate) const MOST_PLAYERS: usize = 4;
 /// Numbers of inodes that are nobody's: the last ones below those of other filesystems (0001).
 const NOBODYS: std::ops::Range<u64> = (1 << 63) - (1 << 48)..1 << 63;
-const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
 /// What a child is told to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -120,14 +119,18 @@ impl Pretence {
         pid != 0 && self.players.iter().any(|slot| slot.load(Ordering::Relaxed) == pid)
     }
 
-    /// `None`: it is answered as anybody's. `root`: the number of the export's root.
-    pub fn says(&self, root: u64, header: &Header, operation: &Operation<'_>) -> Option<Said> {
-        let real = |node: u64| if node == ROOT { root } else { node };
+    /// `None`: it is answered as anybody's. `real`: the inode that a number of the kernel's means.
+    pub fn says(
+        &self,
+        real: impl Fn(u64) -> u64,
+        header: &Header,
+        operation: &Operation<'_>,
+    ) -> Option<Said> {
         let at = real(header.nodeid);
         let mut acts = self.acts.lock();
         let (acts, last) = &mut *acts;
         let act = acts.get_mut(&header.pid)?;
-        let owner = (header.uid, header.gid);
+        let (number, owner) = (act.number, (header.uid, header.gid));
         if NOBODYS.contains(&at) {
             return Some(Said::Answer(of_nobodys(at, attributes(act.part.kind(), owner), operation)));
         }
@@ -136,7 +139,6 @@ impl Pretence {
             nobodys(NOBODYS.start + *last, attributes(kind, owner))
         };
         let is = |dir: &u64, name: &Name, asked: &[u8]| *dir == at && name.as_bytes() == asked;
-        let number = act.number;
         let done = |asked: bool, names: Vec<(u64, Name)>| {
             let refused = Said::Answer(Answer::Failed(Errno::CANCELED));
             Some(if asked { Said::Done { number, names } } else { refused })
@@ -220,13 +222,14 @@ fn of_nobodys(ino: u64, attr: Attr, operation: &Operation<'_>) -> Answer {
 
 fn nobodys(ino: u64, attr: Attr) -> Answer {
     let id = NodeId { ino, generation: 1 };
-    Answer::Node(Node { id, attr, entry_valid: Span::ZERO, attr_valid: Span::ZERO })
+    Answer::Node(Node { id, number: ino, attr, entry_valid: Span::ZERO, attr_valid: Span::ZERO })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
     const CHILD: u32 = 77;
 
     fn name(text: &str) -> Name {
@@ -235,7 +238,7 @@ mod tests {
 
     fn ask(pretence: &Pretence, nodeid: u64, pid: u32, operation: &Operation<'_>) -> Option<Said> {
         let header = Header { unique: 2, nodeid, uid: 0, gid: 0, pid, resent: false };
-        pretence.says(500, &header, operation)
+        pretence.says(|node| if node == ROOT { 500 } else { node }, &header, operation)
     }
 
     fn moving() -> Pretence {

@@ -290,7 +290,16 @@ fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
     }
 }
 
+/// Whatever has an inode's number now is told, and what had it before: one of them is meant.
 fn send(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {
+    let numbers = notification.node().and_then(|ino| driver.numbers_of(ino));
+    let Some(numbers) = numbers else { return send_one(driver, notification) };
+    let outcomes = numbers.iter().map(|number| send_one(driver, &notification.clone().of_node(*number)));
+    let outcomes: Vec<NotifyOutcome> = outcomes.flatten().collect();
+    outcomes.iter().find(|outcome| **outcome == NotifyOutcome::Done).or(outcomes.first()).copied()
+}
+
+fn send_one(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {
     match driver.transport.notify(notification) {
         Ok(outcome) => Some(outcome),
         Err(error) => {

@@ -37,6 +37,14 @@ const PROGRAMS: &[Program] = &[
         text: MOVES,
     },
     Program {
+        name: "numbers that are used again: what happens",
+        needs: &[PYTHON],
+        needs_locks: false,
+        rounds: 12,
+        short_rounds: 6,
+        text: NUMBERS,
+    },
+    Program {
         name: "sqlite by turns",
         needs: &[PYTHON],
         needs_locks: false,
@@ -176,6 +184,63 @@ while [ $i -lt $ROUNDS ]; do
     same "old, open, round $i" "$(cat <&3)" "version $(( i - 1 ))"
     exec 3<&-
 done
+"#;
+
+/// A directory is removed, and a new file or directory gets its number while the other mount has the old one open.
+const NUMBERS: &str = r#"
+/usr/bin/python3 - <<'PY'
+import errno, os
+A, B = os.environ["A"], os.environ["B"]
+def wrote(path, text):
+    with open(path, "w") as f: f.write(text)
+def read(path):
+    with open(path) as f: return f.read()
+def look_like(x, y, seen):
+    assert seen(os.stat(x)) == seen(os.stat(y)), (x, os.stat(x), os.stat(y))
+taken = 0
+for r in range(int(os.environ["ROUNDS"])):
+    is_file = r % 2
+    os.mkdir(f"{A}/old{r}")
+    old = os.open(f"{A}/old{r}", os.O_RDONLY)
+    number = os.fstat(old).st_ino
+    os.rmdir(f"{B}/old{r}")
+    made = []
+    for i in range(40):
+        made.append(f"new{r}-{i}")
+        path = f"{B}/{made[-1]}"
+        wrote(path, "new") if is_file else os.mkdir(path)
+        if os.stat(path).st_ino == number: break
+    else: continue
+    taken += 1
+    x, y = f"{A}/{made[-1]}", f"{B}/{made[-1]}"
+    assert os.stat(x).st_ino == number
+    try: assert os.fstat(old).st_nlink == 0
+    except OSError as e: assert e.errno == errno.ESTALE, e
+    if is_file: assert read(x) == "new"
+    for k in range(12):
+        if is_file:
+            with open(x, "r+") as f:
+                wrote(y, "b%d" % k * (k + 1))
+                assert os.fstat(f.fileno()).st_size == os.stat(y).st_size
+                assert f.read() == read(y) == "b%d" % k * (k + 1)
+            wrote(x, "a%d" % k * (k % 5))
+            assert read(y) == read(x) == "a%d" % k * (k % 5)
+            os.rename(y, y + "z")
+            assert not os.path.exists(x) and os.path.exists(x + "z")
+            os.rename(x + "z", x)
+        else:
+            wrote(f"{y}/{k}", "")
+            assert os.path.exists(f"{x}/{k}") and os.listdir(x) == [str(k)]
+            os.unlink(f"{x}/{k}")
+            assert not os.path.exists(f"{y}/{k}") and os.listdir(y) == os.listdir(x) == []
+        os.chmod(y, 0o700 + k % 8)
+        look_like(x, y, lambda s: (s.st_ino, s.st_mode, s.st_nlink, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
+        if k == 6:
+            os.close(old)
+    for name in made:
+        os.unlink(f"{A}/{name}") if is_file else os.rmdir(f"{A}/{name}")
+print(f"{taken} numbers were used again at once")
+PY
 "#;
 
 /// Two connections that stay open, each used while the other is not: rollback journals come and go.

@@ -1,0 +1,121 @@
+//! The numbers by which the kernel knows inodes.
+//!
+//! FUSE names a node by its number alone. A kernel that is told of another generation or kind under a number takes it for one that was
+//! used again, and every call that has got hold of the old inode fails with EIO from then on, also one that is about to use it
+//! (`fuse_stale_inode`, `fuse_make_bad`). So a number that another inode has taken at the remote goes on meaning the old one for as long
+//! as the kernel remembers that, and the new one is told under one of ours. What applications see is the inode's own.
+
+use rustc_hash::FxHashMap;
+
+/// Ours are from here on; none is given twice (docs/decisions/0001-node-ids.md).
+const OURS: u64 = (1 << 63) - (1 << 49);
+
+/// Numbers that are not those of the inodes that they mean, and the other way round.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Numbers {
+    /// By inode: one of ours that means it;
+    ours: FxHashMap<u64, u64>,
+    /// by that: the inode.
+    meant: FxHashMap<u64, u64>,
+    /// Of inodes that are gone.
+    former: FxHashMap<u64, Former>,
+    given: u64,
+}
+
+/// An inode whose own number another has taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Former {
+    pub ino: u64,
+    /// How often the kernel was told of it and has not forgotten.
+    lookups: u64,
+}
+
+impl Numbers {
+    /// All inodes are known by their own numbers.
+    pub fn are_their_own(&self) -> bool {
+        self.ours.is_empty() && self.former.is_empty()
+    }
+
+    /// By which the kernel knows an inode.
+    pub fn of(&self, ino: u64) -> u64 {
+        self.ours.get(&ino).copied().unwrap_or(ino)
+    }
+
+    /// The inode that a number means.
+    pub fn meant(&self, number: u64) -> Result<u64, Former> {
+        match self.former.get(&number) {
+            Some(former) => Err(*former),
+            None => Ok(self.meant.get(&number).copied().unwrap_or(number)),
+        }
+    }
+
+    /// By which the kernel knows an inode and those that had its number before.
+    pub fn all_of(&self, ino: u64) -> Vec<u64> {
+        let former = self.former.iter().filter(|(_, former)| former.ino == ino);
+        std::iter::once(self.of(ino)).chain(former.map(|(number, _)| *number)).collect()
+    }
+
+    /// Another inode has taken the number of one of which the kernel was told so often.
+    pub fn pass(&mut self, ino: u64, lookups: u64) {
+        let number = self.of(ino);
+        self.leave(ino);
+        self.former.insert(number, Former { ino, lookups });
+    }
+
+    /// By which the kernel is to be told of an inode that it does not know.
+    pub fn begin(&mut self, ino: u64) -> u64 {
+        if self.former.contains_key(&self.of(ino)) {
+            self.given += 1;
+            let number = OURS + self.given;
+            self.ours.insert(ino, number);
+            self.meant.insert(number, ino);
+        }
+        self.of(ino)
+    }
+
+    /// The kernel has forgotten what it was told of an inode.
+    pub fn leave(&mut self, ino: u64) {
+        if let Some(number) = self.ours.remove(&ino) {
+            self.meant.remove(&number);
+        }
+    }
+
+    /// The kernel forgets a number so often. The inode that it means; one that is gone is forgotten with that.
+    pub fn forget(&mut self, number: u64, count: u64) -> Result<u64, Former> {
+        let Some(former) = self.former.get_mut(&number) else { return self.meant(number) };
+        former.lookups = former.lookups.saturating_sub(count);
+        let is_left = *former;
+        if is_left.lookups == 0 {
+            self.former.remove(&number);
+        }
+        Err(is_left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_means_who_had_it_until_that_is_forgotten() {
+        let mut numbers = Numbers::default();
+        assert_eq!((numbers.begin(7), numbers.meant(7)), (7, Ok(7)));
+        numbers.pass(7, 2);
+        assert!(matches!(numbers.meant(7), Err(Former { ino: 7, .. })));
+        let second = numbers.begin(7);
+        assert_eq!((second >= OURS, numbers.begin(7), numbers.meant(second)), (true, second, Ok(7)));
+        numbers.pass(7, 1);
+        let third = numbers.begin(7);
+        assert!(third > second && numbers.meant(second).is_err() && numbers.meant(third) == Ok(7));
+        let mut all = numbers.all_of(7);
+        all.sort_unstable();
+        assert_eq!(all, [7, second, third]);
+        assert!(numbers.forget(7, 1).is_err() && numbers.forget(second, 1).is_err());
+        assert_eq!(numbers.forget(third, 1), Ok(7));
+        numbers.leave(7);
+        assert!(numbers.meant(7).is_err(), "it was told of that twice");
+        assert!(numbers.forget(7, 1).is_err());
+        assert_eq!(numbers.forget(7, 1), Ok(7));
+        assert!(numbers.are_their_own());
+    }
+}
