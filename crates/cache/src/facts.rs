@@ -66,9 +66,12 @@ impl Cache {
             }
         }
         self.pass_number(id);
-        let inode = self.inodes.entry(id.ino).or_insert_with(|| Inode::new(id));
+        let numbers = &mut self.numbers;
+        let new = || Inode { lookups: numbers.take_back(id), ..Inode::new(id) };
+        let inode = self.inodes.entry(id.ino).or_insert_with(new);
         if inode.id != id {
             inode.renew(id);
+            inode.lookups += self.numbers.take_back(id);
         }
         inode
     }

@@ -100,6 +100,7 @@ impl Cache {
                 before.for_each(|file| file.generation = 0);
             }
             inode.renew(id);
+            inode.lookups += self.numbers.take_back(id);
         }
     }
 

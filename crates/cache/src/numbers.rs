@@ -5,6 +5,7 @@
 //! (`fuse_stale_inode`, `fuse_make_bad`). So a number that another inode has taken at the remote goes on meaning the old one for as long
 //! as the kernel remembers that, and the new one is told under one of ours. What applications see is the inode's own.
 
+use nigh_types::NodeId;
 use rustc_hash::FxHashMap;
 
 /// Ours are from here on; none is given twice (docs/decisions/0001-node-ids.md).
@@ -17,15 +18,17 @@ pub(crate) struct Numbers {
     ours: FxHashMap<u64, u64>,
     /// by that: the inode.
     meant: FxHashMap<u64, u64>,
-    /// Of inodes that are gone.
+    /// By number: inodes that are gone;
     former: FxHashMap<u64, Former>,
+    /// by the inode that has theirs now: these numbers.
+    left: FxHashMap<u64, Vec<u64>>,
     given: u64,
 }
 
 /// An inode whose own number another has taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Former {
-    pub ino: u64,
+    pub id: NodeId,
     /// How often the kernel was told of it and has not forgotten.
     lookups: u64,
 }
@@ -51,24 +54,52 @@ impl Numbers {
 
     /// By which the kernel knows an inode and those that had its number before.
     pub fn all_of(&self, ino: u64) -> Vec<u64> {
-        let former = self.former.iter().filter(|(_, former)| former.ino == ino);
-        std::iter::once(self.of(ino)).chain(former.map(|(number, _)| *number)).collect()
+        std::iter::once(self.of(ino)).chain(self.left.get(&ino).into_iter().flatten().copied()).collect()
     }
 
     /// Another inode has taken the number of one of which the kernel was told so often.
-    pub fn pass(&mut self, ino: u64, lookups: u64) {
-        let number = self.of(ino);
-        self.leave(ino);
-        self.former.insert(number, Former { ino, lookups });
+    pub fn pass(&mut self, id: NodeId, lookups: u64) {
+        let number = self.of(id.ino);
+        self.leave(id.ino);
+        self.former.insert(number, Former { id, lookups });
+        self.left.entry(id.ino).or_default().push(number);
+    }
+
+    /// It is that one after all: an answer about another was late. How often the kernel was told of it.
+    pub fn take_back(&mut self, id: NodeId) -> u64 {
+        let is_its = |number: &&u64| self.former.get(number).is_some_and(|former| former.id == id);
+        let Some(&number) = self.left.get(&id.ino).and_then(|left| left.iter().find(is_its)) else {
+            return 0;
+        };
+        let lookups = self.remove(number);
+        if number != id.ino {
+            self.mean(number, id.ino);
+        }
+        lookups
+    }
+
+    /// How often the kernel was told of it.
+    fn remove(&mut self, number: u64) -> u64 {
+        let Some(Former { id, lookups }) = self.former.remove(&number) else { return 0 };
+        if let Some(left) = self.left.get_mut(&id.ino) {
+            left.retain(|other| *other != number);
+            if left.is_empty() {
+                self.left.remove(&id.ino);
+            }
+        }
+        lookups
+    }
+
+    fn mean(&mut self, number: u64, ino: u64) {
+        self.ours.insert(ino, number);
+        self.meant.insert(number, ino);
     }
 
     /// By which the kernel is to be told of an inode that it does not know.
     pub fn begin(&mut self, ino: u64) -> u64 {
         if self.former.contains_key(&self.of(ino)) {
             self.given += 1;
-            let number = OURS + self.given;
-            self.ours.insert(ino, number);
-            self.meant.insert(number, ino);
+            self.mean(OURS + self.given, ino);
         }
         self.of(ino)
     }
@@ -86,7 +117,7 @@ impl Numbers {
         former.lookups = former.lookups.saturating_sub(count);
         let is_left = *former;
         if is_left.lookups == 0 {
-            self.former.remove(&number);
+            self.remove(number);
         }
         Err(is_left)
     }
@@ -96,15 +127,19 @@ impl Numbers {
 mod tests {
     use super::*;
 
+    fn id(generation: u64) -> NodeId {
+        NodeId { ino: 7, generation }
+    }
+
     #[test]
     fn a_number_means_who_had_it_until_that_is_forgotten() {
         let mut numbers = Numbers::default();
         assert_eq!((numbers.begin(7), numbers.meant(7)), (7, Ok(7)));
-        numbers.pass(7, 2);
-        assert!(matches!(numbers.meant(7), Err(Former { ino: 7, .. })));
+        numbers.pass(id(1), 2);
+        assert!(matches!(numbers.meant(7), Err(former) if former.id == id(1)));
         let second = numbers.begin(7);
         assert_eq!((second >= OURS, numbers.begin(7), numbers.meant(second)), (true, second, Ok(7)));
-        numbers.pass(7, 1);
+        numbers.pass(id(2), 1);
         let third = numbers.begin(7);
         assert!(third > second && numbers.meant(second).is_err() && numbers.meant(third) == Ok(7));
         let mut all = numbers.all_of(7);
@@ -116,6 +151,21 @@ mod tests {
         assert!(numbers.meant(7).is_err(), "it was told of that twice");
         assert!(numbers.forget(7, 1).is_err());
         assert_eq!(numbers.forget(7, 1), Ok(7));
-        assert!(numbers.are_their_own());
+        assert!(numbers.are_their_own() && numbers.left.is_empty());
+    }
+
+    /// An answer about the first comes after one about the second.
+    #[test]
+    fn who_has_its_number_after_all_is_known_as_before() {
+        let mut numbers = Numbers::default();
+        numbers.pass(id(1), 2);
+        assert_eq!(numbers.take_back(id(2)), 0);
+        let second = numbers.begin(7);
+        numbers.pass(id(2), 3);
+        assert_eq!((numbers.take_back(id(1)), numbers.of(7), numbers.meant(7)), (2, 7, Ok(7)));
+        assert!(numbers.meant(second).is_err());
+        numbers.pass(id(1), 2);
+        assert_eq!((numbers.take_back(id(2)), numbers.of(7), numbers.meant(second)), (3, second, Ok(7)));
+        assert!(matches!(numbers.meant(7), Err(former) if former.id == id(1)));
     }
 }
