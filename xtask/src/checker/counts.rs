@@ -19,6 +19,7 @@ pub struct Counts {
     pub unknown: u64,
     pub left_out: u64,
     pub stale: u64,
+    pub miscounted: u64,
     pub lost: u64,
     pub early: u64,
     pub torn: u64,
@@ -33,6 +34,7 @@ impl Counts {
         self.unknown += report.unknown;
         self.left_out += report.left_out;
         self.stale += report.stale;
+        self.miscounted += report.miscounted;
         self.lost += report.lost;
         self.early += report.early;
         self.torn += report.torn;
@@ -71,6 +73,7 @@ impl Counts {
             "unknown": self.unknown,
             "left_out": self.left_out,
             "stale": self.stale,
+            "miscounted": self.miscounted,
             "lost": self.lost,
             "early": self.early,
             "torn": self.torn,

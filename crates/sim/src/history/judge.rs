@@ -21,6 +21,8 @@ pub struct Report {
     /// Calls by names that failed with ESTALE: where another mount has moved a directory, and the lock that Linux needs to move it in its
     /// own tree is held (`__d_unalias`); or where a name was changed twice meanwhile, since Linux looks a path up twice (`retry_estale`).
     pub stale: u64,
+    /// link(2) of a file of which a kernel held that it had no name.
+    pub miscounted: u64,
     /// Calls by descriptors of mounts that may have lost them, and have.
     pub lost: u64,
     /// Reads of what a write of their own mount had put into its kernel's pages while it was out.
@@ -72,6 +74,7 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
     judge.report.unknown = pieces.unknown;
     judge.report.left_out = pieces.left_out;
     judge.report.stale = pieces.stale;
+    judge.report.miscounted = pieces.miscounted;
     judge.report.lost = pieces.lost;
     judge.report.early = pieces.early;
     judge.all(&pieces)?;

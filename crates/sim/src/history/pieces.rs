@@ -11,6 +11,8 @@ use super::{Answer, Call, File, History, How, Kind, Label, Record, Seen, Slot};
 
 /// What lies closer together than this, in ns, counts as overlapping.
 const TOGETHER: u64 = 1_000;
+/// So long a kernel's own count of a file's names may stand that nobody looks at.
+const MISCOUNTED: u64 = 1_000_000_000;
 
 /// The objects of a history, each with all that was done to it.
 pub struct Pieces {
@@ -25,6 +27,7 @@ pub struct Pieces {
     /// Calls that met a directory which their kernel knows under another name, and could not move it there, or a name that led to
     /// something else each time that they came back to it.
     pub stale: u64,
+    pub miscounted: u64,
     /// Calls by descriptors that were lost.
     pub lost: u64,
     /// Reads of what a write of their own mount, which was out, had put into its kernel's pages.
@@ -78,6 +81,7 @@ impl<'h> Divider<'h> {
             contents: BTreeMap::new(),
             left_out: 0,
             stale: 0,
+            miscounted: 0,
             lost: 0,
             early: 0,
             unknown: 0,
@@ -344,8 +348,8 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
-    /// How many changes of a name may have happened during a call.
-    fn changes_beside(&self, number: usize, slot: Slot) -> usize {
+    /// The mounts whose changes of a name may have happened during a call: one for each.
+    fn changes_beside(&self, number: usize, slot: Slot) -> Vec<u8> {
         let end_of = |record: &Record| {
             record.answer.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(TOGETHER))
         };
@@ -356,7 +360,33 @@ impl<'h> Divider<'h> {
         });
         let beside =
             changes.filter(|(_, record)| record.begin <= end_of(call) && call.begin <= end_of(record));
-        beside.filter(|(_, record)| record.call.names().is_some_and(|names| names.contains(&slot))).count()
+        let of_it = |record: &Record| record.call.names().is_some_and(|names| names.contains(&slot));
+        beside.filter(|(_, record)| of_it(record)).map(|(_, record)| record.mount).collect()
+    }
+
+    /// Whether the kernel of that call's mount may hold a file for one without a name (`vfs_link`): it counts names by itself, also
+    /// for a removal that another mount has made one of something else (`fuse_entry_unlinked`), and takes no other count in while it
+    /// writes (`FUSE_I_SIZE_UNSTABLE`).
+    fn is_miscounted(&self, number: usize) -> bool {
+        let call = &self.history.records[number];
+        let done = |record: &Record| !matches!(record.answer, Some((_, Answer::Failed(_))));
+        let end_of = |record: &Record| record.answer.as_ref().map_or(u64::MAX, |(end, _)| *end);
+        let writes = |record: &Record| {
+            let beside = record.begin <= end_of(call) && call.begin <= end_of(record);
+            beside && matches!(record.call, Call::Write { .. })
+        };
+        let removes = |(at, record): (usize, &Record)| {
+            let slot = match record.call {
+                Call::Unlink { slot } | Call::Rename { new: slot, how: How::Plain, .. } => slot,
+                _ => return false,
+            };
+            let lately =
+                record.begin <= end_of(call) && call.begin <= end_of(record).saturating_add(MISCOUNTED);
+            lately && done(record) && self.changes_beside(at, slot).iter().any(|mount| *mount != call.mount)
+        };
+        let records = self.history.records.iter().enumerate();
+        let own = || records.clone().filter(|(_, record)| record.mount == call.mount);
+        own().any(|(_, record)| writes(record)) && own().any(removes)
     }
 
     /// A call that failed has looked.
@@ -364,7 +394,7 @@ impl<'h> Divider<'h> {
         let call = self.history.records[number].call;
         if let (Errno::STALE, Some(slots)) = (errno, call.names()) {
             self.pieces.stale += 1;
-            if !slots.iter().any(|slot| self.changes_beside(number, *slot) > 1) {
+            if !slots.iter().any(|slot| self.changes_beside(number, *slot).len() > 1) {
                 let end = self.end(number);
                 self.name(number, end, true, Act::Any { slots, what: What::Dir });
             }
@@ -375,6 +405,10 @@ impl<'h> Divider<'h> {
                 Call::Create { slot, .. } | Call::Mkdir { slot, .. } | Call::Symlink { slot, .. },
                 Errno::EXIST,
             ) => (slot, What::Something),
+            (Call::Link { .. }, Errno::NOENT) if self.is_miscounted(number) => {
+                self.pieces.miscounted += 1;
+                return Ok(());
+            }
             (Call::Link { old, .. }, Errno::NOENT) => {
                 let end = self.end(number);
                 self.name(number, end, true, Act::Gone { old });
