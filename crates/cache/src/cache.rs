@@ -2,6 +2,7 @@
 
 use crate::away::Standing;
 use crate::behind::{Behinds, Late};
+use crate::buried::LastTold;
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
 use crate::events::Watches;
@@ -59,6 +60,7 @@ pub struct Cache {
     /// How many of `files` have no handle.
     pub(crate) unpinned: u64,
     pub(crate) numbers: Numbers,
+    pub(crate) last_told: LastTold,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
     /// Requests that came while there was no session to ask.
@@ -130,6 +132,7 @@ impl Cache {
             trim_above: 0,
             unpinned: 0,
             numbers: Numbers::default(),
+            last_told: LastTold::default(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),

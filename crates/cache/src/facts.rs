@@ -420,6 +420,8 @@ impl Cache {
         inode.gone = None;
         inode.lookups += 1;
         if let Some((dir, name)) = home {
+            self.last_told.put((dir, name), attr.is_dir().then_some(id));
+            let inode = self.inode(id);
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
             // Of two answers the kernel may take in the earlier one last: what it was told for longer ends when the name is dropped.
             inode.named_until = inode.named_until.max(now.after(node.entry_valid));
@@ -463,6 +465,7 @@ impl Cache {
 
     /// What the kernel is told of a name that does not exist.
     pub(crate) fn missing(&mut self, now: Time, dir: u64, name: &Name, held: Option<Held>) -> Answer {
+        self.last_told.put((dir, name), None);
         let held = held.filter(|_| !self.is_ordered(now, dir));
         let held = held.filter(|_| !self.watches.is_telling(dir));
         let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));

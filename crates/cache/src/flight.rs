@@ -276,6 +276,8 @@ pub(crate) struct Flight {
     pub aside: Option<Box<crate::rows::Rows>>,
     /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
     pub drop_data: bool,
+    /// Of a removal: the directory that the kernel believes to be there.
+    pub goes: Option<NodeId>,
     /// Of a read: an own write of its pages was asked after it.
     pub overtaken: bool,
     /// The request, where stores into a map are written back: it may be begun again.
@@ -329,6 +331,7 @@ impl Cache {
             Call::Walk { .. } => true,
             _ => false,
         };
+        let goes = self.directory_to_go(&purpose);
         tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());
         self.flights.insert(
             id,
@@ -347,6 +350,7 @@ impl Cache {
                 grants: Vec::new(),
                 aside: None,
                 drop_data: false,
+                goes,
                 overtaken: false,
                 flush: None,
             },

@@ -9,7 +9,7 @@
 //! | `cache` | the type, its inputs and outputs |
 //! | `op`, `config`, `counters` | the words of its interface |
 //! | `state`, `rows`, `grants` | records |
-//! | `facts`, `replace`, `places`, `numbers` | finding, learning, replacing, forgetting; numbers that are used again |
+//! | `facts`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
 //! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
@@ -18,6 +18,7 @@
 
 mod away;
 mod behind;
+mod buried;
 mod cache;
 mod claim;
 mod compact;

@@ -186,6 +186,9 @@ impl Cache {
                 return Answer::Failed(*errno);
             }
         };
+        if !flight.waiters.is_empty() {
+            self.bury(flight.goes, Some(node));
+        }
         self.leave_home(node, (dir, name), kept);
         self.unbind(now, flight, (dir, name), response);
         self.learn_after(now, flight, response);
@@ -314,6 +317,9 @@ impl Cache {
             // Two names of one inode: rename(2) leaves both.
             kept.into_iter().for_each(|handle| self.release_handle(handle));
             return Answer::Done;
+        }
+        if !flight.waiters.is_empty() {
+            self.bury(flight.goes, replaced);
         }
         let moved_child = self.child_for(flight, moved, old, response);
         let other_child =

@@ -31,6 +31,8 @@ pub(crate) struct Former {
     pub id: NodeId,
     /// How often the kernel was told of it and has not forgotten.
     lookups: u64,
+    /// The kernel takes it for removed (`S_DEAD`), whatever has the number at the remote.
+    is_dead: bool,
 }
 
 impl Numbers {
@@ -59,15 +61,26 @@ impl Numbers {
 
     /// Another inode has taken the number of one of which the kernel was told so often.
     pub fn pass(&mut self, id: NodeId, lookups: u64) {
+        self.part(Former { id, lookups, is_dead: false });
+    }
+
+    /// The kernel takes for removed what is not: it is told of it under another number from now on.
+    pub fn bury(&mut self, id: NodeId, lookups: u64) {
+        self.part(Former { id, lookups, is_dead: true });
+    }
+
+    fn part(&mut self, former: Former) {
+        let id = former.id;
         let number = self.of(id.ino);
         self.leave(id.ino);
-        self.former.insert(number, Former { id, lookups });
+        self.former.insert(number, former);
         self.left.entry(id.ino).or_default().push(number);
     }
 
     /// It is that one after all: an answer about another was late. How often the kernel was told of it.
     pub fn take_back(&mut self, id: NodeId) -> u64 {
-        let is_its = |number: &&u64| self.former.get(number).is_some_and(|former| former.id == id);
+        let is_it = |former: &Former| former.id == id && !former.is_dead;
+        let is_its = |number: &&u64| self.former.get(number).is_some_and(is_it);
         let Some(&number) = self.left.get(&id.ino).and_then(|left| left.iter().find(is_its)) else {
             return 0;
         };
@@ -80,7 +93,7 @@ impl Numbers {
 
     /// How often the kernel was told of it.
     fn remove(&mut self, number: u64) -> u64 {
-        let Some(Former { id, lookups }) = self.former.remove(&number) else { return 0 };
+        let Some(Former { id, lookups, .. }) = self.former.remove(&number) else { return 0 };
         if let Some(left) = self.left.get_mut(&id.ino) {
             left.retain(|other| *other != number);
             if left.is_empty() {
@@ -167,5 +180,17 @@ mod tests {
         numbers.pass(id(1), 2);
         assert_eq!((numbers.take_back(id(2)), numbers.of(7), numbers.meant(second)), (3, second, Ok(7)));
         assert!(matches!(numbers.meant(7), Err(former) if former.id == id(1)));
+    }
+
+    #[test]
+    fn what_the_kernel_takes_for_removed_is_told_under_another_number_for_good() {
+        let mut numbers = Numbers::default();
+        numbers.bury(id(1), 2);
+        assert_eq!(numbers.take_back(id(1)), 0);
+        let second = numbers.begin(7);
+        assert!(second >= OURS && numbers.meant(second) == Ok(7) && numbers.meant(7).is_err());
+        assert!(numbers.forget(7, 2).is_err());
+        numbers.leave(7);
+        assert!(numbers.are_their_own() && numbers.begin(7) == 7);
     }
 }

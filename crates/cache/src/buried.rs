@@ -1,0 +1,163 @@
+//! Directories that the kernel takes for removed, and that are not.
+//!
+//! A kernel whose rmdir(2) or rename(2) is done marks what it believed at that name as dead (`S_DEAD` in `vfs_rmdir` and
+//! `vfs_rename`), and finds nothing in that directory ever again. Another mount may just have moved it away, so that the remote removed something
+//! else, or replaced nothing. Then it is told of it under another number.
+
+use crate::cache::Cache;
+use crate::flight::Purpose;
+use nigh_types::{Kind, Name, NodeId};
+use std::collections::VecDeque;
+
+/// The names by which the kernel was told of directories last. A row tells the same only where names are granted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastTold(VecDeque<(u64, Name, NodeId)>);
+
+impl LastTold {
+    /// A kernel looks a name up right before it removes what is there.
+    const MOST: usize = 16;
+
+    /// `directory`: `None` where the name leads to something else.
+    pub fn put(&mut self, (dir, name): (u64, &Name), directory: Option<NodeId>) {
+        if directory.is_none() && self.0.is_empty() {
+            return;
+        }
+        self.0.retain(|(d, n, _)| (*d, n) != (dir, name));
+        let Some(id) = directory else { return };
+        self.0.push_back((dir, name.clone(), id));
+        if self.0.len() > LastTold::MOST {
+            self.0.pop_front();
+        }
+    }
+
+    fn at(&self, (dir, name): (u64, &Name)) -> Option<NodeId> {
+        self.0.iter().find(|(d, n, _)| (*d, n) == (dir, name)).map(|(_, _, id)| *id)
+    }
+}
+
+impl Cache {
+    /// The directory that the kernel will take for removed when that is done.
+    pub(crate) fn directory_to_go(&self, purpose: &Purpose) -> Option<NodeId> {
+        let (dir, name) = match purpose {
+            Purpose::Remove { dir, name } => (*dir, name),
+            Purpose::Rename { to, new_name, exchange: false, .. } => (*to, new_name),
+            _ => return None,
+        };
+        let row = || {
+            let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+            row.child.as_ref().filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
+        };
+        let told = self.last_told.at((dir, name)).or_else(row)?;
+        let known = self.inodes.get(&told.ino).filter(|inode| inode.id == told && inode.lookups > 0);
+        known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
+    }
+
+    /// It is done; `gone` is what really went.
+    pub(crate) fn bury(&mut self, believed: Option<NodeId>, gone: Option<NodeId>) {
+        let Some(id) = believed.filter(|id| Some(*id) != gone && id.ino != self.root) else { return };
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        match std::mem::take(&mut inode.lookups) {
+            0 => {}
+            lookups => self.numbers.bury(id, lookups),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::cache::Cache;
+    use crate::lookup::tests::{T0, cache};
+    use crate::op::{Answer, Caller, Op, Output};
+    use nigh_types::{Attr, CallId, Entry, Errno, Event, Name, NodeId, OpId, Reply, Response};
+
+    const OLD: NodeId = NodeId { ino: 7, generation: 1 };
+    const NEW: NodeId = NodeId { ino: 8, generation: 1 };
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).unwrap()
+    }
+
+    fn ask(cache: &mut Cache, op: Op) -> CallId {
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
+        let mut calls = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, .. } => calls.push(id),
+                Output::Timeout(..) => return calls.pop().expect("the remote is asked"),
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Answer {
+        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+        let mut said = None;
+        loop {
+            match cache.poll_output() {
+                Output::Answer { answer, .. } => said = Some(answer),
+                Output::Timeout(..) => return said.expect("it is answered"),
+                _ => {}
+            }
+        }
+    }
+
+    /// The number that the kernel is told.
+    fn looks(cache: &mut Cache, text: &str, id: NodeId) -> u64 {
+        let call = ask(cache, Op::Lookup { dir: 1, name: name(text) });
+        let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+        let entry = Entry { id, attr, target: None, no_xattrs: true };
+        match answer(cache, call, Reply::Looked(Some(entry))) {
+            Answer::Node(node) => node.number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn removes(cache: &mut Cache, gone: NodeId) {
+        let call = ask(cache, Op::Rmdir { dir: 1, name: name("t") });
+        assert_eq!(answer(cache, call, Reply::Removed { node: gone, kept: None }), Answer::Done);
+    }
+
+    fn renames(cache: &mut Cache, replaced: Option<NodeId>) {
+        let (from, to, no_replace, exchange) = (1, 1, false, false);
+        let rename = Op::Rename { from, name: name("x"), to, new_name: name("t"), no_replace, exchange };
+        let call = ask(cache, rename);
+        let moved = NodeId { ino: 9, generation: 1 };
+        assert_eq!(answer(cache, call, Reply::Renamed { moved, replaced, kept: None }), Answer::Done);
+    }
+
+    /// Another mount moves `t` to `u` and makes another one while this one removes `t`.
+    #[test]
+    fn a_directory_that_another_mount_moved_away_while_its_name_was_removed_is_no_dead_one() {
+        let mut cache = cache(Config::default());
+        assert_eq!(looks(&mut cache, "t", OLD), 7);
+        removes(&mut cache, NEW);
+        assert_eq!(cache.meant(Op::GetAttr { ino: 7 }), Err(Errno::STALE), "the kernel takes it for dead");
+        let number = looks(&mut cache, "u", OLD);
+        assert_ne!(number, 7);
+        assert_eq!(cache.meant(Op::GetAttr { ino: number }), Ok(Op::GetAttr { ino: 7 }));
+        assert_eq!(looks(&mut cache, "u", OLD), number, "the same for as long as the kernel remembers it");
+    }
+
+    #[test]
+    fn a_directory_that_another_mount_moved_away_while_its_name_was_replaced_is_no_dead_one() {
+        for replaced in [None, Some(NEW)] {
+            let mut cache = cache(Config::default());
+            assert_eq!(looks(&mut cache, "t", OLD), 7);
+            renames(&mut cache, replaced);
+            assert_ne!(looks(&mut cache, "u", OLD), 7);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_was_known_by_another_name_stays_what_it_is() {
+        let mut cache = cache(Config::default());
+        assert_eq!(looks(&mut cache, "t", OLD), 7);
+        assert_eq!(looks(&mut cache, "u", OLD), 7);
+        removes(&mut cache, NEW);
+        renames(&mut cache, None);
+        assert_eq!(looks(&mut cache, "t", NEW), 8);
+        renames(&mut cache, Some(NEW));
+        assert_eq!((looks(&mut cache, "u", OLD), cache.numbers_are_their_own()), (7, true));
+    }
+}
