@@ -353,6 +353,12 @@ impl Cache {
     }
 
     pub(crate) fn handle_reply(&mut self, now: Time, flight: Flight, response: Response) {
+        if self.asked_for_another(&flight) {
+            if let Ok(Reply::Opened { handle, .. }) = response.result {
+                self.release_handle(handle);
+            }
+            return self.answer_all(&flight.waiters, &Answer::Failed(Errno::STALE));
+        }
         let files = self.changed_while_asked(&flight.purpose, &response);
         let answer = match &flight.purpose {
             Purpose::Lookup { dir, name } => {

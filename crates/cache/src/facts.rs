@@ -46,7 +46,8 @@ impl Cache {
 
     /// The same, for a child found in its directory's row.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
-        if self.holds.has_inode(child.id.ino) || self.overlay.is_leaving(child.id.ino) {
+        let is_held = self.holds.has_inode(child.id.ino) || self.overlay.is_leaving(child.id.ino);
+        if is_held || self.knows_another(child.id) {
             return None;
         }
         if child.attr_known && child.attr().covered_by_parent() {
@@ -59,7 +60,8 @@ impl Cache {
     /// The record of an inode, made if there is none. Where another inode had its number, all facts about
     /// that one go.
     pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
-        if self.dirs.get(&id.ino).is_some_and(|d| d.id != id) {
+        if let Some(old) = self.dirs.get(&id.ino).map(|d| d.id).filter(|old| *old != id) {
+            self.part_with_names(old);
             self.forget_names(id.ino);
             if let Some(directory) = self.dirs.get_mut(&id.ino) {
                 directory.pass_number(id);

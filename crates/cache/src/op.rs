@@ -249,6 +249,9 @@ impl Op {
             | Op::LookupSelf { ino }
             | Op::LookupParent { ino }
             | Op::ReadLink { ino }
+            | Op::SetLock { ino, .. }
+            | Op::TestLock { ino, .. }
+            | Op::GetFlags { ino }
             | Op::SetAttr { ino, fh: None, .. }
             | Op::Open { ino, .. }
             | Op::OpenDir { ino }

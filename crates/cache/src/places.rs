@@ -1,9 +1,13 @@
 //! Hints: where the remote finds an inode.
 
 use crate::cache::Cache;
-use crate::flight::Purpose;
-use crate::op::Op;
+use crate::flight::{Flight, Purpose};
+use crate::op::{Op, Stale};
+use crate::state::Inode;
 use nigh_types::{Call, Errno, Name, NodeId, OpId, Place};
+
+/// No inode has this number.
+const NOBODY: u64 = 0;
 
 impl Cache {
     /// The id of a number that the kernel uses.
@@ -25,8 +29,16 @@ impl Cache {
         if op.nodes().into_iter().flatten().any(is_former) {
             return Err(Errno::STALE);
         }
+        if let Op::LookupSelf { ino } = op
+            && self.number_of(self.inode_of(ino)) != ino
+        {
+            // The kernel would be told of it under another number than it asked for (`fuse_get_dentry`).
+            return Err(Errno::STALE);
+        }
+        // What was locked of one that is gone is gone too: nothing is to be unlocked of what has its number now.
+        let unlocks = matches!(op, Op::Flush { .. } | Op::Unlock { .. });
         for number in op.numbers().into_iter().flatten() {
-            *number = self.inode_of(*number);
+            *number = if unlocks && is_former(*number) { NOBODY } else { self.inode_of(*number) };
         }
         Ok(op)
     }
@@ -61,12 +73,54 @@ impl Cache {
     pub(crate) fn pass_number(&mut self, id: NodeId) {
         let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.lookups > 0);
         let Some(old) = old.filter(|_| id.ino != self.root) else { return };
-        self.numbers.pass(old.id, std::mem::take(&mut old.lookups));
+        let (old, lookups) = (old.id, std::mem::take(&mut old.lookups));
+        self.part_with(old.ino);
+        self.numbers.pass(old, lookups);
         // So do requests that have yet to begin.
         let means_it = |op: &Op| op.nodes().into_iter().flatten().any(|ino| ino == id.ino);
         let parked = self.parked.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);
         let waiting: Vec<OpId> = parked.chain(self.holds.waiting_for(id.ino)).collect();
         waiting.into_iter().for_each(|op| self.give_up(op, Errno::STALE));
+    }
+
+    /// It is gone, as far as an answer says, so nobody tells the kernel any more what becomes of it. The kernel keeps nothing of it, since that
+    /// answer may have been late; and who asks for what has its number now joins nobody who asked for it.
+    fn part_with(&mut self, ino: u64) {
+        self.attrs.remove(&ino);
+        self.xattrs.remove(&ino);
+        self.lookups.retain(|(dir, _), _| *dir != ino);
+        if self.config.level.may_keep_pages() {
+            self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }], None);
+        }
+    }
+
+    /// The same of a directory's names.
+    pub(crate) fn part_with_names(&mut self, old: NodeId) {
+        if self.inodes.get(&old.ino).is_some_and(|inode| inode.id == old && inode.lookups > 0) {
+            let stale = self.stale_names(old);
+            if !stale.is_empty() {
+                self.invalidate(stale, None);
+            }
+        }
+    }
+
+    /// Whether the kernel knows another inode by the number of this one, of which memory tells: one of the two is gone.
+    pub(crate) fn knows_another(&self, id: NodeId) -> bool {
+        let known = |inode: &Inode| inode.id != id && (inode.lookups > 0 || inode.opens > 0);
+        self.inodes.get(&id.ino).is_some_and(known)
+    }
+
+    /// Whether a call asked for what has lost its number since: what it says is of no inode that is known now.
+    pub(crate) fn asked_for_another(&self, flight: &Flight) -> bool {
+        let ino = match flight.purpose {
+            Purpose::Attr { ino }
+            | Purpose::Target { ino }
+            | Purpose::Xattrs { ino }
+            | Purpose::Open { ino, .. } => ino,
+            _ => return false,
+        };
+        let asked = flight.again.as_ref().and_then(|call| anchors(call)[0]);
+        flight.sequence.is_none() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
     }
 
     /// Whether all inodes are known by their own numbers.
@@ -218,9 +272,9 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
 mod numbers {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache, calls};
-    use crate::op::{Answer, Caller, Op};
-    use nigh_types::{Attr, Entry, Errno, Event, OpId, Reply, Response};
+    use crate::lookup::tests::{T0, cache, calls, session};
+    use crate::op::{Answer, Caller, Op, Output};
+    use nigh_types::{Attr, CallId, Entry, Errno, Event, Grant, GrantId, OpId, Reply, Response, Term};
 
     const FIRST: NodeId = NodeId { ino: 7, generation: 7 };
     const NEXT: NodeId = NodeId { ino: 7, generation: 8 };
@@ -288,6 +342,107 @@ mod numbers {
         assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
         assert_eq!(finds(&mut cache, NEXT).expect("it is answered").number, told);
         assert_eq!((cache.meant(link(told)), cache.meant(link(7))), (Ok(link(7)), gone));
+    }
+
+    fn granted(reply: Reply) -> Response {
+        let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(session().root) };
+        Response { grants: vec![grant], ..Response::plain(Ok(reply)) }
+    }
+
+    fn told(cache: &mut Cache, call: CallId, response: Response) -> (Vec<(OpId, Answer)>, Vec<Stale>) {
+        cache.handle_event(T0, Event::Response { call, response });
+        let (mut answers, mut forgotten) = (Vec::new(), Vec::new());
+        loop {
+            match cache.poll_output() {
+                Output::Timeout(..) => return (answers, forgotten),
+                Output::Answer { op, answer } => answers.push((op, answer)),
+                Output::Invalidate { id, stale, .. } => {
+                    forgotten.extend(stale);
+                    cache.handle_invalidated(T0, id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What a name of the root leads to is granted; what the kernel is to forget for that.
+    fn looks(cache: &mut Cache, text: &[u8], id: NodeId) -> Vec<Stale> {
+        assert_eq!(
+            cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(text) }),
+            None
+        );
+        let call = calls(cache).pop().expect("it is asked");
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let entry = Entry { id, attr, target: None, no_xattrs: true };
+        told(cache, call, granted(Reply::Looked(Some(entry)))).1
+    }
+
+    /// Its own disk has given the number of one file to another, and what is known of the first one's name stands for a moment more.
+    #[test]
+    fn a_row_does_not_tell_of_a_file_whose_number_another_has_taken() {
+        let mut cache = cache(Config::default());
+        looks(&mut cache, b"first", FIRST);
+        looks(&mut cache, b"next", NEXT);
+        let look = |text: &[u8]| Op::Lookup { dir: 1, name: name(text) };
+        assert!(cache.handle_op(T0, OpId(2), Caller::default(), look(b"next")).is_some(), "it is known");
+        assert_eq!(
+            cache.handle_op(T0, OpId(3), Caller::default(), look(b"first")),
+            None,
+            "one of the two is gone"
+        );
+    }
+
+    /// An answer that was late says that a file is gone which others go on changing, and nobody tells the kernel of that.
+    #[test]
+    fn the_kernel_keeps_nothing_of_a_file_whose_number_another_has_taken() {
+        let mut cache = cache(Config::default());
+        looks(&mut cache, b"first", FIRST);
+        let forgotten = looks(&mut cache, b"next", NEXT);
+        let all = [Stale::Data { ino: 7, offset: 0, length: 0 }, Stale::Attr { ino: 7 }];
+        assert!(all.iter().all(|one| forgotten.contains(one)), "{forgotten:?}");
+    }
+
+    #[test]
+    fn who_asks_for_what_has_a_number_now_joins_nobody_who_asked_for_what_had_it() {
+        let mut cache = cache(Config::default());
+        finds_by(&mut cache, b"first", FIRST);
+        let asks = |cache: &mut Cache, op: u64| {
+            assert_eq!(cache.handle_op(T0, OpId(op), Caller::default(), Op::GetAttr { ino: 7 }), None);
+            calls(cache).pop()
+        };
+        let old = asks(&mut cache, 2).expect("it is asked");
+        finds_by(&mut cache, b"next", NEXT);
+        let new = asks(&mut cache, 3).expect("of another one");
+        let attr = Attr { mode: 0o100_644, nlink: 1, size: 9, ..Attr::default() };
+        let (answers, _) =
+            told(&mut cache, old, Response::plain(Ok(Reply::Attr(FIRST, Attr { size: 1, ..attr }))));
+        assert_eq!(answers, [(OpId(2), Answer::Failed(Errno::STALE))]);
+        let (answers, _) = told(&mut cache, new, Response::plain(Ok(Reply::Attr(NEXT, attr))));
+        assert_eq!(answers, [(OpId(3), Answer::Attr(NEXT, attr, nigh_types::Span::ZERO))]);
+    }
+
+    fn finds_by(cache: &mut Cache, text: &[u8], id: NodeId) {
+        assert_eq!(
+            cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(text) }),
+            None
+        );
+        finds(cache, id).expect("it is answered");
+    }
+
+    #[test]
+    fn locks_of_a_file_that_is_gone_are_not_those_of_what_has_its_number() {
+        let mut cache = cache(Config::default());
+        finds_by(&mut cache, b"first", FIRST);
+        finds_by(&mut cache, b"next", NEXT);
+        let number = cache.number_of(7);
+        let flush = |ino: u64| Op::Flush { ino, owner: 5 };
+        assert_eq!(cache.meant(flush(number)), Ok(flush(7)));
+        assert_eq!(cache.meant(flush(7)), Ok(flush(NOBODY)));
+        assert_eq!(cache.meant(Op::GetFlags { ino: 7 }), Err(Errno::STALE));
+        // A handle of the first one, when that is forgotten.
+        cache.handle_forget(7, 1);
+        assert_eq!(cache.meant(Op::LookupSelf { ino: 7 }), Err(Errno::STALE));
+        assert_eq!(cache.meant(Op::LookupSelf { ino: number }), Ok(Op::LookupSelf { ino: 7 }));
     }
 }
 

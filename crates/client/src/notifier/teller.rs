@@ -290,13 +290,17 @@ fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
     }
 }
 
-/// Whatever has an inode's number now is told, and what had it before: one of them is meant.
+/// Whatever has an inode's number now is told, and what had it before: one of them is meant. Unknown where one of them is: the answer
+/// that brings it may be on its way inside the kernel.
 fn send(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {
     let numbers = notification.node().and_then(|ino| driver.numbers_of(ino));
     let Some(numbers) = numbers else { return send_one(driver, notification) };
     let outcomes = numbers.iter().map(|number| send_one(driver, &notification.clone().of_node(*number)));
-    let outcomes: Vec<NotifyOutcome> = outcomes.flatten().collect();
-    outcomes.iter().find(|outcome| **outcome == NotifyOutcome::Done).or(outcomes.first()).copied()
+    of_all(&outcomes.flatten().collect::<Vec<_>>())
+}
+
+pub(super) fn of_all(outcomes: &[NotifyOutcome]) -> Option<NotifyOutcome> {
+    outcomes.iter().find(|outcome| **outcome == NotifyOutcome::Unknown).or(outcomes.first()).copied()
 }
 
 fn send_one(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {

@@ -150,6 +150,16 @@ fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
     stopped(&driver, thread);
 }
 
+/// What had its number before is known to the kernel: that says nothing of an answer that is on its way.
+#[test]
+fn an_inode_of_two_numbers_is_unknown_where_the_kernel_does_not_know_one() {
+    use NotifyOutcome::{Done, Unknown};
+    assert_eq!(super::teller::of_all(&[Done, Unknown]), Some(Unknown));
+    assert_eq!(super::teller::of_all(&[Unknown, Done]), Some(Unknown));
+    assert_eq!(super::teller::of_all(&[Done, Done]), Some(Done));
+    assert_eq!(super::teller::of_all(&[]), None);
+}
+
 /// A lapse is at hand: the term of a [`Stage`] has run out.
 fn lapse(stage: &Stage) {
     stage.pass(Span::from_secs(14));
