@@ -4,6 +4,7 @@ use crate::error::{Fault, Result};
 use nigh_types::Errno;
 use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// A handle as its filesystem made it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -20,6 +21,9 @@ pub(crate) struct Opener {
 }
 
 const MAX_HANDLE_SZ: usize = 128;
+/// Making an inode may wait for the journal meanwhile.
+const MAX_RETRIES: u32 = 200;
+const RETRY_AFTER: Duration = Duration::from_millis(1);
 /// Encodes the parent too, so that an opened handle has a path again (Linux 6.13).
 const AT_HANDLE_CONNECTABLE: libc::c_int = 0x002;
 
@@ -80,8 +84,21 @@ impl Opener {
         usable.then_some(Opener { mount: directory })
     }
 
-    /// An `O_PATH` descriptor of whatever has the handle, wherever on the mount it is.
+    /// An `O_PATH` descriptor of whatever has the handle, wherever on the mount it is; `ESTALE` where it is gone.
+    ///
+    /// `ENOMEM` is also what ext4 and others say while another file is being made under the number of one that is gone
+    /// (`iget_locked` takes nothing that is `I_CREATING`): that is over in a moment.
     pub(crate) fn open(&self, handle: &FileHandle) -> Result<OwnedFd> {
+        for _ in 0..MAX_RETRIES {
+            match self.open_once(handle) {
+                Err(Fault(Errno::NOMEM)) => std::thread::sleep(RETRY_AFTER),
+                opened => return opened,
+            }
+        }
+        self.open_once(handle)
+    }
+
+    fn open_once(&self, handle: &FileHandle) -> Result<OwnedFd> {
         let mut buffer = Buffer {
             handle_bytes: u32::try_from(handle.bytes.len()).unwrap_or(0),
             handle_type: handle.kind,
@@ -98,5 +115,38 @@ impl Opener {
                 _ => Err(std::io::Error::last_os_error().into()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{Mode, OFlags};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_number_that_is_given_out_again_just_now_is_no_shortage_of_memory() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = rustix::fs::open(temp.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let Some(opener) = Opener::new(dir) else {
+            eprintln!("SKIPPED: handles are opened by root alone, and not on every filesystem");
+            return;
+        };
+        let path = temp.path().join("f");
+        std::fs::write(&path, "").unwrap();
+        let gone = FileHandle::plain(std::fs::File::open(&path).unwrap()).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = std::fs::remove_file(&path);
+                    std::fs::write(&path, "").unwrap();
+                }
+            });
+            let opened = (0..50_000).map(|_| opener.open(&gone));
+            let wrong = opened.filter_map(|opened| opened.err()).find(|fault| *fault != Fault(Errno::STALE));
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, None);
+        });
     }
 }

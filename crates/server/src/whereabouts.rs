@@ -53,7 +53,8 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
         match rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve) {
             Ok(fd) => Ok(Some(fd)),
-            Err(Errno::XDEV | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            // With " (deleted)" behind it, a name may be longer than names are.
+            Err(Errno::XDEV | Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => Ok(None),
             Err(errno) => Err(Fault::from(errno)),
         }
     };
@@ -107,5 +108,18 @@ mod tests {
         std::fs::hard_link(a.join("f"), dir.path().join("g")).unwrap();
         std::fs::remove_file(a.join("f")).unwrap();
         assert!(matches!(told_place(&root, &fd, &stat), Ok(Told::Elsewhere)));
+    }
+    #[test]
+    fn a_removed_file_with_a_long_name_is_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n".repeat(255));
+        std::fs::write(&path, "").unwrap();
+        let open = |path: &std::path::Path| {
+            rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+        };
+        let (root, fd) = (mount_root(&open(dir.path())).unwrap(), open(&path));
+        std::fs::remove_file(&path).unwrap();
+        let told = told_place(&root, &fd, &stat::of_fd(&fd).unwrap());
+        assert!(matches!(told, Ok(Told::Elsewhere)), "it is gone, and nothing failed");
     }
 }

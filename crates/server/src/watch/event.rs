@@ -8,8 +8,10 @@ use crate::handle::FileHandle;
 pub(crate) enum Heard {
     /// `pid`: the process that did it; 0 where that is hidden, which it never is from the process itself.
     Change { pid: i32, mask: u64, spot: Spot },
-    /// Events were lost, or this one cannot be understood.
-    Lost,
+    /// The kernel's queue ran over.
+    Overflow,
+    /// This one cannot be understood.
+    Strange,
 }
 
 /// Where it happened.
@@ -33,8 +35,8 @@ pub(crate) fn parse(mut bytes: &[u8], mut heard: impl FnMut(Heard)) {
     while !bytes.is_empty() {
         let length = u32_at(bytes, 0).and_then(|length| usize::try_from(length).ok());
         let event = length.filter(|length| *length >= METADATA).and_then(|length| bytes.get(..length));
-        let Some(event) = event else { return heard(Heard::Lost) };
-        heard(one(event).unwrap_or(Heard::Lost));
+        let Some(event) = event else { return heard(Heard::Strange) };
+        heard(one(event).unwrap_or(Heard::Strange));
         bytes = &bytes[event.len()..];
     }
 }
@@ -46,7 +48,10 @@ fn one(event: &[u8]) -> Option<Heard> {
     let head = usize::from(u16::from_ne_bytes(array(event, 6)?));
     let mask = u64::from_ne_bytes(array(event, 8)?);
     let pid = i32::from_ne_bytes(array(event, 20)?);
-    if mask & libc::FAN_Q_OVERFLOW != 0 || head < METADATA {
+    if mask & libc::FAN_Q_OVERFLOW != 0 {
+        return Some(Heard::Overflow);
+    }
+    if head < METADATA {
         return None;
     }
     let mut spot = Spot::default();
@@ -143,7 +148,7 @@ mod tests {
         assert_eq!(all[1], Heard::Change { pid: 8, mask: libc::FAN_DELETE_SELF, spot: dir });
         let file = Spot { dir: None, own: Some(told(b"filefile")) };
         assert_eq!(all[2], Heard::Change { pid: 9, mask: libc::FAN_ATTRIB, spot: file });
-        assert_eq!(read(&event(libc::FAN_Q_OVERFLOW, 0, &[])), [Heard::Lost]);
+        assert_eq!(read(&event(libc::FAN_Q_OVERFLOW, 0, &[])), [Heard::Overflow]);
     }
 
     #[test]
@@ -151,7 +156,7 @@ mod tests {
         let whole = event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"name\0")]);
         for end in 1..whole.len() {
             let said = read(&whole[..end]);
-            assert_eq!(said.last(), Some(&Heard::Lost), "{end}");
+            assert_eq!(said.last(), Some(&Heard::Strange), "{end}");
         }
         // Any one byte of its head and lengths wrong: a hint about something, or lost; never a panic.
         for at in 0..whole.len() {
@@ -161,8 +166,8 @@ mod tests {
                 assert!(!read(&bytes).is_empty());
             }
         }
-        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[])), [Heard::Lost], "nothing says where");
-        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"\0")])), [Heard::Lost]);
-        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(1, &[1; 129], b"")])), [Heard::Lost]);
+        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[])), [Heard::Strange], "nothing says where");
+        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"\0")])), [Heard::Strange]);
+        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(1, &[1; 129], b"")])), [Heard::Strange]);
     }
 }

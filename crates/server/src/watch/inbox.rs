@@ -3,6 +3,7 @@
 use super::event::Spot;
 use nigh_types::GrantId;
 use rustc_hash::FxHashMap;
+use std::{fmt, io};
 
 #[derive(Default)]
 pub(super) struct Inbox {
@@ -18,7 +19,32 @@ pub(super) struct Inbox {
 pub(super) struct Heap {
     pub(super) spots: FxHashMap<Spot, u64>,
     /// Changes of what was granted up to then may have been missed.
-    pub(super) lost: Option<GrantId>,
+    pub(super) lost: Option<(GrantId, Why)>,
+}
+
+/// Why changes count as lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Why {
+    Queue,
+    Room,
+    Strange,
+    Read(i32),
+    LookedUp(i32),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = io::Error::from_raw_os_error;
+        match self {
+            Why::Queue => {
+                f.write_str("the kernel's queue ran over (a larger fs.fanotify.max_queued_events helps)")
+            }
+            Why::Room => write!(f, "more than {MOST} places changed at one time"),
+            Why::Strange => f.write_str("the kernel does not tell where"),
+            Why::Read(errno) => write!(f, "they cannot be read: {}", error(*errno)),
+            Why::LookedUp(errno) => write!(f, "what was changed cannot be looked up: {}", error(*errno)),
+        }
+    }
 }
 
 /// More places at one time count as lost: about 20 MiB.
@@ -40,9 +66,11 @@ impl Inbox {
         true
     }
 
-    pub(super) fn lose(&mut self, token: u64, until: GrantId) {
+    pub(super) fn lose(&mut self, token: u64, until: GrantId, why: Why) {
         let heap = self.groups.entry(token).or_default();
-        heap.lost = heap.lost.max(Some(until));
+        if heap.lost.is_none_or(|(before, _)| before <= until) {
+            heap.lost = Some((until, why));
+        }
     }
 
     pub(super) fn take(&mut self) -> Vec<(u64, Heap)> {
@@ -72,10 +100,10 @@ mod tests {
             assert!(inbox.hear(3, 1, spot(n)));
         }
         assert!(inbox.hear(3, 1, spot(0)) && !inbox.hear(3, 1, spot(u64::MAX)));
-        inbox.lose(3, GrantId(7));
-        inbox.lose(3, GrantId(5));
+        inbox.lose(3, GrantId(7), Why::Queue);
+        inbox.lose(3, GrantId(5), Why::Room);
         let (_, heap) = inbox.take().remove(0);
         assert!(heap.spots.is_empty());
-        assert_eq!(heap.lost, Some(GrantId(7)));
+        assert_eq!(heap.lost, Some((GrantId(7), Why::Queue)));
     }
 }

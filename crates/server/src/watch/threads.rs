@@ -3,9 +3,10 @@
 use super::Watch;
 use super::event::{Heard, Spot, parse};
 use super::group::{Group, Way};
-use super::inbox::Heap;
+use super::inbox::{Heap, Why};
 use super::keys::{OWN_DELETE_SELF, keys};
 use super::mounts::Table;
+use crate::error::Fault;
 use nigh_native::lease::{Change, LeaseKey};
 use nigh_types::Name;
 use rustix::event::epoll;
@@ -85,8 +86,7 @@ impl Watch {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(count) => count,
                 Err(errno) => {
-                    tracing::error!(%errno, "events of the server's own disk cannot be read");
-                    return self.lose(token, &group);
+                    return self.lose(token, &group, Why::Read(errno.raw_os_error()));
                 }
             };
             self.hear(token, &group, &buffer[..count]);
@@ -95,7 +95,8 @@ impl Watch {
 
     fn hear(&self, token: u64, group: &Group, bytes: &[u8]) {
         let us = rustix::process::getpid().as_raw_nonzero().get();
-        let (mut events, mut own, mut unmarks, mut lost) = (0, 0, false, false);
+        let (mut events, mut own, mut unmarks, mut lost) = (0, 0, false, None);
+        let room = |there: bool| (!there).then_some(Why::Room);
         let marked = matches!(group.way, Way::Objects(_));
         let mut inbox = self.inbox.lock();
         parse(bytes, |heard| {
@@ -106,28 +107,29 @@ impl Watch {
                     let spot = Spot { dir: None, ..spot };
                     if marked && mask & libc::FAN_DELETE_SELF != 0 {
                         unmarks = true;
-                        lost |= !inbox.hear(token, OWN_DELETE_SELF, spot);
+                        lost = lost.or(room(inbox.hear(token, OWN_DELETE_SELF, spot)));
                     }
                 }
-                Heard::Change { mask, spot, .. } => lost |= !inbox.hear(token, mask, spot),
-                Heard::Lost => lost = true,
+                Heard::Change { mask, spot, .. } => lost = lost.or(room(inbox.hear(token, mask, spot))),
+                Heard::Overflow => lost = Some(Why::Queue),
+                Heard::Strange => lost = lost.or(Some(Why::Strange)),
             }
         });
         drop(inbox);
         group.counts.events.fetch_add(events, Ordering::Relaxed);
         group.counts.own.fetch_add(own, Ordering::Relaxed);
-        if lost {
-            self.lose(token, group);
+        if let Some(why) = lost {
+            self.lose(token, group, why);
         } else if own < events || unmarks {
             self.wake.notify_one();
         }
     }
 
     /// What was granted by now may be false.
-    fn lose(&self, token: u64, group: &Group) {
+    fn lose(&self, token: u64, group: &Group, why: Why) {
         group.counts.overflows.fetch_add(1, Ordering::Relaxed);
         let until = self.leases.tell(|table, _| table.latest_grant());
-        self.inbox.lock().lose(token, until);
+        self.inbox.lock().lose(token, until, why);
         self.wake.notify_one();
     }
 
@@ -213,11 +215,10 @@ impl Doer {
     }
 
     fn tend(&mut self, watch: &Watch, (token, group): (u64, &Group), heap: Heap) {
-        if let Some(until) = heap.lost {
+        if let Some((until, why)) = heap.lost {
             tracing::warn!(
                 filesystem = group.label,
-                "changes were lost: what was granted there is recalled; \
-                 where the kernel's queue ran over a larger fs.fanotify.max_queued_events helps"
+                "changes were lost: {why}. What was granted there is recalled"
             );
             group.recall_until(until);
             if self.losses.are_many(token, Instant::now()) && !group.paused.load(Ordering::Relaxed) {
@@ -228,16 +229,15 @@ impl Doer {
         for (spot, mask) in heap.spots {
             match group.resolve(mask, &spot) {
                 Ok(hint) => keys(&hint, &mut changes),
-                Err(fault) => lost = Some(fault),
+                Err(Fault(errno)) => lost = Some(Why::LookedUp(errno.raw())),
             }
             if changes.len() >= AT_ONCE {
                 recall(watch, group, &mut changes);
             }
         }
         recall(watch, group, &mut changes);
-        if let Some(fault) = lost {
-            tracing::debug!(filesystem = group.label, ?fault, "what was changed cannot be looked up");
-            watch.lose(token, group);
+        if let Some(why) = lost {
+            watch.lose(token, group, why);
         }
     }
 
