@@ -6,7 +6,8 @@ pub mod groups;
 pub mod mount;
 pub mod over;
 mod packages;
-mod pages;
+mod pulse;
+mod reclaim;
 pub mod table;
 pub mod world;
 

@@ -44,7 +44,8 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
     let status = mount.status()?;
     let recalled = status["leases"]["recalled"].as_u64().context("recalls are counted")?;
     println!("  {said}, {recalled} recalls");
-    ensure!(status["guarantees"]["S9"] == true, "S9: {}", status["guarantees"]["S9"]);
+    let promised = &status["guarantees"]["S9"];
+    ensure!(*promised == true, "S9: {promised} (daemon: {})", mount.said());
     ensure!(recalled >= dirs, "only {recalled} recalls: nothing was held");
     let p99 = said["p99_ms"].as_f64().context("it took no times")?;
     ensure!(p99 <= P99_MS, "99 of 100 show after {p99} ms, at most {P99_MS} ms are promised");

@@ -12,7 +12,8 @@ use crate::process;
 use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::over::Over;
-use crate::test::pages::LocalPages;
+use crate::test::pulse::Pulse;
+use crate::test::reclaim::Reclaim;
 use crate::test::table;
 use crate::test::world::{As, World};
 
@@ -62,33 +63,34 @@ const WALK: &str = "ls -R > /dev/null; ls -lR > /dev/null; find . -ls > /dev/nul
                     find . -type l -exec readlink {} + > /dev/null; find . -type f -exec cat {} + > /dev/null; \
                     for i in 1 2 3 4 5 6 7 8 9; do test ! -e d1/none$i; test ! -e d1/d2/same; done";
 
-/// Files on the local disk, ten for each that the walk reads: where one of those goes, so do some of these.
-const FILES: usize = 1_200;
 /// How often it is tried where something is asked: this machine may have taken pages away.
 const TRIES: u32 = 4;
+/// A lease that is renewed every third of its term may lapse where the machine stands still for so long.
+const MOST_STILL: Duration = Duration::from_secs(5);
 /// What a read and its answer may weigh.
 const READ_BYTES: u64 = 600;
 
 /// What was touched once makes neither requests nor bytes: in the same time the link carries what it carries
-/// when nobody does anything. Where this machine takes pages of local files away meanwhile, it takes those of mounts too, which are
-/// read again: says so if it never stopped, and anything else must be so in one of a few windows. Nor is a read excused where anything was recalled.
+/// when nobody does anything. Where this machine takes pages away they are read again, and where it stands still for longer than a
+/// lease all is asked again: says so if it never stopped, and anything else must be so in one of a few windows. Nor is a read excused where
+/// anything was recalled.
 fn warm_is_quiet(world: &World, over: Over) -> Result<Option<String>> {
     let source = world.dir("source", As::Us)?;
     shell(world, None, &source, TREE)?;
     let distant = Distant::start(world, &source, over, ("10ms", "1Gbit"), "forever")?;
     let mount = distant.mount(world)?;
-    for _ in 0..2 {
-        shell(world, Some(&mount), &mount.point, WALK)?;
-    }
+    shell(world, Some(&mount), &mount.point, WALK)?;
+    let mut since = Seen::now(&mount)?;
+    shell(world, Some(&mount), &mount.point, WALK)?;
     let idle = window(&distant, || {
         std::thread::sleep(WINDOW);
         Ok(())
     })?;
     let mut seen = Err(anyhow!("no window"));
     for _ in 0..TRIES {
-        let warm = walk_warm(world, &distant, &mount)?;
+        let warm = walk_warm(world, &distant, &mount, &mut since)?;
         println!("  {}: {warm}, {idle} bytes while idle", over.name());
-        // Inodes go with pages, and of a mount sooner than of the disk: but not in each window.
+        // Pages are not taken away in each window.
         match warm.judge(idle) {
             Ok(None) => {
                 seen = Ok(None);
@@ -113,50 +115,93 @@ struct Warm {
     /// Of [`Warm::requests`], for free space: what was told of that is told for a minute.
     space: u64,
     recalled: u64,
+    lapses: u64,
+    /// For how long this machine stood still at the most.
+    stood_still: Duration,
     by_type: Value,
-    /// Pages of local files that were taken away, of how many.
-    lost: (usize, usize),
+    /// Pages that this machine had taken away and that were read again, at the most: of whichever filesystem.
+    read_again: u64,
 }
 
-fn walk_warm(world: &World, distant: &Distant<'_>, mount: &Mount<'_>) -> Result<Warm> {
-    let mut local = LocalPages::new(world, FILES)?;
-    let before = mount.status()?;
+/// How it was when all had been touched last.
+struct Seen {
+    status: Value,
+    reclaim: Reclaim,
+}
+
+impl Seen {
+    fn now(mount: &Mount<'_>) -> Result<Seen> {
+        Ok(Seen { status: mount.status()?, reclaim: Reclaim::now()? })
+    }
+}
+
+fn walk_warm(world: &World, distant: &Distant<'_>, mount: &Mount<'_>, since: &mut Seen) -> Result<Warm> {
+    let Seen { status: before, reclaim: from } = Seen::now(mount)?;
+    let pulse = Pulse::start();
     let mut rounds = 0;
     let bytes = window(distant, || {
         let end = Instant::now() + WINDOW;
         while Instant::now() < end {
             shell(world, Some(mount), &mount.point, WALK)?;
-            local.look()?;
             rounds += 1;
             std::thread::sleep(Duration::from_millis(300));
         }
         Ok(())
     })?;
-    let after = mount.status()?;
-    let grown = |path: &str| -> u64 {
+    let stood_still = pulse.stop();
+    let last = std::mem::replace(since, Seen::now(mount)?);
+    let Seen { status: after, reclaim: to } = since;
+    let since_then = |path: &str, then: &Value| -> u64 {
         let number = |status: &Value| status.pointer(path).and_then(Value::as_u64);
-        number(&after).unwrap_or(u64::MAX).saturating_sub(number(&before).unwrap_or(0))
+        number(after).unwrap_or(u64::MAX).saturating_sub(number(then).unwrap_or(0))
     };
+    let grown = |path: &str| since_then(path, &before);
     // There is no such line before the first.
     let of_type = |kind: &str| {
         if after["remote"]["by_type"][kind].is_null() { 0 } else { grown(&format!("/remote/by_type/{kind}")) }
     };
     let (reads, space) = (of_type("read"), of_type("statfs"));
-    let by_type = after["remote"]["by_type"].clone();
+    let kinds = after["remote"]["by_type"].as_object().into_iter().flatten();
+    let by_type = kinds.map(|(kind, _)| (kind.clone(), Value::from(of_type(kind)))).collect();
     let (requests, waits) = (grown("/remote/requests"), grown("/remote/waits"));
-    let recalled = grown("/leases/recalled");
-    Ok(Warm { rounds, bytes, requests, reads, waits, space, recalled, by_type, lost: local.lost() })
+    let (recalled, lapses) = (since_then("/leases/recalled", &last.status), grown("/remote/lapses"));
+    let read_again = Reclaim::read_again(last.reclaim, from, *to);
+    Ok(Warm {
+        rounds,
+        bytes,
+        requests,
+        reads,
+        waits,
+        space,
+        recalled,
+        lapses,
+        stood_still,
+        by_type,
+        read_again,
+    })
 }
 
 impl Warm {
     /// Why it does not count, if nothing but that is wrong.
     fn judge(&self, idle: u64) -> Result<Option<String>> {
-        let (lost, of) = self.lost;
-        let excused = if lost > 0 && self.recalled == 0 { self.reads } else { 0 };
+        if self.lapses > 0 {
+            let stood = self.stood_still;
+            ensure!(
+                stood >= MOST_STILL,
+                "the lease lapsed, though the machine stood still for {stood:?} only"
+            );
+            return Ok(Some(format!(
+                "SKIPPED: this machine stood still for {stood:?}, and the lease lapsed"
+            )));
+        }
+        let excused = if self.recalled == 0 { self.reads.min(self.read_again) } else { 0 };
         // A window is shorter than a minute.
         let foreseen = excused + self.space.min(1);
-        let Warm { requests, waits, bytes, by_type, .. } = self;
-        ensure!(*requests == foreseen, "{requests} requests, {foreseen} excused: {by_type}");
+        let Warm { requests, waits, bytes, recalled, by_type, .. } = self;
+        ensure!(
+            *requests == foreseen,
+            "{requests} requests, {foreseen} excused, {recalled} recalls: {by_type}"
+        );
         ensure!(*waits <= foreseen, "{waits} waits, {foreseen} excused");
         let most = idle + RENEWAL_BYTES + foreseen * READ_BYTES;
         ensure!(
@@ -164,16 +209,21 @@ impl Warm {
             "{bytes} bytes while walking warm, {idle} while idle, {excused} reads excused"
         );
         let why = "this machine takes clean pages away by itself";
+        let again = self.read_again;
         Ok((excused > 0)
-            .then(|| format!("SKIPPED: {why}: {lost} of {of} pages of local files, {excused} reads")))
+            .then(|| format!("SKIPPED: {why}: {again} were read again, {excused} of the mount's")))
     }
 }
 
 impl std::fmt::Display for Warm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Warm { rounds, bytes, requests, lost: (lost, of), .. } = self;
+        let Warm { rounds, bytes, requests, by_type, lapses, recalled, stood_still, read_again, .. } = self;
         write!(f, "{bytes} bytes and {requests} requests while walking warm {rounds} times, ")?;
-        write!(f, "{lost} of {of} local pages taken away")
+        write!(
+            f,
+            "{read_again} pages that were taken away read again, still for {stood_still:?}, {recalled} recalls, {lapses} lapses: \
+             {by_type}"
+        )
     }
 }
 
@@ -204,7 +254,7 @@ fn shell(world: &World, mount: Option<&Mount<'_>>, dir: &Path, script: &str) -> 
 mod tests {
     use super::*;
 
-    fn warm(requests: u64, reads: u64, lost: usize) -> Warm {
+    fn warm(requests: u64, reads: u64, read_again: u64) -> Warm {
         let by_type = serde_json::json!({ "read": reads });
         let bytes = 1000 + reads * READ_BYTES;
         Warm {
@@ -215,19 +265,30 @@ mod tests {
             waits: reads,
             space: 0,
             recalled: 0,
+            lapses: 0,
+            stood_still: Duration::ZERO,
             by_type,
-            lost: (lost, FILES),
+            read_again,
         }
     }
 
     #[test]
-    fn reads_are_excused_only_where_pages_of_local_files_go_too() {
+    fn reads_are_excused_only_where_as_many_pages_were_taken_away() {
         assert_eq!(warm(0, 0, 0).judge(1000).unwrap(), None);
         assert_eq!(warm(0, 0, 3).judge(1000).unwrap(), None, "none of the mount's were taken");
         assert!(warm(1, 1, 0).judge(1000).is_err(), "it was not this machine");
+        assert!(warm(4, 4, 3).judge(1000).is_err(), "one of them was not");
         assert!(Warm { recalled: 1, ..warm(1, 1, 3) }.judge(1000).is_err(), "nor was it this");
         let why = warm(2, 2, 3).judge(1000).unwrap().unwrap();
-        assert!(why.contains("3 of 1200 pages"), "{why}");
+        assert!(why.contains("3 were read again, 2 of the mount's"), "{why}");
+    }
+
+    #[test]
+    fn a_lapse_is_excused_only_where_the_machine_stood_still() {
+        let lapsed = |stood_still| Warm { lapses: 1, stood_still, ..warm(5, 0, 0) }.judge(1000);
+        assert!(lapsed(MOST_STILL / 2).is_err(), "nobody renewed it");
+        assert!(lapsed(MOST_STILL * 3).unwrap().unwrap().contains("stood still"));
+        assert!(Warm { stood_still: MOST_STILL * 3, ..warm(1, 0, 0) }.judge(1000).is_err(), "it held");
     }
 
     #[test]

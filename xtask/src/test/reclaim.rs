@@ -1,0 +1,69 @@
+//! Whether this machine takes clean pages out of its page cache by itself: of a control group with a limit that its processes
+//! do not see, or because memory is short. Whoever counts reads of files that were read before has to know.
+
+use anyhow::{Context as _, Result};
+
+/// What the kernel counts of that (/proc/vmstat), since the machine was started.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Reclaim {
+    /// Pages of files that it had taken away, and that were read again. It keeps no trace of those that were dropped otherwise,
+    /// as a filesystem does with what it takes for stale.
+    refaults: u64,
+    /// Pages that went with their inodes, of which it keeps no trace.
+    with_inodes: u64,
+    /// How often somebody had it drop all (/proc/sys/vm/drop_caches).
+    drops: u64,
+}
+
+impl Reclaim {
+    pub fn now() -> Result<Reclaim> {
+        let path = "/proc/vmstat";
+        Ok(Reclaim::of(&std::fs::read_to_string(path).context(path)?))
+    }
+
+    fn of(vmstat: &str) -> Reclaim {
+        let mut counts = Reclaim::default();
+        let lines = vmstat.lines().filter_map(|line| line.split_once(' '));
+        for (name, count) in lines.filter_map(|(name, count)| Some((name, count.trim().parse::<u64>().ok()?)))
+        {
+            match name {
+                "workingset_refault_file" => counts.refaults += count,
+                "pginodesteal" | "kswapd_inodesteal" => counts.with_inodes += count,
+                "drop_pagecache" | "drop_slab" => counts.drops += count,
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    /// How many pages were read from `from` to `to` because this machine had taken them away, at the most: they may have gone with
+    /// inodes since `before`, which is when they were read last.
+    #[must_use]
+    pub fn read_again(before: Reclaim, from: Reclaim, to: Reclaim) -> u64 {
+        if to.drops > before.drops {
+            return u64::MAX;
+        }
+        to.refaults.saturating_sub(from.refaults) + to.with_inodes.saturating_sub(before.with_inodes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_took_away_is_counted() {
+        let vmstat = |refaults: u64, stolen: u64, drops: u64| {
+            Reclaim::of(&format!(
+                "workingset_refault_anon 900\nworkingset_refault_file {refaults}\npginodesteal {stolen}\nkswapd_inodesteal 7\n\
+                 drop_pagecache {drops}\ndrop_slab 0\nsomething else\n"
+            ))
+        };
+        let (before, from) = (vmstat(10, 5, 1), vmstat(30, 8, 1));
+        assert_eq!(Reclaim::read_again(before, from, from), 3, "what went with inodes before");
+        assert_eq!(Reclaim::read_again(before, from, vmstat(34, 9, 1)), 8);
+        assert_eq!(Reclaim::read_again(from, from, from), 0);
+        assert_eq!(Reclaim::read_again(before, from, vmstat(30, 8, 2)), u64::MAX);
+        assert_eq!(Reclaim::of(""), Reclaim::default());
+    }
+}
