@@ -220,8 +220,8 @@ impl Cache {
             }
             Op::Open { ino, access, append } => self.open(now, id, caller, ino, access, append),
             Op::Read { ino, fh, offset, size } => self.read(now, id, caller, (ino, fh), offset, size),
-            Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache } => {
-                self.write(now, id, caller, (ino, fh), offset, data, kill_suidgid, from_page_cache)
+            Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache, append } => {
+                self.write(now, id, caller, (ino, fh), offset, data, kill_suidgid, from_page_cache, append)
             }
             Op::GetXattr { ino, name, size } => self.xattr(now, id, caller, ino, name, size),
             Op::ListXattr { ino, size } => self.list_xattr(now, id, caller, ino, size),

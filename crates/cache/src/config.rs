@@ -30,6 +30,8 @@ pub struct Config {
     /// Bytes that an entry costs the kernel's buffer beside its name (padded to 8): without and with
     /// attributes (`struct fuse_dirent`, `struct fuse_direntplus`).
     pub entry_size: (u32, u32),
+    /// What is read and written past the kernel's pages can be mapped all the same (`FUSE_DIRECT_IO_ALLOW_MMAP`).
+    pub maps_direct: bool,
     pub on_disconnect: OnDisconnect,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
@@ -46,6 +48,7 @@ impl Default for Config {
             kernel_listing_below: 1_000,
             kernel_missing_most: 100_000,
             entry_size: (24, 152),
+            maps_direct: false,
             on_disconnect: OnDisconnect::Wait,
             client: 0,
             incarnation: 0,

@@ -90,6 +90,7 @@ impl Cache {
         keep_cache: bool,
     ) -> Opened {
         let fh = self.new_fh();
+        let maps_direct = self.config.maps_direct;
         let inode = self.inode(id);
         // Who locks a file must be heard when it closes any descriptor of it.
         let may_lock = inode.locked || inode.opens > 0;
@@ -108,14 +109,16 @@ impl Cache {
                 ino: id.ino,
                 generation: id.generation,
                 handle,
-                append: file.append,
                 access: Access { truncate: false, ..file.access },
                 lost: false,
                 caller: file.caller,
             },
         );
         self.watch_data(id.ino);
-        Opened { fh, keep_cache, cache_dir: false, no_flush: handle.is_none() && !may_lock, direct: false }
+        let no_flush = handle.is_none() && !may_lock;
+        // Its kernel would put what is appended into pages at the end that it knows, and show it there, where others may have appended.
+        let direct = file.append && file.access.write && (maps_direct || !file.access.read);
+        Opened { fh, keep_cache, cache_dir: false, no_flush, direct }
     }
 
     pub(crate) fn open_arrived(
@@ -293,6 +296,7 @@ impl Cache {
         data: Vec<u8>,
         kill_suidgid: bool,
         from_page_cache: bool,
+        append: bool,
     ) -> Option<Answer> {
         let Some(file) = self.files.get(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
         let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
@@ -306,12 +310,12 @@ impl Cache {
                 return Some(Answer::Failed(errno));
             }
         };
-        let append = file.append && !from_page_cache;
+        let append = append && !from_page_cache;
         let flags =
             WriteFlags { append, kill_suidgid, sync: file.access.sync, flush: from_page_cache, since };
         let opener = file.caller;
         let flush = from_page_cache.then(|| {
-            Box::new(Op::Write { ino, fh, offset, data: data.clone(), kill_suidgid, from_page_cache })
+            Box::new(Op::Write { ino, fh, offset, data: data.clone(), kill_suidgid, from_page_cache, append })
         });
         let size = data.len() as u64;
         let purpose = Purpose::Write { ino, offset, size, flush: from_page_cache };

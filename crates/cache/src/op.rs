@@ -96,6 +96,7 @@ pub enum Op {
         dir: u64,
         name: Name,
     },
+    /// `append`: what is written through it goes to the end, until fcntl(2) says otherwise.
     Open {
         ino: u64,
         access: Access,
@@ -129,6 +130,8 @@ pub enum Op {
         data: Vec<u8>,
         kill_suidgid: bool,
         from_page_cache: bool,
+        /// The remote chooses the offset: the end of the file. Of each write, since fcntl(2) changes it of what is open.
+        append: bool,
     },
     /// A descriptor is closed by the process whose fcntl(2) locks are `owner`'s.
     Flush {

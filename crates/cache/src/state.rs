@@ -223,7 +223,6 @@ pub(crate) struct OpenFile {
     pub generation: u64,
     /// `None`: opened under a grant, the remote was not asked.
     pub handle: Option<Handle>,
-    pub append: bool,
     /// How it was opened.
     pub access: Access,
     /// It could not be opened again after the remote had forgotten it: every use fails with `EIO`.

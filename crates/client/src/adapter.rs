@@ -104,13 +104,14 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
             natural(Op::Open { ino, access, append })
         }
         Operation::Read { fh, offset, size, .. } => natural(Op::Read { ino, fh: Fh(fh), offset, size }),
-        Operation::Write { fh, offset, data, cached, kill_suidgid, .. } => natural(Op::Write {
+        Operation::Write { fh, offset, data, flags, cached, kill_suidgid, .. } => natural(Op::Write {
             ino,
             fh: Fh(fh),
             offset,
             data: data.to_vec(),
             kill_suidgid,
             from_page_cache: cached,
+            append: flags.cast_signed() & libc::O_APPEND != 0,
         }),
         Operation::Flush { lock_owner, .. } => natural(Op::Flush { ino, owner: lock_owner }),
         Operation::Release { fh, flock_unlock, lock_owner, .. } => {

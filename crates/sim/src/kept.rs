@@ -99,7 +99,15 @@ impl Kept {
     pub fn write_back(&mut self, ino: u64) -> Option<Op> {
         let fh = self.dirty.remove(&ino)?;
         let data = self.pages.get(&ino).cloned().unwrap_or_default();
-        Some(Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: true })
+        Some(Op::Write {
+            ino,
+            fh,
+            offset: 0,
+            data,
+            kill_suidgid: false,
+            from_page_cache: true,
+            append: false,
+        })
     }
 
     /// Open files: number, inode, and whether it may be written.

@@ -113,11 +113,11 @@ impl Mirror {
             _ => None,
         };
         if let (Some((ino, fh)), Some(handle)) = (opened, handle) {
-            let (append, write) = match op {
-                Op::Open { append, access, .. } | Op::Create { append, access, .. } => (append, access.write),
-                _ => (false, true),
+            let write = match op {
+                Op::Open { access, .. } | Op::Create { access, .. } => access.write,
+                _ => true,
             };
-            self.twin.opened(fh, handle, append);
+            self.twin.opened(fh, handle);
             self.files.push(OpenFile { ino, fh, write });
         }
         Ok(answer)

@@ -275,7 +275,15 @@ impl Script {
             "read" => Op::Read { ino, fh, offset: 0, size: 100 },
             "write" => {
                 let (kill_suidgid, from_page_cache) = (false, false);
-                Op::Write { ino, fh, offset: 0, data: text.into(), kill_suidgid, from_page_cache }
+                Op::Write {
+                    ino,
+                    fh,
+                    offset: 0,
+                    data: text.into(),
+                    kill_suidgid,
+                    from_page_cache,
+                    append: false,
+                }
             }
             "lock" => lock(false),
             "lock-wait" => lock(true),

@@ -1,7 +1,7 @@
 //! Open files: without the server where nothing is to be written, and what keeps them readable; pages under
 //! grants.
 
-use nigh_cache::{Answer, Fh, Invalidation, Level, Op, Opened};
+use nigh_cache::{Answer, Config, Fh, Invalidation, Level, Op, Opened};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
@@ -38,7 +38,15 @@ fn read(world: &mut World, ino: u64, fh: Fh) -> Answer {
 }
 
 fn write(ino: u64, fh: Fh, offset: u64, data: &[u8]) -> Op {
-    Op::Write { ino, fh, offset, data: data.to_vec(), kill_suidgid: false, from_page_cache: false }
+    Op::Write {
+        ino,
+        fh,
+        offset,
+        data: data.to_vec(),
+        kill_suidgid: false,
+        from_page_cache: false,
+        append: false,
+    }
 }
 
 fn content(text: &str) -> Answer {
@@ -122,13 +130,40 @@ fn two_names_of_one_file_are_not_renamed_and_nothing_stays_open() {
 #[test]
 fn the_server_chooses_where_to_append() {
     let (mut world, file) = world(TreeConfig::default());
-    let fh = open(&mut world, file.ino, true, true).fh;
-    assert_eq!(world.answer(0, write(file.ino, fh, 7, b" more")), Answer::Written(5));
+    // As the descriptor is at each write, however it was opened.
+    let fh = open(&mut world, file.ino, true, false).fh;
+    let appended = |offset, data: &[u8]| {
+        let (data, kill_suidgid, from_page_cache) = (data.to_vec(), false, false);
+        Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache, append: true }
+    };
+    assert_eq!(world.answer(0, appended(7, b" more")), Answer::Written(5));
     assert_eq!(forgets(&world, file), 0);
     beside(&world, file, 12, b" beside");
-    assert_eq!(world.answer(0, write(file.ino, fh, 12, b" end")), Answer::Written(4));
+    assert_eq!(world.answer(0, appended(12, b" end")), Answer::Written(4));
     assert_eq!(forgets(&world, file), 1, "it went elsewhere than the kernel thinks");
     assert_eq!(read(&mut world, file.ino, fh), content("content more beside end"));
+    let fh = open(&mut world, file.ino, true, true).fh;
+    assert_eq!(world.answer(0, write(file.ino, fh, 0, b"C")), Answer::Written(1));
+    assert_eq!(read(&mut world, file.ino, fh), content("Content more beside end"));
+}
+
+/// Its kernel would have them where it takes the end to be.
+#[test]
+fn what_is_opened_to_append_is_not_kept_in_pages() {
+    for (maps_direct, read, append, direct) in [
+        (false, false, true, true),
+        (false, true, true, false),
+        (true, true, true, true),
+        (true, false, false, false),
+    ] {
+        let (mut world, file) = world(TreeConfig::default());
+        let at = world.connect_with(Config { maps_direct, ..Config::default() });
+        world.answer(at, Op::Lookup { dir: 1, name: name("f") });
+        let access = Access { read, write: true, truncate: false, direct: false, sync: false };
+        let answer = world.answer(at, Op::Open { ino: file.ino, access, append });
+        let Answer::Opened(opened) = answer else { panic!("{answer:?}") };
+        assert_eq!(opened.direct, direct, "{maps_direct} {read} {append}");
+    }
 }
 
 /// A grant that ends by itself: while a file is open it is looked at before, once.
@@ -280,7 +315,7 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     let data = b"CONT".to_vec();
     let (offset, kill_suidgid, from_page_cache) = (4096, false, true);
-    let flush = Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache };
+    let flush = Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache, append: false };
     world.ask(0, flush);
     assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)), [(8192, 0)]);
     // And so are those that came while the remote was away.

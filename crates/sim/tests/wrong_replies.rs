@@ -100,7 +100,15 @@ fn requests(fh: Fh) -> Vec<Op> {
         Op::Create { dir, name: leaf(), mode, umask, exclusive: true, access, append: false },
         Op::Tmpfile { dir, mode, umask, access },
         Op::Read { ino, fh, offset, size: 10 },
-        Op::Write { ino, fh, offset, data: vec![1], kill_suidgid: false, from_page_cache: false },
+        Op::Write {
+            ino,
+            fh,
+            offset,
+            data: vec![1],
+            kill_suidgid: false,
+            from_page_cache: false,
+            append: false,
+        },
         Op::Fsync { ino, fh: Some(fh), data_only: false },
         Op::OpenDir { ino: dir },
         Op::GetXattr { ino, name: xattr(), size: 0 },
@@ -251,7 +259,15 @@ fn unknown_numbers_reach_no_server() {
     }
     assert_eq!(seen, 17);
     let (data, fh) = (vec![1], Fh(99));
-    let write = Op::Write { ino: FILE, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false };
+    let write = Op::Write {
+        ino: FILE,
+        fh,
+        offset: 0,
+        data,
+        kill_suidgid: false,
+        from_page_cache: false,
+        append: false,
+    };
     assert_eq!(ask(&mut cache, OpId(10), write), Ok(Answer::Failed(Errno::BADF)));
     assert_eq!(ask(&mut cache, OpId(10), Op::Release { fh, flock: None }), Ok(Answer::Done));
 }

@@ -110,6 +110,11 @@ pub fn seek(fd: &impl AsRawFd, offset: i64, whence: i32) -> io::Result<u64> {
     check_long(unsafe { libc::lseek(fd.as_raw_fd(), offset, whence) })
 }
 
+/// Those that fcntl(2) can change of an open file, such as `O_APPEND`.
+pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> io::Result<()> {
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
+}
+
 pub fn fallocate(fd: &impl AsRawFd, mode: i32, offset: i64, length: i64) -> io::Result<()> {
     check(unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, length) }).map(drop)
 }

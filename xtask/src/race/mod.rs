@@ -4,6 +4,7 @@
 //! Runs in a process of its own, which may be given up. It fails with what was seen; otherwise it prints one
 //! line of JSON: `operations` (calls of both sides), `longest_ms` and `longest_call`.
 
+mod appends;
 mod data;
 mod maps;
 mod names;
@@ -31,6 +32,8 @@ pub enum Race {
     Records,
     /// Both append records to one file.
     Appends,
+    /// The same while others read it on both sides: what was read once stays.
+    AppendsSeen,
     /// One writes and tells, the other reads.
     Told,
     /// The same in many files, of which each is warm when it is written.
@@ -75,6 +78,7 @@ pub fn run(options: &Options) -> Result<bool> {
         }
         Race::Records => data::records(first, second, count),
         Race::Appends => data::appends(first, second, count),
+        Race::AppendsSeen => appends::seen(first, second, count),
         Race::Told => data::both_ways(first, second, count, data::told),
         Race::ToldSpread => data::both_ways(first, second, count, data::told_spread),
         Race::Sizes => data::both_ways(first, second, count, sizes::sizes),

@@ -102,7 +102,7 @@ impl Rig {
 
     fn write(&mut self, from_page_cache: bool) -> OpId {
         let (ino, fh, data, kill_suidgid) = (FILE.ino, self.fh, b"TEXT".to_vec(), false);
-        self.ask(Op::Write { ino, fh, offset: 0, data, kill_suidgid, from_page_cache })
+        self.ask(Op::Write { ino, fh, offset: 0, data, kill_suidgid, from_page_cache, append: false })
     }
 
     /// The last call is answered; the file is then as in that second.

@@ -151,7 +151,15 @@ mod tests {
         operate(
             stage,
             unique,
-            Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false },
+            Op::Write {
+                ino,
+                fh,
+                offset: 0,
+                data,
+                kill_suidgid: false,
+                from_page_cache: false,
+                append: false,
+            },
         );
     }
 

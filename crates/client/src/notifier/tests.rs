@@ -255,6 +255,7 @@ impl Laundry {
                 data,
                 kill_suidgid: false,
                 from_page_cache: true,
+                append: false,
             };
             let driver = self.driver.get().expect("it was set");
             driver.operate(90_000 + page, OpId(90_000 + page), Caller::default(), Shape::Natural, flush);
@@ -396,8 +397,15 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let (fh, data) = (nigh_cache::Fh(1), b"stored".to_vec());
-    let flush =
-        nigh_cache::Op::Write { ino: MADE, fh, offset: 0, data, kill_suidgid: false, from_page_cache: true };
+    let flush = nigh_cache::Op::Write {
+        ino: MADE,
+        fh,
+        offset: 0,
+        data,
+        kill_suidgid: false,
+        from_page_cache: true,
+        append: false,
+    };
     driver.operate(900, OpId(900), Caller::default(), Shape::Natural, flush);
     let recall = Recall { id: RecallId(1), node, covers: Covers::Data, names: Vec::new() };
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(recall)));

@@ -183,7 +183,8 @@ impl Mirror {
             1 if write => {
                 let data = vec![b'a' + u8::try_from(self.below(26)).unwrap_or(0); self.below(5_000)];
                 let (kill_suidgid, from_page_cache) = (self.dice.below(2) == 0, self.dice.below(4) == 0);
-                Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache }
+                let append = self.dice.below(3) == 0;
+                Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache, append }
             }
             2 => Op::Seek { ino, fh, offset, data: self.dice.below(2) == 0 },
             3 if write => {

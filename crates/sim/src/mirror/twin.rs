@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub struct Twin {
     pub tree: Tree,
     ids: BTreeMap<u64, NodeId>,
-    files: BTreeMap<Fh, (Handle, bool)>,
+    files: BTreeMap<Fh, Handle>,
 }
 
 impl Twin {
@@ -38,12 +38,12 @@ impl Twin {
     }
 
     /// The cache gave an open file that number.
-    pub fn opened(&mut self, fh: Fh, handle: Handle, append: bool) {
-        self.files.insert(fh, (handle, append));
+    pub fn opened(&mut self, fh: Fh, handle: Handle) {
+        self.files.insert(fh, handle);
     }
 
     pub fn closed(&mut self, fh: Fh) {
-        if let Some((handle, _)) = self.files.remove(&fh) {
+        if let Some(handle) = self.files.remove(&fh) {
             self.tree.release(&[handle]);
         }
     }
@@ -77,7 +77,7 @@ impl Twin {
     }
 
     fn handle(&self, fh: Fh) -> Option<Handle> {
-        self.files.get(&fh).map(|(handle, _)| *handle)
+        self.files.get(&fh).copied()
     }
 
     /// `None`: nothing is to be done for it here.
@@ -141,9 +141,9 @@ impl Twin {
                 let (node, handle) = at(ino, fh);
                 Call::Read { node, handle, offset, length: size }
             }
-            Op::Write { ino, fh, offset, ref data, kill_suidgid, from_page_cache } => {
+            Op::Write { ino, fh, offset, ref data, kill_suidgid, from_page_cache, append } => {
                 let (node, handle) = at(ino, fh);
-                let append = self.files.get(&fh).is_some_and(|(_, append)| *append) && !from_page_cache;
+                let append = append && !from_page_cache;
                 let flags = WriteFlags { append, kill_suidgid, ..WriteFlags::default() };
                 Call::Write { node, handle, offset, data: data.clone(), flags }
             }

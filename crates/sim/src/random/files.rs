@@ -89,7 +89,15 @@ impl<B: Backend> History<B> {
         }
         if write && may_write {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
-            return Some(Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false });
+            return Some(Op::Write {
+                ino,
+                fh,
+                offset: 0,
+                data,
+                kill_suidgid: false,
+                from_page_cache: false,
+                append: false,
+            });
         }
         let client = &self.world.clients[at];
         let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == Level::None;

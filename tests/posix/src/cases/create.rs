@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +10,8 @@ use crate::room::{Room, or_skip, or_skip_invalid, refuses};
 use crate::sys;
 
 super::cases! { create::
-    mode_and_umask, exclusive, truncate, truncate_read_only_fd, append, append_two_fds, missing_directory,
+    mode_and_umask, exclusive, truncate, truncate_read_only_fd, append, append_two_fds, append_set_and_cleared,
+    missing_directory,
     through_dangling_symlink, directory_for_writing, o_directory, o_nofollow, o_path, tmpfile_linked,
     tmpfile_unlinked, tmpfile_exclusive, direct, sync, write_to_read_only, read_from_write_only,
     read_only_mode_new_file, text_file_busy, open_many, reopen_after_unlink, trailing_slash;
@@ -88,6 +89,21 @@ fn append_two_fds(room: &Room) -> Result<()> {
         }
     }
     ensure!(fs::read_to_string(&path)? == expected, "appends overwrote one another");
+    Ok(())
+}
+
+/// What fcntl(2) says of an open file counts, not what it was opened with.
+fn append_set_and_cleared(room: &Room) -> Result<()> {
+    for opened_so in [true, false] {
+        let path = room.file("f", b"contents")?;
+        let file = OpenOptions::new().read(true).write(true).append(opened_so).open(&path)?;
+        sys::set_flags(&file, 0)?;
+        file.write_all_at(b"CON", 0)?;
+        ensure!(fs::read(&path)? == b"CONtents", "a write at 0, opened to append: {opened_so}");
+        sys::set_flags(&file, libc::O_APPEND)?;
+        file.write_all_at(b" and more", 0)?;
+        ensure!(fs::read(&path)? == b"CONtents and more", "an append, opened to append: {opened_so}");
+    }
     Ok(())
 }
 

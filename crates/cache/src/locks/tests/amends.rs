@@ -15,8 +15,15 @@ impl Rig {
 
     fn write(&mut self, fh: Fh) -> (OpId, CallId) {
         let (ino, data) = (FILE.ino, vec![1]);
-        let (op, answer) =
-            self.ask(Op::Write { ino, fh, offset: 0, data, kill_suidgid: false, from_page_cache: false });
+        let (op, answer) = self.ask(Op::Write {
+            ino,
+            fh,
+            offset: 0,
+            data,
+            kill_suidgid: false,
+            from_page_cache: false,
+            append: false,
+        });
         assert_eq!(answer, None);
         (op, self.call().0)
     }

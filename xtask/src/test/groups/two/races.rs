@@ -34,6 +34,7 @@ const RACES: &[Race] = &[
     race("halves", 200, 40),
     race("records", 10_000, 1000),
     race("appends", 5000, 1000),
+    race("appends-seen", 2000, 500),
     race("told", 4000, 1000),
     race("told-spread", 3000, 600),
     race("sizes", 4000, 1000),
@@ -54,6 +55,7 @@ const LONG: &[Race] = &[
     race("told", 10_000, 0),
     race("records", 10_000, 0),
     race("appends", 10_000, 0),
+    race("appends-seen", 10_000, 0),
     race("mapped", 10_000, 0),
     race("mapped-page", 10_000, 0),
 ];
@@ -68,7 +70,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         (", 10,000 at level all", [ALL, ALL], LONG),
         (", 10,000 at level no-epoch", [NO_EPOCH, NO_EPOCH], LONG),
         // Such a kernel keeps mapped pages (docs/semantics.md, S1).
-        (", 10,000 at level none", [NONE, NONE], &LONG[..4]),
+        (", 10,000 at level none", [NONE, NONE], &LONG[..5]),
         (", 10,000 with protocol 7.31", [OLD, OLD], LONG),
     ];
     let kinds = if world.long { long } else { usual };
