@@ -174,6 +174,9 @@ impl Cache {
             OnDisconnect::Fail(span) => Some(now.after(span)),
             _ => None,
         };
+        if let Op::Write { ino, offset, data, .. } = &op {
+            self.writes_whole(*ino, (*offset, data.len() as u64));
+        }
         let answer = match op {
             Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(fh),

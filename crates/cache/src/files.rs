@@ -257,6 +257,7 @@ impl Cache {
         if let Some(&op) = flight.waiters.first() {
             self.answer(op, Answer::Data(data));
         }
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
         let Some(id) = self.id_of(ino) else { return };
         let response = Response { result: Ok(Reply::Done), ..response };
         self.learn_after(now, flight, &response);
@@ -347,6 +348,7 @@ impl Cache {
         }
         self.note_base_after(now, flight, ino, response);
         let is_flush = flight.purpose.is_flush();
+        flight.purpose.pages().into_iter().for_each(|(ino, range)| self.writes_whole(ino, range));
         match response.result {
             Ok(Reply::Written { offset, count }) => {
                 if is_flush {

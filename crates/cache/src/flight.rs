@@ -278,6 +278,8 @@ pub(crate) struct Flight {
     pub drop_data: bool,
     /// Of a removal: the directory that the kernel believes to be there.
     pub goes: Option<NodeId>,
+    /// Of a write: the remote chooses where.
+    pub appends: bool,
     /// Of a read: an own write of its pages was asked after it.
     pub overtaken: bool,
     /// The request, where stores into a map are written back: it may be begun again.
@@ -332,6 +334,7 @@ impl Cache {
             _ => false,
         };
         let goes = self.directory_to_go(&purpose);
+        let appends = matches!(&call, Call::Write { flags, .. } if flags.append);
         tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());
         self.flights.insert(
             id,
@@ -351,6 +354,7 @@ impl Cache {
                 aside: None,
                 drop_data: false,
                 goes,
+                appends,
                 overtaken: false,
                 flush: None,
             },

@@ -52,6 +52,7 @@ mod snapshots;
 mod space;
 mod state;
 mod stores;
+mod whole;
 mod xattr;
 
 pub use cache::Cache;

@@ -79,6 +79,7 @@ impl Cache {
             self.follow(then);
         }
         for (ino, all) in self.dropping.remove(&id).unwrap_or_default() {
+            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.dropped(id));
             self.dropped(id, ino, all);
         }
         self.end_claiming(now);
@@ -233,6 +234,9 @@ impl Cache {
         let recalled = self.is_recalled(why);
         let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
         theirs.for_each(|flight| flight.drop_data = true);
+        if (offset, length) == (0, 0) {
+            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.told(why));
+        }
         within(gaps(busy), offset, length)
     }
 
@@ -441,7 +445,7 @@ impl Cache {
 }
 
 /// What of `ranges` lies in (offset, length); a length of 0: to the end.
-fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
+pub(crate) fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let end_of =
         |(offset, length): (u64, u64)| if length == 0 { u64::MAX } else { offset.saturating_add(length) };
     let end = end_of((offset, length));
@@ -452,7 +456,7 @@ fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> 
 }
 
 /// The kernel locks whole pages.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Whether two ranges of a file have a page in common.
 pub(crate) fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
@@ -461,7 +465,7 @@ pub(crate) fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
 }
 
 /// The whole pages of a range.
-fn pages((offset, length): (u64, u64)) -> (u64, u64) {
+pub(crate) fn pages((offset, length): (u64, u64)) -> (u64, u64) {
     let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
     let offset = offset / PAGE * PAGE;
     (offset, end - offset)

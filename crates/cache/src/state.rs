@@ -4,6 +4,7 @@ use crate::grants::Held;
 use crate::op::Caller;
 use crate::rows::Rows;
 use crate::stores::{Base, Old};
+use crate::whole::Whole;
 use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
 
 /// An inode that the kernel knows, or that has facts under a grant of its own.
@@ -39,6 +40,7 @@ pub(crate) struct Inode {
     /// All xattrs, until that deadline.
     pub xattrs: Option<Box<(XattrSet, Time)>>,
     pub data: Data,
+    pub whole: Whole,
     /// Of which state of the file the kernel's pages are, for what is stored into maps of them.
     pub base: Option<Base>,
     /// The kernel may have older pages too.
@@ -100,6 +102,7 @@ impl Inode {
             target: None,
             xattrs: None,
             data: Data::default(),
+            whole: Whole::default(),
             base: None,
             old: None,
             pinned: None,

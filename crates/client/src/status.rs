@@ -123,9 +123,9 @@ impl Source {
 
     fn guarantees(&self, stale: bool, limited: u64) -> Value {
         let mut guarantees = Map::new();
-        let but =
-            "but for files that two mounts write at the same time, and open files that another mount removes";
-        guarantees.insert("S1".into(), if stale { json!(false) } else { json!(but) });
+        let told = self.driver.transport.level() != nigh_fuse::Level::None;
+        let but = "but for pages of shared maps, as this kernel can be told nothing";
+        guarantees.insert("S1".into(), if told || stale { json!(!stale) } else { json!(but) });
         guarantees.insert("S2".into(), json!(true));
         guarantees.insert("S3".into(), json!(true));
         guarantees.insert("S4".into(), json!("calls under way do not survive a restart of the server yet"));

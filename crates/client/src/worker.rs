@@ -1,13 +1,18 @@
 //! Threads that tell the kernel what may get stuck.
 
+use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// They do next to nothing, and many may hang about.
 const STACK_BYTES: usize = 512 << 10;
+/// Who sleeps for so long in the kernel, and cannot be woken by signals, waits for a lock that is held by a request.
+const LOCKED: Duration = Duration::from_millis(1);
+/// Where `/proc` does not say what a thread does, it has waited for so long.
+const BLINDLY: Duration = Duration::from_millis(100);
 
 /// How many there are.
 pub(crate) struct Crew {
@@ -19,6 +24,43 @@ pub(crate) struct Crew {
 pub(crate) struct Worker<T> {
     todo: Sender<T>,
     done: Receiver<()>,
+    /// The number of its thread, once it runs.
+    thread: Arc<AtomicU32>,
+}
+
+/// Looks at a thread until it is known to wait for a lock of the kernel.
+pub(crate) struct Watch {
+    since: Instant,
+    /// As it slept, and since when.
+    asleep: Option<(String, Instant)>,
+}
+
+impl Watch {
+    pub fn new() -> Watch {
+        Watch { since: Instant::now(), asleep: None }
+    }
+
+    /// Whether the thread of that number has slept there without a break.
+    pub fn is_locked(&mut self, thread: u32) -> bool {
+        let now = sleep_of(thread);
+        match (&self.asleep, now) {
+            (Some((before, since)), Some(now)) if *before == now => since.elapsed() >= LOCKED,
+            (_, now) => {
+                self.asleep = now.map(|now| (now, Instant::now()));
+                self.since.elapsed() >= BLINDLY
+            }
+        }
+    }
+}
+
+/// Of a thread that sleeps in the kernel and takes no signals: how often and for how long it has run until then (proc_pid_stat(5)).
+fn sleep_of(thread: u32) -> Option<String> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{thread}/{file}")).ok();
+    let stat = read("stat").filter(|_| thread != 0)?;
+    // Its name, which may hold anything, is in parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let sleeps = rest.trim_start().starts_with('D');
+    sleeps.then(|| read("schedstat").unwrap_or_default())
 }
 
 /// One that ends.
@@ -67,8 +109,11 @@ impl Crew {
         let (todo, jobs) = channel::<T>();
         let (finished, done) = channel();
         let with = Arc::clone(with);
+        let thread = Arc::new(AtomicU32::new(0));
+        let own = Arc::clone(&thread);
         let work = move || {
             let _leaving = leaving;
+            own.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::SeqCst);
             for job in jobs {
                 tell(&with, job);
                 // Nobody may wait for it any more.
@@ -76,7 +121,7 @@ impl Crew {
             }
         };
         match thread::Builder::new().stack_size(self.stack_bytes).spawn(work) {
-            Ok(_) => Some(Worker { todo, done }),
+            Ok(_) => Some(Worker { todo, done, thread }),
             Err(error) => {
                 tracing::debug!(target: "nigh::kernel", %error, "no thread to tell the kernel with");
                 None
@@ -89,6 +134,11 @@ impl<T> Worker<T> {
     pub fn give(&self, job: T) {
         // It ends after us.
         let _ = self.todo.send(job);
+    }
+
+    /// Its thread's number; 0: it does not run yet.
+    pub fn thread(&self) -> u32 {
+        self.thread.load(Ordering::SeqCst)
     }
 
     /// Waits until one job is done; every so often it is asked whether to give that up. False: it was.
@@ -119,5 +169,33 @@ mod tests {
         worker.give(());
         assert!(worker.wait(Duration::from_secs(20), || true));
         assert!(crew.start(1, &with, |(), ()| ()).is_none(), "that was all");
+    }
+
+    /// Like one that waits for a lock of the kernel sleeps whoever waits for a child with `CLONE_VFORK`; not who waits for a time.
+    #[test]
+    fn who_sleeps_in_the_kernel_is_known_from_who_is_merely_slow() {
+        let crew = Crew::default();
+        let worker = crew.start(9, &Arc::new(()), |(), ()| thread::sleep(Duration::from_millis(50))).unwrap();
+        worker.give(());
+        let mut watch = Watch::new();
+        assert!(worker.wait(Duration::from_micros(200), || watch.is_locked(worker.thread())));
+        let waits = crew
+            .start(9, &Arc::new(()), |(), ()| {
+                let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+                // SAFETY: as fork(2); the child does nothing but sleep and end.
+                unsafe {
+                    if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {
+                        libc::usleep(300_000);
+                        libc::_exit(0);
+                    }
+                }
+            })
+            .unwrap();
+        waits.give(());
+        let (since, mut watch) = (Instant::now(), Watch::new());
+        let ended = waits.wait(Duration::from_micros(200), || watch.is_locked(waits.thread()));
+        assert!(!ended && since.elapsed() >= LOCKED, "it is given up");
+        assert!(since.elapsed() < Duration::from_millis(300), "while it waits");
+        assert!(sleep_of(waits.thread()).is_some());
     }
 }

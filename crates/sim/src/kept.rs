@@ -6,7 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A listing as the kernel keeps it: names and inode numbers.
 pub type Listing = BTreeMap<Vec<u8>, u64>;
 
-/// Pages and listings of one mount. Files here are smaller than a page, and written whole.
+/// What an own write changes of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Written {
+    pub from: usize,
+    pub to: usize,
+    /// The kernel had the page whole. Then it has what is written in it at once, and does not keep it locked until the
+    /// answer (`fuse_fill_write_pages`). Otherwise it does, and has no whole page then either.
+    whole: bool,
+}
+
+/// Pages and listings of one mount. Files here are smaller than a page.
 #[derive(Clone, Default, Debug)]
 pub struct Kept {
     /// Open files: the inode, and whether it may be written through this.
@@ -14,6 +24,8 @@ pub struct Kept {
     /// Open directories whose listing may be kept.
     dirs: BTreeSet<Fh>,
     pages: BTreeMap<u64, Vec<u8>>,
+    /// Own writes that are out; a kernel makes one of a file at a time.
+    written: BTreeMap<u64, Written>,
     /// Files with stores into maps that were not written back.
     dirty: BTreeMap<u64, Fh>,
     listings: BTreeMap<u64, Listing>,
@@ -36,12 +48,18 @@ impl Kept {
             {
                 self.pages.insert(*ino, data.clone());
             }
-            (Op::Write { ino, data, .. }, Answer::Written(_)) => {
+            (Op::Write { ino, data, from_page_cache: true, .. }, Answer::Written(_)) => {
                 if let Some(pages) = self.pages.get_mut(ino) {
                     pages.clone_from(data);
                 }
             }
-            (Op::Write { ino, .. }, _) if !self.is_dirty(*ino) => drop(self.pages.remove(ino)),
+            (Op::Write { ino, .. }, Answer::Written(_)) => drop(self.written.remove(ino)),
+            (Op::Write { ino, .. }, _) => {
+                self.written.remove(ino);
+                if !self.is_dirty(*ino) {
+                    self.pages.remove(ino);
+                }
+            }
             (Op::OpenDir { ino }, Answer::Opened(opened)) => {
                 if !opened.keep_cache {
                     self.listings.remove(ino);
@@ -55,6 +73,34 @@ impl Kept {
             }
             _ => {}
         }
+    }
+
+    /// A request begins.
+    pub fn begins(&mut self, op: &Op) {
+        let Op::Write { ino, offset, data, from_page_cache: false, .. } = op else { return };
+        // Within a page.
+        let at = u16::try_from(*offset).unwrap_or(0);
+        let from = usize::from(at);
+        let to = from + data.len();
+        let page = self.pages.get_mut(ino);
+        let whole = page.is_some();
+        if let Some(page) = page {
+            page.resize(page.len().max(to), 0);
+            page[from..to].copy_from_slice(data);
+        }
+        self.written.insert(*ino, Written { from, to, whole });
+    }
+
+    /// Of a page that the kernel has: what an own write that is out has changed of it.
+    #[must_use]
+    pub fn written(&self, ino: u64) -> Option<Written> {
+        self.written.get(&ino).copied().filter(|_| self.has_pages(ino))
+    }
+
+    /// Whether dropping a file's page waits for an own write.
+    #[must_use]
+    pub fn is_locked(&self, ino: u64) -> bool {
+        self.written.get(&ino).is_some_and(|written| !written.whole)
     }
 
     fn opened(&mut self, ino: u64, fh: Fh, write: bool, keep_cache: bool) {

@@ -124,6 +124,7 @@ impl Kernel {
 
     /// It begins to write as far as that, or sets how long a file is (`fuse_perform_write`, `fuse_do_setattr`).
     pub fn begins(&mut self, op: &Op) {
+        self.kept.begins(op);
         let (ino, grows) = match op {
             Op::Write { ino, offset, data, from_page_cache: false, .. } => {
                 (ino, offset + data.len() as u64 > self.size(*ino))

@@ -14,6 +14,8 @@ use nigh_types::{Access, Cookie, Name, OpId, SetAttr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 
+/// A file that keeps its name, parts of which several write.
+const PAGE: &str = "page";
 pub(crate) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 pub(crate) const DIRS: [&str; 2] = ["p", "q"];
 
@@ -59,6 +61,8 @@ pub(crate) struct Kinds {
     pub(crate) losses: bool,
     /// Files are mapped, and stored into by all.
     pub(crate) maps: bool,
+    /// Several write parts of one page at the same time.
+    pub(crate) halves: bool,
     /// Others' changes are told, and attributes are asked for by number and judged.
     pub(crate) pushes: bool,
 }
@@ -97,6 +101,11 @@ impl<B: Backend> History<B> {
         if kinds.files {
             let paths = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
             world.facts.paths = paths.collect();
+        }
+        if kinds.halves {
+            let path = format!("{}/{PAGE}", DIRS[0]);
+            world.server.edit(|tree| tree.plant_file(now, &path, b"text"));
+            world.facts.paths.push(path);
         }
         if kinds.pushes {
             let files = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
@@ -143,6 +152,12 @@ impl<B: Backend> History<B> {
         let file = name(self.dice.pick(&NAMES));
         if self.kinds.maps && self.dice.below(3) == 0 {
             if let Some(op) = self.use_map(at) {
+                self.ask(at, op);
+            }
+            return;
+        }
+        if self.kinds.halves && self.dice.below(2) == 0 {
+            if let Some(op) = self.write_in_part(at) {
                 self.ask(at, op);
             }
             return;

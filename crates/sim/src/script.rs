@@ -82,7 +82,7 @@ impl Script {
     /// `A sleep` (all of them), `A forget`, `A drops slowly|fast` (pages), `A workers N` (droppings that may be stuck), `A mounts-below`,
     /// `A interrupt` (by a fatal signal), `A signal`, `A kernel`;
     /// `A open|open-ro PATH` and then `A read|store|msync|lock|lock-wait|unlock|flush|close PATH` (`store`: into a map) and `A write PATH
-    /// [TEXT]`; `A truth PATH`: what the file holds.
+    /// [TEXT [OFFSET]]`; `A truth PATH`: what the file holds; `A page PATH`: what A's kernel has of it.
     fn step(&mut self, words: &[&str]) {
         match words {
             ["tree", ..] => {}
@@ -230,6 +230,12 @@ impl Script {
             ["forget"] => self.world.let_invalidate(at),
             ["mounts-below"] => self.world.mount_below(at),
             ["kernel"] => self.show_kernel(at),
+            ["page", path] => {
+                let ino = self.inos[&(at, self.open[&(at, (*path).to_owned())])];
+                let page = client.kernel.kept.pages().find(|(of, _)| *of == ino);
+                let page = page.map(|(_, data)| String::from_utf8_lossy(data).into_owned());
+                self.world.trace.push(format!("{}'s kernel has {page:?} of {path}", name_of(at)));
+            }
             ["store", path] => {
                 let fh = self.open[&(at, (*path).to_owned())];
                 let ino = self.inos[&(at, fh)];
@@ -265,7 +271,7 @@ impl Script {
     }
 
     /// A request through a file that was opened by that path, wherever that leads now.
-    fn op_on_open(&self, at: usize, verb: &str, path: &str, text: &str) -> Op {
+    fn op_on_open(&self, at: usize, verb: &str, path: &str, (text, offset): (&str, u64)) -> Op {
         let fh = *self.open.get(&(at, path.to_owned())).expect("it is open");
         let ino = self.inos[&(at, fh)];
         // One lock is enough: the client is the owner.
@@ -275,15 +281,7 @@ impl Script {
             "read" => Op::Read { ino, fh, offset: 0, size: 100 },
             "write" => {
                 let (kill_suidgid, from_page_cache) = (false, false);
-                Op::Write {
-                    ino,
-                    fh,
-                    offset: 0,
-                    data: text.into(),
-                    kill_suidgid,
-                    from_page_cache,
-                    append: false,
-                }
+                Op::Write { ino, fh, offset, data: text.into(), kill_suidgid, from_page_cache, append: false }
             }
             "lock" => lock(false),
             "lock-wait" => lock(true),
@@ -318,7 +316,8 @@ impl Script {
                 Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false }
             }
             "read" | "write" | "lock" | "lock-wait" | "unlock" | "flush" => {
-                self.op_on_open(at, verb, path, rest.get(1).unwrap_or(&"TEXT"))
+                let offset = rest.get(2).map_or(0, |offset| offset.parse().expect("a number"));
+                self.op_on_open(at, verb, path, (rest.get(1).unwrap_or(&"TEXT"), offset))
             }
             "unlink" => {
                 let (dir, name) = parent();

@@ -4,15 +4,21 @@
 //! answers may wait for our acknowledgement, and nobody may answer them while the remote is away. One may have come that we did
 //! not know of: then the worker that is stuck is left behind, and the rest dropped by another. A file's pages are told when they
 //! are gone but for such; what is only slow is not.
+//!
+//! A page that an own write brings in part is left out too, but need not be locked: where the kernel had it whole it is not
+//! (`fuse_fill_write_pages`), and would show what others change of it as it was. So each of these is tried by itself, until its worker
+//! is seen to wait for the lock: then the page is not whole, and is read anew once the write is answered.
 
 use super::teller::{PATIENCE, Progress, Teller};
-use crate::worker::{Crew, Worker};
+use crate::worker::{Crew, Watch, Worker};
 use nigh_cache::Stale;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// How long dropping pages may take before it is asked what is in its way.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
+/// How often it is asked whether a page that is being written is locked.
+const LOOK_AT_PART: Duration = Duration::from_micros(200);
 /// So many files that are not open are dropped together.
 const AT_ONCE: usize = 256;
 
@@ -75,7 +81,7 @@ impl Teller<'_> {
                 all.filter(|(_, ranges)| !ranges.is_empty()).collect()
             });
             if ranges.is_empty() {
-                return Ok(());
+                return self.drop_parts(progress, files);
             }
             let idle = self.pages.take_if(|_| self.notifier.crew.holds_to(most));
             let Some(worker) = idle.or_else(|| self.start_pages(most)) else {
@@ -87,11 +93,12 @@ impl Teller<'_> {
             match self.wait_for(progress, &dropping, progress.first.then_some(PATIENCE)) {
                 Ended::Done => {
                     self.pages = Some(dropping.worker);
-                    return Ok(());
+                    return self.drop_parts(progress, dropping.files);
                 }
                 Ended::Slow => {
+                    let files = dropping.files.clone();
                     progress.slow.push_back(dropping);
-                    return Ok(());
+                    return self.drop_parts(progress, files);
                 }
                 Ended::Left => return Err(dropping.files),
                 Ended::InTheWay => files = dropping.files,
@@ -99,6 +106,33 @@ impl Teller<'_> {
             // Each store into a map that is not written back stops one: others need some too.
             most = Crew::COMMON;
         }
+    }
+
+    /// Drops pages that own writes bring in part, but for those that are locked. An error: the job is left, with these.
+    fn drop_parts(&mut self, progress: &Progress, files: Vec<File>) -> Result<(), Vec<File>> {
+        let parts: Vec<(u64, (u64, u64))> = self.driver.with(|core, _| {
+            let parts = |&(ino, range): &File| {
+                core.cache.partly_written(ino, range).into_iter().map(move |part| (ino, part))
+            };
+            files.iter().flat_map(parts).collect()
+        });
+        for (ino, part) in parts {
+            let Some(worker) = self.pages.take().or_else(|| self.start_pages(Crew::ALL)) else {
+                tracing::debug!(target: "nigh::kernel", ino, "no thread to drop a page with that is being written");
+                return Ok(());
+            };
+            worker.give(vec![(self.node(ino), vec![part])]);
+            let (mut watch, mut is_left) = (Watch::new(), false);
+            let is_done = worker.wait(LOOK_AT_PART, || {
+                is_left = self.is_wanted(progress.first);
+                is_left || watch.is_locked(worker.thread())
+            });
+            if is_left {
+                return Err(files);
+            }
+            self.pages = is_done.then_some(worker);
+        }
+        Ok(())
     }
 
     /// Waits for what was slow, all else being told. What is left for something else that goes first counts as untold.

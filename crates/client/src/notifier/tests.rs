@@ -312,6 +312,53 @@ fn a_file_with_no_end_of_stores_leaves_threads_for_others() {
     stopped(&driver, thread);
 }
 
+fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
+    assert_eq!(stage.make("file", false).ino, MADE);
+    // With a whole one between two: of no file has the kernel whole pages otherwise that was not read.
+    let (fh, data) = (nigh_cache::Fh(1), vec![b'x'; 9_000]);
+    let write = nigh_cache::Op::Write {
+        ino: MADE,
+        fh,
+        offset: 10,
+        data,
+        kill_suidgid: false,
+        from_page_cache: false,
+        append: false,
+    };
+    stage.driver.operate(900, OpId(900), Caller::default(), Shape::Natural, write);
+    Notification::InvalInode { ino: MADE, offset: 0, len: PAGE.cast_signed() }
+}
+
+/// A kernel that had it whole has it unlocked, and shows what others change of it as it was.
+#[test]
+fn a_page_that_is_being_written_in_part_is_dropped_before_all_counts_as_told() {
+    let mut stage = Stage::new();
+    let part = writes_in_part(&mut stage);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 9 }], false);
+    until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
+    let told = kernel.notifications();
+    let at = |one: &Notification<'_>| told.iter().position(|told| told == one);
+    assert!(at(&part).is_some_and(|part| Some(part) < at(&Notification::attributes(9))), "{told:?}");
+    stopped(&driver, thread);
+}
+
+/// Otherwise it is locked until the write is answered, which may wait for us.
+#[test]
+fn a_page_that_is_locked_for_a_write_of_a_part_holds_up_nothing() {
+    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
+    let mut stage = stuck.stage();
+    let part = writes_in_part(&mut stage);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 9 }], false);
+    until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
+    assert!(kernel.notifications().contains(&part), "it was tried");
+    stuck.let_go();
+    stopped(&driver, thread);
+}
+
 /// A closed file may be opened and read while its pages are being dropped. The read waits at the server behind the change that asked
 /// for that, which waits for our acknowledgement: the notifier does not wait with it.
 #[test]

@@ -29,6 +29,8 @@ pub struct Plan {
     pub steps: u32,
     /// Nothing goes wrong, and files are mapped by all.
     pub calm: bool,
+    /// Several write parts of one page at the same time.
+    pub halves: bool,
 }
 
 impl Plan {
@@ -36,13 +38,19 @@ impl Plan {
     #[must_use]
     pub fn of(seed: u64) -> Plan {
         let clients = if (seed / 7).is_multiple_of(2) { 2 } else { 3 };
-        Plan { seed, clients, steps: 300, calm: false }
+        Plan { seed, clients, steps: 300, calm: false, halves: false }
     }
 
     /// One in which whoever is silent for long has no excuse.
     #[must_use]
     pub fn calm(seed: u64) -> Plan {
         Plan { calm: true, ..Plan::of(seed) }
+    }
+
+    /// One in which several write parts of one page; half of them calm.
+    #[must_use]
+    pub fn halves(seed: u64) -> Plan {
+        Plan { calm: seed.is_multiple_of(2), halves: true, ..Plan::of(seed) }
     }
 }
 
@@ -132,13 +140,16 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
         limited: bit(),
         tiny: bit(),
         losses: false,
-        maps: false,
         pushes: bit(),
+        ..Kinds::default()
     };
     let mut faults = Faults { cuts: bit(), pauses: bit(), restarts: bit(), drift: bit(), slow_kernels: true };
     if plan.calm {
         kinds = Kinds { files: true, maps: true, ..kinds };
         faults = Faults { cuts: false, pauses: false, restarts: false, slow_kernels: false, ..faults };
+    }
+    if plan.halves {
+        kinds = Kinds { files: true, halves: true, maps: false, ..kinds };
     }
     let tree = TreeConfig {
         part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
@@ -163,7 +174,7 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     history.look_around();
     // Whoever was never told of a directory asks nothing of it.
     history.world.advance(Span::from_millis(100));
-    history.world.server.with(|net| net.garbled = (garbled && !plan.calm).then_some(0));
+    history.world.server.with(|net| net.garbled = (garbled && !plan.calm && !plan.halves).then_some(0));
     (history, faults)
 }
 

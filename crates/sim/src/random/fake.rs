@@ -40,8 +40,8 @@ impl History {
         let mut dice = Dice::new(plan.seed);
         let bit = |n: u64| plan.seed >> n & 1 == 1;
         let pushes = plan.pushes;
-        let kinds =
-            Kinds { files: bit(0), limited: bit(1), tiny: bit(2), losses: bit(3), maps: false, pushes };
+        let (files, limited, tiny, losses) = (bit(0), bit(1), bit(2), bit(3));
+        let kinds = Kinds { files, limited, tiny, losses, pushes, ..Kinds::default() };
         let parts = 1 + u32::try_from(dice.below(4)).unwrap_or(0);
         let config = TreeConfig {
             term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },

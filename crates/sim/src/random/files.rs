@@ -1,6 +1,6 @@
 //! What histories do with files besides their names: data, xattrs, further names.
 
-use super::{DIRS, History, NAMES, name};
+use super::{DIRS, History, NAMES, PAGE, name};
 use crate::world::{Backend, Fact, XATTR, name_of, short};
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_types::{Access, Errno, Name};
@@ -57,6 +57,41 @@ impl<B: Backend> History<B> {
         }
     }
 
+    /// Of a file that many have open: half of its page is written, most of all where another client is at it, or all of it is read.
+    pub(super) fn write_in_part(&mut self, at: usize) -> Option<Op> {
+        let (dir, file) = (self.dirs[DIRS[0]], name(PAGE));
+        let Some(ino) = self.known(at, dir, &file) else { return Some(Op::Lookup { dir, name: file }) };
+        let opened = self.world.clients[at].kernel.kept.files().find(|(_, of, write)| *of == ino && *write);
+        let Some((fh, ..)) = opened else {
+            let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+            return Some(Op::Open { ino, access, append: false });
+        };
+        if self.world.moves_data(at, ino) {
+            return None;
+        }
+        let kept = &self.world.clients[at].kernel.kept;
+        if kept.is_dirty(ino) {
+            self.world.write_back(at, ino);
+            return None;
+        }
+        let has_page = kept.has_pages(ino);
+        let others = (0..self.world.clients.len()).any(|other| self.world.moves_data(other, ino));
+        if self.dice.below(if has_page && others { 4 } else { 16 }) == 0 {
+            let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 2];
+            let offset = 2 * self.dice.below(2);
+            return Some(Op::Write {
+                ino,
+                fh,
+                offset,
+                data,
+                kill_suidgid: false,
+                from_page_cache: false,
+                append: false,
+            });
+        }
+        (!has_page).then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
+    }
+
     fn open_file(&mut self, at: usize) -> Option<(Fh, u64, bool)> {
         let files: Vec<_> = self.world.clients[at].kernel.kept.files().collect();
         let picked = self.dice.below((files.len() as u64).max(1));
@@ -66,6 +101,10 @@ impl<B: Backend> History<B> {
     /// Stores into a map of an open file. One client at a time: what two of them have stored would wait for each other, where the
     /// server lets no write-back go before the change that asked for it.
     fn store(&mut self, at: usize) {
+        // Stores go before others' pages are dropped; msync waits for that, and is not made here.
+        if self.kinds.halves {
+            return;
+        }
         let Some((fh, ino, true)) = self.open_file(at) else { return };
         let stores = |client: usize| client != at && !B::FLUSHES_FIRST && self.world.has_stores(client);
         if (0..self.world.clients.len()).any(stores) || self.world.moves_data(at, ino) {

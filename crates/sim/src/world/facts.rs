@@ -2,6 +2,7 @@
 
 use super::own::changed_inode;
 use super::{Backend, World, name_of};
+use crate::kept::Written;
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_remote::tree::Tree;
 use nigh_types::{Attr, Call, Errno, NodeId, OpId, Place, Reply, Time};
@@ -87,6 +88,16 @@ impl Facts {
     }
 }
 
+impl Facts {
+    /// Whether a file's data is that, but for what was written there.
+    fn is_but(&self, ino: u64, page: &[u8], written: Written) -> bool {
+        let past = self.past.get(&(ino, Fact::Data)).filter(|_| self.present.contains(&ino));
+        let Some((_, Some(truth))) = past.and_then(|past| past.last()) else { return true };
+        let mut rest = (0..page.len().max(truth.len())).filter(|at| !(written.from..written.to).contains(at));
+        rest.all(|at| page.get(at) == truth.get(at))
+    }
+}
+
 fn value(tree: &mut Tree, now: Time, id: NodeId, fact: Fact) -> Option<Vec<u8>> {
     let node = Place::bare(id);
     let call = match fact {
@@ -158,11 +169,16 @@ impl<B: Backend> World<B> {
             // Where nothing can be told, a kernel looks at the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
             let trusted = client.cache.level() != Level::None;
             for (ino, pages) in client.kernel.kept.pages().filter(|_| trusted) {
+                let written = client.kernel.kept.written(ino);
                 let told = client.telling.is_told(ino)
                     || client.kernel.kept.is_dirty(ino)
-                    || self.moves_data(at, ino)
-                    || self.under_way(client).1.contains(&ino);
-                if !told && !self.facts.was(ino, Fact::Data, self.tick, Some(pages)) {
+                    || self.moves_data(at, ino) && written.is_none()
+                    || self.changes_otherwise(client, ino);
+                let is_so = match written {
+                    Some(written) => self.facts.is_but(ino, pages, written),
+                    None => self.facts.was(ino, Fact::Data, self.tick, Some(pages)),
+                };
+                if !told && !is_so {
                     return Err(format!("{} keeps {pages:?} of {ino}", name_of(at)));
                 }
             }

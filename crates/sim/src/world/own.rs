@@ -75,6 +75,18 @@ impl<B: Backend> World<B> {
         inos.extend(names.iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name)));
         (names, inos)
     }
+
+    /// Whether a client's unanswered requests change an inode, but for writes whose bytes its kernel has in a page.
+    pub(super) fn changes_otherwise(&self, client: &Client<B>, ino: u64) -> bool {
+        let is_page = |op: &Op| matches!(op, Op::Write { ino: of, from_page_cache: false, .. } if *of == ino);
+        match client.ops.values().any(is_page) {
+            true => {
+                client.ops.values().any(|op| !is_page(op) && touched(op) == Some(ino))
+                    || client.abandoned.iter().any(|(op, _)| touched(op) == Some(ino))
+            }
+            false => self.under_way(client).1.contains(&ino),
+        }
+    }
 }
 
 /// Names that a request changes.

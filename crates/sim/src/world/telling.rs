@@ -210,7 +210,7 @@ impl<B: Backend> World<B> {
         let job = &mut telling.jobs[0];
         if over {
             job.stale.pop_front();
-            self.drop_pages(at, stuck.ino, &stuck.ranges);
+            self.drop_stuck(at, &stuck);
         } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
             telling.left.push(stuck);
         } else if job.first {
@@ -231,7 +231,7 @@ impl<B: Backend> World<B> {
             let client = &mut self.clients[at];
             let job = &mut client.telling.jobs[0];
             if over {
-                self.drop_pages(at, stuck.ino, &stuck.ranges);
+                self.drop_stuck(at, &stuck);
             } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
                 job.stale.push_back(stuck.stale());
                 client.telling.left.push(stuck);
@@ -299,9 +299,19 @@ impl<B: Backend> World<B> {
             client.telling.stuck = Some(Stuck { ino, range: (offset, length), ranges, flush });
         } else {
             client.telling.jobs[0].stale.pop_front();
-            self.drop_pages(at, ino, &ranges);
+            self.drop_stuck(at, &Stuck { ino, range: (offset, length), ranges, flush: None });
         }
         true
+    }
+
+    /// And what an own write brings in part, where its kernel has not locked that.
+    fn drop_stuck(&mut self, at: usize, stuck: &Stuck) {
+        self.drop_pages(at, stuck.ino, &stuck.ranges);
+        let Client { cache, kernel, .. } = &self.clients[at];
+        if !kernel.kept.is_locked(stuck.ino) {
+            let parts = cache.partly_written(stuck.ino, stuck.range);
+            self.drop_pages(at, stuck.ino, &parts);
+        }
     }
 
     fn drop_pages(&mut self, at: usize, ino: u64, ranges: &[(u64, u64)]) {

@@ -104,7 +104,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     for (number, look) in LOOKS.iter().enumerate() {
         let start = Instant::now();
         let result = try_look(&mounts, number, look);
-        super::record(tally, &format!("two: requests to see {}", look.name), start.elapsed(), result);
+        tally.record(&format!("two: requests to see {}", look.name), start.elapsed(), result);
     }
     let start = Instant::now();
     tally.record("two: counts unmounted", start.elapsed(), mounts.unmount());

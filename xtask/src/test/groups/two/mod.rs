@@ -60,29 +60,6 @@ pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
     programs::run(world, tally, &deadline);
 }
 
-/// What is not there yet, and why; docs/semantics.md says the same. It is run all the same, and a failure is
-/// told as skipped. This list only shrinks.
-const NOT_YET: &[(&str, &str)] = &[(
-    "race mapped-page",
-    "a page that two mounts write at once shows the other's bytes a moment late after an own write",
-)];
-
-/// Counts a result; a failure that is known to be one is skipped with its reason.
-fn record(tally: &mut Tally, name: &str, took: Duration, result: Result<()>) {
-    match (result, not_yet(name)) {
-        (Err(e), Some(why)) => tally.skip(name, &format!("not yet: {why} ({})", first_line(&e))),
-        (result, _) => tally.record(name, took, result),
-    }
-}
-
-fn not_yet(name: &str) -> Option<&'static str> {
-    NOT_YET.iter().find(|(part, _)| name.contains(part)).map(|(_, why)| *why)
-}
-
-fn first_line(error: &anyhow::Error) -> String {
-    format!("{error:#}").lines().next().unwrap_or("").chars().take(150).collect()
-}
-
 type Part = fn(&World, &mut Tally, &Deadline);
 
 /// When the group must be done.

@@ -96,7 +96,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         }
         let start = Instant::now();
         let result = try_program(world, program);
-        super::record(tally, &name, start.elapsed(), result);
+        tally.record(&name, start.elapsed(), result);
     }
 }
 

@@ -83,7 +83,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
                     Err(error) if maps_nothing(&error) => {
                         tally.skip(&name, "the kernel makes no shared map of a file of such a mount");
                     }
-                    result => super::record(tally, &name, start.elapsed(), result),
+                    result => tally.record(&name, start.elapsed(), result),
                 }
             }
         }

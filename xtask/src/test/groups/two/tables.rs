@@ -130,10 +130,7 @@ fn count(tally: &mut Tally, name: &str, variant: &Variant, control: &Verdicts, e
             (_, Some(Verdict::Failed(_))) if unheard(variant, case) => {
                 tally.skip(&full, "pages under a map cannot be recalled from this kernel");
             }
-            (_, Some(Verdict::Failed(why))) => match super::not_yet(case) {
-                Some(reason) => tally.skip(&full, &format!("not yet: {reason} ({why})")),
-                None => tally.fail(&full, why),
-            },
+            (_, Some(Verdict::Failed(why))) => tally.fail(&full, why),
             (Verdict::Skipped(_), Some(Verdict::Skipped(why))) => tally.skip(&full, why),
             (_, Some(Verdict::Skipped(why))) if lacks(variant, case) => tally.skip(&full, why),
             (_, Some(Verdict::Skipped(why))) => tally.fail(&full, &format!("only skipped on mounts: {why}")),

@@ -1,0 +1,121 @@
+//! Pages that own writes bring in part.
+//!
+//! A kernel that has such a page whole does not keep it locked until the write is answered (`fuse_fill_write_pages`). It would show
+//! what others change of the rest as it was, so when it is told to forget it drops that one too. One that it has not whole it does keep
+//! locked, and reads anew after the answer: dropping it is tried in vain, which takes its time. So it is known of each file whether its
+//! kernel may have whole pages at all: it gets them by reads, and by writes of whole pages, until all are dropped.
+
+use crate::cache::Cache;
+use crate::flight::Purpose;
+use crate::op::{Invalidation, Op};
+use crate::recall::{PAGE, pages, within};
+
+/// Whether a kernel may have whole pages of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Whole {
+    /// How often it got some.
+    made: u64,
+    /// Of these it has none any more.
+    gone: u64,
+    /// When it was told to drop all, it had got so many.
+    told: Option<(Invalidation, u64)>,
+}
+
+impl Whole {
+    /// A read or a write of whole pages begins or is answered.
+    pub fn make(&mut self) {
+        self.made += 1;
+    }
+
+    pub fn told(&mut self, id: Invalidation) {
+        self.told = Some((id, self.made));
+    }
+
+    pub fn dropped(&mut self, id: Invalidation) {
+        if let Some((_, made)) = self.told.take_if(|(told, _)| *told == id) {
+            self.gone = made;
+        }
+    }
+
+    fn may_be(self) -> bool {
+        self.made > self.gone
+    }
+}
+
+impl Cache {
+    /// The kernel writes: pages that this brings whole it has from now on, and again when it is answered.
+    pub(crate) fn writes_whole(&mut self, ino: u64, range: (u64, u64)) {
+        let (_, length) = pages(range);
+        if length > PAGE * ends(range).len() as u64 {
+            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
+        }
+    }
+
+    /// Of what [`Cache::droppable`] leaves out (offset, length): pages of which own writes bring a part, or all at a place that the
+    /// remote chooses, if the kernel may have them whole. They are to be dropped too, one by one: where one is locked that waits for the
+    /// write's answer, and need not be waited for.
+    #[must_use]
+    pub fn partly_written(&self, ino: u64, (offset, length): (u64, u64)) -> Vec<(u64, u64)> {
+        if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be()) {
+            return Vec::new();
+        }
+        let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let out = out.filter_map(|flight| match flight.purpose {
+            Purpose::Write { ino: of, offset, size, flush: false } if of == ino => {
+                Some(((offset, size), flight.appends))
+            }
+            _ => None,
+        });
+        let parked = self.parked.values().filter_map(|(_, op)| match op {
+            Op::Write { ino: of, offset, data, from_page_cache: false, append, .. } if *of == ino => {
+                Some(((*offset, data.len() as u64), *append))
+            }
+            _ => None,
+        });
+        let writes = out.chain(parked).filter(|((_, size), _)| *size > 0);
+        let parts =
+            writes.flat_map(|(range, appends)| if appends { vec![pages(range)] } else { ends(range) });
+        within(parts.collect(), offset, length)
+    }
+}
+
+/// The pages that a range covers in part.
+fn ends((offset, length): (u64, u64)) -> Vec<(u64, u64)> {
+    let end = offset.saturating_add(length);
+    let mut ends = vec![offset / PAGE * PAGE, end / PAGE * PAGE];
+    ends.dedup();
+    let is_cut = |at: &u64| *at < offset || end < at.saturating_add(PAGE);
+    ends.into_iter().filter(|at| *at < end).filter(is_cut).map(|at| (at, PAGE)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_pages_that_are_covered_in_part() {
+        assert_eq!(ends((0, PAGE)), []);
+        assert_eq!(ends((PAGE, 3 * PAGE)), []);
+        assert_eq!(ends((PAGE, 10)), [(PAGE, PAGE)]);
+        assert_eq!(ends((PAGE + 7, 10)), [(PAGE, PAGE)]);
+        assert_eq!(ends((PAGE + 7, PAGE - 7)), [(PAGE, PAGE)]);
+        assert_eq!(ends((7, 2 * PAGE)), [(0, PAGE), (2 * PAGE, PAGE)]);
+    }
+
+    #[test]
+    fn what_was_read_while_all_was_dropped_may_be_there() {
+        let mut whole = Whole::default();
+        assert!(!whole.may_be());
+        whole.make();
+        whole.told(Invalidation(1));
+        whole.dropped(Invalidation(2));
+        assert!(whole.may_be(), "that was another one");
+        whole.dropped(Invalidation(1));
+        assert!(!whole.may_be());
+        whole.make();
+        whole.told(Invalidation(3));
+        whole.make();
+        whole.dropped(Invalidation(3));
+        assert!(whole.may_be());
+    }
+}
