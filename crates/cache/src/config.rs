@@ -30,8 +30,8 @@ pub struct Config {
     /// Bytes that an entry costs the kernel's buffer beside its name (padded to 8): without and with
     /// attributes (`struct fuse_dirent`, `struct fuse_direntplus`).
     pub entry_size: (u32, u32),
-    /// What is read and written past the kernel's pages can be mapped all the same (`FUSE_DIRECT_IO_ALLOW_MMAP`).
-    pub maps_direct: bool,
+    /// A kernel drops pages before it writes past them (since Linux 6.6; it comes with `FUSE_DIRECT_IO_ALLOW_MMAP`).
+    pub direct_appends: bool,
     pub on_disconnect: OnDisconnect,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
@@ -48,7 +48,7 @@ impl Default for Config {
             kernel_listing_below: 1_000,
             kernel_missing_most: 100_000,
             entry_size: (24, 152),
-            maps_direct: false,
+            direct_appends: false,
             on_disconnect: OnDisconnect::Wait,
             client: 0,
             incarnation: 0,

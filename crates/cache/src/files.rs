@@ -90,7 +90,10 @@ impl Cache {
         keep_cache: bool,
     ) -> Opened {
         let fh = self.new_fh();
-        let maps_direct = self.config.maps_direct;
+        // Its kernel would put what is appended into pages at the end that it knows, and show it there, where others may have appended.
+        // Reads past the pages would be taken for ones that have them locked.
+        let appends = file.append && file.access.write && !file.access.read;
+        let direct = appends && self.config.direct_appends;
         let inode = self.inode(id);
         // Who locks a file must be heard when it closes any descriptor of it.
         let may_lock = inode.locked || inode.opens > 0;
@@ -110,14 +113,14 @@ impl Cache {
                 generation: id.generation,
                 handle,
                 access: Access { truncate: false, ..file.access },
+                direct,
+                unanswered_at: None,
                 lost: false,
                 caller: file.caller,
             },
         );
         self.watch_data(id.ino);
         let no_flush = handle.is_none() && !may_lock;
-        // Its kernel would put what is appended into pages at the end that it knows, and show it there, where others may have appended.
-        let direct = file.append && file.access.write && (maps_direct || !file.access.read);
         Opened { fh, keep_cache, cache_dir: false, no_flush, direct }
     }
 
@@ -314,7 +317,7 @@ impl Cache {
         let append = append && !from_page_cache;
         let flags =
             WriteFlags { append, kill_suidgid, sync: file.access.sync, flush: from_page_cache, since };
-        let opener = file.caller;
+        let (opener, direct) = (file.caller, file.direct && !from_page_cache);
         let flush = from_page_cache.then(|| {
             Box::new(Op::Write { ino, fh, offset, data: data.clone(), kill_suidgid, from_page_cache, append })
         });
@@ -327,6 +330,10 @@ impl Cache {
         }
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.flush = flush;
+            flight.direct = direct.then_some(fh);
+        }
+        if direct {
+            self.writes_past_pages(ino, fh, offset);
         }
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
     }
@@ -349,6 +356,7 @@ impl Cache {
         self.note_base_after(now, flight, ino, response);
         let is_flush = flight.purpose.is_flush();
         flight.purpose.pages().into_iter().for_each(|(ino, range)| self.writes_whole(ino, range));
+        self.wrote_part(ino, flight.direct.filter(|_| response.result.is_ok()));
         match response.result {
             Ok(Reply::Written { offset, count }) => {
                 if is_flush {

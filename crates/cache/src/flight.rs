@@ -278,6 +278,8 @@ pub(crate) struct Flight {
     pub drop_data: bool,
     /// Of a removal: the directory that the kernel believes to be there.
     pub goes: Option<NodeId>,
+    /// Of a write past the kernel's pages: through what.
+    pub direct: Option<Fh>,
     /// Of a write: the remote chooses where.
     pub appends: bool,
     /// Of a read: an own write of its pages was asked after it.
@@ -287,6 +289,11 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
+    /// The pages of that file which the kernel has locked until this is answered: offset and length.
+    pub fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
+        self.purpose.locks_pages(file, but_flushes).filter(|_| self.direct.is_none())
+    }
+
     /// Whether those facts were recalled after this call was sent: what it says of them may be older than
     /// what is known now.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
@@ -354,6 +361,7 @@ impl Cache {
                 aside: None,
                 drop_data: false,
                 goes,
+                direct: None,
                 appends,
                 overtaken: false,
                 flush: None,

@@ -444,7 +444,7 @@ impl Cache {
         (ino, fh): (u64, Option<Fh>),
         set: SetAttr,
     ) -> Option<Answer> {
-        if set.is_empty() {
+        if set.is_empty() || self.takes_back(fh, &set) {
             return self.attributes(now, op, caller, ino);
         }
         let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();

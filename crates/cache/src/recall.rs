@@ -214,7 +214,7 @@ impl Cache {
         if inode.lookups == 0 {
             return Vec::new();
         }
-        for flight in self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, false).is_some()) {
+        for flight in self.flights.values_mut().filter(|f| f.locks_pages(ino, false).is_some()) {
             flight.drop_data = true;
         }
         vec![Stale::Data { ino, offset: 0, length: 0 }]
@@ -232,9 +232,10 @@ impl Cache {
     ) -> Vec<(u64, u64)> {
         let busy = self.busy(why, ino);
         let recalled = self.is_recalled(why);
-        let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
+        let theirs = self.flights.values_mut().filter(|f| f.locks_pages(ino, recalled).is_some());
         theirs.for_each(|flight| flight.drop_data = true);
-        if (offset, length) == (0, 0) {
+        let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
+        if (offset, length) == (0, 0) && self.dropping.get(&why).is_some_and(|all| all.iter().any(is_all)) {
             self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.told(why));
         }
         within(gaps(busy), offset, length)
@@ -255,8 +256,9 @@ impl Cache {
         let recalled = self.is_recalled(why);
         // What nobody waits for any more has nothing locked.
         let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
-        let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
-        let parked = self.parked.values().filter_map(|(_, op)| op.locks_pages(ino, recalled));
+        let out = out.filter_map(|flight| flight.locks_pages(ino, recalled));
+        let parked = self.parked.values().filter(|(_, op)| !self.is_direct(op));
+        let parked = parked.filter_map(|(_, op)| op.locks_pages(ino, recalled));
         out.chain(parked).filter(|range| range.1 > 0).collect()
     }
 

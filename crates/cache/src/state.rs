@@ -228,6 +228,10 @@ pub(crate) struct OpenFile {
     pub handle: Option<Handle>,
     /// How it was opened.
     pub access: Access,
+    /// What is written through it goes past the kernel's pages.
+    pub direct: bool,
+    /// Where the latest such write was to go, if that is not known to be done.
+    pub unanswered_at: Option<u64>,
     /// It could not be opened again after the remote had forgotten it: every use fails with `EIO`.
     pub lost: bool,
     /// Who opened it; writes are made on their behalf.

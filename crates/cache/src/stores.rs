@@ -142,8 +142,11 @@ impl Cache {
     fn left_out(&self, ino: u64) -> BTreeSet<OpId> {
         let locks = |pages: Option<(u64, u64)>| pages.is_some_and(|(_, length)| length > 0);
         let out = self.flights.values();
-        let out = out.filter(|flight| flight.drop_data && locks(flight.purpose.locks_pages(ino, false)));
-        let parked = self.parked.iter().filter(|(_, (_, op))| locks(op.locks_pages(ino, false)));
+        let out = out.filter(|flight| flight.drop_data && locks(flight.locks_pages(ino, false)));
+        let parked = self
+            .parked
+            .iter()
+            .filter(|(_, (_, op))| locks(op.locks_pages(ino, false)) && !self.is_direct(op));
         out.flat_map(|flight| &flight.waiters).chain(parked.map(|(op, _)| op)).copied().collect()
     }
 

@@ -7,8 +7,10 @@
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
-use crate::op::{Invalidation, Op};
+use crate::locked::Pages;
+use crate::op::{Fh, Invalidation, Op, Stale};
 use crate::recall::{PAGE, pages, within};
+use nigh_types::SetAttr;
 
 /// Whether a kernel may have whole pages of a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +27,11 @@ impl Whole {
     /// A read or a write of whole pages begins or is answered.
     pub fn make(&mut self) {
         self.made += 1;
+    }
+
+    /// A write of parts was answered, which may have been left out of what is being dropped.
+    fn answered(&mut self) {
+        self.made += u64::from(self.told.is_some());
     }
 
     pub fn told(&mut self, id: Invalidation) {
@@ -51,6 +58,60 @@ impl Cache {
         }
     }
 
+    /// A write was answered, through that if it went past the kernel's pages and is done.
+    pub(crate) fn wrote_part(&mut self, ino: u64, direct: Option<Fh>) {
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.answered());
+        let file = direct.and_then(|fh| self.files.get_mut(&fh));
+        file.into_iter().for_each(|file| file.unanswered_at = None);
+    }
+
+    /// A page of it could not be tried: the kernel may have it whole for longer.
+    pub fn keeps_part(&mut self, ino: u64) {
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
+    }
+
+    /// Whether stores into maps of that file may have to be written back before a page can be dropped: whether one is being written
+    /// back, and whether there may be some of which we have not heard yet.
+    #[must_use]
+    pub fn stores_into(&self, ino: u64) -> (bool, bool) {
+        let of_it = |pages: Option<Pages>| pages.is_some_and(|(of, _)| of == ino);
+        let is_flush = |op: &Op| matches!(op, Op::Write { from_page_cache: true, .. });
+        let out = self.flights.values().any(|f| f.purpose.is_flush() && of_it(f.purpose.pages()))
+            || self.parked.values().any(|(_, op)| is_flush(op) && of_it(op.pages()));
+        let may_be =
+            self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && (i.base.is_some() || i.old.is_some()));
+        (out, may_be)
+    }
+
+    /// Whether a request goes past the kernel's pages. (Reads may be those of a map all the same.)
+    pub(crate) fn is_direct(&self, op: &Op) -> bool {
+        match op {
+            Op::Write { fh, from_page_cache: false, .. } => {
+                self.files.get(fh).is_some_and(|file| file.direct)
+            }
+            _ => false,
+        }
+    }
+
+    /// The kernel writes past its pages at what it takes for the end. It has dropped those there, but others may have read some again
+    /// before we heard of it; reads from now on wait.
+    pub(crate) fn writes_past_pages(&mut self, ino: u64, fh: Fh, offset: u64) {
+        self.files.get_mut(&fh).into_iter().for_each(|file| file.unanswered_at = Some(offset));
+        let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be());
+        if has_whole && self.config.level.may_keep_pages() {
+            self.invalidate(vec![Stale::Data { ino, offset: offset / PAGE * PAGE, length: 0 }], None);
+        }
+    }
+
+    /// A kernel takes back, as it believes, what a write past its pages has left that failed and was to make the file longer: it
+    /// truncates to the end that it knew (`fuse_direct_IO`, for `io_submit` and the like), which may be before what others have appended.
+    pub(crate) fn takes_back(&self, fh: Option<Fh>, set: &SetAttr) -> bool {
+        let file = fh.and_then(|fh| self.files.get(&fh));
+        set.size.is_some()
+            && *set == SetAttr { size: set.size, kill_suidgid: set.kill_suidgid, ..SetAttr::default() }
+            && file.is_some_and(|file| file.direct && file.unanswered_at == set.size)
+    }
+
     /// Of what [`Cache::droppable`] leaves out (offset, length): pages of which own writes bring a part, or all at a place that the
     /// remote chooses, if the kernel may have them whole. They are to be dropped too, one by one: where one is locked that waits for the
     /// write's answer, and need not be waited for.
@@ -59,7 +120,8 @@ impl Cache {
         if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be()) {
             return Vec::new();
         }
-        let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let out =
+            self.flights.values().filter(|flight| !flight.waiters.is_empty() && flight.direct.is_none());
         let out = out.filter_map(|flight| match flight.purpose {
             Purpose::Write { ino: of, offset, size, flush: false } if of == ino => {
                 Some(((offset, size), flight.appends))
@@ -67,7 +129,9 @@ impl Cache {
             _ => None,
         });
         let parked = self.parked.values().filter_map(|(_, op)| match op {
-            Op::Write { ino: of, offset, data, from_page_cache: false, append, .. } if *of == ino => {
+            Op::Write { ino: of, offset, data, from_page_cache: false, append, .. }
+                if *of == ino && !self.is_direct(op) =>
+            {
                 Some(((*offset, data.len() as u64), *append))
             }
             _ => None,
@@ -117,5 +181,13 @@ mod tests {
         whole.make();
         whole.dropped(Invalidation(3));
         assert!(whole.may_be());
+        whole.told(Invalidation(4));
+        whole.answered();
+        whole.dropped(Invalidation(4));
+        assert!(whole.may_be(), "of what was being written a part may have been left out");
+        whole.told(Invalidation(5));
+        whole.dropped(Invalidation(5));
+        whole.answered();
+        assert!(!whole.may_be());
     }
 }

@@ -154,8 +154,8 @@ impl Mount {
         mountpoint: Option<PathBuf>,
     ) -> io::Result<Mount> {
         let level = transport.level();
-        let maps_direct = agreed.has(nigh_fuse::abi::flags::init::DIRECT_IO_ALLOW_MMAP);
-        let cache = Cache::new(Config { level: cache_level(level), maps_direct, ..config.cache });
+        let direct_appends = agreed.has(nigh_fuse::abi::flags::init::DIRECT_IO_ALLOW_MMAP);
+        let cache = Cache::new(Config { level: cache_level(level), direct_appends, ..config.cache });
         let about = About {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,
             source: config.options.source.clone(),

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 /// They do next to nothing, and many may hang about.
 const STACK_BYTES: usize = 512 << 10;
-/// Who sleeps for so long in the kernel, and cannot be woken by signals, waits for a lock that is held by a request.
-const LOCKED: Duration = Duration::from_millis(1);
 /// Where `/proc` does not say what a thread does, it has waited for so long.
 const BLINDLY: Duration = Duration::from_millis(100);
 
@@ -28,11 +26,19 @@ pub(crate) struct Worker<T> {
     thread: Arc<AtomicU32>,
 }
 
-/// Looks at a thread until it is known to wait for a lock of the kernel.
+/// Looks at a thread until it is known to wait for a lock of the kernel that a request holds.
 pub(crate) struct Watch {
     since: Instant,
     /// As it slept, and since when.
     asleep: Option<(String, Instant)>,
+}
+
+/// What a thread does.
+enum Doing {
+    Runs,
+    /// In the kernel, and takes no signals: how often and for how long it has run until then.
+    SleepsIn(String),
+    Unknown,
 }
 
 impl Watch {
@@ -40,27 +46,39 @@ impl Watch {
         Watch { since: Instant::now(), asleep: None }
     }
 
-    /// Whether the thread of that number has slept there without a break.
-    pub fn is_locked(&mut self, thread: u32) -> bool {
-        let now = sleep_of(thread);
-        match (&self.asleep, now) {
-            (Some((before, since)), Some(now)) if *before == now => since.elapsed() >= LOCKED,
-            (_, now) => {
-                self.asleep = now.map(|now| (now, Instant::now()));
-                self.since.elapsed() >= BLINDLY
+    /// Whether the thread of that number has slept there for so long without a break.
+    pub fn is_locked(&mut self, thread: u32, least: Duration) -> bool {
+        let now = match doing(thread) {
+            Doing::SleepsIn(now) => now,
+            Doing::Runs => {
+                *self = Watch::new();
+                return false;
+            }
+            Doing::Unknown => {
+                self.asleep = None;
+                return self.since.elapsed() >= BLINDLY;
+            }
+        };
+        match &self.asleep {
+            Some((before, since)) if *before == now => since.elapsed() >= least,
+            _ => {
+                self.asleep = Some((now, Instant::now()));
+                false
             }
         }
     }
 }
 
-/// Of a thread that sleeps in the kernel and takes no signals: how often and for how long it has run until then (proc_pid_stat(5)).
-fn sleep_of(thread: u32) -> Option<String> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{thread}/{file}")).ok();
-    let stat = read("stat").filter(|_| thread != 0)?;
+/// By proc_pid_stat(5), of a thread of ours.
+fn doing(thread: u32) -> Doing {
+    let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
+    let Some(stat) = read("stat").filter(|_| thread != 0) else { return Doing::Unknown };
     // Its name, which may hold anything, is in parentheses.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let sleeps = rest.trim_start().starts_with('D');
-    sleeps.then(|| read("schedstat").unwrap_or_default())
+    match stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next()) {
+        Some('D') => Doing::SleepsIn(read("schedstat").unwrap_or_default()),
+        Some('R') => Doing::Runs,
+        _ => Doing::Unknown,
+    }
 }
 
 /// One that ends.
@@ -141,6 +159,11 @@ impl<T> Worker<T> {
         self.thread.load(Ordering::SeqCst)
     }
 
+    /// Whether it has done one job more.
+    pub fn is_done(&self) -> bool {
+        self.done.try_recv().is_ok()
+    }
+
     /// Waits until one job is done; every so often it is asked whether to give that up. False: it was.
     pub fn wait(&self, every: Duration, mut give_up: impl FnMut() -> bool) -> bool {
         loop {
@@ -156,6 +179,8 @@ impl<T> Worker<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SHORT: Duration = Duration::from_millis(1);
 
     /// As where a limit of processes is reached.
     #[test]
@@ -178,7 +203,7 @@ mod tests {
         let worker = crew.start(9, &Arc::new(()), |(), ()| thread::sleep(Duration::from_millis(50))).unwrap();
         worker.give(());
         let mut watch = Watch::new();
-        assert!(worker.wait(Duration::from_micros(200), || watch.is_locked(worker.thread())));
+        assert!(worker.wait(Duration::from_micros(200), || watch.is_locked(worker.thread(), SHORT)));
         let waits = crew
             .start(9, &Arc::new(()), |(), ()| {
                 let flags = libc::CLONE_VFORK | libc::SIGCHLD;
@@ -193,9 +218,9 @@ mod tests {
             .unwrap();
         waits.give(());
         let (since, mut watch) = (Instant::now(), Watch::new());
-        let ended = waits.wait(Duration::from_micros(200), || watch.is_locked(waits.thread()));
-        assert!(!ended && since.elapsed() >= LOCKED, "it is given up");
+        let ended = waits.wait(Duration::from_micros(200), || watch.is_locked(waits.thread(), SHORT));
+        assert!(!ended && since.elapsed() >= SHORT, "it is given up");
         assert!(since.elapsed() < Duration::from_millis(300), "while it waits");
-        assert!(sleep_of(waits.thread()).is_some());
+        assert!(matches!(doing(waits.thread()), Doing::SleepsIn(_)));
     }
 }

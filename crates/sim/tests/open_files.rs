@@ -147,23 +147,71 @@ fn the_server_chooses_where_to_append() {
     assert_eq!(read(&mut world, file.ino, fh), content("Content more beside end"));
 }
 
+fn opened_to_append(world: &mut World, file: NodeId, direct_appends: bool, read: bool) -> (usize, Opened) {
+    let at = world.connect_with(Config { direct_appends, ..Config::default() });
+    world.answer(at, Op::Lookup { dir: 1, name: name("f") });
+    let access = Access { read, write: true, truncate: false, direct: false, sync: false };
+    let answer = world.answer(at, Op::Open { ino: file.ino, access, append: true });
+    let Answer::Opened(opened) = answer else { panic!("{answer:?}") };
+    (at, opened)
+}
+
 /// Its kernel would have them where it takes the end to be.
 #[test]
 fn what_is_opened_to_append_is_not_kept_in_pages() {
-    for (maps_direct, read, append, direct) in [
-        (false, false, true, true),
-        (false, true, true, false),
-        (true, true, true, true),
-        (true, false, false, false),
-    ] {
+    for (direct_appends, read, direct) in [(false, false, false), (true, true, false), (true, false, true)] {
         let (mut world, file) = world(TreeConfig::default());
-        let at = world.connect_with(Config { maps_direct, ..Config::default() });
-        world.answer(at, Op::Lookup { dir: 1, name: name("f") });
-        let access = Access { read, write: true, truncate: false, direct: false, sync: false };
-        let answer = world.answer(at, Op::Open { ino: file.ino, access, append });
-        let Answer::Opened(opened) = answer else { panic!("{answer:?}") };
-        assert_eq!(opened.direct, direct, "{maps_direct} {read} {append}");
+        assert_eq!(opened_to_append(&mut world, file, direct_appends, read).1.direct, direct);
     }
+}
+
+/// Who has read the page again since that kernel has dropped it, before we heard of the write, has it without what is appended.
+#[test]
+fn a_page_is_dropped_when_an_append_goes_past_it() {
+    let (mut world, file) = world(TreeConfig::default());
+    let (at, Opened { fh, .. }) = opened_to_append(&mut world, file, true, false);
+    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    world.answer(at, Op::Open { ino: file.ino, access, append: false });
+    let Answer::Opened(reader) = world.answers.last().unwrap().3.clone() else { panic!("it is opened") };
+    let look = Op::Read { ino: file.ino, fh: reader.fh, offset: 0, size: 100 };
+    assert_eq!(world.answer(at, look.clone()), content("content"));
+    assert!(world.clients[at].kernel.kept.has_pages(file.ino));
+    world.clients[at].control.plan(Which::Type("write"), Fate { hold_call: true, ..Fate::default() });
+    let (data, kill_suidgid, from_page_cache) = (b" more".to_vec(), false, false);
+    let append =
+        Op::Write { ino: file.ino, fh, offset: 7, data, kill_suidgid, from_page_cache, append: true };
+    let append = world.ask(at, append);
+    assert!(world.waits(at, append));
+    assert!(!world.clients[at].kernel.kept.has_pages(file.ino), "though the write is out");
+    let again = world.ask(at, look);
+    assert!(world.waits(at, again), "reads wait for it");
+}
+
+/// Where its write has failed that kernel truncates to the end that it knew, and others have appended since.
+#[test]
+fn an_append_that_failed_takes_nothing_back_that_others_have_appended() {
+    let (mut world, file) = world(TreeConfig::default());
+    let (at, Opened { fh, .. }) = opened_to_append(&mut world, file, true, false);
+    let (data, kill_suidgid, from_page_cache) = (b" more".to_vec(), false, false);
+    let append =
+        Op::Write { ino: file.ino, fh, offset: 7, data, kill_suidgid, from_page_cache, append: true };
+    world.clients[at].control.plan(Which::Type("write"), Fate { hold_call: true, ..Fate::default() });
+    let killed = world.ask(at, append.clone());
+    world.interrupt(at, killed);
+    world.clients[at].control.plan_nothing();
+    beside(&world, file, 7, b" beside");
+    let truncate = |size| {
+        let set = SetAttr { size: Some(size), kill_suidgid: true, ..SetAttr::default() };
+        Op::SetAttr { ino: file.ino, fh: Some(fh), set }
+    };
+    world.answer(at, truncate(7));
+    let fh0 = open(&mut world, file.ino, false, false).fh;
+    assert_eq!(read(&mut world, file.ino, fh0), content("content beside"));
+    // What the program itself says counts.
+    world.answer(at, truncate(3));
+    assert_eq!(world.answer(at, append), Answer::Written(5));
+    world.answer(at, truncate(7));
+    assert_eq!(read(&mut world, file.ino, fh0), content("con mor"));
 }
 
 /// A grant that ends by itself: while a file is open it is looked at before, once.

@@ -19,11 +19,17 @@ use std::time::{Duration, Instant};
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// How often it is asked whether a page that is being written is locked.
 const LOOK_AT_PART: Duration = Duration::from_micros(200);
+/// Who sleeps in the kernel for so long waits for a lock that a request holds,
+const LOCKED: Duration = Duration::from_millis(1);
+/// and where stores into a map may be written back first, after so long, as those were heard of by then.
+const LOCKED_AND_STORED: Duration = Duration::from_millis(5);
+/// So many workers may wait for pages that are being written.
+const MOST_LOCKED: usize = 24;
 /// So many files that are not open are dropped together.
 const AT_ONCE: usize = 256;
 
 /// A file and what is to be dropped of it: its number, (offset, length); a length of 0: to the end.
-type File = (u64, (u64, u64));
+pub(super) type File = (u64, (u64, u64));
 /// Ranges of a file that are being dropped: its number, and (offset, length).
 pub(super) type Ranges = (u64, Vec<(u64, u64)>);
 
@@ -110,29 +116,49 @@ impl Teller<'_> {
 
     /// Drops pages that own writes bring in part, but for those that are locked. An error: the job is left, with these.
     fn drop_parts(&mut self, progress: &Progress, files: Vec<File>) -> Result<(), Vec<File>> {
-        let parts: Vec<(u64, (u64, u64))> = self.driver.with(|core, _| {
+        let parts: Vec<File> = self.driver.with(|core, _| {
             let parts = |&(ino, range): &File| {
                 core.cache.partly_written(ino, range).into_iter().map(move |part| (ino, part))
             };
             files.iter().flat_map(parts).collect()
         });
-        for (ino, part) in parts {
-            let Some(worker) = self.pages.take().or_else(|| self.start_pages(Crew::ALL)) else {
-                tracing::debug!(target: "nigh::kernel", ino, "no thread to drop a page with that is being written");
-                return Ok(());
+        for part in parts {
+            // Who waits for its lock since an earlier try drops it as soon as that is free.
+            self.locked.retain(|(_, worker)| !worker.is_done());
+            if self.locked.iter().any(|(locked, _)| *locked == part) {
+                continue;
+            }
+            let idle = self.pages.take();
+            let start = || self.start_pages(progress.most()).filter(|_| self.locked.len() < MOST_LOCKED);
+            let Some(worker) = idle.or_else(start) else {
+                tracing::debug!(target: "nigh::kernel", ino = part.0, "no thread to drop a page with that is being written");
+                self.driver.with(|core, _| core.cache.keeps_part(part.0));
+                continue;
             };
-            worker.give(vec![(self.node(ino), vec![part])]);
+            let (ino, range) = part;
+            worker.give(vec![(self.node(ino), vec![range])]);
             let (mut watch, mut is_left) = (Watch::new(), false);
             let is_done = worker.wait(LOOK_AT_PART, || {
                 is_left = self.is_wanted(progress.first);
-                is_left || watch.is_locked(worker.thread())
+                is_left || self.is_locked(&mut watch, &worker, ino, progress.first)
             });
+            match is_done {
+                true => self.pages = Some(worker),
+                false => self.locked.push((part, worker)),
+            }
             if is_left {
                 return Err(files);
             }
-            self.pages = is_done.then_some(worker);
         }
         Ok(())
+    }
+
+    /// Whether a worker waits for a page that a write has locked. What was stored into a map of it goes to the remote before it is
+    /// dropped, which nobody holds up but one who went away.
+    fn is_locked(&self, watch: &mut Watch, worker: &Worker<Vec<Ranges>>, ino: u64, first: bool) -> bool {
+        let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(ino));
+        let least = if may_be { LOCKED_AND_STORED } else { LOCKED };
+        watch.is_locked(worker.thread(), least) && (first || !is_out)
     }
 
     /// Waits for what was slow, all else being told. What is left for something else that goes first counts as untold.

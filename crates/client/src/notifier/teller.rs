@@ -12,7 +12,7 @@
 //!
 //! What there is no worker for is told later, and does not count as told until then.
 
-use super::pages::{Dropping, Ranges};
+use super::pages::{Dropping, File, Ranges};
 use super::{Job, Notifier};
 use crate::below::Below;
 use crate::driver::Driver;
@@ -48,6 +48,8 @@ pub(super) struct Teller<'a> {
     expires: bool,
     names: Option<Worker<Named>>,
     pub(super) pages: Option<Worker<Vec<Ranges>>>,
+    /// Pages that were locked for own writes when it was tried to drop them, and who waits for that.
+    pub(super) locked: Vec<(File, Worker<Vec<Ranges>>)>,
 }
 
 /// What came of telling one job so far.
@@ -79,7 +81,7 @@ impl Progress {
 impl Teller<'_> {
     pub fn new<'a>(notifier: &'a Notifier, driver: &'a Arc<Driver>, expires: bool) -> Teller<'a> {
         let below = Below::new(driver.mountpoint.get().cloned());
-        Teller { notifier, driver, below, expires, names: None, pages: None }
+        Teller { notifier, driver, below, expires, names: None, pages: None, locked: Vec::new() }
     }
 
     /// Whether all names can be dropped at once.
