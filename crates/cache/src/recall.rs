@@ -262,7 +262,7 @@ impl Cache {
         out.chain(parked).filter(|range| range.1 > 0).collect()
     }
 
-    fn is_recalled(&self, why: Invalidation) -> bool {
+    pub(crate) fn is_recalled(&self, why: Invalidation) -> bool {
         matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)))
     }
 

@@ -70,10 +70,13 @@ impl Cache {
         self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
     }
 
-    /// Whether stores into maps of that file may have to be written back before a page can be dropped: whether one is being written
-    /// back, and whether there may be some of which we have not heard yet.
+    /// Whether stores into maps of that file have to be written back before a page is dropped for that reason, as for a recall: whether
+    /// one is being written back, and whether there may be some of which we have not heard yet.
     #[must_use]
-    pub fn stores_into(&self, ino: u64) -> (bool, bool) {
+    pub fn stores_into(&self, why: Invalidation, ino: u64) -> (bool, bool) {
+        if !self.is_recalled(why) {
+            return (false, false);
+        }
         let of_it = |pages: Option<Pages>| pages.is_some_and(|(of, _)| of == ino);
         let is_flush = |op: &Op| matches!(op, Op::Write { from_page_cache: true, .. });
         let out = self.flights.values().any(|f| f.purpose.is_flush() && of_it(f.purpose.pages()))

@@ -11,7 +11,7 @@
 
 use super::teller::{PATIENCE, Progress, Teller};
 use crate::worker::{Crew, Watch, Worker};
-use nigh_cache::Stale;
+use nigh_cache::{Invalidation, Stale};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -140,7 +140,7 @@ impl Teller<'_> {
             let (mut watch, mut is_left) = (Watch::new(), false);
             let is_done = worker.wait(LOOK_AT_PART, || {
                 is_left = self.is_wanted(progress.first);
-                is_left || self.is_locked(&mut watch, &worker, ino, progress.first)
+                is_left || self.is_locked(&mut watch, &worker, progress.id, ino)
             });
             match is_done {
                 true => self.pages = Some(worker),
@@ -154,11 +154,11 @@ impl Teller<'_> {
     }
 
     /// Whether a worker waits for a page that a write has locked. What was stored into a map of it goes to the remote before it is
-    /// dropped, which nobody holds up but one who went away.
-    fn is_locked(&self, watch: &mut Watch, worker: &Worker<Vec<Ranges>>, ino: u64, first: bool) -> bool {
-        let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(ino));
+    /// dropped for a recall, and holds nobody up (0008, rule 10).
+    fn is_locked(&self, watch: &mut Watch, worker: &Worker<Vec<Ranges>>, id: Invalidation, ino: u64) -> bool {
+        let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(id, ino));
         let least = if may_be { LOCKED_AND_STORED } else { LOCKED };
-        watch.is_locked(worker.thread(), least) && (first || !is_out)
+        watch.is_locked(worker.thread(), least) && !is_out
     }
 
     /// Waits for what was slow, all else being told. What is left for something else that goes first counts as untold.
