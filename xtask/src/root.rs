@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The directories in `crates` of those that touch no clock, socket, thread or randomness.
-pub const PURE: &[&str] = &["types", "cache", "remote", "native"];
+pub const PURE: &[&str] = &["types", "cache", "remote", "native", "ninep"];
 
 /// The top of the checkout.
 #[must_use]

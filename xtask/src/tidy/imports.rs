@@ -13,6 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nigh-cache", &["nigh-types"]),
     ("nigh-remote", &["nigh-types"]),
     ("nigh-native", &["nigh-types", "nigh-remote"]),
+    ("nigh-ninep", &["nigh-types", "nigh-remote"]),
     ("nigh-fuse", &[]),
     ("nigh-link", &["nigh-types"]),
     ("nigh-client", &["nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-fuse", "nigh-link"]),

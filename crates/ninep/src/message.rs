@@ -1,0 +1,156 @@
+//! All messages of 9P2000.L (protocol.md of diod; `include/net/9p/9p.h` of Linux).
+
+use crate::ProtocolError;
+use crate::values::{Attributes, Lock, LockStatus, Qid, Space};
+use crate::wire::{Data, Few, Reader, Text, Wire};
+
+/// Declares one direction: names, types and fields in their order on the wire.
+macro_rules! messages {
+    ($(#[$doc:meta])* $direction:ident { $($(#[$about:meta])* $name:ident = $code:literal { $($field:ident: $kind:ty),* })* }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub enum $direction {
+            $($(#[$about])* $name { $($field: $kind),* },)*
+        }
+
+        impl $direction {
+            /// The type's number in the header.
+            #[must_use]
+            pub fn code(&self) -> u8 {
+                match self { $($direction::$name { .. } => $code,)* }
+            }
+
+            /// The type's name, without its direction.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self { $($direction::$name { .. } => stringify!($name),)* }
+            }
+
+            fn put(&self, to: &mut Vec<u8>) {
+                match self { $($direction::$name { $($field),* } => { $($field.put(to);)* let _ = to; })* }
+            }
+
+            fn of(code: u8, from: &mut Reader<'_>) -> Result<$direction, ProtocolError> {
+                match code {
+                    $($code => Ok($direction::$name { $($field: <$kind>::parse(from)?),* }),)*
+                    _ => Err(ProtocolError::UnknownType(code)),
+                }
+            }
+
+            /// The whole message: size, type, tag, fields.
+            #[must_use]
+            pub fn encode(&self, tag: u16) -> Vec<u8> {
+                let mut bytes = vec![0; 4];
+                self.code().put(&mut bytes);
+                tag.put(&mut bytes);
+                self.put(&mut bytes);
+                let length = u32::try_from(bytes.len()).expect("a message of ours is shorter than 4 GiB");
+                bytes[..4].copy_from_slice(&length.to_le_bytes());
+                bytes
+            }
+
+            /// What stands behind the header of a message of that type. Nothing may be left over.
+            ///
+            /// # Errors
+            /// The type is unknown or not of this direction, or the fields are not as they must be.
+            pub fn decode(code: u8, body: &[u8]) -> Result<$direction, ProtocolError> {
+                let mut from = Reader::new(body);
+                let message = $direction::of(code, &mut from)?;
+                if !from.is_empty() {
+                    return Err(ProtocolError::Malformed("bytes are left over"));
+                }
+                Ok(message)
+            }
+        }
+    };
+}
+
+messages! {
+    /// What a client asks. Modes, flags and masks: [`crate::flags`], [`crate::mask`].
+    Tmessage {
+        Statfs = 8 { fid: u32 }
+        /// The fid becomes an open file or directory.
+        Lopen = 12 { fid: u32, flags: u32 }
+        /// The fid, a directory's, becomes the new file's, open.
+        Lcreate = 14 { fid: u32, name: Text, flags: u32, mode: u32, gid: u32 }
+        Symlink = 16 { dir: u32, name: Text, target: Text, gid: u32 }
+        Mknod = 18 { dir: u32, name: Text, mode: u32, major: u32, minor: u32, gid: u32 }
+        Rename = 20 { fid: u32, dir: u32, name: Text }
+        Readlink = 22 { fid: u32 }
+        Getattr = 24 { fid: u32, wanted: u64 }
+        Setattr = 26 { fid: u32, valid: u32, mode: u32, uid: u32, gid: u32, size: u64, atime: (u64, u64), mtime: (u64, u64) }
+        /// `new` becomes an xattr, to be read; with no name, the list of all.
+        Xattrwalk = 30 { fid: u32, new: u32, name: Text }
+        /// The fid becomes an xattr, to be written; it takes effect with its clunk.
+        Xattrcreate = 32 { fid: u32, name: Text, size: u64, flags: u32 }
+        Readdir = 40 { fid: u32, offset: u64, count: u32 }
+        Fsync = 50 { fid: u32, data_only: u32 }
+        Lock = 52 { fid: u32, kind: u8, flags: u32, start: u64, length: u64, pid: u32, client: Text }
+        Getlock = 54 { fid: u32, lock: Lock }
+        Link = 70 { dir: u32, fid: u32, name: Text }
+        Mkdir = 72 { dir: u32, name: Text, mode: u32, gid: u32 }
+        Renameat = 74 { from: u32, name: Text, to: u32, new_name: Text }
+        Unlinkat = 76 { dir: u32, name: Text, flags: u32 }
+        Version = 100 { msize: u32, version: Text }
+        Auth = 102 { fid: u32, user: Text, tree: Text, uid: u32 }
+        Attach = 104 { fid: u32, auth: u32, user: Text, tree: Text, uid: u32 }
+        Flush = 108 { tag: u16 }
+        Walk = 110 { fid: u32, new: u32, names: Few<Text> }
+        Read = 116 { fid: u32, offset: u64, count: u32 }
+        Write = 118 { fid: u32, offset: u64, data: Data }
+        Clunk = 120 { fid: u32 }
+        /// The fid is gone afterwards, also where this fails.
+        Remove = 122 { fid: u32 }
+    }
+}
+
+messages! {
+    /// What a server answers.
+    Rmessage {
+        /// An errno of Linux, in the place of whatever was to be answered.
+        Lerror = 7 { errno: u32 }
+        Statfs = 9 { space: Space }
+        Lopen = 13 { qid: Qid, iounit: u32 }
+        Lcreate = 15 { qid: Qid, iounit: u32 }
+        Symlink = 17 { qid: Qid }
+        Mknod = 19 { qid: Qid }
+        Rename = 21 {}
+        Readlink = 23 { target: Text }
+        Getattr = 25 { attributes: Box<Attributes> }
+        Setattr = 27 {}
+        Xattrwalk = 31 { size: u64 }
+        Xattrcreate = 33 {}
+        /// [`crate::dirents`]; none at the end.
+        Readdir = 41 { entries: Data }
+        Fsync = 51 {}
+        Lock = 53 { status: LockStatus }
+        Getlock = 55 { lock: Lock }
+        Link = 71 {}
+        Mkdir = 73 { qid: Qid }
+        Renameat = 75 {}
+        Unlinkat = 77 {}
+        Version = 101 { msize: u32, version: Text }
+        Auth = 103 { qid: Qid }
+        Attach = 105 { qid: Qid }
+        Flush = 109 {}
+        /// As many as there were; with fewer than were asked for nothing was walked.
+        Walk = 111 { qids: Few<Qid> }
+        Read = 117 { data: Data }
+        Write = 119 { count: u32 }
+        Clunk = 121 {}
+        Remove = 123 {}
+    }
+}
+
+impl<T: Wire> Wire for Box<T> {
+    fn put(&self, to: &mut Vec<u8>) {
+        T::put(self, to);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Box<T>, ProtocolError> {
+        T::parse(from).map(Box::new)
+    }
+}
+
+#[cfg(test)]
+mod tests;
