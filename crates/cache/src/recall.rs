@@ -148,13 +148,14 @@ impl Cache {
         }
         self.config.level = Level::NoEpoch;
         let mut names = std::mem::take(&mut self.missing_given);
-        for (dir, directory) in &mut self.dirs {
+        let Cache { dirs, inodes, .. } = self;
+        let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.lookups > 0);
+        dirs.iter_mut().for_each(|(dir, directory)| {
             directory.missing_given = false;
-            let known = |ino: u64| self.inodes.get(&ino).is_some_and(|inode| inode.lookups > 0);
             let rows =
                 directory.rows.iter().filter(|row| row.child.as_ref().is_some_and(|c| known(c.id.ino)));
             names.extend(rows.map(|row| (*dir, row.name.clone())));
-        }
+        });
         Some((self.new_invalidation(), names.into_iter().collect()))
     }
 
@@ -433,16 +434,14 @@ impl Cache {
 
     /// Facts go on being served though their grants have ended. The kernel is given no more time for them.
     pub(crate) fn keep_as_stale(&mut self) {
-        for directory in self.dirs.values_mut() {
-            directory.held = directory.held.map(Held::into_stale);
-        }
-        for inode in self.inodes.values_mut() {
+        self.dirs.values_mut().for_each(|dir| dir.held = dir.held.map(Held::into_stale));
+        self.inodes.values_mut().for_each(|inode| {
             inode.own = inode.own.map(|(attr, held)| (attr, held.into_stale()));
             inode.data.held = inode.data.held.map(Held::into_stale);
             if let Some(xattrs) = &mut inode.xattrs {
                 xattrs.1 = Time::FAR;
             }
-        }
+        });
     }
 }
 

@@ -203,12 +203,9 @@ impl Cache {
 
     /// A session was forgotten: what was being written back is written in the next one, with what is known then of its pages.
     pub(crate) fn park_flushes(&mut self) {
-        for inode in self.inodes.values_mut() {
-            if let Some(old) = &mut inode.old {
-                // What the server knew of our own writes is forgotten with the session.
-                old.stamp = old.tip;
-            }
-        }
+        // What the server knew of our own writes is forgotten with the session.
+        let old = self.inodes.values_mut().filter_map(|inode| inode.old.as_mut());
+        old.for_each(|old| old.stamp = old.tip);
         let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_flush());
         let calls: Vec<CallId> = flushes.map(|(call, _)| *call).collect();
         for call in calls {
