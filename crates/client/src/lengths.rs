@@ -5,7 +5,7 @@
 //! always takes in ([`Notification::Lengthen`]). So is who sets how long a file is or looks: for how long attributes may be believed the kernel
 //! takes in before the size, and another one may read just then. A file that is shorter than the kernel knows needs none of this: the read finds its end.
 
-use crate::readers;
+use crate::scheduled::Scheduled;
 use crate::worker::{Crew, Worker};
 use nigh_fuse::{Level, Notification, Transport};
 use parking_lot::{Condvar, Mutex};
@@ -108,7 +108,9 @@ impl Teller {
 
     /// It waits for the page: the length was set before.
     fn waits(&self) -> bool {
-        self.at.tells.load(Ordering::SeqCst) && readers::sleeps(self.at.thread.load(Ordering::SeqCst))
+        let sleeps = |thread: Scheduled| thread.is_counted() && !thread.wants();
+        self.at.tells.load(Ordering::SeqCst)
+            && Scheduled::of_own(self.at.thread.load(Ordering::SeqCst)).is_some_and(sleeps)
     }
 }
 

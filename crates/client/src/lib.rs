@@ -35,6 +35,7 @@ mod mount;
 mod notifier;
 mod openers;
 mod readers;
+mod scheduled;
 #[cfg(test)]
 mod stage;
 pub mod status;

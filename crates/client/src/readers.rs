@@ -6,6 +6,7 @@
 //! `create_new_entry`), and they would be believed though they are recalled. When a thread ran is in
 //! `/proc/PID/stat` and `/proc/PID/schedstat` (proc_pid_stat(5)).
 
+use crate::scheduled::Scheduled;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -59,42 +60,15 @@ impl Reader {
         if self.since.elapsed() > MOST {
             return;
         }
-        let Some(first) = Run::of(self.pid) else {
+        let Some(first) = Scheduled::of(self.pid).filter(Scheduled::is_counted) else {
             return std::thread::sleep(BLINDLY.saturating_sub(self.since.elapsed()));
         };
         let mut now = first.clone();
-        while now.wants && now == first && self.since.elapsed() < MOST {
+        while now.wants() && now == first && self.since.elapsed() < MOST {
             std::thread::sleep(AGAIN);
-            let Some(next) = Run::of(self.pid) else { return };
+            let Some(next) = Scheduled::of(self.pid) else { return };
             now = next;
         }
-    }
-}
-
-/// Whether a thread waits for something.
-pub(crate) fn sleeps(pid: u32) -> bool {
-    Run::of(pid).is_some_and(|run| !run.wants)
-}
-
-/// What a thread does.
-#[derive(Clone, PartialEq, Eq)]
-struct Run {
-    /// It runs or waits for a processor: it was woken, and has not gone to sleep since.
-    wants: bool,
-    /// Its time on processors, its time in wait for one, and how often it got one; as text.
-    so_far: String,
-}
-
-impl Run {
-    /// `None`: it is not known.
-    fn of(pid: u32) -> Option<Run> {
-        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-        let stat = read("stat").filter(|_| pid != 0)?;
-        // Its name, which may hold anything, is in parentheses.
-        let (_, rest) = stat.rsplit_once(')')?;
-        let state = rest.trim_start().chars().next()?;
-        let so_far = read("schedstat").filter(|text| text.trim() != "0 0 0")?;
-        Some(Run { wants: matches!(state, 'R' | 'W'), so_far })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Threads that tell the kernel what may get stuck.
 
-use std::fs;
+use crate::scheduled::Scheduled;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -26,19 +26,11 @@ pub(crate) struct Worker<T> {
     thread: Arc<AtomicU32>,
 }
 
-/// Looks at a thread until it is known to wait for a lock of the kernel that a request holds.
+/// Looks at a thread of ours that may wait for a lock of the kernel.
 pub(crate) struct Watch {
     since: Instant,
-    /// As it slept, and since when.
-    asleep: Option<(String, Instant)>,
-}
-
-/// What a thread does.
-enum Doing {
-    Runs,
-    /// In the kernel, and takes no signals: how often and for how long it has run until then.
-    SleepsIn(String),
-    Unknown,
+    /// As it slept there, and since when.
+    asleep: Option<(Scheduled, Instant)>,
 }
 
 impl Watch {
@@ -46,38 +38,24 @@ impl Watch {
         Watch { since: Instant::now(), asleep: None }
     }
 
-    /// Whether the thread of that number has slept there for so long without a break.
-    pub fn is_locked(&mut self, thread: u32, least: Duration) -> bool {
-        let now = match doing(thread) {
-            Doing::SleepsIn(now) => now,
-            Doing::Runs => {
-                *self = Watch::new();
-                return false;
-            }
-            Doing::Unknown => {
-                self.asleep = None;
-                return self.since.elapsed() >= BLINDLY;
-            }
+    /// For how long it has slept there without a break. Where it is not known what it does, for ever after some time.
+    pub fn sleeps_for(&mut self, thread: u32) -> Duration {
+        let now = Scheduled::of_own(thread);
+        if now.as_ref().is_some_and(Scheduled::wants) {
+            *self = Watch::new();
+            return Duration::ZERO;
+        }
+        let Some(now) = now.filter(Scheduled::is_locked) else {
+            self.asleep = None;
+            return if self.since.elapsed() < BLINDLY { Duration::ZERO } else { Duration::MAX };
         };
         match &self.asleep {
-            Some((before, since)) if *before == now => since.elapsed() >= least,
+            Some((before, since)) if *before == now => since.elapsed(),
             _ => {
                 self.asleep = Some((now, Instant::now()));
-                false
+                Duration::ZERO
             }
         }
-    }
-}
-
-/// By proc_pid_stat(5), of a thread of ours.
-fn doing(thread: u32) -> Doing {
-    let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
-    let Some(stat) = read("stat").filter(|_| thread != 0) else { return Doing::Unknown };
-    // Its name, which may hold anything, is in parentheses.
-    match stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next()) {
-        Some('D') => Doing::SleepsIn(read("schedstat").unwrap_or_default()),
-        Some('R') => Doing::Runs,
-        _ => Doing::Unknown,
     }
 }
 
@@ -203,7 +181,7 @@ mod tests {
         let worker = crew.start(9, &Arc::new(()), |(), ()| thread::sleep(Duration::from_millis(50))).unwrap();
         worker.give(());
         let mut watch = Watch::new();
-        assert!(worker.wait(Duration::from_micros(200), || watch.is_locked(worker.thread(), SHORT)));
+        assert!(worker.wait(Duration::from_micros(200), || watch.sleeps_for(worker.thread()) >= SHORT));
         let waits = crew
             .start(9, &Arc::new(()), |(), ()| {
                 let flags = libc::CLONE_VFORK | libc::SIGCHLD;
@@ -218,9 +196,9 @@ mod tests {
             .unwrap();
         waits.give(());
         let (since, mut watch) = (Instant::now(), Watch::new());
-        let ended = waits.wait(Duration::from_micros(200), || watch.is_locked(waits.thread(), SHORT));
+        let ended = waits.wait(Duration::from_micros(200), || watch.sleeps_for(waits.thread()) >= SHORT);
         assert!(!ended && since.elapsed() >= SHORT, "it is given up");
         assert!(since.elapsed() < Duration::from_millis(300), "while it waits");
-        assert!(matches!(doing(waits.thread()), Doing::SleepsIn(_)));
+        assert!(Scheduled::of_own(waits.thread()).is_some_and(|thread| thread.is_locked()));
     }
 }

@@ -140,7 +140,7 @@ impl Teller<'_> {
             let (mut watch, mut is_left) = (Watch::new(), false);
             let is_done = worker.wait(LOOK_AT_PART, || {
                 is_left = self.is_wanted(progress.first);
-                is_left || self.is_locked(&mut watch, &worker, progress.id, ino)
+                is_left || self.is_locked(&mut watch, worker.thread(), progress.id, part)
             });
             match is_done {
                 true => self.pages = Some(worker),
@@ -153,12 +153,15 @@ impl Teller<'_> {
         Ok(())
     }
 
-    /// Whether a worker waits for a page that a write has locked. What was stored into a map of it goes to the remote before it is
-    /// dropped for a recall, and holds nobody up (0008, rule 10).
-    fn is_locked(&self, watch: &mut Watch, worker: &Worker<Vec<Ranges>>, id: Invalidation, ino: u64) -> bool {
+    /// Whether a thread that drops a part waits for an own write that has it locked. What was stored into a map of it goes to the remote
+    /// before it is dropped for a recall, and holds nobody up (0008, rule 10).
+    fn is_locked(&self, watch: &mut Watch, thread: u32, id: Invalidation, (ino, _): File) -> bool {
+        let sleeps = watch.sleeps_for(thread);
+        if sleeps < LOCKED {
+            return false;
+        }
         let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(id, ino));
-        let least = if may_be { LOCKED_AND_STORED } else { LOCKED };
-        watch.is_locked(worker.thread(), least) && !is_out
+        !is_out && (!may_be || sleeps >= LOCKED_AND_STORED)
     }
 
     /// Waits for what was slow, all else being told. What is left for something else that goes first counts as untold.
