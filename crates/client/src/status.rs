@@ -123,9 +123,16 @@ impl Source {
 
     fn guarantees(&self, stale: bool, limited: u64) -> Value {
         let mut guarantees = Map::new();
-        let told = self.driver.transport.level() != nigh_fuse::Level::None;
-        let but = "but for pages of shared maps, as this kernel can be told nothing";
-        guarantees.insert("S1".into(), if told || stale { json!(!stale) } else { json!(but) });
+        guarantees.insert(
+            "S1".into(),
+            match self.driver.transport.level() {
+                _ if stale => json!(false),
+                nigh_fuse::Level::None => {
+                    json!("but for pages of shared maps, as this kernel can be told nothing")
+                }
+                _ => json!(true),
+            },
+        );
         guarantees.insert("S2".into(), json!(true));
         guarantees.insert("S3".into(), json!(true));
         guarantees.insert("S4".into(), json!("calls under way do not survive a restart of the server yet"));
