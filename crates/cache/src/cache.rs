@@ -174,9 +174,7 @@ impl Cache {
             OnDisconnect::Fail(span) => Some(now.after(span)),
             _ => None,
         };
-        if let Op::Write { ino, offset, data, .. } = &op {
-            self.writes_whole(*ino, (*offset, data.len() as u64));
-        }
+        self.write_begins(&op);
         let answer = match op {
             Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(fh),
@@ -223,8 +221,8 @@ impl Cache {
             }
             Op::Open { ino, access, append } => self.open(now, id, caller, ino, access, append),
             Op::Read { ino, fh, offset, size } => self.read(now, id, caller, (ino, fh), offset, size),
-            Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache, append } => {
-                self.write(now, id, caller, (ino, fh), offset, data, kill_suidgid, from_page_cache, append)
+            Op::Write { ino, fh, offset, data, flags } => {
+                self.write(now, id, caller, (ino, fh), (offset, data), flags)
             }
             Op::GetXattr { ino, name, size } => self.xattr(now, id, caller, ino, name, size),
             Op::ListXattr { ino, size } => self.list_xattr(now, id, caller, ino, size),
@@ -322,7 +320,14 @@ impl Cache {
                     return Some(Answer::Failed(Errno::STALE));
                 };
                 (
-                    Purpose::Write { ino, offset: to_offset, size: length, flush: false },
+                    Purpose::Write {
+                        ino,
+                        offset: to_offset,
+                        size: length,
+                        flush: false,
+                        append: false,
+                        direct: None,
+                    },
                     Call::CopyRange {
                         from,
                         from_handle,

@@ -289,50 +289,41 @@ impl Cache {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the fields of one FUSE request")]
     pub(crate) fn write(
         &mut self,
         now: Time,
         op: OpId,
         caller: Caller,
         (ino, fh): (u64, Fh),
-        offset: u64,
-        data: Vec<u8>,
-        kill_suidgid: bool,
-        from_page_cache: bool,
-        append: bool,
+        (offset, data): (u64, Vec<u8>),
+        flags: WriteFlags,
     ) -> Option<Answer> {
         let Some(file) = self.files.get(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
         let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
             return Some(Answer::Failed(Errno::BADF));
         };
-        let since = if from_page_cache { self.since(ino) } else { Ok(None) };
-        let since = match since {
+        let (is_flush, size) = (flags.flush, data.len() as u64);
+        let since = match if is_flush { self.since(ino) } else { Ok(None) } {
             Ok(since) => since,
             Err(errno) => {
-                self.drop_behind(&[op], Some((ino, (offset, data.len() as u64))));
+                self.drop_behind(&[op], Some((ino, (offset, size))));
                 return Some(Answer::Failed(errno));
             }
         };
-        let append = append && !from_page_cache;
-        let flags =
-            WriteFlags { append, kill_suidgid, sync: file.access.sync, flush: from_page_cache, since };
-        let (opener, direct) = (file.caller, file.direct && !from_page_cache);
-        let flush = from_page_cache.then(|| {
-            Box::new(Op::Write { ino, fh, offset, data: data.clone(), kill_suidgid, from_page_cache, append })
-        });
-        let size = data.len() as u64;
-        let purpose = Purpose::Write { ino, offset, size, flush: from_page_cache };
+        let flush = is_flush.then(|| Box::new(Op::Write { ino, fh, offset, data: data.clone(), flags }));
+        let append = flags.append && !is_flush;
+        let flags = WriteFlags { append, sync: file.access.sync, since, ..flags };
+        let (opener, direct) = (file.caller, (file.direct && !is_flush).then_some(fh));
+        let purpose = Purpose::Write { ino, offset, size, flush: is_flush, append, direct };
         let call = Call::Write { node, handle: Some(handle), offset, data, flags };
         let id = self.send(now, Some(opener), purpose, call);
-        if !from_page_cache {
+        if !is_flush {
             self.overtake_reads(ino, (offset, size));
         }
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.flush = flush;
-            flight.direct = direct.then_some(fh);
         }
-        if direct {
+        if direct.is_some() {
             self.writes_past_pages(ino, fh, offset);
         }
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
@@ -355,8 +346,7 @@ impl Cache {
         }
         self.note_base_after(now, flight, ino, response);
         let is_flush = flight.purpose.is_flush();
-        flight.purpose.pages().into_iter().for_each(|(ino, range)| self.writes_whole(ino, range));
-        self.wrote_part(ino, flight.direct.filter(|_| response.result.is_ok()));
+        self.write_ends(&flight.purpose, response.result.is_ok());
         match response.result {
             Ok(Reply::Written { offset, count }) => {
                 if is_flush {

@@ -76,6 +76,10 @@ pub(crate) enum Purpose {
         size: u64,
         /// Stores into a map, which the kernel writes back.
         flush: bool,
+        /// The remote chooses where.
+        append: bool,
+        /// It goes past the kernel's pages, through that.
+        direct: Option<Fh>,
     },
     Fsync {
         ino: u64,
@@ -278,10 +282,6 @@ pub(crate) struct Flight {
     pub drop_data: bool,
     /// Of a removal: the directory that the kernel believes to be there.
     pub goes: Option<NodeId>,
-    /// Of a write past the kernel's pages: through what.
-    pub direct: Option<Fh>,
-    /// Of a write: the remote chooses where.
-    pub appends: bool,
     /// Of a read: an own write of its pages was asked after it.
     pub overtaken: bool,
     /// The request, where stores into a map are written back: it may be begun again.
@@ -289,11 +289,6 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// The pages of that file which the kernel has locked until this is answered: offset and length.
-    pub fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
-        self.purpose.locks_pages(file, but_flushes).filter(|_| self.direct.is_none())
-    }
-
     /// Whether those facts were recalled after this call was sent: what it says of them may be older than
     /// what is known now.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
@@ -341,7 +336,6 @@ impl Cache {
             _ => false,
         };
         let goes = self.directory_to_go(&purpose);
-        let appends = matches!(&call, Call::Write { flags, .. } if flags.append);
         tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());
         self.flights.insert(
             id,
@@ -361,8 +355,6 @@ impl Cache {
                 aside: None,
                 drop_data: false,
                 goes,
-                direct: None,
-                appends,
                 overtaken: false,
                 flush: None,
             },

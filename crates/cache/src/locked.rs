@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::Purpose;
 use crate::op::Op;
-use nigh_types::Name;
+use nigh_types::{Name, OpId, WriteFlags};
 
 /// A file, and of it a range: offset and length.
 pub(crate) type Pages = (u64, (u64, u64));
@@ -31,12 +31,24 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// The same of requests that are not begun: who asked, and which pages of that file are locked (offset, length).
+    pub(crate) fn parked_pages(
+        &self,
+        file: u64,
+        but_flushes: bool,
+    ) -> impl Iterator<Item = (OpId, (u64, u64))> {
+        let parked = self.parked.iter().filter(|(_, (_, op))| !self.is_direct(op));
+        parked.filter_map(move |(id, (_, op))| Some((*id, op.locks_pages(file, but_flushes)?)))
+    }
+}
+
 impl Purpose {
     /// The file whose pages the kernel has locked until this is answered, and which.
     pub(crate) fn pages(&self) -> Option<Pages> {
         match *self {
             Purpose::Read { ino, offset, size, .. } => Some((ino, (offset, u64::from(size)))),
-            Purpose::Write { ino, offset, size, .. } => Some((ino, (offset, size))),
+            Purpose::Write { ino, offset, size, direct: None, .. } => Some((ino, (offset, size))),
             _ => None,
         }
     }
@@ -85,7 +97,7 @@ impl Op {
     }
 
     pub(crate) fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
-        let flush = matches!(self, Op::Write { from_page_cache: true, .. });
+        let flush = matches!(self, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
         let pages = self.pages().filter(|(ino, _)| *ino == file && !(flush && but_flushes));
         pages.map(|(_, range)| range)
     }

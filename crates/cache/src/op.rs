@@ -2,7 +2,7 @@
 
 use nigh_types::{
     Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, LockInfo, LockKind, Name, NodeId, OpId, OpName,
-    RecallId, SetAttr, Space, Span, Time,
+    RecallId, SetAttr, Space, Span, Time, WriteFlags,
 };
 
 /// Who asked: for calls made on an application's behalf. `pid` is the thread's, 0 if not visible.
@@ -128,10 +128,8 @@ pub enum Op {
         fh: Fh,
         offset: u64,
         data: Vec<u8>,
-        kill_suidgid: bool,
-        from_page_cache: bool,
-        /// The remote chooses the offset: the end of the file. Of each write, since fcntl(2) changes it of what is open.
-        append: bool,
+        /// Whether it appends is of each write, since fcntl(2) changes that of what is open. `sync` and `since` are the cache's to say.
+        flags: WriteFlags,
     },
     /// A descriptor is closed by the process whose fcntl(2) locks are `owner`'s.
     Flush {

@@ -24,7 +24,7 @@ impl Cache {
         let (offset, size) = range;
         let pages = (offset, u64::from(size));
         let is_met = self.flights.values().any(|flight| match flight.purpose {
-            Purpose::Write { ino: file, offset, size, flush: false } => {
+            Purpose::Write { ino: file, offset, size, flush: false, .. } => {
                 file == ino && meet((offset, size), pages)
             }
             _ => false,

@@ -215,7 +215,7 @@ impl Cache {
         if inode.lookups == 0 {
             return Vec::new();
         }
-        for flight in self.flights.values_mut().filter(|f| f.locks_pages(ino, false).is_some()) {
+        for flight in self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, false).is_some()) {
             flight.drop_data = true;
         }
         vec![Stale::Data { ino, offset: 0, length: 0 }]
@@ -233,7 +233,7 @@ impl Cache {
     ) -> Vec<(u64, u64)> {
         let busy = self.busy(why, ino);
         let recalled = self.is_recalled(why);
-        let theirs = self.flights.values_mut().filter(|f| f.locks_pages(ino, recalled).is_some());
+        let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
         theirs.for_each(|flight| flight.drop_data = true);
         let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
         if (offset, length) == (0, 0) && self.dropping.get(&why).is_some_and(|all| all.iter().any(is_all)) {
@@ -257,9 +257,8 @@ impl Cache {
         let recalled = self.is_recalled(why);
         // What nobody waits for any more has nothing locked.
         let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
-        let out = out.filter_map(|flight| flight.locks_pages(ino, recalled));
-        let parked = self.parked.values().filter(|(_, op)| !self.is_direct(op));
-        let parked = parked.filter_map(|(_, op)| op.locks_pages(ino, recalled));
+        let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
+        let parked = self.parked_pages(ino, recalled).map(|(_, range)| range);
         out.chain(parked).filter(|range| range.1 > 0).collect()
     }
 

@@ -140,14 +140,11 @@ impl Cache {
 
     /// Requests that have pages of a file locked which the kernel was told to drop.
     fn left_out(&self, ino: u64) -> BTreeSet<OpId> {
-        let locks = |pages: Option<(u64, u64)>| pages.is_some_and(|(_, length)| length > 0);
-        let out = self.flights.values();
-        let out = out.filter(|flight| flight.drop_data && locks(flight.locks_pages(ino, false)));
-        let parked = self
-            .parked
-            .iter()
-            .filter(|(_, (_, op))| locks(op.locks_pages(ino, false)) && !self.is_direct(op));
-        out.flat_map(|flight| &flight.waiters).chain(parked.map(|(op, _)| op)).copied().collect()
+        let locks = |(_, length): (u64, u64)| length > 0;
+        let out = self.flights.values().filter(|flight| flight.drop_data);
+        let out = out.filter(|flight| flight.purpose.locks_pages(ino, false).is_some_and(locks));
+        let parked = self.parked_pages(ino, false).filter(|(_, range)| locks(*range)).map(|(op, _)| op);
+        out.flat_map(|flight| flight.waiters.iter().copied()).chain(parked).collect()
     }
 
     /// Requests were answered: the kernel drops what it had locked for them. What they show may be old, and it may have been told to

@@ -10,7 +10,7 @@ use crate::flight::Purpose;
 use crate::locked::Pages;
 use crate::op::{Fh, Invalidation, Op, Stale};
 use crate::recall::{PAGE, pages, within};
-use nigh_types::SetAttr;
+use nigh_types::{SetAttr, WriteFlags};
 
 /// Whether a kernel may have whole pages of a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,9 +29,9 @@ impl Whole {
         self.made += 1;
     }
 
-    /// A write of parts was answered, which may have been left out of what is being dropped.
-    fn answered(&mut self) {
-        self.made += u64::from(self.told.is_some());
+    /// A write was answered, of whole pages or of parts: those may have been left out of what is being dropped.
+    fn answered(&mut self, whole: bool) {
+        self.made += u64::from(whole || self.told.is_some());
     }
 
     pub fn told(&mut self, id: Invalidation) {
@@ -51,17 +51,21 @@ impl Whole {
 
 impl Cache {
     /// The kernel writes: pages that this brings whole it has from now on, and again when it is answered.
-    pub(crate) fn writes_whole(&mut self, ino: u64, range: (u64, u64)) {
-        let (_, length) = pages(range);
-        if length > PAGE * ends(range).len() as u64 {
-            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
+    pub(crate) fn write_begins(&mut self, op: &Op) {
+        if let Op::Write { ino, offset, data, .. } = op
+            && has_whole_page((*offset, data.len() as u64))
+            && !self.is_direct(op)
+        {
+            self.inodes.get_mut(ino).into_iter().for_each(|inode| inode.whole.make());
         }
     }
 
-    /// A write was answered, through that if it went past the kernel's pages and is done.
-    pub(crate) fn wrote_part(&mut self, ino: u64, direct: Option<Fh>) {
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.answered());
-        let file = direct.and_then(|fh| self.files.get_mut(&fh));
+    /// It was answered, and is done or not.
+    pub(crate) fn write_ends(&mut self, purpose: &Purpose, is_done: bool) {
+        let Purpose::Write { ino, offset, size, direct, .. } = *purpose else { return };
+        let inode = self.inodes.get_mut(&ino).filter(|_| direct.is_none());
+        inode.into_iter().for_each(|inode| inode.whole.answered(has_whole_page((offset, size))));
+        let file = direct.filter(|_| is_done).and_then(|fh| self.files.get_mut(&fh));
         file.into_iter().for_each(|file| file.unanswered_at = None);
     }
 
@@ -70,26 +74,26 @@ impl Cache {
         self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
     }
 
-    /// Whether stores into maps of that file have to be written back before a page is dropped for that reason, as for a recall: whether
-    /// one is being written back, and whether there may be some of which we have not heard yet.
+    /// Whether stores into maps have to be written back before a page of a file is dropped for that reason, as for
+    /// a recall: whether they are being, and whether there may be some of which we have not heard yet.
     #[must_use]
     pub fn stores_into(&self, why: Invalidation, ino: u64) -> (bool, bool) {
         if !self.is_recalled(why) {
             return (false, false);
         }
-        let of_it = |pages: Option<Pages>| pages.is_some_and(|(of, _)| of == ino);
-        let is_flush = |op: &Op| matches!(op, Op::Write { from_page_cache: true, .. });
-        let out = self.flights.values().any(|f| f.purpose.is_flush() && of_it(f.purpose.pages()))
-            || self.parked.values().any(|(_, op)| is_flush(op) && of_it(op.pages()));
+        let is_of_it = |pages: Option<Pages>| pages.is_some_and(|(of, _)| of == ino);
+        let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
+        let is_out = self.flights.values().any(|f| f.purpose.is_flush() && is_of_it(f.purpose.pages()))
+            || self.parked.values().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
         let may_be =
             self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && (i.base.is_some() || i.old.is_some()));
-        (out, may_be)
+        (is_out, may_be)
     }
 
     /// Whether a request goes past the kernel's pages. (Reads may be those of a map all the same.)
     pub(crate) fn is_direct(&self, op: &Op) -> bool {
         match op {
-            Op::Write { fh, from_page_cache: false, .. } => {
+            Op::Write { fh, flags: WriteFlags { flush: false, .. }, .. } => {
                 self.files.get(fh).is_some_and(|file| file.direct)
             }
             _ => false,
@@ -123,27 +127,30 @@ impl Cache {
         if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be()) {
             return Vec::new();
         }
-        let out =
-            self.flights.values().filter(|flight| !flight.waiters.is_empty() && flight.direct.is_none());
+        let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
         let out = out.filter_map(|flight| match flight.purpose {
-            Purpose::Write { ino: of, offset, size, flush: false } if of == ino => {
-                Some(((offset, size), flight.appends))
+            Purpose::Write { ino: of, offset, size, flush: false, append, direct: None } if of == ino => {
+                Some(((offset, size), append))
             }
             _ => None,
         });
-        let parked = self.parked.values().filter_map(|(_, op)| match op {
-            Op::Write { ino: of, offset, data, from_page_cache: false, append, .. }
-                if *of == ino && !self.is_direct(op) =>
-            {
-                Some(((*offset, data.len() as u64), *append))
+        let parked = self.parked.values().filter(|(_, op)| !self.is_direct(op));
+        let parked = parked.filter_map(|(_, op)| match op {
+            Op::Write { ino: of, offset, data, flags, .. } if *of == ino && !flags.flush => {
+                Some(((*offset, data.len() as u64), flags.append))
             }
             _ => None,
         });
         let writes = out.chain(parked).filter(|((_, size), _)| *size > 0);
-        let parts =
-            writes.flat_map(|(range, appends)| if appends { vec![pages(range)] } else { ends(range) });
+        let parts = writes.flat_map(|(range, append)| if append { vec![pages(range)] } else { ends(range) });
         within(parts.collect(), offset, length)
     }
+}
+
+/// Whether a range covers a page from its beginning to its end.
+fn has_whole_page((offset, length): (u64, u64)) -> bool {
+    let end = offset.saturating_add(length);
+    offset.checked_next_multiple_of(PAGE).is_some_and(|at| at.saturating_add(PAGE) <= end)
 }
 
 /// The pages that a range covers in part.
@@ -161,6 +168,10 @@ mod tests {
 
     #[test]
     fn ends_are_pages_that_are_covered_in_part() {
+        assert!(
+            has_whole_page((0, PAGE)) && has_whole_page((7, 2 * PAGE)) && !has_whole_page((7, 2 * PAGE - 8))
+        );
+        assert!(!has_whole_page((u64::MAX - 7, 10)));
         assert_eq!(ends((0, PAGE)), []);
         assert_eq!(ends((PAGE, 3 * PAGE)), []);
         assert_eq!(ends((PAGE, 10)), [(PAGE, PAGE)]);
@@ -185,12 +196,14 @@ mod tests {
         whole.dropped(Invalidation(3));
         assert!(whole.may_be());
         whole.told(Invalidation(4));
-        whole.answered();
+        whole.answered(false);
         whole.dropped(Invalidation(4));
         assert!(whole.may_be(), "of what was being written a part may have been left out");
         whole.told(Invalidation(5));
         whole.dropped(Invalidation(5));
-        whole.answered();
+        whole.answered(false);
         assert!(!whole.may_be());
+        whole.answered(true);
+        assert!(whole.may_be());
     }
 }

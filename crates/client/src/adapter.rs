@@ -5,7 +5,9 @@ use crate::driver::Driver;
 use crate::interrupts::Interrupts;
 use nigh_cache::{Caller, Fh, LockSpan, Op};
 use nigh_fuse::{CopyRange, Header, LockRequest, Negotiated, Operation, Reply, decode, opcode};
-use nigh_types::{Access, Cookie, Errno, Kind, LockKind, Name, OpId, SetAttr, SetTime, Timestamp};
+use nigh_types::{
+    Access, Cookie, Errno, Kind, LockKind, Name, OpId, SetAttr, SetTime, Timestamp, WriteFlags,
+};
 
 const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 const RENAME_NOREPLACE: u32 = 1;
@@ -109,9 +111,12 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
             fh: Fh(fh),
             offset,
             data: data.to_vec(),
-            kill_suidgid,
-            from_page_cache: cached,
-            append: flags.cast_signed() & libc::O_APPEND != 0,
+            flags: WriteFlags {
+                append: flags.cast_signed() & libc::O_APPEND != 0,
+                kill_suidgid,
+                flush: cached,
+                ..WriteFlags::default()
+            },
         }),
         Operation::Flush { lock_owner, .. } => natural(Op::Flush { ino, owner: lock_owner }),
         Operation::Release { fh, flock_unlock, lock_owner, .. } => {

@@ -28,7 +28,7 @@ use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
 use nigh_native::{ClientSession, Counters, FrameBytes};
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
-use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time};
+use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, WriteFlags};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -147,7 +147,7 @@ impl Role {
             Op::GetAttr { ino } => cache.reads_by_size(*ino).then_some(Role::Reads(*ino)),
             Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
             Op::Open { ino, access, .. } if access.truncate => Some(Role::Sets(*ino)),
-            Op::Write { ino, from_page_cache: false, .. }
+            Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. }
             | Op::SetAttr { ino, .. }
             | Op::Link { ino, .. }
             | Op::Fallocate { ino, .. }

@@ -1,6 +1,7 @@
 //! What a kernel keeps of files and directories that it holds open: pages and listings.
 
 use nigh_cache::{Answer, Fh, Op, Page, Stale};
+use nigh_types::WriteFlags;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A listing as the kernel keeps it: names and inode numbers.
@@ -48,7 +49,7 @@ impl Kept {
             {
                 self.pages.insert(*ino, data.clone());
             }
-            (Op::Write { ino, data, from_page_cache: true, .. }, Answer::Written(_)) => {
+            (Op::Write { ino, data, flags: WriteFlags { flush: true, .. }, .. }, Answer::Written(_)) => {
                 if let Some(pages) = self.pages.get_mut(ino) {
                     pages.clone_from(data);
                 }
@@ -77,7 +78,7 @@ impl Kept {
 
     /// A request begins.
     pub fn begins(&mut self, op: &Op) {
-        let Op::Write { ino, offset, data, from_page_cache: false, .. } = op else { return };
+        let Op::Write { ino, offset, data, flags: WriteFlags { flush: false, .. }, .. } = op else { return };
         // Within a page.
         let at = u16::try_from(*offset).unwrap_or(0);
         let from = usize::from(at);
@@ -150,9 +151,7 @@ impl Kept {
             fh,
             offset: 0,
             data,
-            kill_suidgid: false,
-            from_page_cache: true,
-            append: false,
+            flags: WriteFlags { flush: true, ..WriteFlags::default() },
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::kept::Kept;
 use nigh_cache::{Answer, Node, Op, Page, Stale};
-use nigh_types::{Attr, Name, NodeId, OpId, Span, Time};
+use nigh_types::{Attr, Name, NodeId, OpId, Span, Time, WriteFlags};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
@@ -126,7 +126,7 @@ impl Kernel {
     pub fn begins(&mut self, op: &Op) {
         self.kept.begins(op);
         let (ino, grows) = match op {
-            Op::Write { ino, offset, data, from_page_cache: false, .. } => {
+            Op::Write { ino, offset, data, flags: WriteFlags { flush: false, .. }, .. } => {
                 (ino, offset + data.len() as u64 > self.size(*ino))
             }
             Op::SetAttr { ino, set, .. } => (ino, set.size.is_some()),
@@ -139,7 +139,7 @@ impl Kernel {
 
     /// It is answered.
     pub fn ends(&mut self, op: &Op) {
-        if let Op::Write { ino, from_page_cache: false, .. } | Op::SetAttr { ino, .. } = op {
+        if let Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. } | Op::SetAttr { ino, .. } = op {
             self.sizes.entry(*ino).or_default().unstable = false;
         }
     }

@@ -279,10 +279,7 @@ impl Script {
         let lock = |wait| Op::SetLock { ino, fh, span, kind: LockKind::Write, pid: 1, wait };
         match verb {
             "read" => Op::Read { ino, fh, offset: 0, size: 100 },
-            "write" => {
-                let (kill_suidgid, from_page_cache) = (false, false);
-                Op::Write { ino, fh, offset, data: text.into(), kill_suidgid, from_page_cache, append: false }
-            }
+            "write" => Op::Write { ino, fh, offset, data: text.into(), flags: WriteFlags::default() },
             "lock" => lock(false),
             "lock-wait" => lock(true),
             "unlock" => Op::Unlock { ino, span },

@@ -14,7 +14,7 @@ use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output}
 use nigh_remote::fake::FakeServer;
 use nigh_remote::tree::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
-use nigh_types::{Attr, Name, OpId, Span, Time};
+use nigh_types::{Attr, Name, OpId, Span, Time, WriteFlags};
 use own::{Effect, names_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
@@ -217,7 +217,7 @@ impl<B: Backend> World<B> {
             self.clients[at].effects.insert(id, effect);
         }
         let client = &mut self.clients[at];
-        if let Op::Write { ino, from_page_cache: true, .. } = &op {
+        if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
             client.flushes.insert(id, (*ino, self.tick));
         }
         let answer = client.cache.handle_op(now, id, Caller::default(), op.clone());
@@ -442,7 +442,7 @@ impl<B: Backend> World<B> {
             self.clients[at].carried.clear();
         }
         self.take_in(at, id, (&op, &answer), &locked);
-        if let Op::Write { ino, from_page_cache: true, .. } = &op {
+        if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
             self.judge_store(at, *ino, &answer);
         }
         let memory = if from_memory { " from memory" } else { "" };

@@ -4,7 +4,7 @@ use nigh_cache::{Answer, Config, Fh, Level, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Access, Cookie, Kind, Name, Span, Term};
+use nigh_types::{Access, Cookie, Kind, Name, Span, Term, WriteFlags};
 
 const TERM: Span = Span::from_secs(5);
 
@@ -138,15 +138,7 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
         .answer(1, Op::Rename { from: from.0, name: from.1, to: to.0, new_name: to.1, no_replace, exchange });
     world.answer(0, Op::OpenDir { ino: dirs.1 });
     let (fh, data) = (opened.fh, b"rather long".to_vec());
-    let write = Op::Write {
-        ino: file,
-        fh,
-        offset: 0,
-        data,
-        kill_suidgid: false,
-        from_page_cache: false,
-        append: false,
-    };
+    let write = Op::Write { ino: file, fh, offset: 0, data, flags: WriteFlags::default() };
     assert_eq!(world.answer(0, write), Answer::Written(11));
     let Answer::Node(node) = world.answer(0, Op::Lookup { dir: dirs.1, name: name("g") }) else {
         panic!("not there")

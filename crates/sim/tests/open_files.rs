@@ -5,7 +5,12 @@ use nigh_cache::{Answer, Config, Fh, Invalidation, Level, Op, Opened};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Access, Call, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term, Timestamp};
+use nigh_types::{
+    Access, Call, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term, Timestamp, WriteFlags,
+};
+
+const APPEND: WriteFlags =
+    WriteFlags { append: true, kill_suidgid: false, sync: false, flush: false, since: None };
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -38,15 +43,7 @@ fn read(world: &mut World, ino: u64, fh: Fh) -> Answer {
 }
 
 fn write(ino: u64, fh: Fh, offset: u64, data: &[u8]) -> Op {
-    Op::Write {
-        ino,
-        fh,
-        offset,
-        data: data.to_vec(),
-        kill_suidgid: false,
-        from_page_cache: false,
-        append: false,
-    }
+    Op::Write { ino, fh, offset, data: data.to_vec(), flags: WriteFlags::default() }
 }
 
 fn content(text: &str) -> Answer {
@@ -132,10 +129,8 @@ fn the_server_chooses_where_to_append() {
     let (mut world, file) = world(TreeConfig::default());
     // As the descriptor is at each write, however it was opened.
     let fh = open(&mut world, file.ino, true, false).fh;
-    let appended = |offset, data: &[u8]| {
-        let (data, kill_suidgid, from_page_cache) = (data.to_vec(), false, false);
-        Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache, append: true }
-    };
+    let appended =
+        |offset, data: &[u8]| Op::Write { ino: file.ino, fh, offset, data: data.to_vec(), flags: APPEND };
     assert_eq!(world.answer(0, appended(7, b" more")), Answer::Written(5));
     assert_eq!(forgets(&world, file), 0);
     beside(&world, file, 12, b" beside");
@@ -177,9 +172,7 @@ fn a_page_is_dropped_when_an_append_goes_past_it() {
     assert_eq!(world.answer(at, look.clone()), content("content"));
     assert!(world.clients[at].kernel.kept.has_pages(file.ino));
     world.clients[at].control.plan(Which::Type("write"), Fate { hold_call: true, ..Fate::default() });
-    let (data, kill_suidgid, from_page_cache) = (b" more".to_vec(), false, false);
-    let append =
-        Op::Write { ino: file.ino, fh, offset: 7, data, kill_suidgid, from_page_cache, append: true };
+    let append = Op::Write { ino: file.ino, fh, offset: 7, data: b" more".to_vec(), flags: APPEND };
     let append = world.ask(at, append);
     assert!(world.waits(at, append));
     assert!(!world.clients[at].kernel.kept.has_pages(file.ino), "though the write is out");
@@ -192,9 +185,7 @@ fn a_page_is_dropped_when_an_append_goes_past_it() {
 fn an_append_that_failed_takes_nothing_back_that_others_have_appended() {
     let (mut world, file) = world(TreeConfig::default());
     let (at, Opened { fh, .. }) = opened_to_append(&mut world, file, true, false);
-    let (data, kill_suidgid, from_page_cache) = (b" more".to_vec(), false, false);
-    let append =
-        Op::Write { ino: file.ino, fh, offset: 7, data, kill_suidgid, from_page_cache, append: true };
+    let append = Op::Write { ino: file.ino, fh, offset: 7, data: b" more".to_vec(), flags: APPEND };
     world.clients[at].control.plan(Which::Type("write"), Fate { hold_call: true, ..Fate::default() });
     let killed = world.ask(at, append.clone());
     world.interrupt(at, killed);
@@ -362,8 +353,8 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     assert_eq!(ranges, [(4096, 0)]);
     assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     let data = b"CONT".to_vec();
-    let (offset, kill_suidgid, from_page_cache) = (4096, false, true);
-    let flush = Op::Write { ino: file.ino, fh, offset, data, kill_suidgid, from_page_cache, append: false };
+    let flags = WriteFlags { flush: true, ..WriteFlags::default() };
+    let flush = Op::Write { ino: file.ino, fh, offset: 4096, data, flags };
     world.ask(0, flush);
     assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)), [(8192, 0)]);
     // And so are those that came while the remote was away.

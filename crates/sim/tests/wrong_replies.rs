@@ -3,7 +3,7 @@
 use nigh_cache::{Answer, Cache, Caller, Config, Fh, Op, Output};
 use nigh_types::{
     Access, Attr, Call, CallId, CookieKey, Entry, Errno, Event, Handle, Kind, Listed, Name, NodeId, OpId,
-    Reply, Response, Session, SetAttr, Space, Term, Time, XattrSet,
+    Reply, Response, Session, SetAttr, Space, Term, Time, WriteFlags, XattrSet,
 };
 
 const NOW: Time = Time(1_000_000_000);
@@ -100,15 +100,7 @@ fn requests(fh: Fh) -> Vec<Op> {
         Op::Create { dir, name: leaf(), mode, umask, exclusive: true, access, append: false },
         Op::Tmpfile { dir, mode, umask, access },
         Op::Read { ino, fh, offset, size: 10 },
-        Op::Write {
-            ino,
-            fh,
-            offset,
-            data: vec![1],
-            kill_suidgid: false,
-            from_page_cache: false,
-            append: false,
-        },
+        Op::Write { ino, fh, offset, data: vec![1], flags: WriteFlags::default() },
         Op::Fsync { ino, fh: Some(fh), data_only: false },
         Op::OpenDir { ino: dir },
         Op::GetXattr { ino, name: xattr(), size: 0 },
@@ -259,15 +251,7 @@ fn unknown_numbers_reach_no_server() {
     }
     assert_eq!(seen, 17);
     let (data, fh) = (vec![1], Fh(99));
-    let write = Op::Write {
-        ino: FILE,
-        fh,
-        offset: 0,
-        data,
-        kill_suidgid: false,
-        from_page_cache: false,
-        append: false,
-    };
+    let write = Op::Write { ino: FILE, fh, offset: 0, data, flags: WriteFlags::default() };
     assert_eq!(ask(&mut cache, OpId(10), write), Ok(Answer::Failed(Errno::BADF)));
     assert_eq!(ask(&mut cache, OpId(10), Op::Release { fh, flock: None }), Ok(Answer::Done));
 }

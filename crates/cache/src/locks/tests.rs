@@ -273,15 +273,7 @@ fn who_lost_a_lock_is_told_until_it_closes() {
 
     let eio = Answer::Failed(Errno::IO);
     let ino = FILE.ino;
-    let write = |fh| Op::Write {
-        ino,
-        fh,
-        offset: 0,
-        data: vec![1],
-        kill_suidgid: false,
-        from_page_cache: false,
-        append: false,
-    };
+    let write = |fh| Op::Write { ino, fh, offset: 0, data: vec![1], flags: WriteFlags::default() };
     assert_eq!(rig.at_once(Op::Read { ino, fh, offset: 0, size: 1 }), eio);
     assert_eq!(rig.at_once(write(fh)), eio);
     assert_eq!(rig.at_once(Op::Unlock { ino, span: span(1, ALL) }), eio);

@@ -100,9 +100,9 @@ impl Rig {
         flags.since
     }
 
-    fn write(&mut self, from_page_cache: bool) -> OpId {
-        let (ino, fh, data, kill_suidgid) = (FILE.ino, self.fh, b"TEXT".to_vec(), false);
-        self.ask(Op::Write { ino, fh, offset: 0, data, kill_suidgid, from_page_cache, append: false })
+    fn write(&mut self, flush: bool) -> OpId {
+        let (ino, fh, data) = (FILE.ino, self.fh, b"TEXT".to_vec());
+        self.ask(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags { flush, ..WriteFlags::default() } })
     }
 
     /// The last call is answered; the file is then as in that second.

@@ -7,7 +7,7 @@
 use super::{Core, Pending, Role, Sent};
 use crate::lengths::{Lengths, Turn};
 use nigh_cache::{Answer, Op};
-use nigh_types::{Kind, OpId, Span};
+use nigh_types::{Kind, OpId, Span, WriteFlags};
 
 /// What an answer is about the length of a file.
 pub(super) struct Length {
@@ -24,7 +24,7 @@ pub(super) struct Length {
 /// `fuse_send_write_pages`).
 pub(super) fn locks(op: &Op) -> Option<u64> {
     match op {
-        Op::Read { ino, .. } | Op::Write { ino, from_page_cache: false, .. } => Some(*ino),
+        Op::Read { ino, .. } | Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. } => Some(*ino),
         _ => None,
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     use crate::driver::tests::Stage;
     use nigh_cache::{Caller, Fh, Op};
     use nigh_fuse::Notification;
-    use nigh_types::{Access, OpId, SetAttr};
+    use nigh_types::{Access, OpId, SetAttr, WriteFlags};
     use std::time::Duration;
 
     const WRITE: u64 = 1002;
@@ -148,19 +148,7 @@ mod tests {
 
     fn write(stage: &Stage, ino: u64, unique: u64) {
         let (fh, data) = (Fh(1), b"text".to_vec());
-        operate(
-            stage,
-            unique,
-            Op::Write {
-                ino,
-                fh,
-                offset: 0,
-                data,
-                kill_suidgid: false,
-                from_page_cache: false,
-                append: false,
-            },
-        );
+        operate(stage, unique, Op::Write { ino, fh, offset: 0, data, flags: WriteFlags::default() });
     }
 
     fn operate(stage: &Stage, unique: u64, op: Op) {

@@ -5,7 +5,7 @@ use crate::driver::tests::Stage;
 use nigh_cache::Caller;
 use nigh_fuse::{Notification, NotifyOutcome};
 use nigh_remote::Event;
-use nigh_types::{Bug, Covers, Name, OpId, Recall, RecallId, Span, plant};
+use nigh_types::{Bug, Covers, Name, OpId, Recall, RecallId, Span, WriteFlags, plant};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -253,9 +253,7 @@ impl Laundry {
                 fh,
                 offset,
                 data,
-                kill_suidgid: false,
-                from_page_cache: true,
-                append: false,
+                flags: WriteFlags { flush: true, ..WriteFlags::default() },
             };
             let driver = self.driver.get().expect("it was set");
             driver.operate(90_000 + page, OpId(90_000 + page), Caller::default(), Shape::Natural, flush);
@@ -316,15 +314,7 @@ fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
     assert_eq!(stage.make("file", false).ino, MADE);
     // With a whole one between two: of no file has the kernel whole pages otherwise that was not read.
     let (fh, data) = (nigh_cache::Fh(1), vec![b'x'; 9_000]);
-    let write = nigh_cache::Op::Write {
-        ino: MADE,
-        fh,
-        offset: 10,
-        data,
-        kill_suidgid: false,
-        from_page_cache: false,
-        append: false,
-    };
+    let write = nigh_cache::Op::Write { ino: MADE, fh, offset: 10, data, flags: WriteFlags::default() };
     stage.driver.operate(900, OpId(900), Caller::default(), Shape::Natural, write);
     Notification::InvalInode { ino: MADE, offset: 0, len: PAGE.cast_signed() }
 }
@@ -449,9 +439,7 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
         fh,
         offset: 0,
         data,
-        kill_suidgid: false,
-        from_page_cache: true,
-        append: false,
+        flags: WriteFlags { flush: true, ..WriteFlags::default() },
     };
     driver.operate(900, OpId(900), Caller::default(), Shape::Natural, flush);
     let recall = Recall { id: RecallId(1), node, covers: Covers::Data, names: Vec::new() };

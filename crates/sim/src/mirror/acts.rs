@@ -2,7 +2,7 @@
 
 use super::{Mirror, OpenFile, name};
 use nigh_cache::{Answer, Op};
-use nigh_types::{Access, Kind, Name, SetAttr, SetTime, Timestamp};
+use nigh_types::{Access, Kind, Name, SetAttr, SetTime, Timestamp, WriteFlags};
 
 const DIRS: [&[&str]; 5] = [&[], &["p"], &["q"], &["p", "q"], &["q", "p"]];
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "p", "q"];
@@ -182,9 +182,10 @@ impl Mirror {
             0 => Op::Read { ino, fh, offset, size },
             1 if write => {
                 let data = vec![b'a' + u8::try_from(self.below(26)).unwrap_or(0); self.below(5_000)];
-                let (kill_suidgid, from_page_cache) = (self.dice.below(2) == 0, self.dice.below(4) == 0);
+                let (kill_suidgid, flush) = (self.dice.below(2) == 0, self.dice.below(4) == 0);
                 let append = self.dice.below(3) == 0;
-                Op::Write { ino, fh, offset, data, kill_suidgid, from_page_cache, append }
+                let flags = WriteFlags { append, kill_suidgid, flush, ..WriteFlags::default() };
+                Op::Write { ino, fh, offset, data, flags }
             }
             2 => Op::Seek { ino, fh, offset, data: self.dice.below(2) == 0 },
             3 if write => {

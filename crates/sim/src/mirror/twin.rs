@@ -141,9 +141,9 @@ impl Twin {
                 let (node, handle) = at(ino, fh);
                 Call::Read { node, handle, offset, length: size }
             }
-            Op::Write { ino, fh, offset, ref data, kill_suidgid, from_page_cache, append } => {
+            Op::Write { ino, fh, offset, ref data, flags } => {
                 let (node, handle) = at(ino, fh);
-                let append = append && !from_page_cache;
+                let (append, kill_suidgid) = (flags.append && !flags.flush, flags.kill_suidgid);
                 let flags = WriteFlags { append, kill_suidgid, ..WriteFlags::default() };
                 Call::Write { node, handle, offset, data: data.clone(), flags }
             }

@@ -3,7 +3,7 @@
 use super::{DIRS, History, NAMES, PAGE, name};
 use crate::world::{Backend, Fact, XATTR, name_of, short};
 use nigh_cache::{Answer, Fh, Level, Op};
-use nigh_types::{Access, Errno, Name};
+use nigh_types::{Access, Errno, Name, WriteFlags};
 
 impl<B: Backend> History<B> {
     /// A request, and the directories that its kernel locks for it.
@@ -79,15 +79,7 @@ impl<B: Backend> History<B> {
         if self.dice.below(if has_page && others { 4 } else { 16 }) == 0 {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 2];
             let offset = 2 * self.dice.below(2);
-            return Some(Op::Write {
-                ino,
-                fh,
-                offset,
-                data,
-                kill_suidgid: false,
-                from_page_cache: false,
-                append: false,
-            });
+            return Some(Op::Write { ino, fh, offset, data, flags: WriteFlags::default() });
         }
         (!has_page).then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
@@ -128,15 +120,7 @@ impl<B: Backend> History<B> {
         }
         if write && may_write {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
-            return Some(Op::Write {
-                ino,
-                fh,
-                offset: 0,
-                data,
-                kill_suidgid: false,
-                from_page_cache: false,
-                append: false,
-            });
+            return Some(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags::default() });
         }
         let client = &self.world.clients[at];
         let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == Level::None;

@@ -5,7 +5,7 @@ use super::{Backend, World, name_of};
 use crate::kept::Written;
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_remote::tree::Tree;
-use nigh_types::{Attr, Call, Errno, NodeId, OpId, Place, Reply, Time};
+use nigh_types::{Attr, Call, Errno, NodeId, OpId, Place, Reply, Time, WriteFlags};
 use std::collections::BTreeMap;
 
 /// The xattr that is watched.
@@ -129,7 +129,7 @@ impl<B: Backend> World<B> {
     #[must_use]
     pub fn has_stores(&self, at: usize) -> bool {
         let client = &self.clients[at];
-        let flush = |op: &Op| matches!(op, Op::Write { from_page_cache: true, .. });
+        let flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
         client.kernel.kept.first_dirty().is_some() || client.ops.values().any(flush)
     }
 

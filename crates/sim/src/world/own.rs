@@ -2,7 +2,7 @@
 
 use super::{Backend, Client, World};
 use nigh_cache::Op;
-use nigh_types::Name;
+use nigh_types::{Name, WriteFlags};
 
 /// What a request that changes names has done, seen from outside. Others may have moved something else to these names since its
 /// kernel looked: that it cannot know by the time at which its own change moves or removes it, but is told with the answer.
@@ -78,7 +78,7 @@ impl<B: Backend> World<B> {
 
     /// Whether a client's unanswered requests change an inode, but for writes whose bytes its kernel has in a page.
     pub(super) fn changes_otherwise(&self, client: &Client<B>, ino: u64) -> bool {
-        let is_page = |op: &Op| matches!(op, Op::Write { ino: of, from_page_cache: false, .. } if *of == ino);
+        let is_page = |op: &Op| matches!(op, Op::Write { ino: of, flags: WriteFlags { flush: false, .. }, .. } if *of == ino);
         match client.ops.values().any(is_page) {
             true => {
                 client.ops.values().any(|op| !is_page(op) && touched(op) == Some(ino))

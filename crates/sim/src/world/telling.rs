@@ -2,7 +2,7 @@
 
 use super::{Backend, Client, World, name_of, words};
 use nigh_cache::{Invalidation, Level, Op, Stale};
-use nigh_types::OpId;
+use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
 /// What a kernel is to be told for one reason.
@@ -285,7 +285,7 @@ impl<B: Backend> World<B> {
         }
         // The kernel drops pages when it has written back what was stored there.
         let locks = ranges.iter().any(|range| range.0 == 0);
-        let is_flush = |op: &Op| matches!(op, Op::Write { ino: i, from_page_cache: true, .. } if *i == ino);
+        let is_flush = |op: &Op| matches!(op, Op::Write { ino: i, flags: WriteFlags { flush: true, .. }, .. } if *i == ino);
         let out = client.ops.iter().find(|(_, op)| is_flush(op)).map(|(id, _)| *id);
         let flush = match out {
             None if locks => client.kernel.kept.write_back(ino).map(|op| {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::OnDisconnect;
+use nigh_types::WriteFlags;
 
 const EIO: Answer = Answer::Failed(Errno::IO);
 const EINTR: Answer = Answer::Failed(Errno::INTR);
@@ -15,15 +16,7 @@ impl Rig {
 
     fn write(&mut self, fh: Fh) -> (OpId, CallId) {
         let (ino, data) = (FILE.ino, vec![1]);
-        let (op, answer) = self.ask(Op::Write {
-            ino,
-            fh,
-            offset: 0,
-            data,
-            kill_suidgid: false,
-            from_page_cache: false,
-            append: false,
-        });
+        let (op, answer) = self.ask(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags::default() });
         assert_eq!(answer, None);
         (op, self.call().0)
     }
