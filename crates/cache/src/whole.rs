@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::flight::Purpose;
 use crate::locked::Pages;
 use crate::op::{Fh, Invalidation, Op, Stale};
-use crate::recall::{PAGE, pages, within};
+use crate::recall::{PAGE, meet, pages, within};
 use nigh_types::{SetAttr, WriteFlags};
 
 /// Whether a kernel may have whole pages of a file.
@@ -74,14 +74,14 @@ impl Cache {
         self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
     }
 
-    /// Whether stores into maps have to be written back before a page of a file is dropped for that reason, as for
+    /// Whether stores into maps have to be written back before that part of a file (offset, length) is dropped for that reason, as for
     /// a recall: whether they are being, and whether there may be some of which we have not heard yet.
     #[must_use]
-    pub fn stores_into(&self, why: Invalidation, ino: u64) -> (bool, bool) {
+    pub fn stores_into(&self, why: Invalidation, ino: u64, part: (u64, u64)) -> (bool, bool) {
         if !self.is_recalled(why) {
             return (false, false);
         }
-        let is_of_it = |pages: Option<Pages>| pages.is_some_and(|(of, _)| of == ino);
+        let is_of_it = |pages: Option<Pages>| pages.is_some_and(|(of, range)| of == ino && meet(range, part));
         let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
         let is_out = self.flights.values().any(|f| f.purpose.is_flush() && is_of_it(f.purpose.pages()))
             || self.parked.values().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));

@@ -155,12 +155,12 @@ impl Teller<'_> {
 
     /// Whether a thread that drops a part waits for an own write that has it locked. What was stored into a map of it goes to the remote
     /// before it is dropped for a recall, and holds nobody up (0008, rule 10).
-    fn is_locked(&self, watch: &mut Watch, thread: u32, id: Invalidation, (ino, _): File) -> bool {
+    fn is_locked(&self, watch: &mut Watch, thread: u32, id: Invalidation, (ino, part): File) -> bool {
         let sleeps = watch.sleeps_for(thread);
         if sleeps < LOCKED {
             return false;
         }
-        let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(id, ino));
+        let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(id, ino, part));
         !is_out && (!may_be || sleeps >= LOCKED_AND_STORED)
     }
 
