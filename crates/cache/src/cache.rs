@@ -521,8 +521,9 @@ impl Cache {
             ..Gauges::default()
         };
         self.dirs.values().for_each(|directory| {
-            gauges.entries += directory.rows.there();
-            gauges.negative += directory.rows.missing();
+            let (there, missing) = directory.singles.count();
+            gauges.entries += directory.rows.there().max(there);
+            gauges.negative += directory.rows.missing() + missing;
             gauges.complete_directories += u64::from(directory.complete);
             gauges.count_grant(self.clock, directory.held.as_ref());
         });

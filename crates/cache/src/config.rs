@@ -33,6 +33,8 @@ pub struct Config {
     /// A kernel drops pages before it writes past them (since Linux 6.6; it comes with `FUSE_DIRECT_IO_ALLOW_MMAP`).
     pub direct_appends: bool,
     pub on_disconnect: OnDisconnect,
+    /// Symlink targets are kept; else they are asked each time.
+    pub keeps_targets: bool,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
     /// Random, of this start.
@@ -50,6 +52,7 @@ impl Default for Config {
             entry_size: (24, 152),
             direct_appends: false,
             on_disconnect: OnDisconnect::Wait,
+            keeps_targets: true,
             client: 0,
             incarnation: 0,
         }

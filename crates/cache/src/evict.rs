@@ -1,6 +1,8 @@
 //! Keeping to the budget: whole directories go, those first that were not used lately.
 
 use crate::cache::Cache;
+use crate::kernel::Level;
+use crate::op::Stale;
 use crate::recall::After;
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
@@ -66,6 +68,20 @@ impl Cache {
         }
     }
 
+    /// What the kernel believes of single names ends by itself, if it ends. Of the rest nobody would know any more that it is to be
+    /// told when the session ends.
+    fn drop_singles(&mut self, node: NodeId) {
+        let Some(directory) = self.dirs.get(&node.ino).filter(|_| self.config.level == Level::NoEpoch) else {
+            return;
+        };
+        let for_ever = directory.singles.names_for_ever();
+        let stale: Vec<Stale> =
+            for_ever.map(|name| Stale::Entry { dir: node.ino, name: name.clone() }).collect();
+        if !stale.is_empty() {
+            self.invalidate(stale, None);
+        }
+    }
+
     fn evict(&mut self, now: Time, node: NodeId) {
         self.counters.evictions += 1;
         tracing::debug!(target: "nigh::evict", ino = node.ino);
@@ -84,9 +100,12 @@ impl Cache {
             .dirs
             .get(&node.ino)
             .into_iter()
-            .flat_map(|d| d.rows.iter())
-            .filter_map(|row| row.child.as_ref().map(|c| c.id.ino))
+            .flat_map(|d| {
+                let rows = d.rows.iter().filter_map(|row| row.child.as_ref().map(|c| c.id.ino));
+                rows.chain(d.singles.inodes().map(|id| id.ino))
+            })
             .collect();
+        self.drop_singles(node);
         self.forget_names(node.ino);
         self.dirs.remove(&node.ino);
         for ino in children {

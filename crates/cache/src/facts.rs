@@ -5,28 +5,11 @@ use crate::config::OnDisconnect;
 use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
 use crate::op::{Answer, Invalidation, Node, Output, Stale};
-use crate::rows::{Child, Row};
+use crate::rows::Child;
 use crate::state::{Directory, Inode};
-use nigh_types::{Attr, Bug, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time, planted};
+use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
-    /// A directory's names, if their grant lives; ends them if it does not.
-    pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, Held)> {
-        if self.dirs.get(&dir)?.held.is_some_and(|h| !h.lives(now)) {
-            if self.config.on_disconnect == OnDisconnect::Stale {
-                // They may yet be served (see `drop_expired_names`), and until then to nobody.
-                self.leave_listings(dir);
-            } else {
-                self.forget_names(dir);
-            }
-            return None;
-        }
-        let directory = self.dirs.get_mut(&dir)?;
-        directory.used = true;
-        let held = directory.held?;
-        Some((directory, held))
-    }
-
     /// The attributes of an inode and the grant that they stand under.
     pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
@@ -254,134 +237,7 @@ impl Cache {
         }
     }
 
-    /// Puts a name into a directory's facts, if there is a grant for it. `None`: it does not exist.
-    pub(crate) fn learn_name(
-        &mut self,
-        now: Time,
-        flight: &Flight,
-        dir: NodeId,
-        name: &Name,
-        entry: Option<&Entry>,
-        grants: &[Grant],
-    ) -> Option<Held> {
-        if flight.seen.is_pushed(dir.ino, name) {
-            // The same for what a name leads to.
-            if flight.sequence.is_some() {
-                self.doubt_order(dir);
-            }
-            return None;
-        }
-        let crossed = flight.crossed(dir.ino, name, entry.map(|e| e.id));
-        if crossed || flight.recalled(dir, Covers::Names) {
-            if crossed || flight.sequence.is_some() {
-                self.doubt_order(dir);
-            }
-            return None;
-        }
-        if flight.sequence.is_none() {
-            self.mark_under_way(dir.ino, name, entry.map(Child::new).as_ref());
-        }
-        let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::made_up(dir));
-        let fresh = flight.granted(grants, dir, Covers::Names).or(made_up.as_ref());
-        let fresh = fresh.map(|grant| Held::begin(grant, flight.sent));
-        let cookie = self.key.cookie(name.as_bytes());
-        if self.names(now, dir.ino).is_none() {
-            let held = fresh.filter(|h| h.lives(now))?;
-            if self.directory(dir).held.is_some() {
-                self.forget_names(dir.ino);
-            }
-            self.directory(dir).held = Some(held);
-        } else if fresh.is_none() && flight.sequence.is_none() {
-            // An ungranted answer beside a living grant: not kept.
-            return None;
-        }
-        let directory = self.dirs.get_mut(&dir.ino)?;
-        let held = directory.held?;
-        let old = if entry.is_none() && directory.complete {
-            directory.rows.remove(cookie, name.as_bytes())
-        } else {
-            let child = entry.map(Child::new);
-            directory.rows.insert(Row { cookie, name: name.clone(), child })
-        };
-        self.recount(dir.ino);
-        // Of its own changes the kernel knows.
-        if let Some(old) = old.filter(|_| flight.sequence.is_none()) {
-            let stale = self.displaced(dir.ino, old, entry.map(|e| e.id));
-            if self.config.level.may_keep_pages() && !stale.is_empty() {
-                self.invalidate(stale, None);
-            }
-        }
-        Some(held)
-    }
-
-    /// The remote refused a change in a way that says whether a name exists (`None`: that something else
-    /// is wrong with it). If the facts foresaw otherwise, all facts about the directory go, here and in
-    /// the kernel.
-    pub(crate) fn doubt_name(&mut self, dir: u64, name: &Name, exists: Option<bool>) {
-        let cookie = self.key.cookie(name.as_bytes());
-        let Some(directory) = self.dirs.get(&dir).filter(|d| d.held.is_some()) else { return };
-        let known = match directory.rows.find(cookie, name.as_bytes()) {
-            Some(row) => Some(row.child.is_some()),
-            None => directory.knows_absence(cookie).then_some(false),
-        };
-        if known.is_none() || known == exists {
-            return;
-        }
-        let stale = self.stale_names(directory.id);
-        self.forget_names(dir);
-        if self.config.level.may_keep_pages() {
-            self.invalidate(stale, None);
-        }
-    }
-
-    /// A recall went by while an own change of a directory was under way, and which of the two came first
-    /// cannot be told: what was learned since may be older or newer than the change. All of it goes.
-    pub(crate) fn doubt_order(&mut self, dir: NodeId) {
-        for flight in self.flights.values_mut() {
-            flight.seen.recalled.push((dir, Covers::Names));
-        }
-        let stale = self.stale_names(dir);
-        self.forget_names(dir.ino);
-        if self.config.level.may_keep_pages() && !stale.is_empty() {
-            self.invalidate(stale, None);
-        }
-    }
-
-    /// A directory's grant has ended.
-    pub(crate) fn forget_names(&mut self, dir: u64) {
-        self.leave_listings(dir);
-        if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.forget();
-        }
-        self.recount(dir);
-    }
-
-    /// With a directory's grant ends the listing that the kernel keeps. What a listing in flight has brought goes on
-    /// serving those who wait for it, and nobody else.
-    fn leave_listings(&mut self, dir: u64) {
-        self.watches.unsettle(self.clock, dir);
-        let Some(directory) = self.dirs.get_mut(&dir) else { return };
-        let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
-        if let Some(flight) = flight.filter(|f| f.begun && f.aside.is_none()) {
-            let listed = directory.progress.unwrap_or_default();
-            flight.aside = Some(Box::new(directory.rows.up_to(listed)));
-        }
-        directory.progress = None;
-        let listed = directory.kernel_version.take().is_some();
-        if listed && self.inodes.get(&dir).is_some_and(|i| i.opens > 0) {
-            self.invalidate(vec![Stale::Data { ino: dir, offset: 0, length: 0 }], None);
-        }
-    }
-
-    /// Facts whose grant has ended are kept for as long as nobody needs their place, if they may yet be served
-    /// ([`OnDisconnect::Stale`]): but not when an own change has made them older than what we did.
-    pub(crate) fn drop_expired_names(&mut self, dir: u64) {
-        if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.lives(self.clock))) {
-            self.forget_names(dir);
-        }
-    }
-
-    /// The same for what is known of an inode.
+    /// As [`Cache::drop_expired_names`], for what is known of an inode.
     pub(crate) fn drop_expired(&mut self, ino: u64) {
         let clock = self.clock;
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -395,7 +251,7 @@ impl Cache {
     /// Brings the byte count up to date after a directory's rows changed.
     pub(crate) fn recount(&mut self, dir: u64) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
-            let bytes = directory.rows.bytes();
+            let bytes = directory.bytes();
             self.row_bytes = self.row_bytes - directory.counted + bytes;
             directory.counted = bytes;
         }
@@ -510,11 +366,13 @@ impl Cache {
 
     /// Drops the record of an inode that neither the kernel nor a fact needs.
     pub(crate) fn drop_if_idle(&mut self, ino: u64) {
-        let root = self.root;
+        let (root, clock) = (self.root, self.clock);
+        let keeps_expired = self.config.on_disconnect == OnDisconnect::Stale;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.lookups == 0 && i.opens == 0) else {
             return;
         };
-        let (pinned, needed) = (inode.pinned.take(), inode.own.is_some() || ino == root);
+        let is_known = inode.own.is_some_and(|(_, held)| held.lives(clock) || keeps_expired);
+        let (pinned, needed) = (inode.pinned.take(), is_known || ino == root);
         if let Some(handle) = pinned {
             self.release_handle(handle);
         }

@@ -8,8 +8,8 @@
 //! | --- | --- |
 //! | `cache` | the type, its inputs and outputs |
 //! | `op`, `config`, `counters` | the words of its interface |
-//! | `state`, `rows`, `grants` | records |
-//! | `facts`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
+//! | `state`, `rows`, `singles`, `grants` | records |
+//! | `facts`, `names`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
 //! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
@@ -38,6 +38,7 @@ mod locked;
 mod locks;
 mod lookup;
 mod mutate;
+mod names;
 mod numbers;
 mod op;
 mod overlay;
@@ -48,6 +49,7 @@ mod readdir;
 mod recall;
 mod replace;
 mod rows;
+mod singles;
 mod snapshots;
 mod space;
 mod state;

@@ -6,10 +6,34 @@ use crate::grants::Held;
 use crate::op::{Answer, Fh, Op};
 use crate::rows::{Child, Row};
 use nigh_types::{
-    Call, CallId, Cookie, Covers, Entry, Errno, Grant, Name, NodeId, OpId, Reply, Response, Time,
+    Call, CallId, Cookie, Covers, Entry, Errno, Grant, Kind, Name, NodeId, OpId, Reply, Response, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
+
+/// What a part says of a name.
+pub(crate) struct Told {
+    child: Child,
+    /// With attributes, where they are told.
+    entry: Option<Entry>,
+}
+
+/// A part of a listing, in cookie order.
+pub(crate) type Part = Vec<(Name, Told)>;
+
+fn part_of(reply: &Reply) -> Option<Part> {
+    let with_attributes = |(name, entry): &(Name, Entry)| {
+        (name.clone(), Told { child: Child::new(entry), entry: Some(entry.clone()) })
+    };
+    let bare = |(name, id, kind): &(Name, NodeId, Option<Kind>)| {
+        (name.clone(), Told { child: Child::bare(*id, *kind), entry: None })
+    };
+    match reply {
+        Reply::Listed(listed) => Some(listed.entries.iter().map(with_attributes).collect()),
+        Reply::Names(names) => Some(names.iter().map(bare).collect()),
+        _ => None,
+    }
+}
 
 impl Cache {
     /// Has a directory listed, unless a listing that will be kept is on its way.
@@ -55,8 +79,9 @@ impl Cache {
         mut flight: Flight,
         response: Response,
     ) -> Option<Flight> {
-        let (entries, last) = match (&response.result, self.id_of(dir)) {
-            (Ok(Reply::Listed(listed)), Some(_)) => (listed.entries.clone(), response.last),
+        let told = response.result.as_ref().map(part_of);
+        let (entries, last) = match (told, self.id_of(dir)) {
+            (Ok(Some(part)), Some(_)) => (part, response.last),
             (Err(errno), _) => {
                 self.listing_ended(call, dir);
                 self.watched_cannot_be_listed(now, dir);
@@ -82,9 +107,9 @@ impl Cache {
             self.keep_part(now, dir, &flight, &entries, &response.grants, last);
         } else if let Some(rows) = &mut flight.aside {
             let key = self.key;
-            for (name, entry) in &entries {
+            for (name, told) in &entries {
                 let cookie = key.cookie(name.as_bytes());
-                rows.insert(Row { cookie, name: name.clone(), child: Some(Child::new(entry)) });
+                rows.insert(Row { cookie, name: name.clone(), child: Some(told.child.clone()) });
             }
         }
         if last {
@@ -139,7 +164,7 @@ impl Cache {
     }
 
     /// The cookies that a part speaks for: behind the last one so far, up to its own last entry.
-    fn part_range(&self, dir: u64, entries: &[(Name, Entry)], last: bool) -> (Cookie, Cookie) {
+    fn part_range(&self, dir: u64, entries: &[(Name, Told)], last: bool) -> (Cookie, Cookie) {
         let from = self.dirs.get(&dir).and_then(|d| d.progress).unwrap_or_default();
         let to = entries.last().map_or(from, |(name, _)| self.key.cookie(name.as_bytes()));
         (from, if last { Cookie(u64::MAX) } else { to })
@@ -147,11 +172,11 @@ impl Cache {
 
     /// Whether a part says otherwise than an own change that was answered since the listing was sent. Which of
     /// the two came first cannot be told.
-    fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Entry)], last: bool) -> bool {
+    fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Told)], last: bool) -> bool {
         let (from, to) = self.part_range(dir, entries, last);
         flight.seen.names.iter().filter(|(d, _, _)| *d == dir).any(|(_, name, _)| {
             let cookie = self.key.cookie(name.as_bytes());
-            let listed = entries.iter().find(|(n, _)| n == name).map(|(_, e)| e.id);
+            let listed = entries.iter().find(|(n, _)| n == name).map(|(_, told)| told.child.id);
             let known = flight.seen.name(dir, name).and_then(|c| c.as_ref().map(|c| c.id));
             from < cookie && cookie <= to && listed != known
         })
@@ -172,7 +197,7 @@ impl Cache {
         now: Time,
         dir: u64,
         flight: &Flight,
-        entries: &[(Name, Entry)],
+        entries: &[(Name, Told)],
         grants: &[Grant],
         last: bool,
     ) {
@@ -181,33 +206,33 @@ impl Cache {
         let (from, to) = self.part_range(dir, entries, last);
         let under_way = self.names_under_way(dir);
         let mut stale = Vec::new();
-        for (name, entry) in entries {
+        for (name, told) in entries {
+            let id = told.child.id;
             let cookie = self.key.cookie(name.as_bytes());
             let own_change = flight.seen.name(dir, name).is_some();
             let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
-            if own_change && row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == entry.id) {
+            if own_change && row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == id) {
                 continue;
             }
             if self.is_known_better(&flight.seen, dir, name) {
                 continue;
             }
-            let mut child = Child::new(entry);
-            let changed = own_change
-                || flight.seen.inodes.contains(&entry.id.ino)
-                || flight.seen.told.contains(&entry.id.ino);
+            let mut child = told.child.clone();
+            let changed =
+                own_change || flight.seen.inodes.contains(&id.ino) || flight.seen.told.contains(&id.ino);
             if changed {
                 child.no_xattrs = false;
-                match self.attr_of(now, entry.id) {
+                match self.attr_of(now, id) {
                     Some((attr, _)) => child.compact = attr.into(),
                     None => child.attr_known = false,
                 }
-            } else {
-                self.list_own(now, flight, entry, (dir, name), own.get(&entry.id).copied());
+            } else if let Some(entry) = &told.entry {
+                self.list_own(now, flight, entry, (dir, name), own.get(&id).copied());
                 self.learn_no_xattrs(now, flight, entry);
             }
             let row = Row { cookie, name: name.clone(), child: Some(child) };
             if let Some(old) = self.dirs.get_mut(&dir).and_then(|d| d.rows.insert(row)) {
-                stale.extend(self.displaced(dir, old, Some(entry.id)));
+                stale.extend(self.displaced(dir, old, Some(id)));
             }
         }
         stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), &under_way));
@@ -217,8 +242,8 @@ impl Cache {
         for name in under_way {
             let cookie = self.key.cookie(name.as_bytes());
             if from < cookie && cookie <= to {
-                let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, e)| Child::new(e));
-                self.mark_under_way(dir, &name, listed.as_ref());
+                let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, told)| &told.child);
+                self.mark_under_way(dir, &name, listed);
             }
         }
         if let Some(directory) = self.dirs.get_mut(&dir) {
@@ -292,6 +317,12 @@ impl Cache {
         {
             directory.rows.drop_missing();
             directory.complete = directory.held.is_some();
+            // What says otherwise is older.
+            let (rows, key) = (&directory.rows, self.key);
+            directory.singles.retain(|name, (id, _)| {
+                let row = rows.find(key.cookie(name.as_bytes()), name.as_bytes());
+                row.and_then(|row| row.child.as_ref()).map(|child| child.id) == *id
+            });
         }
         self.listing_ended(call, dir);
         self.recount(dir);

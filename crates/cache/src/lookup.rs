@@ -40,6 +40,13 @@ impl Cache {
         if self.holds.has_name(dir, name) {
             return None;
         }
+        let single = self.dirs.get_mut(&dir).and_then(|directory| {
+            directory.used = true;
+            directory.singles.get(now, name)
+        });
+        if let Some((id, held)) = single {
+            return Some((id.map(|id| Child::bare(id, None)), held));
+        }
         let cookie = self.key.cookie(name.as_bytes());
         let (directory, held) = self.names(now, dir)?;
         match directory.rows.find(cookie, name.as_bytes()) {
@@ -199,7 +206,7 @@ impl Cache {
         };
         // The record must stand before its attributes are learned: they may live at its home.
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
-        self.inode(entry.id).target = entry.target.clone();
+        self.note_target(&entry);
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
         self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
@@ -260,10 +267,21 @@ impl Cache {
         }
     }
 
+    /// Where a lookup does not tell a symlink's target, what is known of it stays if it is the same: nothing changes a target.
+    fn note_target(&mut self, entry: &nigh_types::Entry) {
+        let keeps = self.config.keeps_targets;
+        let inode = self.inode(entry.id);
+        let is_same = inode.own.is_some_and(|(own, _)| own.ctime == entry.attr.ctime);
+        if entry.target.is_some() || !is_same {
+            inode.target = entry.target.clone().filter(|_| keeps);
+        }
+    }
+
     pub(crate) fn target_arrived(&mut self, flight: &Flight, ino: u64, response: Response) {
         let answer = match response.result {
             Ok(Reply::Target(target)) => {
                 if flight.seen.is_empty()
+                    && self.config.keeps_targets
                     && let Some(inode) = self.inodes.get_mut(&ino)
                 {
                     inode.target = Some(target.clone());

@@ -8,8 +8,8 @@ use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::{Child, Row};
 use crate::state::Stamp;
 use nigh_types::{
-    Attr, Call, Covers, DataStamp, Entry, Errno, Handle, Kind, Name, NodeId, OpId, Place, Reply, Response,
-    SetAttr, Time,
+    Attr, Call, Covers, DataStamp, Entry, Errno, Grant, Handle, Kind, Name, NodeId, OpId, Place, Reply,
+    Response, SetAttr, Time,
 };
 
 impl Cache {
@@ -327,8 +327,8 @@ impl Cache {
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
         }
-        self.bind(now, flight, old, other_child);
-        self.bind(now, flight, new, moved_child);
+        self.bind(now, flight, old, other_child, &response.grants);
+        self.bind(now, flight, new, moved_child, &response.grants);
         self.move_home(moved, new);
         if let Some(other) = replaced.filter(|_| *exchange) {
             self.move_home(other, old);
@@ -394,16 +394,31 @@ impl Cache {
                 ..child.clone()
             });
         }
-        Some(Child { id, compact: attr?.into(), attr_known: true, no_xattrs: false, target: None })
+        let bare = Child::bare(id, None);
+        Some(match attr {
+            Some(attr) => Child { compact: attr.into(), attr_known: true, ..bare },
+            None => bare,
+        })
     }
 
     /// A name leads to `child` now, or to nothing, in the facts that there are and in calls in flight.
-    fn bind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), child: Option<Child>) {
+    fn bind(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        (dir, name): (u64, &Name),
+        child: Option<Child>,
+        grants: &[Grant],
+    ) {
         self.mark_name(flight, dir, name, child.as_ref());
         let pushed = flight.seen.is_pushed(dir, name);
         let crossed = pushed || flight.crossed(dir, name, child.as_ref().map(|c| c.id));
         if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, Covers::Names)) {
             return self.doubt_order(id);
+        }
+        if let Some(id) = self.id_of(dir) {
+            let leads_to = child.as_ref().map(|child| child.id);
+            self.learn_single(now, flight, id, (name, leads_to), grants);
         }
         let cookie = self.key.cookie(name.as_bytes());
         let Some((directory, _)) = self.names(now, dir) else { return };

@@ -83,7 +83,7 @@ impl Holds {
                     held.names.iter().for_each(|name| *names.entry(name.clone()).or_default() += 1);
                 }
                 Covers::Inode => *self.inodes.entry(ino).or_default() += 1,
-                Covers::Data => {}
+                Covers::Data | Covers::Entry | Covers::Absence => {}
             }
         }
         self.open.insert(hold.id, hold.facts);
@@ -97,7 +97,7 @@ impl Holds {
             match held.covers {
                 Covers::Names => held.names.iter().for_each(|name| self.leave_name(ino, name)),
                 Covers::Inode => leave(&mut self.inodes, &ino),
-                Covers::Data => {}
+                Covers::Data | Covers::Entry | Covers::Absence => {}
             }
         }
         Some(facts)
@@ -177,7 +177,7 @@ impl Cache {
                     self.keep_open(held.node.ino);
                     stale.extend(self.stale_inode(held.node));
                 }
-                Covers::Data => {}
+                Covers::Data | Covers::Entry | Covers::Absence => {}
             }
         }
         self.holds.begin(hold);

@@ -34,7 +34,7 @@ impl Cache {
             flight.seen.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {
-            Covers::Names => {
+            Covers::Names | Covers::Entry | Covers::Absence => {
                 self.keep_open_below(recall.node.ino);
                 self.recall_names(recall.node)
             }
@@ -393,6 +393,9 @@ impl Cache {
                     Stale::Attr { .. } | Stale::Data { .. } => {}
                 }
             }
+            if let Some(directory) = self.dirs.get(&node.ino) {
+                names.extend(directory.singles.names().map(|name| (node.ino, name.clone())));
+            }
             self.forget_names(node.ino);
             if let Some(directory) = self.dirs.get_mut(&node.ino) {
                 directory.missing_given = false;
@@ -433,7 +436,10 @@ impl Cache {
 
     /// Facts go on being served though their grants have ended. The kernel is given no more time for them.
     pub(crate) fn keep_as_stale(&mut self) {
-        self.dirs.values_mut().for_each(|dir| dir.held = dir.held.map(Held::into_stale));
+        self.dirs.values_mut().for_each(|dir| {
+            dir.held = dir.held.map(Held::into_stale);
+            dir.singles.keep_as_stale();
+        });
         self.inodes.values_mut().for_each(|inode| {
             inode.own = inode.own.map(|(attr, held)| (attr, held.into_stale()));
             inode.data.held = inode.data.held.map(Held::into_stale);

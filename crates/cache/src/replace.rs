@@ -3,9 +3,10 @@
 use crate::cache::Cache;
 use crate::flight::Flight;
 use crate::grants::Held;
+use crate::listing::Told;
 use crate::op::Stale;
 use crate::rows::Row;
-use nigh_types::{Cookie, Covers, Entry, Grant, Name, NodeId, Time};
+use nigh_types::{Cookie, Covers, Grant, Name, NodeId, Time};
 use rustc_hash::FxHashSet;
 
 impl Cache {
@@ -21,7 +22,7 @@ impl Cache {
                 held.deadline = held.deadline.min(old.deadline);
                 held.id = held.id.max(old.id);
             }
-            None => self.forget_names(dir.ino),
+            None => self.end_names(dir.ino),
         }
         self.directory(dir).held = Some(held);
     }
@@ -63,7 +64,7 @@ impl Cache {
         &mut self,
         dir: u64,
         flight: &Flight,
-        entries: &[(Name, Entry)],
+        entries: &[(Name, Told)],
         (from, to): (Cookie, Cookie),
         under_way: &[Name],
     ) -> Vec<Stale> {

@@ -4,7 +4,7 @@
 //! most one chunk, and a listing that arrives in order fills chunks to the brim.
 
 use crate::compact::CompactAttr;
-use nigh_types::{Attr, Cookie, Entry, Name, NodeId};
+use nigh_types::{Attr, Cookie, Entry, Kind, Name, NodeId};
 
 const CHUNK: usize = 256;
 
@@ -37,6 +37,13 @@ impl Child {
             no_xattrs: entry.no_xattrs,
             target: entry.target.clone().map(Box::new),
         }
+    }
+
+    /// Of which nothing is known but, maybe, its type.
+    pub fn bare(id: NodeId, kind: Option<Kind>) -> Child {
+        let mode = kind.map_or(0, Kind::mode_bits);
+        let compact = Attr { mode, ..Attr::default() }.into();
+        Child { id, compact, attr_known: false, no_xattrs: false, target: None }
     }
 
     /// Served only while `attr_known`, and only if they are covered by the parent.

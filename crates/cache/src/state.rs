@@ -3,6 +3,7 @@
 use crate::grants::Held;
 use crate::op::Caller;
 use crate::rows::Rows;
+use crate::singles::Singles;
 use crate::stores::{Base, Old};
 use crate::whole::Whole;
 use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
@@ -139,6 +140,8 @@ pub(crate) struct Directory {
     /// The grant over `rows` and `complete`. Invariant: without it `rows` is empty.
     pub held: Option<Held>,
     pub rows: Rows,
+    /// What is known of single names, whether `held` lives or not.
+    pub singles: Singles,
     /// A name without a row does not exist.
     pub complete: bool,
     /// The listing in flight, and up to where it has come: names below have a row or do not exist.
@@ -168,6 +171,7 @@ impl Directory {
             is_one: true,
             held: None,
             rows: Rows::default(),
+            singles: Singles::default(),
             complete: false,
             listing: None,
             progress: None,
@@ -190,6 +194,11 @@ impl Directory {
         self.progress = None;
         self.version += 1;
         self.gaps += 1;
+    }
+
+    /// Memory of its names, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.rows.bytes() + self.singles.bytes()
     }
 
     /// Another inode has taken its number.

@@ -111,6 +111,7 @@ impl Expected {
                 C::GetAttr | C::SetAttr | C::Fallocate | C::SetXattr | C::RemoveXattr
             ),
             Reply::Listed(_) => self.call_type == C::List,
+            Reply::Names(_) => false,
             Reply::Target(_) => self.call_type == C::ReadLink,
             Reply::Xattrs(_) => self.call_type == C::Xattrs,
             Reply::Value(_) => self.call_type == C::Xattr,

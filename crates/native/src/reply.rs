@@ -78,6 +78,8 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Looked(_) => 1,
         Reply::Attr(..) => 2,
         Reply::Listed(_) => 3,
+        // Our server tells attributes; no peer knows this tag.
+        Reply::Names(_) => 0,
         Reply::Target(_) => 4,
         Reply::Xattrs(_) => 5,
         Reply::Value(_) => 6,
@@ -106,6 +108,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             name.put(w);
             entry.put(w);
         }),
+        Reply::Names(_) => {}
         Reply::Target(target) => target.put(w),
         Reply::Xattrs(set) => w.sequence(&set.items, |w, (name, value)| {
             name.put(w);

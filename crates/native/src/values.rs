@@ -193,6 +193,8 @@ impl Wire for Covers {
             Covers::Names => 1,
             Covers::Inode => 2,
             Covers::Data => 3,
+            // Our server speaks for whole directories.
+            Covers::Entry | Covers::Absence => 0,
         });
     }
 

@@ -72,7 +72,7 @@ pub enum Call {
     Walk { node: NodeId, names: Vec<Name> },
     /// → `Reply::Attr`
     GetAttr { node: Place },
-    /// A whole directory in cookie order → several `Reply::Listed`.
+    /// A whole directory in cookie order → several `Reply::Listed` or `Reply::Names`.
     List { dir: Place },
     /// → `Reply::Target`
     ReadLink { node: Place },

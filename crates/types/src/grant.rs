@@ -20,6 +20,10 @@ pub enum Covers {
     Inode,
     /// A file's data.
     Data,
+    /// Of a directory, from a remote that cannot speak for all its names: what that one leads to which the answer is about;
+    Entry,
+    /// or that it leads nowhere.
+    Absence,
 }
 
 /// Whether facts may only be read, or also be made locally.

@@ -1,6 +1,6 @@
 //! What a remote answers.
 
-use crate::{Attr, Errno, Grant, Handle, LockInfo, Name, NodeId};
+use crate::{Attr, Errno, Grant, Handle, Kind, LockInfo, Name, NodeId};
 
 /// One thing that a name leads to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,6 +52,8 @@ pub enum Reply {
     /// Attributes of the call's node.
     Attr(NodeId, Attr),
     Listed(Listed),
+    /// The same where attributes are not told: `None`, where the type is not either.
+    Names(Vec<(Name, NodeId, Option<Kind>)>),
     Target(Box<[u8]>),
     Xattrs(XattrSet),
     Value(Vec<u8>),

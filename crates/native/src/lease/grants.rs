@@ -18,7 +18,7 @@ impl LeaseTable {
         let state = self.keys.get(&key);
         let changing = match key.covers {
             Covers::Data => state.is_some_and(|state| state.is_changing_for(holder)),
-            Covers::Names | Covers::Inode => state.is_some_and(KeyState::is_changing),
+            _ => state.is_some_and(KeyState::is_changing),
         };
         if changing {
             return Err(Refusal::Changing);

@@ -94,7 +94,7 @@ impl LeaseTable {
         let tells = match key.covers {
             Covers::Names => !names.is_empty(),
             Covers::Inode => true,
-            Covers::Data => false,
+            Covers::Data | Covers::Entry | Covers::Absence => false,
         };
         let account = &self.accounts[&holder];
         // Recalls end what is asked for, and so have an end themselves.

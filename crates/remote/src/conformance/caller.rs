@@ -3,13 +3,21 @@
 use super::Harness;
 use crate::{Event, Remote, Session};
 use nigh_types::{
-    Access, Attr, Call, CallId, Covers, Entry, Errno, Handle, Name, NodeId, OpName, Place, Reply, Request,
-    Response, SetAttr, Timestamp, WriteFlags,
+    Access, Attr, Call, CallId, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpName, Place, Reply,
+    Request, Response, SetAttr, Timestamp, WriteFlags,
 };
 use std::collections::BTreeMap;
 
 pub(super) const READ_WRITE: Access =
     Access { read: true, write: true, truncate: false, direct: false, sync: false };
+
+/// What a listing says of a name.
+pub(super) struct Listee {
+    pub id: NodeId,
+    /// If the remote tells attributes in listings.
+    pub attr: Option<Attr>,
+    pub no_xattrs: bool,
+}
 
 pub(super) struct Caller<'a> {
     harness: &'a mut dyn Harness,
@@ -233,22 +241,26 @@ impl<'a> Caller<'a> {
 
     /// A whole listing, checked to be in cookie order.
     #[track_caller]
-    pub(super) fn list(&mut self, dir: &Place) -> Vec<(Name, Entry)> {
+    pub(super) fn list(&mut self, dir: &Place) -> Vec<(Name, Listee)> {
         let id = self.start(Call::List { dir: dir.clone() });
         let responses = self.finish(id);
         self.listed(responses)
     }
 
     #[track_caller]
-    pub(super) fn listed(&self, responses: Vec<Response>) -> Vec<(Name, Entry)> {
-        let mut all: Vec<(Name, Entry)> = Vec::new();
+    pub(super) fn listed(&self, responses: Vec<Response>) -> Vec<(Name, Listee)> {
+        let mut all: Vec<(Name, Listee)> = Vec::new();
         let cookie = |name: &Name| self.session.cookie_key.cookie(name.as_bytes());
         for response in responses {
-            let Ok(Reply::Listed(part)) = response.result else { panic!("not listed: {response:?}") };
-            if let (Some((before, _)), Some((first, _))) = (all.last(), part.entries.first()) {
+            let part: Vec<(Name, Listee)> = match response.result {
+                Ok(Reply::Listed(part)) => part.entries.into_iter().map(with_attributes).collect(),
+                Ok(Reply::Names(part)) => part.into_iter().map(bare).collect(),
+                other => panic!("not listed: {other:?}"),
+            };
+            if let (Some((before, _)), Some((first, _))) = (all.last(), part.first()) {
                 assert!(cookie(before) < cookie(first), "parts are cut between different cookies");
             }
-            all.extend(part.entries);
+            all.extend(part);
         }
         assert!(all.is_sorted_by_key(|(name, _)| cookie(name)), "in cookie order");
         all
@@ -260,6 +272,14 @@ impl<'a> Caller<'a> {
         names.sort();
         names
     }
+}
+
+fn with_attributes((name, entry): (Name, Entry)) -> (Name, Listee) {
+    (name, Listee { id: entry.id, attr: Some(entry.attr), no_xattrs: entry.no_xattrs })
+}
+
+fn bare((name, id, _): (Name, NodeId, Option<Kind>)) -> (Name, Listee) {
+    (name, Listee { id, attr: None, no_xattrs: false })
 }
 
 /// A call that creates a file.
@@ -310,7 +330,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
             let attr = known.get(&grant.node);
             let attr = attr.unwrap_or_else(|| panic!("{grant:?} is for a node of which nobody spoke"));
             let fits = match grant.covers {
-                Covers::Names => attr.is_none_or(|attr| attr.is_dir()),
+                Covers::Names | Covers::Entry | Covers::Absence => attr.is_none_or(|attr| attr.is_dir()),
                 Covers::Data => attr.is_none_or(|attr| !attr.is_dir()),
                 Covers::Inode => true,
             };

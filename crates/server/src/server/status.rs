@@ -224,7 +224,7 @@ impl Server {
             let path = exports.iter().find_map(|export| export.reach().path_of(*object));
             json!({
                 "inode": object.ino,
-                "covers": match covers { Covers::Names => "names", Covers::Inode => "attributes", Covers::Data => "data" },
+                "covers": match covers { Covers::Names | Covers::Entry | Covers::Absence => "names", Covers::Inode => "attributes", Covers::Data => "data" },
                 "path": path.map(|path| path.to_string_lossy().into_owned()),
             })
         });

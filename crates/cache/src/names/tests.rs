@@ -1,0 +1,207 @@
+use super::*;
+use crate::Config;
+use crate::lookup::tests::{T0, cache, calls};
+use crate::op::{Answer, Caller, Op, Output};
+use nigh_types::{Attr, CallId, Errno, Event, GrantId, Kind, Mode, OpId, Reply, Response, Span, Term};
+
+const ROOT: NodeId = NodeId { ino: 1, generation: 1 };
+const FILE: NodeId = NodeId { ino: 7, generation: 1 };
+
+fn at(millis: u64) -> Time {
+    T0.after(Span::from_millis(millis))
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn grant(node: NodeId, covers: Covers, millis: u64) -> Grant {
+    let term = Term::Limited(Span::from_millis(millis));
+    Grant { id: GrantId(1), node, covers, mode: Mode::Read, term, recallable: false, shared: false }
+}
+
+fn file() -> Entry {
+    let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+    Entry { id: FILE, attr, target: None, no_xattrs: false }
+}
+
+/// As a remote answers that tells nobody of changes: names for 1 s, absence for 2 s, attributes for 1 s.
+fn answer(cache: &mut Cache, now: Time, call: CallId, reply: Result<Reply, Errno>, covers: &[Covers]) {
+    let grants = covers.iter().map(|covers| match covers {
+        Covers::Absence => grant(ROOT, *covers, 2_000),
+        Covers::Inode => grant(FILE, *covers, 1_000),
+        covers => grant(ROOT, *covers, 1_000),
+    });
+    let response = Response { grants: grants.collect(), ..Response::plain(reply) };
+    cache.handle_event(now, Event::Response { call, response });
+}
+
+/// The answer, or the one call that is made for it.
+fn ask(cache: &mut Cache, now: Time, op: Op) -> Result<Answer, CallId> {
+    match cache.handle_op(now, OpId(1), Caller::default(), op) {
+        Some(answer) => Ok(answer),
+        None => {
+            let [call] = calls(cache)[..] else { panic!("one call") };
+            Err(call)
+        }
+    }
+}
+
+fn look(cache: &mut Cache, now: Time, text: &str) -> Result<Answer, CallId> {
+    ask(cache, now, Op::Lookup { dir: 1, name: name(text) })
+}
+
+fn is_missing(found: &Result<Answer, CallId>) -> bool {
+    matches!(found, Ok(Answer::Missing(_)))
+}
+
+fn missing(cache: &mut Cache, now: Time, text: &str) {
+    let call = look(cache, now, text).unwrap_err();
+    answer(cache, now, call, Ok(Reply::Looked(None)), &[Covers::Absence]);
+    calls(cache);
+}
+
+#[test]
+fn a_missing_name_is_asked_once_within_its_time_whatever_else_is_asked() {
+    let mut cache = cache(Config::default());
+    missing(&mut cache, at(0), "a");
+    missing(&mut cache, at(1_500), "b");
+    assert!(is_missing(&look(&mut cache, at(1_999), "a")));
+    assert!(look(&mut cache, at(2_000), "a").is_err(), "its time is over");
+    assert!(is_missing(&look(&mut cache, at(3_499), "b")), "its own began later");
+    assert!(look(&mut cache, at(3_500), "b").is_err());
+}
+
+#[test]
+fn a_missing_name_that_is_made_is_there_at_once() {
+    let makes: [fn(Name) -> Op; 3] = [
+        |name| Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 },
+        |name| Op::Symlink { dir: 1, name, target: b"t".to_vec() },
+        |name| Op::Link { ino: 7, dir: 1, name },
+    ];
+    for make in makes {
+        let mut cache = cache(Config::default());
+        let call = look(&mut cache, at(0), "other").unwrap_err();
+        answer(&mut cache, at(0), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+        calls(&mut cache);
+        missing(&mut cache, at(0), "a");
+        let call = ask(&mut cache, at(1), make(name("a"))).unwrap_err();
+        let made = Reply::Made { entry: file(), handle: None, existed: false };
+        answer(&mut cache, at(2), call, Ok(made), &[Covers::Entry, Covers::Inode]);
+        calls(&mut cache);
+        assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
+    }
+}
+
+/// The same where nothing may be kept.
+#[test]
+fn without_a_grant_an_own_change_ends_what_was_believed() {
+    let mut cache = cache(Config::default());
+    missing(&mut cache, at(0), "a");
+    let call = ask(&mut cache, at(1), Op::Mkdir { dir: 1, name: name("a"), mode: 0, umask: 0 }).unwrap_err();
+    let made = Reply::Made { entry: file(), handle: None, existed: false };
+    answer(&mut cache, at(2), call, Ok(made), &[]);
+    calls(&mut cache);
+    assert!(look(&mut cache, at(3), "a").is_err(), "it is asked");
+}
+
+#[test]
+fn what_was_removed_or_moved_is_missing_at_once() {
+    for moves in [false, true] {
+        let mut cache = cache(Config::default());
+        let call = look(&mut cache, at(0), "a").unwrap_err();
+        answer(&mut cache, at(0), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+        calls(&mut cache);
+        missing(&mut cache, at(0), "b");
+        if moves {
+            let (from, to, exchange) = (1, 1, false);
+            let rename =
+                Op::Rename { from, name: name("a"), to, new_name: name("b"), no_replace: false, exchange };
+            let call = ask(&mut cache, at(1), rename).unwrap_err();
+            let renamed = Reply::Renamed { moved: FILE, replaced: None, kept: None };
+            answer(&mut cache, at(1), call, Ok(renamed), &[Covers::Entry, Covers::Absence]);
+            calls(&mut cache);
+        } else {
+            let unlink = Op::Unlink { dir: 1, name: name("a") };
+            let call = ask(&mut cache, at(1), unlink).unwrap_err();
+            let removed = Reply::Removed { node: FILE, kept: None };
+            answer(&mut cache, at(1), call, Ok(removed), &[Covers::Absence]);
+            calls(&mut cache);
+        }
+        assert!(is_missing(&look(&mut cache, at(2), "a")), "moves: {moves}");
+        let b = look(&mut cache, at(2), "b");
+        assert_eq!(is_missing(&b), !moves, "{b:?}");
+    }
+}
+
+/// What is refused because the name is there, or is not, was believed otherwise.
+#[test]
+fn an_error_that_says_otherwise_ends_what_was_believed() {
+    let mut cache = cache(Config::default());
+    missing(&mut cache, at(0), "a");
+    let call = ask(&mut cache, at(1), Op::Mkdir { dir: 1, name: name("a"), mode: 0, umask: 0 }).unwrap_err();
+    answer(&mut cache, at(1), call, Err(Errno::EXIST), &[]);
+    calls(&mut cache);
+    assert!(look(&mut cache, at(2), "a").is_err());
+}
+
+fn list(cache: &mut Cache, now: Time, names: &[(&str, NodeId)]) {
+    let call = ask(cache, now, Op::OpenDir { ino: 1 }).unwrap_err();
+    let mut names: Vec<_> = names.iter().map(|(text, id)| (name(text), *id, Some(Kind::File))).collect();
+    names.sort_by_key(|(name, ..)| cache.key.cookie(name.as_bytes()));
+    answer(cache, now, call, Ok(Reply::Names(names)), &[Covers::Names]);
+    calls(cache);
+}
+
+#[test]
+fn a_listing_without_attributes_tells_names_and_types_and_what_is_missing() {
+    let mut cache = cache(Config::default());
+    list(&mut cache, at(0), &[("a", FILE)]);
+    let Ok(Answer::Opened(opened)) = ask(&mut cache, at(1), Op::OpenDir { ino: 1 }) else { panic!() };
+    let read = Op::ReadDir { ino: 1, fh: opened.fh, offset: nigh_types::Cookie(0), size: 4096, plus: true };
+    let Ok(Answer::Page(page)) = ask(&mut cache, at(1), read) else { panic!("it is known") };
+    let entry = page.entries.last().unwrap();
+    assert_eq!((entry.ino, entry.mode, entry.node.is_none()), (7, 0o100_000, true));
+    assert!(is_missing(&look(&mut cache, at(2), "b")));
+    let call = look(&mut cache, at(2), "a").unwrap_err();
+    answer(&mut cache, at(2), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+    calls(&mut cache);
+    assert!(matches!(look(&mut cache, at(1_001), "a"), Ok(Answer::Node(_))), "the listing's time is over");
+    assert!(look(&mut cache, at(1_001), "b").is_err());
+}
+
+#[test]
+fn who_finds_another_thing_than_was_listed_believes_the_listing_no_more() {
+    let mut cache = cache(Config::default());
+    list(&mut cache, at(0), &[("a", NodeId { ino: 6, generation: 1 }), ("b", FILE)]);
+    let call = look(&mut cache, at(2), "a").unwrap_err();
+    answer(&mut cache, at(2), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+    calls(&mut cache);
+    assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
+    assert!(look(&mut cache, at(3), "c").is_err(), "whether it is missing is not known");
+}
+
+#[test]
+fn a_listing_ends_what_was_believed_of_single_names() {
+    let mut cache = cache(Config::default());
+    missing(&mut cache, at(0), "a");
+    missing(&mut cache, at(0), "b");
+    list(&mut cache, at(1_000), &[("a", FILE)]);
+    assert!(look(&mut cache, at(1_001), "a").is_err(), "it was listed, and its attributes are asked");
+    assert!(is_missing(&look(&mut cache, at(1_001), "b")));
+}
+
+#[test]
+fn all_of_it_ends_with_the_session() {
+    let mut cache = cache(Config::default());
+    missing(&mut cache, at(0), "a");
+    cache.handle_event(at(1), Event::Lapsed { why: String::new() });
+    let outputs: Vec<Output> = std::iter::from_fn(|| match cache.poll_output() {
+        Output::Timeout(..) => None,
+        other => Some(other),
+    })
+    .collect();
+    let told = outputs.iter().any(|output| matches!(output, Output::Invalidate { first: true, .. }));
+    assert!(told, "{outputs:?}");
+    assert_eq!(cache.gauges().negative, 0);
+}
