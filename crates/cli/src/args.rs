@@ -46,8 +46,8 @@ pub enum Command {
 
 #[derive(clap::Args)]
 pub struct MountArgs {
-    /// What to mount: DIR, [USER@]HOST:/DIR (by ssh), nigh://HOST[:PORT]/EXPORT[/SUB] or
-    /// unix:///SOCKET[:EXPORT[/SUB]]
+    /// What to mount: DIR, [USER@]HOST:/DIR (by ssh), nigh://HOST[:PORT]/EXPORT[/SUB],
+    /// unix:///SOCKET[:EXPORT[/SUB]], 9p://HOST[:PORT]/TREE or 9p+unix:///SOCKET[:TREE]
     pub source: PathBuf,
     /// Where to mount it: a directory
     pub mountpoint: PathBuf,
@@ -59,6 +59,19 @@ pub struct MountArgs {
     /// [default: until the server says that they changed, and 5s where it cannot hear of that]
     #[arg(long, value_name = "TIME")]
     pub host_timeout: Option<String>,
+    /// 9p://: how long it is believed what a name leads to, and which names a directory has: a time with its unit, `off`
+    /// or `forever` [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub entry_timeout: Option<String>,
+    /// 9p://: how long it is believed that a name leads nowhere [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub negative_timeout: Option<String>,
+    /// 9p://: how long attributes, symlink targets and file data are believed [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub attr_timeout: Option<String>,
+    /// Whether symlink targets are kept in memory (`keep`) or asked each time (`ask`)
+    #[arg(long, value_name = "keep|ask", default_value = "keep", value_parser = ["keep", "ask"])]
+    pub symlinks: String,
     /// What becomes of requests while the server is away: they `wait` until it is back; `fail` with an I/O error
     /// when they have waited for --request-timeout; or are answered from what was held (`stale`): changes are
     /// refused then

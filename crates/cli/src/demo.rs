@@ -11,6 +11,7 @@ use direct::Direct;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
 use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig};
+use nigh_native::ClientConfig;
 use nigh_server::{Server, ServerOptions};
 use nigh_types::Term;
 use std::os::unix::ffi::OsStrExt;
@@ -67,22 +68,25 @@ pub fn run() -> Result<()> {
 }
 
 fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
+    let (client, incarnation) = (identity::random()?, identity::random()?);
     Ok(MountConfig {
         options: MountOptions::new(near, "nigh-demo"),
         cache: CacheConfig {
             budget_bytes: units::default_cache_size(),
-            client: identity::random()?,
-            incarnation: identity::random()?,
+            client,
+            incarnation,
             ..CacheConfig::default()
         },
         wanted: Wanted::default(),
         level: Level::All,
-        attach: tree.as_os_str().as_bytes().to_vec(),
-        term: Term::Session,
-        trusts_watch: false,
+        begin: nigh_native::sessions(ClientConfig {
+            client,
+            incarnation,
+            attach: tree.as_os_str().as_bytes().to_vec(),
+            term: Term::Session,
+            features: nigh_native::PUSHES,
+        }),
         idmap: IdMapChoice::None,
-        pushes: true,
-        compress: false,
         threads: 1,
         reconnect: None,
         events: None,

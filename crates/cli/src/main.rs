@@ -5,6 +5,7 @@ mod background;
 mod demo;
 mod identity;
 mod mount;
+mod ninep;
 mod options;
 mod passed;
 mod serve;

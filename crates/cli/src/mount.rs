@@ -2,6 +2,7 @@
 
 use crate::args::MountArgs;
 use crate::background::{self, Ready};
+use crate::ninep;
 use crate::options::Options;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
@@ -11,6 +12,7 @@ use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect};
+use nigh_native::{COMPRESSED, ClientConfig, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions};
 use nigh_server::Places;
 use nigh_types::{Bug, Span, Term, plant};
 use std::path::Path;
@@ -53,7 +55,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
     let on_disconnect = on_disconnect(args, &options)?;
     let idmap = match options.idmap.as_ref().or(args.idmap.as_ref()) {
         Some(word) => IdMapChoice::load(word)?,
-        None if source.is_local() => IdMapChoice::None,
+        None if source.is_local() || source.is_ninep() => IdMapChoice::None,
         None => IdMapChoice::User,
     };
     clear_dead(&args.mountpoint)?;
@@ -64,29 +66,59 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
     mount.nosuid = !options.suid;
     mount.nodev = !options.dev;
     planted_bugs()?;
-    let (wanted, level) = masked_features()?;
+    let (mut wanted, level) = masked_features()?;
+    let keeps_targets = args.symlinks == "keep";
+    if !keeps_targets {
+        wanted = wanted.without(init::CACHE_SYMLINKS);
+    }
+    let (client, incarnation) = (identity::client(&places.state)?, identity::random()?);
+    let begin = match source.is_ninep() {
+        true => ninep::begin(args, &options, source.attach(), client, source.shown())?,
+        false => {
+            ninep::check_foreign(args, &options, source.shown())?;
+            sessions(ClientConfig {
+                client,
+                incarnation,
+                attach: source.attach().to_vec(),
+                term: said.unwrap_or(WHERE_UNWATCHED),
+                features: features(&options, said.is_none(), &idmap, level),
+            })
+        }
+    };
     Ok(MountConfig {
         options: mount,
         cache: CacheConfig {
             budget_bytes,
             on_disconnect,
-            client: identity::client(&places.state)?,
-            incarnation: identity::random()?,
+            client,
+            incarnation,
+            keeps_targets,
             ..CacheConfig::default()
         },
         wanted,
         level,
-        attach: source.attach().to_vec(),
-        term: said.unwrap_or(WHERE_UNWATCHED),
-        trusts_watch: said.is_none(),
+        begin,
         idmap,
-        pushes: std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off"),
-        compress: options.compress,
         threads: args.threads,
         reconnect: Some(source.reconnect()),
         events: events(options.events.as_ref().unwrap_or(&args.events)),
         runtime: places.runtime.clone(),
     })
+}
+
+/// Optional parts of our own protocol that are wanted. Without a word about times facts are believed until they are recalled, and
+/// only what the server does not watch has a limit.
+fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: Level) -> u64 {
+    let pushes = std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off");
+    let chosen = [
+        (nigh_client::names_alone(level), NAMES_ALONE),
+        (pushes, PUSHES),
+        (options.compress, COMPRESSED),
+        (trusts_watch, TRUSTS_WATCH),
+        (idmap.wants_names(), ID_NAMES),
+    ];
+    let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
+    wanted.fold(0, |features, (_, feature)| features | feature)
 }
 
 /// Children that tell watchers are this program, whatever lies at its path by then.

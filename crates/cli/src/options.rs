@@ -35,10 +35,26 @@ pub struct Options {
     pub events: Option<String>,
     /// `idmap=`: takes the place of `--idmap`.
     pub idmap: Option<String>,
+    pub ninep: Ninep,
+}
+
+/// What is said to 9P servers alone, as v9fs has it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Ninep {
+    /// `cache=`: a preset of times.
+    pub cache: Option<String>,
+    /// `negtimeout=` or `ndentrytmo=`, in milliseconds, −1 for ever: takes the place of `--negative-timeout`.
+    pub absent: Option<Term>,
+    /// Bytes.
+    pub msize: Option<u32>,
+    /// Takes the place of the tree in the source.
+    pub aname: Option<String>,
+    pub uname: Option<String>,
 }
 
 const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, \
-     hard, soft, timeo=TENTHS, compress, idmap=WORD, events=auto|on|off";
+     hard, soft, timeo=TENTHS, compress, idmap=WORD, events=auto|on|off; for 9p:// cache=none|readahead|mmap|loose, \
+     negtimeout=MS, msize=BYTES, aname=TREE, uname=NAME";
 
 impl Options {
     pub fn parse(texts: &[String]) -> Result<Options, Usage> {
@@ -48,6 +64,13 @@ impl Options {
                 Some(("actimeo", seconds)) => options.term = Some(seconds_term(option, seconds)?),
                 Some(("timeo", tenths)) => options.request_timeout = Some(tenths_span(option, tenths)?),
                 Some(("idmap", word)) if !word.is_empty() => options.idmap = Some(word.to_owned()),
+                Some(("cache", word)) if !word.is_empty() => options.ninep.cache = Some(word.to_owned()),
+                Some(("negtimeout" | "ndentrytmo", millis)) => {
+                    options.ninep.absent = Some(millis_term(option, millis)?);
+                }
+                Some(("msize", bytes)) => options.ninep.msize = Some(msize(option, bytes)?),
+                Some(("aname", tree)) => options.ninep.aname = Some(tree.to_owned()),
+                Some(("uname", name)) => options.ninep.uname = Some(name.to_owned()),
                 Some(("events", word @ ("auto" | "on" | "off"))) => options.events = Some(word.to_owned()),
                 _ => options.set(option)?,
             }
@@ -85,6 +108,19 @@ fn seconds_term(option: &str, seconds: &str) -> Result<Term, Usage> {
     Ok(Term::Limited(Span::from_secs(seconds)))
 }
 
+fn millis_term(option: &str, millis: &str) -> Result<Term, Usage> {
+    match millis.parse::<i64>() {
+        Ok(-1) => Ok(Term::Session),
+        Ok(millis @ 0..) => Ok(Term::Limited(Span::from_millis(millis.unsigned_abs()))),
+        _ => Err(Usage(format!("-o {option}: want milliseconds, such as negtimeout=1000, or -1 for ever"))),
+    }
+}
+
+fn msize(option: &str, bytes: &str) -> Result<u32, Usage> {
+    let bytes = bytes.parse().ok().filter(|bytes| (nigh_ninep::LEAST_MSIZE..=1 << 24).contains(bytes));
+    bytes.ok_or_else(|| Usage(format!("-o {option}: want bytes from 4096 to 16777216, such as msize=65536")))
+}
+
 fn tenths_span(option: &str, tenths: &str) -> Result<Span, Usage> {
     match tenths.parse::<u64>() {
         Ok(tenths @ 1..) => Ok(Span::from_millis(tenths.saturating_mul(100))),
@@ -119,6 +155,14 @@ mod tests {
         assert!(parse("ro,noexec,defaults").unwrap().noexec);
         assert!(parse("compress").unwrap().compress && !parse("").unwrap().compress);
         assert!(parse("fscache").is_err());
+        assert_eq!(parse("negtimeout=-1").unwrap().ninep.absent, Some(Term::Session));
+        assert_eq!(
+            parse("ndentrytmo=250").unwrap().ninep.absent,
+            Some(Term::Limited(Span::from_millis(250)))
+        );
+        for bad in ["negtimeout=1s", "negtimeout=-2", "msize=100", "msize=x", "cache="] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
         assert_eq!(parse("idmap=user,idmap=name").unwrap().idmap.as_deref(), Some("name"));
         assert!(parse("idmap=").is_err());
         assert_eq!(parse("events=on,events=off").unwrap().events.as_deref(), Some("off"));

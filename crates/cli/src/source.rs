@@ -1,6 +1,7 @@
 //! What is mounted, and how it is reached.
 
 use crate::args::MountArgs;
+use crate::ninep;
 use crate::options::Usage;
 use anyhow::{Context, Result, bail};
 use nigh_client::{Link, Reconnect};
@@ -29,9 +30,11 @@ enum Way {
     Unix(PathBuf),
     Tcp(tcp::Target),
     Ssh(ssh::Target),
+    Ninep(ninep::Target),
 }
 
-const SCHEMES: &str = "DIR, [USER@]HOST:/DIR, nigh://HOST[:PORT]/EXPORT or unix:///SOCKET[:EXPORT]";
+const SCHEMES: &str = "DIR, [USER@]HOST:/DIR, nigh://HOST[:PORT]/EXPORT, unix:///SOCKET[:EXPORT], 9p://HOST[:PORT]/TREE or \
+     9p+unix:///SOCKET[:TREE]";
 
 impl Source {
     /// Checks all that can be said without connecting.
@@ -46,7 +49,15 @@ impl Source {
                     "{text}: for a machine reached by ssh say [USER@]HOST:/DIR, here {rest}"
                 )));
             }
-            Some((scheme @ ("smb" | "9p" | "9p+unix"), _)) => {
+            Some(("9p", rest)) => {
+                let (target, tree) = ninep::Target::over_tcp(rest)?;
+                (Way::Ninep(target), tree)
+            }
+            Some(("9p+unix", rest)) => {
+                let (target, tree) = ninep::Target::over_unix(rest)?;
+                (Way::Ninep(target), tree)
+            }
+            Some((scheme @ "smb", _)) => {
                 bail!(Usage(format!("{text}: {scheme} cannot be mounted yet; there are {SCHEMES}")));
             }
             _ => match over_ssh(&text, args)? {
@@ -76,6 +87,11 @@ impl Source {
         matches!(self.way, Way::Own | Way::Unix(_))
     }
 
+    /// Whether its server speaks 9P.
+    pub fn is_ninep(&self) -> bool {
+        matches!(self.way, Way::Ninep(_))
+    }
+
     /// As it stands in mountinfo.
     pub fn shown(&self) -> &str {
         &self.shown
@@ -92,7 +108,7 @@ impl Source {
                 format!("reaching your server; its log is {}", places.runtime.join("serve.log").display())
             }),
             Way::Ssh(target) => Ok(target.connect(Asking::Allowed)?),
-            Way::Unix(_) | Way::Tcp(_) => Ok(self.again()?),
+            Way::Unix(_) | Way::Tcp(_) | Way::Ninep(_) => Ok(self.again()?),
         }
     }
 
@@ -108,6 +124,7 @@ impl Source {
             Way::Unix(path) => Ok(unix::connect(path)?),
             Way::Tcp(target) => Ok(target.connect()?),
             Way::Ssh(target) => Ok(target.connect(Asking::Never)?),
+            Way::Ninep(target) => target.connect(),
         }
     }
 }

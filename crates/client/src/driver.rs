@@ -26,8 +26,7 @@ use crate::readers::Readers;
 use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
 use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
-use nigh_native::{ClientSession, Counters, FrameBytes};
-use nigh_remote::{Event, Output as RemoteOutput, Remote};
+use nigh_remote::{Carried, Counters, Event, Output as RemoteOutput, Packer};
 use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, WriteFlags};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
@@ -42,9 +41,9 @@ const OPCODES: usize = 64;
 /// Frames for a link.
 pub(crate) struct Outgoing {
     pub link: Link,
-    pub frames: Vec<FrameBytes>,
-    /// Their bodies may be packed.
-    pub packs: bool,
+    pub frames: Vec<Arc<Vec<u8>>>,
+    /// How they may be packed.
+    pub packer: Option<Packer>,
     /// Nothing comes behind them.
     pub last: bool,
 }
@@ -52,14 +51,14 @@ pub(crate) struct Outgoing {
 /// What stands under the one lock.
 pub(crate) struct Core {
     pub cache: Cache,
-    pub remote: ClientSession,
+    pub remote: Box<dyn Carried>,
     /// Requests that wait: how to answer them, and whose they are.
     pending: BTreeMap<OpId, Pending>,
     /// What carries the session's bytes, if it wants that.
     link: Option<Link>,
     openers: Openers,
     /// For the link, in this order.
-    outbox: VecDeque<FrameBytes>,
+    outbox: VecDeque<Arc<Vec<u8>>>,
     /// How many of `pending` wait so ([`Pending::held`]).
     held: usize,
     /// What is left in the outbox is the last of the link, and whether it was taken out.
@@ -73,7 +72,7 @@ pub(crate) struct Core {
 
 impl Core {
     /// A new session takes the place of a lost one; what was sent on the old goes on counting.
-    pub fn adopt(&mut self, remote: ClientSession, link: Link) {
+    pub fn adopt(&mut self, remote: Box<dyn Carried>, link: Link) {
         let old = self.remote_counters();
         self.earlier = old;
         self.remote = remote;
@@ -95,14 +94,7 @@ impl Core {
     /// What went to the remote over all sessions.
     pub fn remote_counters(&self) -> Counters {
         let mut sum = self.earlier.clone();
-        let now = self.remote.counters();
-        sum.requests += now.requests;
-        sum.renewals += now.renewals;
-        sum.bytes_sent += now.bytes_sent;
-        sum.bytes_received += now.bytes_received;
-        for (kind, count) in &now.by_type {
-            *sum.by_type.entry(kind).or_default() += count;
-        }
+        sum.add(&self.remote.counters());
         sum
     }
 }
@@ -192,7 +184,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub fn new(
         cache: Cache,
-        (remote, link): (ClientSession, Link),
+        (remote, link): (Box<dyn Carried>, Link),
         transport: Box<dyn Transport>,
         ids: IdMap,
         clock: Clock,
@@ -462,8 +454,8 @@ impl Driver {
             let closing = core.closing && !core.closed;
             if let Some(link) = core.link.clone().filter(|_| closing || !core.outbox.is_empty()) {
                 core.closed = core.closing;
-                let (frames, packs) = (core.outbox.drain(..).collect(), core.remote.packs());
-                return Some(Outgoing { link, frames, packs, last: closing });
+                let (frames, packer) = (core.outbox.drain(..).collect(), core.remote.packer());
+                return Some(Outgoing { link, frames, packer, last: closing });
             }
             if self.stopped.load(Ordering::Relaxed) {
                 return None;

@@ -44,8 +44,8 @@ mod worker;
 pub use clock::boot_time;
 pub use events::EventsConfig;
 pub use idmap::{IdMapChoice, IdMapError};
-pub use link::Reconnect;
-pub use mount::{Mount, MountConfig, StartError};
+pub use link::{Begin, Reconnect};
+pub use mount::{Mount, MountConfig, StartError, names_alone};
 pub use nigh_cache::{Config as CacheConfig, OnDisconnect};
 /// What a command needs of the kernel's side: mounting, and transports of its own.
 pub use nigh_fuse as fuse;

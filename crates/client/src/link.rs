@@ -4,9 +4,10 @@ use crate::clock::boot_time;
 use crate::driver::{Driver, Outgoing};
 use crate::mount::StartError;
 use nigh_link::Link;
-use nigh_native::{ClientConfig, ClientSession, FrameBytes, pack};
-use nigh_remote::{Event, Output, Remote, Session};
+use nigh_remote::{Carried, Event, Output, Session};
+use nigh_types::Time;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,11 +24,15 @@ const TOGETHER_BYTES: usize = 64 << 10;
 /// Makes a new link when the old one was lost. It must not wait for people.
 pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
 
+/// Begins a session: at that moment, and whether an earlier one of this mount was lost. Which kind of remote it is of, nobody here
+/// asks.
+pub type Begin = Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send>;
+
 /// A session that stands, what was agreed, and events that came right behind the welcome.
-pub(crate) type Greeted = (ClientSession, Session, Vec<Event>);
+pub(crate) type Greeted = (Box<dyn Carried>, Session, Vec<Event>);
 
 /// Says hello and waits for the welcome.
-pub(crate) fn greet(link: &Link, mut session: ClientSession) -> Result<Greeted, StartError> {
+pub(crate) fn greet(link: &Link, mut session: Box<dyn Carried>) -> Result<Greeted, StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
     let mut welcome = None;
     let mut early = Vec::new();
@@ -38,8 +43,8 @@ pub(crate) fn greet(link: &Link, mut session: ClientSession) -> Result<Greeted, 
                 Output::Transmit(bytes) => link.write_all(&bytes).map_err(lost)?,
                 Output::Event(Event::Attached(session)) => welcome = Some(session),
                 Output::Event(Event::Lost { why }) => {
-                    return Err(match session.refused() {
-                        Some(refused) => StartError::Refused(refused.message.clone()),
+                    return Err(match session.refusal() {
+                        Some(refusal) => StartError::Refused(refusal.to_owned()),
                         None => StartError::Lost(why),
                     });
                 }
@@ -66,8 +71,8 @@ pub(crate) fn greet(link: &Link, mut session: ClientSession) -> Result<Greeted, 
 
 /// The thread that writes: until the mount ends.
 pub(crate) fn write_link(driver: &Driver) {
-    while let Some(Outgoing { link, mut frames, packs, last }) = driver.next_outgoing() {
-        if packs {
+    while let Some(Outgoing { link, mut frames, packer, last }) = driver.next_outgoing() {
+        if let Some(pack) = packer {
             for frame in &mut frames {
                 if let Some(packed) = pack(frame) {
                     *frame = packed.into();
@@ -85,7 +90,7 @@ pub(crate) fn write_link(driver: &Driver) {
 }
 
 /// Short frames go together, long ones as they are.
-fn write_frames(link: &Link, frames: &[FrameBytes]) -> io::Result<()> {
+fn write_frames(link: &Link, frames: &[Arc<Vec<u8>>]) -> io::Result<()> {
     let mut together = Vec::new();
     for frame in frames {
         let long = frame.len() > SHORT_BYTES;
@@ -107,7 +112,7 @@ pub(crate) fn read_link(
     driver: &Driver,
     mut link: Link,
     stopping: &AtomicBool,
-    client: &ClientConfig,
+    begin: &Begin,
     reconnect: Option<Reconnect>,
 ) {
     let mut attempts = Attempts::default();
@@ -129,7 +134,7 @@ pub(crate) fn read_link(
         if !stopping.load(Ordering::Relaxed) {
             attempts.say(driver, &why);
         }
-        match connect_again(driver, stopping, client, reconnect, &mut attempts) {
+        match connect_again(driver, stopping, begin, reconnect, &mut attempts) {
             Some(fresh) => link = fresh,
             None => return,
         }
@@ -180,7 +185,7 @@ impl Attempts {
 fn connect_again(
     driver: &Driver,
     stopping: &AtomicBool,
-    client: &ClientConfig,
+    begin: &Begin,
     reconnect: &Reconnect,
     attempts: &mut Attempts,
 ) -> Option<Link> {
@@ -205,7 +210,7 @@ fn connect_again(
         if !lost {
             return Some(fresh);
         }
-        match greet(&fresh, ClientSession::after_lost(boot_time(), client.clone())) {
+        match greet(&fresh, begin(boot_time(), true)) {
             Ok((remote, session, early)) => {
                 driver.with(|core, now| {
                     core.adopt(remote, fresh.clone());

@@ -10,15 +10,13 @@ use crate::driver::Driver;
 use crate::events::EventsConfig;
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
-use crate::link::{Greeted, Reconnect, greet, read_link, write_link};
+use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
 use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
 use nigh_link::Link;
-use nigh_native::{COMPRESSED, ClientConfig, ClientSession, NAMES_ALONE, PUSHES, TRUSTS_WATCH};
 use nigh_remote::Event;
-use nigh_types::Term;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,17 +34,9 @@ pub struct MountConfig {
     pub wanted: Wanted,
     /// The most that the transport may notify; tests mask features with it.
     pub level: nigh_fuse::Level,
-    /// What the server is asked to export: a path of its machine.
-    pub attach: Vec<u8>,
-    /// How long facts may be believed at the most.
-    pub term: Term,
-    /// That is for what the server does not watch; other facts are believed until they are recalled.
-    pub trusts_watch: bool,
+    /// The remote, and what is asked of it.
+    pub begin: Begin,
     pub idmap: IdMapChoice,
-    /// Whether what goes over the link is to be packed, if the server can.
-    pub compress: bool,
-    /// Whether others' changes are told where they can be, rather than grants recalled.
-    pub pushes: bool,
     /// Threads that take in requests of the kernel.
     pub threads: u32,
     pub reconnect: Option<Reconnect>,
@@ -56,36 +46,14 @@ pub struct MountConfig {
     pub runtime: std::path::PathBuf,
 }
 
-impl MountConfig {
-    /// Whether the kernel cannot be told to forget all names at once (`FUSE_NOTIFY_INC_EPOCH`, Linux 6.16). The
-    /// server must know before there is a mount to try it on; where the guess is wrong, sharing is only slower.
-    fn names_alone(&self) -> bool {
-        match self.level {
-            nigh_fuse::Level::All => kernel_release() < (6, 16),
-            nigh_fuse::Level::NoEpoch => true,
-            nigh_fuse::Level::None => false,
-        }
-    }
-
-    fn features(&self) -> u64 {
-        let chosen = [
-            (self.names_alone(), NAMES_ALONE),
-            (self.pushes, PUSHES),
-            (self.compress, COMPRESSED),
-            (self.trusts_watch, TRUSTS_WATCH),
-        ];
-        let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
-        wanted.fold(self.idmap.features(), |features, (_, feature)| features | feature)
-    }
-
-    fn client(&self) -> ClientConfig {
-        ClientConfig {
-            client: self.cache.client,
-            incarnation: self.cache.incarnation,
-            attach: self.attach.clone(),
-            term: self.term,
-            features: self.features(),
-        }
+/// Whether the kernel cannot be told to forget all names at once (`FUSE_NOTIFY_INC_EPOCH`, Linux 6.16). Some servers
+/// must know before there is a mount to try it on; where the guess is wrong, sharing is only slower.
+#[must_use]
+pub fn names_alone(level: nigh_fuse::Level) -> bool {
+    match level {
+        nigh_fuse::Level::All => kernel_release() < (6, 16),
+        nigh_fuse::Level::NoEpoch => true,
+        nigh_fuse::Level::None => false,
     }
 }
 
@@ -119,7 +87,7 @@ pub struct Mount {
 impl Mount {
     /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
-        let greeted = greet(&link, ClientSession::new(boot_time(), config.client()))?;
+        let greeted = greet(&link, (config.begin)(boot_time(), false))?;
         let mounted = nigh_fuse::mount::mount(&config.options)?;
         let mountpoint = mounted.mountpoint.clone();
         let undo = |error: io::Error| {
@@ -141,7 +109,7 @@ impl Mount {
         transport: Box<dyn Transport>,
         agreed: Negotiated,
     ) -> Result<Mount, StartError> {
-        let greeted = greet(&link, ClientSession::new(boot_time(), config.client()))?;
+        let greeted = greet(&link, (config.begin)(boot_time(), false))?;
         Mount::assemble(config, link, greeted, transport, agreed, None).map_err(StartError::Kernel)
     }
 
@@ -175,7 +143,6 @@ impl Mount {
                 core.cache.handle_event(now, event);
             }
         });
-        let client = config.client();
         let mut mount = Mount {
             source: Arc::new(Source::new(Arc::clone(&driver), about, session)),
             driver,
@@ -187,7 +154,7 @@ impl Mount {
             link_writer: None,
             control: None,
         };
-        mount.start_threads(link, client, config.reconnect, agreed, config.threads);
+        mount.start_threads(link, (config.begin, config.reconnect), agreed, config.threads);
         if let Some(events) = config.events {
             mount.start_events(events);
         }
@@ -200,8 +167,7 @@ impl Mount {
     fn start_threads(
         &mut self,
         link: Link,
-        client: ClientConfig,
-        reconnect: Option<Reconnect>,
+        (begin, reconnect): (Begin, Option<Reconnect>),
         agreed: Negotiated,
         threads: u32,
     ) {
@@ -216,7 +182,7 @@ impl Mount {
         self.link_writer = Some(thread::spawn(move || write_link(&driver)));
         let (driver, stopping) = (Arc::clone(&self.driver), Arc::clone(&self.stopping));
         self.link_reader = Some(thread::spawn(move || {
-            read_link(&driver, link, &stopping, &client, reconnect);
+            read_link(&driver, link, &stopping, &begin, reconnect);
         }));
         for _ in 0..threads.max(1) {
             let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));

@@ -36,12 +36,13 @@ impl Source {
     /// One object, as `nigh status --json` prints it.
     #[must_use]
     pub fn status(&self) -> Value {
-        let (counters, gauges, remote, connected, problem, stale, level, watching) =
+        let (kind, counters, gauges, remote, connected, problem, stale, level, watching) =
             self.driver.with(|core, _| {
                 let (cache, remote) = (&core.cache, core.remote_counters());
                 let (connected, stale) = (cache.is_attached(), cache.is_stale());
                 let problem = (!core.remote.is_linked()).then(|| core.problem.clone());
                 (
+                    core.remote.kind(),
                     cache.counters(),
                     cache.gauges(),
                     remote,
@@ -64,7 +65,7 @@ impl Source {
             "source": self.about.source,
             "pid": std::process::id(),
             "remote": {
-                "kind": "native",
+                "kind": kind,
                 "link": self.about.link.to_string(),
                 "connected": connected,
                 "problem": problem,

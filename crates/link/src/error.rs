@@ -10,6 +10,8 @@ pub enum LinkError {
     Host { host: String, error: io::Error },
     #[error("cannot reach {at}: {error}; check that `nigh serve` listens there")]
     Unreachable { at: String, error: io::Error },
+    #[error("cannot reach {at}: {error}; check that the server listens there")]
+    NotThere { at: String, error: io::Error },
     #[error("{at}: {error}")]
     Io { at: String, error: io::Error },
     #[error("{at} took longer than {} s to let us in: try again", secs)]

@@ -105,6 +105,19 @@ impl Target {
     }
 }
 
+/// A connection to a server of another protocol, which asks for nothing first: anybody can read along.
+pub fn plain(host: &str, port: u16) -> Result<Link, LinkError> {
+    let target = Target { host: host.to_owned(), port, trust: Trust::Plaintext, token: None };
+    let at = target.name();
+    let no_server = |error| LinkError::NotThere { at: at.clone(), error };
+    let addresses = (host, port).to_socket_addrs();
+    let addresses: Vec<SocketAddr> =
+        addresses.map_err(|error| LinkError::Host { host: host.to_owned(), error })?.collect();
+    let stream = reach(&addresses, Instant::now() + PATIENCE).map_err(no_server)?;
+    tune(&stream).map_err(no_server)?;
+    Ok(Link::new(Kind::Tcp, Socket::new(OwnedFd::from(stream))))
+}
+
 /// The server's side of connections over TCP.
 pub struct Door {
     tls: Option<Arc<ServerConfig>>,

@@ -1,8 +1,11 @@
 //! The client's end of a session.
 
 mod calls;
+mod carried;
 mod connection;
 mod pushes;
+
+pub use carried::sessions;
 
 use crate::ProtocolError;
 use crate::frame::{FrameBytes, FrameReader, HEADER_BYTES, MAX_BODY};
@@ -11,7 +14,7 @@ use crate::load::Load;
 use crate::message::{MOST_RETURNED, Message};
 use crate::stream::{Incoming, Outgoing};
 use calls::Outstanding;
-use nigh_remote::{Event, Output, Reason, Remote};
+use nigh_remote::{Counters, Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
 use pushes::Pushes;
 use std::collections::{BTreeMap, VecDeque};
@@ -31,20 +34,6 @@ pub struct ClientConfig {
     pub term: Term,
     /// Optional parts of the protocol that are wanted ([`crate::ID_NAMES`]).
     pub features: u64,
-}
-
-/// What a session has sent and received; only grows.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Calls sent that expect an answer. Not counted: the handshake, renewals, acknowledgements,
-    /// returned grants, cancellations, releases.
-    pub requests: u64,
-    pub renewals: u64,
-    /// Calls sent by `Call::type_name`; releases too, so this may sum to more than `requests`.
-    pub by_type: BTreeMap<&'static str, u64>,
-    /// Of the whole stream, headers and handshakes included; what is sent, before it is packed.
-    pub bytes_sent: u64,
-    pub bytes_received: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

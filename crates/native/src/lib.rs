@@ -25,7 +25,7 @@ mod stream;
 mod values;
 mod wire;
 
-pub use client::{ClientConfig, ClientSession, Counters};
+pub use client::{ClientConfig, ClientSession, sessions};
 pub use error::ProtocolError;
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{

@@ -11,4 +11,46 @@ pub enum ProtocolError {
     UnknownType(u8),
     #[error("malformed message: {0}")]
     Malformed(&'static str),
+    #[error("an answer with tag {0}, under which nothing was asked")]
+    UnknownTag(u16),
+    #[error("R{} is no answer to what was asked", .0.to_lowercase())]
+    WrongAnswer(&'static str),
+    #[error("R{} speaks of more than was asked for", .0.to_lowercase())]
+    TooMuch(&'static str),
+    #[error("it does not speak 9P2000.L: its version is {0}")]
+    Version(Spoken),
+    #[error("it wants messages of {0} bytes at the most, and less than {LEAST_MSIZE} carry no name")]
+    Msize(u32),
+}
+
+/// No smaller message may be agreed on.
+pub const LEAST_MSIZE: u32 = 4_096;
+
+/// What a server said of its version, as far as it can be shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Spoken {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl Spoken {
+    #[must_use]
+    pub fn of(version: &[u8]) -> Spoken {
+        let length = version.len().min(16);
+        let mut bytes = [0; 16];
+        bytes[..length].copy_from_slice(&version[..length]);
+        Spoken { bytes, length }
+    }
+}
+
+impl std::fmt::Display for Spoken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"{}\"", self.bytes[..self.length].escape_ascii())
+    }
+}
+
+impl std::fmt::Debug for Spoken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }

@@ -1,19 +1,25 @@
 //! 9P2000.L, as Linux and diod speak it, without I/O (docs/decisions/0018-ninep.md).
 //!
-//! Here are the messages, both ways, and how a stream of bytes is cut into them. What they are used for
-//! is the session's, which is not there yet.
+//! | room | what lives there |
+//! | --- | --- |
+//! | `wire`, `values`, `message`, `frame`, `listing` | the messages, both ways, and how a stream of bytes is cut into them |
+//! | `session` | the client's end: a remote as any other |
+//! | `session/calls` | calls as messages, a room for each kind of call |
+//! | `session/{desk, fids, nodes, files, reach}` | what calls share: tags, fids, how nodes are reached |
 
 mod error;
 mod frame;
 mod listing;
 mod message;
+mod session;
 mod values;
 mod wire;
 
-pub use error::ProtocolError;
+pub use error::{LEAST_MSIZE, ProtocolError, Spoken};
 pub use frame::{Frame, FrameReader, HEADER_BYTES};
 pub use listing::{Dirent, dirents};
 pub use message::{Rmessage, Tmessage};
+pub use session::{Config, Session, Times, sessions};
 pub use values::{Attributes, Lock, LockStatus, Qid, QidKind, Space, flags, mask};
 pub use wire::{Data, Few};
 

@@ -20,6 +20,12 @@ macro_rules! messages {
                 match self { $($direction::$name { .. } => $code,)* }
             }
 
+            /// The type's name with its direction, as it is counted.
+            #[must_use]
+            pub fn type_name(&self) -> &'static str {
+                match self { $($direction::$name { .. } => concat!(stringify!($direction), stringify!($name)),)* }
+            }
+
             /// The type's name, without its direction.
             #[must_use]
             pub fn name(&self) -> &'static str {
@@ -139,6 +145,42 @@ messages! {
         Write = 119 { count: u32 }
         Clunk = 121 {}
         Remove = 123 {}
+    }
+}
+
+impl Tmessage {
+    /// The fids of which a message speaks, but for one that it makes.
+    #[must_use]
+    pub fn fids(&self) -> Vec<u32> {
+        match self {
+            Tmessage::Version { .. }
+            | Tmessage::Auth { .. }
+            | Tmessage::Attach { .. }
+            | Tmessage::Flush { .. } => vec![],
+            Tmessage::Statfs { fid }
+            | Tmessage::Lopen { fid, .. }
+            | Tmessage::Lcreate { fid, .. }
+            | Tmessage::Readlink { fid }
+            | Tmessage::Getattr { fid, .. }
+            | Tmessage::Setattr { fid, .. }
+            | Tmessage::Xattrwalk { fid, .. }
+            | Tmessage::Xattrcreate { fid, .. }
+            | Tmessage::Readdir { fid, .. }
+            | Tmessage::Fsync { fid, .. }
+            | Tmessage::Lock { fid, .. }
+            | Tmessage::Getlock { fid, .. }
+            | Tmessage::Walk { fid, .. }
+            | Tmessage::Read { fid, .. }
+            | Tmessage::Write { fid, .. }
+            | Tmessage::Clunk { fid }
+            | Tmessage::Remove { fid } => vec![*fid],
+            Tmessage::Symlink { dir, .. }
+            | Tmessage::Mknod { dir, .. }
+            | Tmessage::Mkdir { dir, .. }
+            | Tmessage::Unlinkat { dir, .. } => vec![*dir],
+            Tmessage::Rename { fid, dir, .. } | Tmessage::Link { dir, fid, .. } => vec![*fid, *dir],
+            Tmessage::Renameat { from, to, .. } => vec![*from, *to],
+        }
     }
 }
 

@@ -6,9 +6,11 @@
 
 use std::sync::Arc;
 
+pub use carried::{Carried, Counters, Packer};
 use nigh_types::{CallId, GrantId, RecallId, Request, Time};
 pub use nigh_types::{Event, Session};
 
+mod carried;
 pub mod conformance;
 pub mod fake;
 pub mod locks;

@@ -93,6 +93,12 @@ impl Locks {
         answered
     }
 
+    /// The strongest lock that is held of a file, of either kind and by whomever.
+    #[must_use]
+    pub fn strongest(&self, node: NodeId) -> Option<LockKind> {
+        self.held.iter().filter(|lock| lock.node == node).map(|lock| lock.kind).max()
+    }
+
     /// Nobody waits for that lock any more; false where it does not wait.
     pub fn cancel(&mut self, session: u64, call: CallId) -> bool {
         let before = self.waits.len();

@@ -16,9 +16,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nigh-ninep", &["nigh-types", "nigh-remote"]),
     ("nigh-fuse", &[]),
     ("nigh-link", &["nigh-types"]),
-    ("nigh-client", &["nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-fuse", "nigh-link"]),
+    ("nigh-client", &["nigh-types", "nigh-cache", "nigh-remote", "nigh-fuse", "nigh-link"]),
     ("nigh-server", &["nigh-types", "nigh-native", "nigh-link"]),
-    ("nigh", &["nigh-types", "nigh-client", "nigh-server", "nigh-link"]),
+    ("nigh", &["nigh-types", "nigh-client", "nigh-server", "nigh-link", "nigh-native", "nigh-ninep"]),
     ("nigh-posix", &[]),
     ("xtask", &["nigh-fuse", "nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-sim"]),
 ];

@@ -4,7 +4,8 @@ use crate::interrupts::Interrupts;
 use crate::stage::Server;
 use nigh_cache::Config;
 use nigh_fuse::{Header, Level, MemoryTransport, Negotiated, Notification, NotifyOutcome, Operation, encode};
-use nigh_native::ClientConfig;
+use nigh_native::{ClientConfig, ClientSession};
+use nigh_remote::Remote;
 use nigh_remote::{Event, Output as RemoteOutput};
 use nigh_types::{Access, NodeId, Span, Term};
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl Stage {
         let cache = Cache::new(Config::default());
         let transport = Box::new(Arc::clone(&kernel));
         let (link, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let remote = (session, link.into());
+        let remote: (Box<dyn Carried>, _) = (Box::new(session), link.into());
         let driver = Driver::new(cache, remote, transport, IdMap::default(), clock).unwrap();
         driver.with(|core, now| core.cache.handle_event(now, attached.expect("a welcome")));
         Stage { driver: Arc::new(driver), kernel, server, now, unique: 0 }
@@ -121,7 +122,7 @@ impl Stage {
     }
 }
 
-fn joined(frames: &[FrameBytes]) -> Vec<u8> {
+fn joined(frames: &[Arc<Vec<u8>>]) -> Vec<u8> {
     frames.iter().flat_map(|frame| frame.iter().copied()).collect()
 }
 

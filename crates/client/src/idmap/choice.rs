@@ -56,9 +56,10 @@ impl IdMapChoice {
         }
     }
 
-    /// What the server must be asked for.
-    pub(crate) fn features(&self) -> u64 {
-        if *self == IdMapChoice::Name { nigh_native::ID_NAMES } else { 0 }
+    /// Whether the server must be asked what it calls its users.
+    #[must_use]
+    pub fn wants_names(&self) -> bool {
+        *self == IdMapChoice::Name
     }
 
     /// The mapping, now that the server has said who is who there.
@@ -207,7 +208,6 @@ mod tests {
         assert_eq!((map.users.local(2000), map.groups.local(200)), (Some(1000), Some(100)));
         assert_eq!((map.users.remote(1000), map.groups.remote(100)), (Some(2000), Some(200)));
         assert_eq!(map.users.local(7), Some(7));
-        assert_eq!(IdMapChoice::User.features(), 0);
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!([0, 501, 502, 1000].map(|id| map.users.local(id)), [Some(0), Some(1000), None, None]);
         assert_eq!([20, 0].map(|id| map.groups.local(id)), [Some(1001), None]);
         assert_eq!([1000, 0, 502].map(|id| map.users.remote(id)), [Some(501), Some(0), None]);
-        assert_eq!(IdMapChoice::Name.features(), nigh_native::ID_NAMES);
+        assert!(IdMapChoice::Name.wants_names() && !IdMapChoice::User.wants_names());
     }
 
     #[test]

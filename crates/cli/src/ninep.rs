@@ -1,0 +1,150 @@
+//! `9p://` and `9p+unix://`: where the server is, which tree, and how long its answers are believed.
+
+use crate::args::MountArgs;
+use crate::options::{Ninep, Options, Usage};
+use crate::units;
+use anyhow::{Result, bail};
+use nigh_client::Begin;
+use nigh_link::{Link, tcp, unix};
+use nigh_ninep::{Config, Times, sessions};
+use nigh_types::{CookieKey, Span, Term};
+use siphasher::sip128::{Hasher128, SipHasher24};
+use std::hash::Hasher;
+use std::io;
+use std::path::PathBuf;
+
+/// Where 9P servers listen.
+const PORT: u16 = 564;
+/// Longest message that is asked for: what one request of the kernel carries, and a header.
+const MSIZE: u32 = (1 << 20) + 24;
+const SECOND: Term = Term::Limited(Span::from_secs(1));
+const NEVER: Term = Term::Limited(Span::ZERO);
+
+/// A server.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl Target {
+    /// `HOST[:PORT]/TREE`: the tree is `/TREE`.
+    pub fn over_tcp(rest: &str) -> Result<(Target, Vec<u8>)> {
+        let bad = || Usage(format!("9p://{rest}: want 9p://HOST[:PORT]/TREE, an IPv6 address in brackets"));
+        let (address, tree) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        let (host, port) = match address.strip_prefix('[') {
+            Some(inner) => {
+                let (host, rest) = inner.split_once(']').ok_or_else(bad)?;
+                (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) })
+            }
+            None => match address.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (address, None),
+            },
+        };
+        if host.is_empty() || host.contains(['@', ' ']) {
+            bail!(bad());
+        }
+        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| bad()))?;
+        Ok((Target::Tcp(host.to_owned(), port), tree.as_bytes().to_vec()))
+    }
+
+    /// `/SOCKET[:TREE]`.
+    pub fn over_unix(rest: &str) -> Result<(Target, Vec<u8>)> {
+        let (socket, tree) = rest.split_once(':').unwrap_or((rest, ""));
+        if !socket.starts_with('/') {
+            bail!(Usage(format!("9p+unix://{rest}: want an absolute path: 9p+unix:///SOCKET[:TREE]")));
+        }
+        Ok((Target::Unix(socket.into()), tree.as_bytes().to_vec()))
+    }
+
+    pub fn connect(&self) -> io::Result<Link> {
+        match self {
+            Target::Tcp(host, port) => Ok(tcp::plain(host, *port)?),
+            Target::Unix(path) => Ok(unix::connect(path)?),
+        }
+    }
+}
+
+/// Times as a preset of v9fs, or what this mount was told of each.
+pub fn times(args: &MountArgs, options: &Options) -> Result<Times> {
+    let mut times = match options.ninep.cache.as_deref() {
+        None => Times { names: SECOND, absent: SECOND, attributes: SECOND },
+        Some("loose") => Times {
+            names: Term::Session,
+            absent: Term::Limited(Span::from_secs(24 * 3600)),
+            attributes: Term::Session,
+        },
+        // They differ in what becomes of file data, which here is the kernel's to say.
+        Some("none" | "readahead" | "mmap") => Times { names: NEVER, absent: NEVER, attributes: NEVER },
+        Some("fscache") => bail!(Usage(
+            "-o cache=fscache: data is not kept on disk; want none, readahead, mmap or loose".to_owned()
+        )),
+        Some(other) => {
+            bail!(Usage(format!("-o cache={other}: want none, readahead, mmap or loose")));
+        }
+    };
+    for (option, text, time) in [
+        ("--entry-timeout", &args.entry_timeout, &mut times.names),
+        ("--negative-timeout", &args.negative_timeout, &mut times.absent),
+        ("--attr-timeout", &args.attr_timeout, &mut times.attributes),
+    ] {
+        if let Some(text) = text {
+            *time = units::term(option, text)?;
+        }
+    }
+    if let Some(term) = options.ninep.absent {
+        times.absent = term;
+    }
+    if let Some(term) = options.term {
+        (times.names, times.attributes) = (term, term);
+    }
+    Ok(times)
+}
+
+/// That nothing was said which means nothing to a server of another kind.
+pub fn check_foreign(args: &MountArgs, options: &Options, source: &str) -> Result<(), Usage> {
+    let said = [
+        ("--entry-timeout", args.entry_timeout.is_some()),
+        ("--negative-timeout", args.negative_timeout.is_some()),
+        ("--attr-timeout", args.attr_timeout.is_some()),
+        ("-o cache=, negtimeout=, msize=, aname= and uname=", options.ninep != Ninep::default()),
+    ];
+    match said.into_iter().find(|(_, said)| *said) {
+        Some((option, _)) => Err(Usage(format!("{source}: {option} is for 9p://; say --host-timeout here"))),
+        None => Ok(()),
+    }
+}
+
+/// What begins sessions. `client`: this client's durable number.
+pub fn begin(args: &MountArgs, options: &Options, tree: &[u8], client: u64, source: &str) -> Result<Begin> {
+    if args.host_timeout.is_some() || options.compress {
+        let what = if options.compress { "-o compress" } else { "--host-timeout" };
+        bail!(Usage(format!(
+            "{source}: {what} means nothing to a 9P server; there are --entry-timeout, --negative-timeout and --attr-timeout"
+        )));
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let told = &options.ninep;
+    Ok(sessions(Config {
+        aname: told.aname.clone().map_or_else(|| tree.to_vec(), String::into_bytes),
+        uname: told.uname.clone().unwrap_or_default().into_bytes(),
+        uid,
+        gid: rustix::process::getegid().as_raw(),
+        all_users: uid == 0,
+        msize: told.msize.unwrap_or(MSIZE),
+        times: times(args, options)?,
+        cookie_key: cookie_key(client, source),
+    }))
+}
+
+/// The same for each mount of a tree by this client, and known to nobody else.
+fn cookie_key(client: u64, source: &str) -> CookieKey {
+    let mut hasher = SipHasher24::new_with_keys(client, 9);
+    hasher.write(source.as_bytes());
+    let hash = hasher.finish128();
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&hash.h1.to_le_bytes());
+    key[8..].copy_from_slice(&hash.h2.to_le_bytes());
+    CookieKey(key)
+}

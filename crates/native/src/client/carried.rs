@@ -1,0 +1,55 @@
+//! The session as the driver of a mount has it.
+
+use super::{ClientConfig, ClientSession};
+use nigh_remote::{Carried, Counters, Packer};
+use nigh_types::Time;
+
+/// What begins sessions of one mount: at a moment, and whether an earlier one was lost.
+#[must_use]
+pub fn sessions(config: ClientConfig) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
+    Box::new(move |now, lost| {
+        let config = config.clone();
+        Box::new(match lost {
+            true => ClientSession::after_lost(now, config),
+            false => ClientSession::new(now, config),
+        })
+    })
+}
+
+impl Carried for ClientSession {
+    fn handle_connect(&mut self, now: Time) {
+        ClientSession::handle_connect(self, now);
+    }
+
+    fn handle_close(&mut self, why: &str) {
+        ClientSession::handle_close(self, why);
+    }
+
+    fn wants_connection(&self) -> Option<&str> {
+        ClientSession::wants_connection(self)
+    }
+
+    fn is_lost(&self) -> bool {
+        ClientSession::is_lost(self)
+    }
+
+    fn is_linked(&self) -> bool {
+        ClientSession::is_linked(self)
+    }
+
+    fn refusal(&self) -> Option<&str> {
+        self.refused().map(|refused| refused.message.as_str())
+    }
+
+    fn counters(&self) -> Counters {
+        ClientSession::counters(self).clone()
+    }
+
+    fn packer(&self) -> Option<Packer> {
+        self.packs().then_some(crate::pack)
+    }
+
+    fn kind(&self) -> &'static str {
+        "native"
+    }
+}

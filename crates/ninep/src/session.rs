@@ -1,0 +1,403 @@
+//! A client's session with a 9P2000.L server.
+
+mod answers;
+mod begin;
+mod calls;
+mod desk;
+mod fids;
+mod files;
+mod nodes;
+mod reach;
+mod users;
+
+use crate::frame::FrameReader;
+use crate::{ProtocolError, Rmessage};
+use desk::Desk;
+use nigh_remote::{Carried, Counters, Event, Output, Reason, Remote};
+use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// How long facts are believed: 9P tells nobody of changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Times {
+    /// What a name leads to, and a directory's listing.
+    pub names: Term,
+    /// That a name leads nowhere.
+    pub absent: Term,
+    /// Attributes, symlink targets, xattrs, and file data.
+    pub attributes: Term,
+}
+
+/// Whom to attach to, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The tree's name at the server.
+    pub aname: Vec<u8>,
+    /// How the user is called; most servers go by the number alone.
+    pub uname: Vec<u8>,
+    pub uid: u32,
+    pub gid: u32,
+    /// Each uid that asks is attached; else all calls are made as `uid`.
+    pub all_users: bool,
+    /// The longest message that is asked for, in bytes; the server may want shorter ones.
+    pub msize: u32,
+    pub times: Times,
+    /// Durable for server and tree.
+    pub cookie_key: CookieKey,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct TaskId(pub u64);
+
+/// Calls that are carried out at one time.
+const MOST_TASKS: usize = 512;
+/// How long a server may be silent at the beginning.
+const GREETING: Span = Span::from_secs(30);
+/// When it was silent for so long although something is asked of it, it is asked whether it is there,
+const SILENCE: Span = Span::from_secs(20);
+/// and after so long it is not.
+const DEAD: Span = Span::from_secs(60);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Version, attach and the root's attributes are asked.
+    Greeting,
+    Linked,
+    Unlinked,
+    Lost,
+}
+
+type Coroutine = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Task {
+    coroutine: Coroutine,
+    /// `None`: the beginning, or a sign of life.
+    call: Option<CallId>,
+}
+
+/// The client's end of a mount's session, as the contracts of [`Remote`] and [`Carried`] say. Each call is a coroutine
+/// that makes messages of it.
+///
+/// ```text
+///            root attached             end of the connection, or silence
+///  Greeting ───────────────▶ Linked ─────────────────────────────────────▶ Unlinked
+///      ▲                                                                       │
+///      └──────────────────────────── handle_connect ───────────────────────────┘
+///  A broken rule, or the end of Greeting before the first root ─▶ Lost.
+/// ```
+pub struct Session {
+    desk: Desk,
+    state: State,
+    frames: FrameReader,
+    tasks: BTreeMap<TaskId, Task>,
+    next_task: u64,
+    by_call: BTreeMap<CallId, TaskId>,
+    /// In the order in which they were made; answered ones are gone.
+    unanswered: BTreeMap<CallId, Request>,
+    waiting: VecDeque<CallId>,
+    /// A root was attached before.
+    established: bool,
+    /// A new connection stands in the place of one that was lost, and not everything is claimed anew.
+    reclaiming: bool,
+    /// While reclaiming: made before the connection was there.
+    again: BTreeSet<CallId>,
+    why: String,
+    /// That the connection is gone was said, and not that another stands in its place.
+    lapsed: bool,
+    refusal: Option<String>,
+    greeted: Time,
+    /// When the latest bytes came, and whether it was asked since whether it is there.
+    heard: Time,
+    probed: bool,
+}
+
+/// What begins sessions of one mount; that an earlier one was lost is nothing to a server.
+#[must_use]
+pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
+    Box::new(move |now, _| Box::new(Session::new(now, config.clone())))
+}
+
+impl Session {
+    /// A session that says hello at once.
+    #[must_use]
+    pub fn new(now: Time, config: Config) -> Session {
+        let msize = config.msize;
+        let mut session = Session {
+            desk: Desk::new(config, now),
+            state: State::Unlinked,
+            frames: FrameReader::new(msize),
+            tasks: BTreeMap::new(),
+            next_task: 0,
+            by_call: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            established: false,
+            reclaiming: false,
+            again: BTreeSet::new(),
+            why: String::new(),
+            lapsed: false,
+            refusal: None,
+            greeted: now,
+            heard: now,
+            probed: false,
+        };
+        session.handle_connect(now);
+        session
+    }
+
+    /// Fids that stand at the server, or are asked for: none is left behind (for tests).
+    #[must_use]
+    pub fn fids_in_use(&self) -> u32 {
+        self.desk.shared().fids.in_use()
+    }
+
+    fn begin(&mut self, call: Option<CallId>, make: impl FnOnce(Desk) -> Coroutine) {
+        self.next_task += 1;
+        let task = TaskId(self.next_task);
+        let coroutine = make(self.desk.of(task));
+        self.tasks.insert(task, Task { coroutine, call });
+        if let Some(call) = call {
+            self.by_call.insert(call, task);
+        }
+        self.poll(task);
+    }
+
+    /// Lets a coroutine go on as far as it can.
+    fn poll(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        let mut context = Context::from_waker(Waker::noop());
+        if task.coroutine.as_mut().poll(&mut context) == Poll::Ready(()) {
+            self.end(id);
+        }
+    }
+
+    fn end(&mut self, id: TaskId) {
+        if let Some(Task { call: Some(call), .. }) = self.tasks.remove(&id) {
+            self.by_call.remove(&call);
+            self.unanswered.remove(&call);
+            self.desk.shared().cancelled.remove(&call);
+        }
+    }
+
+    /// Lets all go on that can, until none can.
+    fn run(&mut self) {
+        loop {
+            let gone = self.desk.grave.take();
+            let (ready, watching) = {
+                let mut shared = self.desk.shared();
+                shared.bury(gone);
+                (shared.take_ready(), shared.watching())
+            };
+            let before = self.tasks.len();
+            ready.iter().for_each(|task| self.poll(*task));
+            watching.into_iter().filter(|task| !ready.contains(task)).for_each(|task| self.poll(task));
+            self.begin_waiting();
+            let idle = ready.is_empty() && before == self.tasks.len();
+            if idle && self.desk.grave.is_empty() && !self.desk.shared().has_ready() {
+                break;
+            }
+        }
+        self.take_greeting();
+        let broken = self.desk.shared().broken.take();
+        if let Some(error) = broken {
+            self.break_off(&error);
+        }
+    }
+
+    fn begin_waiting(&mut self) {
+        while self.state == State::Linked
+            && self.tasks.len() < MOST_TASKS
+            && self.desk.shared().has_tags()
+            && let Some(at) = self.next_waiting()
+        {
+            let Some(id) = self.waiting.remove(at) else { return };
+            if let Some(request) = self.unanswered.get(&id).cloned() {
+                self.begin(Some(id), |desk| Box::pin(calls::carry_out(desk, id, request)));
+            }
+        }
+    }
+
+    /// While claiming only what serves that, and was made since.
+    fn next_waiting(&self) -> Option<usize> {
+        if !self.reclaiming {
+            return (!self.waiting.is_empty()).then_some(0);
+        }
+        self.waiting.iter().position(|id| {
+            let request = self.unanswered.get(id);
+            !self.again.contains(id) && request.is_none_or(|request| request.call.serves_claiming())
+        })
+    }
+
+    fn answer(&mut self, call: CallId, errno: Errno) {
+        self.unanswered.remove(&call);
+        let response = Response::plain(Err(errno));
+        self.desk.shared().out.push_back(Output::Event(Event::Response { call, response }));
+    }
+
+    fn event(&mut self, event: Event) {
+        self.desk.shared().out.push_back(Output::Event(event));
+    }
+
+    fn take_messages(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        self.frames.take(bytes);
+        while let Some(frame) = self.frames.poll_frame()? {
+            let message = Rmessage::decode(frame.code, &frame.body)?;
+            self.desk.shared().take_message(frame.tag, message)?;
+            self.run();
+            if !matches!(self.state, State::Greeting | State::Linked) {
+                break;
+            }
+            let msize = self.desk.shared().msize;
+            self.frames.agree(msize);
+        }
+        Ok(())
+    }
+
+    fn due(&self) -> (Time, Reason) {
+        let shared = self.desk.shared();
+        let timer = (shared.next_timer(), Reason::Delay);
+        let silence = match self.state {
+            State::Greeting => self.greeted.after(GREETING),
+            State::Linked if shared.is_waiting() && self.probed => self.heard.after(DEAD),
+            State::Linked if shared.is_waiting() => self.heard.after(SILENCE),
+            _ => Time::FAR,
+        };
+        let (due, reason) = if silence < timer.0 { (silence, Reason::SessionEnd) } else { timer };
+        if due == Time::FAR { (due, Reason::Idle) } else { (due, reason) }
+    }
+}
+
+impl Remote for Session {
+    fn handle_call(&mut self, now: Time, id: CallId, request: Request) {
+        if self.state == State::Lost {
+            return;
+        }
+        self.set_now(now);
+        if matches!(request.call, Call::Release { .. }) && self.state != State::Linked {
+            // What it names was forgotten with the connection.
+            return;
+        }
+        self.unanswered.insert(id, request);
+        self.waiting.push_back(id);
+        self.begin_waiting();
+        self.run();
+    }
+
+    /// What changes something goes on, and is answered when it is done. What waits for a lock sees by itself that it is in
+    /// vain; of all else the messages are called off.
+    fn handle_cancel(&mut self, now: Time, id: CallId) {
+        self.set_now(now);
+        let Some(request) = self.unanswered.get(&id) else { return };
+        let Some(&task) = self.by_call.get(&id) else {
+            if request.call.is_answered() {
+                self.waiting.retain(|other| *other != id);
+                self.again.remove(&id);
+                self.answer(id, Errno::INTR);
+            }
+            return;
+        };
+        if matches!(request.call, Call::Lock { .. }) {
+            self.desk.shared().cancelled.insert(id);
+        } else if !request.call.is_mutation() && request.call.is_answered() && !makes_handle(&request.call) {
+            self.end(task);
+            self.answer(id, Errno::INTR);
+        }
+        self.run();
+    }
+
+    /// Nothing is recalled.
+    fn handle_acknowledge(&mut self, _: Time, _: RecallId) {}
+
+    /// Grants end by themselves.
+    fn handle_return(&mut self, _: Time, _: Vec<GrantId>) {}
+
+    fn handle_reclaimed(&mut self, now: Time) {
+        self.set_now(now);
+        if self.reclaiming {
+            self.reclaiming = false;
+            self.again.clear();
+            self.begin_waiting();
+            self.run();
+        }
+    }
+
+    fn handle_input(&mut self, now: Time, bytes: &[u8]) {
+        self.set_now(now);
+        if !matches!(self.state, State::Greeting | State::Linked) {
+            return;
+        }
+        (self.heard, self.probed) = (now, false);
+        self.desk.shared().counters.bytes_received += bytes.len() as u64;
+        if let Err(error) = self.take_messages(bytes) {
+            self.break_off(&error);
+        }
+    }
+
+    fn handle_disconnect(&mut self, now: Time, why: &str) {
+        self.set_now(now);
+        match self.state {
+            State::Linked => self.unlink(why),
+            State::Greeting if self.established => self.unlink(why),
+            State::Greeting => self.lose(why.to_owned()),
+            State::Unlinked | State::Lost => {}
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.set_now(now);
+        self.look_at_silence(now);
+        self.run();
+    }
+
+    fn poll_output(&mut self) -> Output {
+        let output = self.desk.shared().out.pop_front();
+        output.unwrap_or_else(|| {
+            let (due, reason) = self.due();
+            Output::Timeout(due, reason)
+        })
+    }
+}
+
+/// Whether its answer is of a file that is open from then on.
+fn makes_handle(call: &Call) -> bool {
+    matches!(call, Call::Open { .. } | Call::Reopen { .. })
+}
+
+impl Carried for Session {
+    fn handle_connect(&mut self, now: Time) {
+        self.connect(now);
+    }
+
+    fn handle_close(&mut self, why: &str) {
+        if self.state != State::Lost {
+            self.lose(format!("closed: {why}"));
+        }
+    }
+
+    fn wants_connection(&self) -> Option<&str> {
+        (self.state == State::Unlinked).then_some(&self.why)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.state == State::Lost
+    }
+
+    fn is_linked(&self) -> bool {
+        self.state == State::Linked
+    }
+
+    fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    fn counters(&self) -> Counters {
+        self.desk.shared().counters.clone()
+    }
+
+    fn kind(&self) -> &'static str {
+        "9p"
+    }
+}

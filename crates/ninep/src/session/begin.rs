@@ -1,0 +1,236 @@
+//! How a session begins, ends, and goes on over another connection.
+
+use super::desk::Desk;
+use super::{DEAD, SILENCE, Session, State, Times};
+use crate::error::{LEAST_MSIZE, Spoken};
+use crate::frame::FrameReader;
+use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
+use nigh_remote::Event;
+use nigh_types::{Attr, CallId, Errno, NodeId, Session as Agreed, Span, Term, Time};
+
+/// What came of the beginning.
+pub(super) type Greeting = Result<(NodeId, Attr), Refusal>;
+
+/// Why there is no session.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    Rule(ProtocolError),
+    /// Of the message of that name.
+    Error(&'static str, Errno),
+}
+
+/// Says which version is spoken, attaches, and looks at the root.
+async fn greet(desk: &Desk) -> Greeting {
+    let (msize, uid) = {
+        let shared = desk.shared();
+        (shared.config.msize, shared.config.uid)
+    };
+    let failed = |what| move |errno| Refusal::Error(what, errno);
+    let version = Tmessage::Version { msize, version: VERSION.to_vec() };
+    match desk.ask(version).await.map_err(failed("version"))? {
+        Rmessage::Version { version, .. } if version != VERSION => {
+            return Err(Refusal::Rule(ProtocolError::Version(Spoken::of(&version))));
+        }
+        Rmessage::Version { msize: theirs, .. } if theirs < LEAST_MSIZE || theirs > msize => {
+            return Err(Refusal::Rule(ProtocolError::Msize(theirs)));
+        }
+        Rmessage::Version { msize, .. } => desk.shared().msize = msize,
+        _ => return Err(Refusal::Error("version", Errno::PROTO)),
+    }
+    let (fid, qid) = desk.attach(uid).await.map_err(failed("attach"))?;
+    let root = desk.shared().nodes.set_root(qid);
+    let (node, attr) = desk.attributes(&fid).await.map_err(failed("getattr"))?;
+    if node != root || !attr.is_dir() {
+        return Err(Refusal::Error("attach", Errno::NOTDIR));
+    }
+    Ok((node, attr))
+}
+
+impl Session {
+    pub(super) fn set_now(&mut self, now: Time) {
+        self.desk.shared().now = now;
+    }
+
+    /// There is a connection.
+    pub(super) fn connect(&mut self, now: Time) {
+        if self.state != State::Unlinked {
+            return;
+        }
+        self.set_now(now);
+        (self.state, self.greeted, self.heard) = (State::Greeting, now, now);
+        (self.refusal, self.probed) = (None, false);
+        let msize = {
+            let mut shared = self.desk.shared();
+            shared.msize = shared.config.msize;
+            shared.msize
+        };
+        self.frames = FrameReader::new(msize);
+        self.begin(None, |desk| {
+            Box::pin(async move {
+                let greeting = greet(&desk).await;
+                desk.shared().greeting = Some(greeting);
+            })
+        });
+        self.run();
+    }
+
+    /// The beginning has come to its end.
+    pub(super) fn take_greeting(&mut self) {
+        let greeting = self.desk.shared().greeting.take();
+        match greeting {
+            None => {}
+            Some(Ok((root, root_attr))) => self.attached(root, root_attr),
+            Some(Err(Refusal::Rule(error))) => self.break_off(&error),
+            Some(Err(Refusal::Error(what, errno))) => {
+                let why = format!(
+                    "T{what} was answered with {errno}: look at the server's log, or name another tree"
+                );
+                self.refusal = Some(why.clone());
+                if self.established { self.unlink(&why) } else { self.lose(why) }
+            }
+        }
+    }
+
+    fn attached(&mut self, root: NodeId, root_attr: Attr) {
+        self.state = State::Linked;
+        let session = self.agreed(root, root_attr);
+        if !self.established {
+            self.established = true;
+            return self.event(Event::Attached(session));
+        }
+        (self.reclaiming, self.lapsed) = (true, false);
+        // Claims of a session before are of no meaning.
+        let claims: Vec<CallId> = self
+            .unanswered
+            .iter()
+            .filter(|(_, request)| request.call.is_claim())
+            .map(|(id, _)| *id)
+            .collect();
+        for call in claims {
+            self.unanswered.remove(&call);
+        }
+        self.waiting = self.unanswered.keys().copied().collect();
+        self.again = self.waiting.iter().copied().collect();
+        self.event(Event::Restored { session, kept: false });
+    }
+
+    fn agreed(&self, root: NodeId, root_attr: Attr) -> Agreed {
+        let shared = self.desk.shared();
+        let config = &shared.config;
+        let Times { names, absent, attributes } = config.times;
+        let span = |term| match term {
+            Term::Session => Span::FOREVER,
+            Term::Limited(span) => span,
+        };
+        let longest = span(names).max(span(absent)).max(span(attributes));
+        let term = if longest == Span::FOREVER { Term::Session } else { Term::Limited(longest) };
+        Agreed {
+            root,
+            root_attr,
+            cookie_key: config.cookie_key,
+            term,
+            has_acls: false,
+            host_bound: bound(&config.times),
+            not_given: not_given(&config.times),
+            acts_as: (config.uid, config.gid),
+            names: Vec::new(),
+        }
+    }
+
+    /// The connection is of no use any more. All that was asked on it is asked again.
+    pub(super) fn unlink(&mut self, why: &str) {
+        self.drop_tasks();
+        self.state = State::Unlinked;
+        why.clone_into(&mut self.why);
+        if !self.lapsed {
+            self.lapsed = true;
+            self.event(Event::Lapsed { why: why.to_owned() });
+        }
+    }
+
+    fn drop_tasks(&mut self) {
+        self.tasks.clear();
+        self.by_call.clear();
+        let gone = self.desk.grave.take();
+        let mut shared = self.desk.shared();
+        shared.forget_connection();
+        drop(gone);
+    }
+
+    pub(super) fn lose(&mut self, why: String) {
+        self.drop_tasks();
+        self.state = State::Lost;
+        self.unanswered.clear();
+        self.waiting.clear();
+        self.again.clear();
+        self.event(Event::Lost { why });
+    }
+
+    pub(super) fn break_off(&mut self, error: &ProtocolError) {
+        if self.state != State::Lost {
+            self.lose(format!("protocol error of the server: {error}"));
+        }
+    }
+
+    /// A server that says nothing although something is asked of it is asked whether it is there.
+    pub(super) fn look_at_silence(&mut self, now: Time) {
+        match self.state {
+            State::Greeting if now >= self.greeted.after(super::GREETING) => {
+                let why = "the server does not answer as a 9P server does";
+                if self.established { self.unlink(why) } else { self.lose(why.to_owned()) }
+            }
+            State::Linked if !self.desk.shared().is_waiting() => self.heard = now,
+            State::Linked if now >= self.heard.after(DEAD) => {
+                self.unlink("the server has not answered for too long");
+            }
+            State::Linked if now >= self.heard.after(SILENCE) && !self.probed => {
+                self.probed = true;
+                self.begin(None, |desk| {
+                    Box::pin(async move {
+                        let uid = desk.shared().config.uid;
+                        if let Ok(root) = desk.root(uid).await {
+                            let _ = desk.attributes(&root).await;
+                        }
+                    })
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
+fn shown(term: Term) -> String {
+    match term {
+        Term::Session => "until this mount ends".to_owned(),
+        Term::Limited(Span::ZERO) => "not at all".to_owned(),
+        Term::Limited(span) => format!("{} ms", span.as_millis()),
+    }
+}
+
+/// S9, for people.
+fn bound(times: &Times) -> String {
+    format!(
+        "9P tells nobody of changes: names are believed {}, their absence {}, attributes and data {}",
+        shown(times.names),
+        shown(times.absent),
+        shown(times.attributes)
+    )
+}
+
+/// What a 9P server cannot give.
+fn not_given(times: &Times) -> Vec<(String, String)> {
+    let limits = bound(times);
+    let all = [
+        ("S1", limits.as_str()),
+        (
+            "S4",
+            "a change that was out when the connection ended is made again, if it was made or not; a file that got the number of one that is gone is taken for it until its attributes are asked",
+        ),
+        (
+            "S5",
+            "locks end with the connection, and are not taken again; other machines see the whole file locked, not ranges of it",
+        ),
+        ("S7", "a listing is as whole as the server's own is while others change the directory"),
+    ];
+    all.into_iter().map(|(name, why)| (name.to_owned(), why.to_owned())).collect()
+}

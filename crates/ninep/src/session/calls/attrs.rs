@@ -1,0 +1,88 @@
+//! Attributes of an inode, and of its filesystem.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::reach::DIRECTORY;
+use crate::{Rmessage, Tmessage, mask};
+use nigh_types::{Covers, Errno, Handle, Place, Reply, SetAttr, SetTime, Space};
+
+pub(super) async fn get(desk: &Desk, uid: u32, place: &Place) -> Outcome {
+    let (node, attr) = desk.attributes_of(uid, place).await?;
+    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+}
+
+pub(super) async fn space(desk: &Desk, uid: u32, place: &Place) -> Outcome {
+    let (answer, _) = desk.ask_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
+    let Rmessage::Statfs { space } = answer else { return Err(Errno::PROTO) };
+    Ok(Answer::plain(Reply::Space(Space {
+        blocks: space.blocks,
+        blocks_free: space.free,
+        blocks_available: space.available,
+        files: space.files,
+        files_free: space.files_free,
+        block_size: space.block_bytes,
+        fragment_size: space.block_bytes,
+        name_max: space.longest_name,
+    })))
+}
+
+/// 9P has no holes: all of a file is data.
+pub(super) async fn seek(desk: &Desk, uid: u32, place: &Place, offset: u64, data: bool) -> Outcome {
+    let (_, attr) = desk.attributes_of(uid, place).await?;
+    match (offset < attr.size, data) {
+        (false, _) => Err(Errno::NXIO),
+        (true, true) => Ok(Answer::plain(Reply::Offset(offset))),
+        (true, false) => Ok(Answer::plain(Reply::Offset(attr.size))),
+    }
+}
+
+pub(super) async fn set(
+    desk: &Desk,
+    uid: u32,
+    place: &Place,
+    handle: Option<Handle>,
+    set: SetAttr,
+) -> Outcome {
+    if set.size.is_some() && place.node.generation == DIRECTORY {
+        return Err(Errno::ISDIR);
+    }
+    let open = handle.and_then(|handle| desk.shared().files.fid(handle, place.node));
+    if let Some(fid) = open {
+        desk.ask(change(fid.number(), &set)).await?;
+        let (node, attr) = desk.attributes(&fid).await?;
+        return Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]));
+    }
+    let (_, fid) = desk.ask_of(uid, place, |fid| change(fid, &set)).await?;
+    let (node, attr) = desk.attributes(&fid).await?;
+    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+}
+
+pub(super) fn change(fid: u32, set: &SetAttr) -> Tmessage {
+    let mut valid = 0;
+    let mut flag = |is_set: bool, bits: u32| valid |= if is_set { bits } else { 0 };
+    flag(set.mode.is_some(), mask::SET_MODE);
+    flag(set.uid.is_some(), mask::SET_UID);
+    flag(set.gid.is_some(), mask::SET_GID);
+    flag(set.size.is_some(), mask::SET_SIZE);
+    flag(set.atime.is_some(), mask::SET_ATIME);
+    flag(set.mtime.is_some(), mask::SET_MTIME);
+    flag(matches!(set.atime, Some(SetTime::At(_))), mask::ATIME_SET);
+    flag(matches!(set.mtime, Some(SetTime::At(_))), mask::MTIME_SET);
+    let moment = |time: Option<SetTime>| match time {
+        Some(SetTime::At(at)) => {
+            let (secs, nanos) = at.pair();
+            (secs.cast_unsigned(), u64::from(nanos))
+        }
+        _ => (0, 0),
+    };
+    Tmessage::Setattr {
+        fid,
+        valid,
+        mode: set.mode.unwrap_or(0),
+        uid: set.uid.unwrap_or(0),
+        gid: set.gid.unwrap_or(0),
+        size: set.size.unwrap_or(0),
+        atime: moment(set.atime),
+        mtime: moment(set.mtime),
+    }
+}

@@ -1,0 +1,249 @@
+//! File data: several messages in flight for what one cannot carry.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::super::reach::DIRECTORY;
+use super::open;
+use crate::{Data, Rmessage, Tmessage, flags};
+use nigh_types::{Attr, Covers, DataStamp, Errno, Handle, NodeId, Place, Reply, SetAttr, WriteFlags};
+use std::sync::Arc;
+
+/// A fid to read from: of the handle, else one that is kept open for whoever reads.
+async fn readable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+    if let Some(handle) = handle {
+        let mut shared = desk.shared();
+        if let Some(file) = shared.files.get(handle, place.node)? {
+            return Ok(Arc::clone(&file.fid));
+        }
+    }
+    let known = desk.shared().nodes.known(uid, place.node).filter(|known| known.open);
+    if let Some(known) = known {
+        return Ok(known.fid);
+    }
+    let home = place.hint.clone();
+    let fid = open::fresh(desk, uid, place, flags::RDONLY).await?;
+    desk.shared().nodes.know(uid, place.node, Arc::clone(&fid), home, true);
+    Ok(fid)
+}
+
+pub(super) async fn read(
+    desk: &Desk,
+    uid: u32,
+    place: &Place,
+    handle: Option<Handle>,
+    (offset, length): (u64, u32),
+) -> Outcome {
+    let fid = readable(desk, uid, place, handle).await?;
+    // What is read is of this state or of a later one.
+    let before = desk.shared().nodes.attr(place.node);
+    let data = match bytes(desk, &fid, offset, length).await {
+        Err(Errno::STALE | Errno::BADF | Errno::NOENT) if handle.is_none() => {
+            drop(desk.shared().nodes.forget(uid, place.node));
+            return Err(Errno::STALE);
+        }
+        read => read?,
+    };
+    let answer = Answer::plain(Reply::Data(data)).granting([(place.node, Covers::Data)]);
+    Ok(Answer { after: before.map(|attr| (place.node, attr)).into_iter().collect(), ..answer })
+}
+
+/// So many bytes, fewer only at the end.
+pub(super) async fn bytes(desk: &Desk, fid: &Fid, offset: u64, length: u32) -> Result<Vec<u8>, Errno> {
+    let most = desk.shared().most_data();
+    let ask = |from: u32| {
+        let message = Tmessage::Read {
+            fid: fid.number(),
+            offset: offset + u64::from(from),
+            count: most.min(length - from),
+        };
+        (from, desk.ask(message))
+    };
+    let asked: Vec<_> = (0..length).step_by(most as usize).map(ask).collect();
+    let mut data = Vec::new();
+    let mut is_short = false;
+    for (from, answer) in asked {
+        let Rmessage::Read { data: Data(part) } = answer.await? else { return Err(Errno::PROTO) };
+        // Behind a short part there may be more, or a hole in what was read.
+        if !is_short {
+            is_short = part.len() < most.min(length - from) as usize;
+            data.extend_from_slice(&part);
+        }
+    }
+    while is_short && !data.is_empty() && data.len() < length as usize {
+        let have = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let Rmessage::Read { data: Data(part) } = ask(have).1.await? else { return Err(Errno::PROTO) };
+        if part.is_empty() {
+            break;
+        }
+        data.extend_from_slice(&part);
+    }
+    Ok(data)
+}
+
+pub(super) async fn write(
+    desk: &Desk,
+    uid: u32,
+    (place, handle): (&Place, Option<Handle>),
+    (offset, data): (u64, Vec<u8>),
+    flags: WriteFlags,
+) -> Outcome {
+    let fid = writable(desk, uid, place, handle).await?;
+    let before = desk.attributes(&fid).await.ok().map(|(_, attr)| attr).filter(|_| flags.flush);
+    if let (Some(since), Some(now)) = (flags.since.filter(|_| flags.flush), before) {
+        let is_own = desk.shared().files.is_own(place.node, since.stamp, DataStamp::of(&now));
+        if !is_own {
+            return same(desk, uid, place, handle, (offset, &data)).await;
+        }
+    }
+    let known = desk.shared().nodes.attr(place.node);
+    let length = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
+    let (offset, count) = if flags.append {
+        let fid = appending(desk, uid, place, handle).await?;
+        let count = put(desk, &fid, offset, &data, true).await?;
+        let (_, attr) = desk.attributes(&fid).await?;
+        (attr.size.saturating_sub(u64::from(count)), count)
+    } else {
+        (offset, put(desk, &fid, offset, &data, false).await?)
+    };
+    if flags.sync && count > 0 {
+        desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
+    }
+    let (_, mut attr) = desk.attributes(&fid).await?;
+    if flags.kill_suidgid && length > 0 {
+        attr = without_suid(desk, &fid, attr).await?;
+    }
+    if let Some(then) = before.or(known) {
+        desk.shared().files.followed(place.node, DataStamp::of(&then), DataStamp::of(&attr));
+    }
+    let reply = Reply::Written { offset, count: u64::from(count) };
+    Ok(Answer::plain(reply).after([Some((place.node, attr))]))
+}
+
+/// Stores into a map that were made into another state of the file are written only where they stand already.
+async fn same(
+    desk: &Desk,
+    uid: u32,
+    place: &Place,
+    handle: Option<Handle>,
+    (offset, data): (u64, &[u8]),
+) -> Outcome {
+    let fid = readable(desk, uid, place, handle).await?;
+    let length = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
+    if bytes(desk, &fid, offset, length).await? != data {
+        return Err(Errno::CANCELED);
+    }
+    let attr = desk.attributes(&fid).await?;
+    let reply = Reply::Written { offset, count: data.len() as u64 };
+    Ok(Answer::plain(reply).after([Some((place.node, attr.1))]))
+}
+
+/// What the server's kernel did not do, if it does not take us for an ordinary writer.
+async fn without_suid(desk: &Desk, fid: &Fid, attr: Attr) -> Result<Attr, Errno> {
+    let mut mode = attr.mode & 0o7777;
+    mode &= !0o4000;
+    if mode & 0o2010 == 0o2010 {
+        mode &= !0o2000;
+    }
+    if mode == attr.mode & 0o7777 {
+        return Ok(attr);
+    }
+    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+    desk.ask(super::attrs::change(fid.number(), &set)).await?;
+    desk.attributes(fid).await.map(|(_, attr)| attr)
+}
+
+async fn writable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+    if let Some(handle) = handle {
+        let mut shared = desk.shared();
+        if let Some(file) = shared.files.get(handle, place.node)? {
+            return Ok(Arc::clone(&file.fid));
+        }
+    }
+    open::fresh(desk, uid, place, flags::RDWR).await
+}
+
+/// The same file, open to append: the server finds its end.
+async fn appending(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+    let open = |desk: &Desk| {
+        let mut shared = desk.shared();
+        let file = handle.and_then(|handle| shared.files.get(handle, place.node).ok().flatten());
+        file.and_then(|file| file.appends.clone())
+    };
+    if let Some(fid) = open(desk) {
+        return Ok(fid);
+    }
+    let fid = open::fresh(desk, uid, place, flags::WRONLY | flags::APPEND).await?;
+    let mut shared = desk.shared();
+    if let Some(Ok(Some(file))) = handle.map(|handle| shared.files.get(handle, place.node)) {
+        file.appends = Some(Arc::clone(&fid));
+    }
+    Ok(fid)
+}
+
+/// Writes; how much of it was written from its beginning on. What is appended goes one behind the other.
+async fn put(desk: &Desk, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -> Result<u32, Errno> {
+    let most = desk.shared().most_data() as usize;
+    let ask = |at: usize, part: &[u8]| {
+        let (fid, data) = (fid.number(), Data(part.to_vec()));
+        desk.ask(Tmessage::Write { fid, offset: offset + at as u64, data })
+    };
+    let parts: Vec<(usize, &[u8])> =
+        (0..data.len()).step_by(most).map(|at| (at, &data[at..data.len().min(at + most)])).collect();
+    let mut written = 0;
+    let mut failed = None;
+    let mut take = |answer: Result<Rmessage, Errno>, part: &[u8]| match answer {
+        Ok(Rmessage::Write { count }) if failed.is_none() => {
+            written += count;
+            if (count as usize) < part.len() {
+                failed = Some(Errno::NOSPC);
+            }
+        }
+        Ok(Rmessage::Write { .. }) => {}
+        Ok(_) => failed = failed.or(Some(Errno::PROTO)),
+        Err(errno) => failed = failed.or(Some(errno)),
+    };
+    if in_order {
+        for (at, part) in parts {
+            let answer = ask(at, part).await;
+            let is_whole = matches!(answer, Ok(Rmessage::Write { count }) if count as usize == part.len());
+            take(answer, part);
+            if !is_whole {
+                break;
+            }
+        }
+    } else {
+        let asked: Vec<_> = parts.into_iter().map(|(at, part)| (ask(at, part), part)).collect();
+        for (answer, part) in asked {
+            take(answer.await, part);
+        }
+    }
+    match failed {
+        Some(errno) if written == 0 => Err(errno),
+        _ => Ok(written),
+    }
+}
+
+pub(super) async fn sync(
+    desk: &Desk,
+    uid: u32,
+    place: &Place,
+    handle: Option<Handle>,
+    data_only: bool,
+) -> Outcome {
+    let fid = if place.node.generation == DIRECTORY {
+        let fid = desk.own_fid(uid, place).await?;
+        let how = flags::RDONLY | flags::DIRECTORY;
+        desk.ask(Tmessage::Lopen { fid: fid.number(), flags: how }).await?;
+        fid
+    } else {
+        readable(desk, uid, place, handle).await?
+    };
+    desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: u32::from(data_only) }).await?;
+    Ok(Answer::plain(Reply::Done))
+}
+
+/// The attributes of a node, if they can be had by a fid of it.
+pub(super) async fn known(desk: &Desk, fid: &Fid, node: NodeId) -> Option<(NodeId, Attr)> {
+    desk.attributes(fid).await.ok().filter(|(told, _)| *told == node)
+}

@@ -1,0 +1,102 @@
+//! A directory's names: read whole, and put into the order of our cookies.
+
+use super::super::answers::Answer;
+use super::super::desk::Desk;
+use crate::values::{Qid, QidKind};
+use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents, flags};
+use nigh_remote::{Event, Output};
+use nigh_types::{CallId, Cookie, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use std::collections::BTreeMap;
+
+/// Names in a part of an answer.
+const PART: usize = 4_096;
+
+type Names = Vec<(Name, NodeId, Option<Kind>)>;
+
+pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
+    let say = |response| desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
+    let names = match names(desk, uid, dir).await {
+        Ok(names) => names,
+        Err(errno) => return say(desk.respond(Err(errno), true)),
+    };
+    let own = desk.attributes_of(uid, dir).await.ok();
+    let key = desk.shared().config.cookie_key;
+    let mut rest: Vec<(Cookie, (Name, NodeId, Option<Kind>))> =
+        names.into_iter().map(|one| (key.cookie(one.0.as_bytes()), one)).collect();
+    rest.sort_unstable_by(|a, b| (a.0, &a.1.0).cmp(&(b.0, &b.1.0)));
+    let mut rest = rest.into_iter().peekable();
+    let mut granted = Some((dir.node, Covers::Names));
+    loop {
+        let mut part: Names = Vec::new();
+        let mut at = None;
+        while let Some((_, one)) = rest.next_if(|(cookie, _)| part.len() < PART || at == Some(*cookie)) {
+            at = Some(key.cookie(one.0.as_bytes()));
+            part.push(one);
+        }
+        let last = rest.peek().is_none();
+        let answer = Answer::plain(Reply::Names(part)).granting(granted.take());
+        let answer = if last { answer.after([own]) } else { answer };
+        say(desk.respond(Ok(answer), last));
+        if last {
+            return;
+        }
+    }
+}
+
+async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
+    desk.reach_dir(uid, dir).await?;
+    let fid = match open(desk, uid, dir).await {
+        Err(Errno::NOENT | Errno::STALE) => {
+            drop(desk.shared().nodes.forget(uid, dir.node));
+            open(desk, uid, dir)
+                .await
+                .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?
+        }
+        opened => opened?,
+    };
+    // A server may tell a name twice while others change the directory.
+    let mut found = BTreeMap::new();
+    let mut offset = 0;
+    loop {
+        let count = desk.shared().most_data();
+        let Rmessage::Readdir { entries } =
+            desk.ask(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
+        else {
+            return Err(Errno::PROTO);
+        };
+        let entries = dirents(&entries).map_err(|error| desk.break_off(error))?;
+        let Some(last) = entries.last() else { break };
+        if last.offset == offset {
+            return Err(desk.break_off(ProtocolError::Malformed("a listing does not go on")));
+        }
+        offset = last.offset;
+        let mut shared = desk.shared();
+        for Dirent { qid, kind, name, .. } in entries {
+            if let Ok(name) = Name::new(&name) {
+                found.insert(name, (shared.nodes.node(qid), kind_of(qid, kind)));
+            }
+        }
+    }
+    Ok(found.into_iter().map(|(name, (node, kind))| (name, node, kind)).collect())
+}
+
+async fn open(desk: &Desk, uid: u32, dir: &Place) -> Result<std::sync::Arc<super::super::fids::Fid>, Errno> {
+    let fid = desk.own_fid(uid, dir).await?;
+    let message = Tmessage::Lopen { fid: fid.number(), flags: flags::RDONLY | flags::DIRECTORY };
+    let Rmessage::Lopen { qid, .. } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+    if desk.shared().nodes.node(qid) == dir.node { Ok(fid) } else { Err(Errno::STALE) }
+}
+
+/// As far as the server says; `kind` is that of readdir(3).
+fn kind_of(qid: Qid, kind: u8) -> Option<Kind> {
+    match (qid.kind(), kind) {
+        (QidKind::Directory, _) => Some(Kind::Directory),
+        (QidKind::Symlink, _) => Some(Kind::Symlink),
+        (QidKind::Other, 1) => Some(Kind::Fifo),
+        (QidKind::Other, 2) => Some(Kind::CharDevice),
+        (QidKind::Other, 6) => Some(Kind::BlockDevice),
+        (QidKind::Other, 8) => Some(Kind::File),
+        (QidKind::Other, 12) => Some(Kind::Socket),
+        (QidKind::Other, _) => None,
+    }
+}

@@ -1,0 +1,220 @@
+//! Locks of files. Servers differ in what they lock (diod: whole files), and none tells when a lock can be had. So ranges are
+//! kept apart here, among the owners of this mount; at the server a file is locked whole, as strongly as any of them has it.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::open;
+use crate::{LockStatus, Rmessage, Tmessage, flags};
+use nigh_remote::locks::Locks;
+use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, Place, Reply, Span};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Between two attempts to get what another machine holds.
+const AGAIN: Span = Span::from_millis(100);
+/// As fcntl(2) numbers them in 9P.
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const NONE: u8 = 2;
+
+/// What is locked by this mount, and how that stands at the server.
+#[derive(Debug, Default)]
+pub(in super::super) struct FileLocks {
+    ranges: Locks,
+    files: BTreeMap<NodeId, (Arc<Fid>, LockKind)>,
+    /// Files whose lock at the server is being changed.
+    busy: BTreeSet<NodeId>,
+    /// Counts changes of `ranges`.
+    changes: u64,
+}
+
+pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: Call) -> Outcome {
+    let (Call::Lock { node: place, .. }
+    | Call::Unlock { node: place, .. }
+    | Call::GetLock { node: place, .. }) = &call
+    else {
+        return Err(Errno::NOSYS);
+    };
+    let place = place.clone();
+    desk.check_file(uid, &place).await?;
+    match call {
+        // A server remembers no locks of a connection that has ended, and may have given them to others.
+        Call::Lock { reclaim: true, .. } => Err(Errno::AGAIN),
+        Call::Lock { wait, kind, .. } => lock(desk, (id, wait), uid, (&place, kind), &call).await,
+        Call::Unlock { .. } => {
+            let _turn = Turn::wait(desk, place.node).await;
+            execute(desk, place.node, &call)?;
+            settle(desk, place.node).await;
+            Ok(Answer::plain(Reply::Done))
+        }
+        _ => test(desk, uid, &place, &call).await,
+    }
+}
+
+/// The right to change how a file is locked at the server.
+struct Turn<'a> {
+    desk: &'a Desk,
+    node: NodeId,
+}
+
+impl<'a> Turn<'a> {
+    async fn wait(desk: &'a Desk, node: NodeId) -> Turn<'a> {
+        desk.until_others(|shared| !shared.files.locks.busy.contains(&node)).await;
+        desk.shared().files.locks.busy.insert(node);
+        Turn { desk, node }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut shared = self.desk.shared();
+        shared.files.locks.busy.remove(&self.node);
+    }
+}
+
+fn execute(desk: &Desk, node: NodeId, call: &Call) -> Result<Reply, Errno> {
+    let mut shared = desk.shared();
+    shared.files.locks.changes += 1;
+    let mut answered = shared.files.locks.ranges.execute(0, CallId(0), node, call);
+    answered.pop().map_or(Err(Errno::IO), |(_, _, result)| result)
+}
+
+async fn lock(
+    desk: &Desk,
+    (id, wait): (CallId, bool),
+    uid: u32,
+    (place, kind): (&Place, LockKind),
+    call: &Call,
+) -> Outcome {
+    let (at_once, tests) = without_wait(call);
+    loop {
+        let seen = desk.shared().files.locks.changes;
+        {
+            let _turn = Turn::wait(desk, place.node).await;
+            let is_free = execute(desk, place.node, &tests)? == Reply::Locked(None);
+            if is_free && strengthen(desk, uid, place, kind).await? {
+                execute(desk, place.node, &at_once)?;
+                settle(desk, place.node).await;
+                return Ok(Answer::plain(Reply::Done));
+            }
+            settle(desk, place.node).await;
+        }
+        if !wait {
+            return Err(Errno::AGAIN);
+        }
+        let others = |shared: &super::super::desk::Shared| {
+            shared.cancelled.contains(&id) || shared.files.locks.changes > seen + 1
+        };
+        desk.pause_unless(AGAIN, others).await;
+        if desk.shared().cancelled.contains(&id) {
+            return Err(Errno::INTR);
+        }
+    }
+}
+
+/// The same lock without waiting, and the question what is in its way.
+fn without_wait(call: &Call) -> (Call, Call) {
+    let Call::Lock { node, owner, flock, kind, start, end, pid, .. } = call.clone() else {
+        return (call.clone(), call.clone());
+    };
+    let (start, end) = if flock { (0, u64::MAX) } else { (start, end) };
+    let tests = Call::GetLock { node: node.clone(), owner, flock, kind, start, end };
+    (Call::Lock { node, owner, flock, kind, start, end, wait: false, pid, reclaim: false }, tests)
+}
+
+/// Has the server lock a file so strongly at least; false where another machine is in the way.
+async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Result<bool, Errno> {
+    let held = desk.shared().files.locks.files.get(&place.node).cloned();
+    let fid = match held {
+        Some((_, held)) if held >= kind => return Ok(true),
+        Some((fid, _)) => fid,
+        None => match open::fresh(desk, uid, place, flags::RDWR).await {
+            Err(Errno::ACCES | Errno::PERM | Errno::ROFS) => {
+                open::fresh(desk, uid, place, flags::RDONLY).await?
+            }
+            opened => opened?,
+        },
+    };
+    let granted = at_server(desk, &fid, number(kind)).await?;
+    if granted {
+        desk.shared().files.locks.files.insert(place.node, (fid, kind));
+    }
+    Ok(granted)
+}
+
+/// Has the server hold no more than is held here.
+async fn settle(desk: &Desk, node: NodeId) {
+    let (held, wanted) = {
+        let shared = desk.shared();
+        let locks = &shared.files.locks;
+        (locks.files.get(&node).cloned(), locks.ranges.strongest(node))
+    };
+    let Some((fid, held)) = held else { return };
+    match wanted {
+        None => {
+            // With the fid its lock would go too; some servers keep it until they are told.
+            let _ = at_server(desk, &fid, NONE).await;
+            desk.shared().files.locks.files.remove(&node);
+        }
+        Some(wanted) if wanted < held => {
+            if at_server(desk, &fid, number(wanted)).await == Ok(true) {
+                desk.shared().files.locks.files.insert(node, (fid, wanted));
+            }
+        }
+        Some(_) => {}
+    }
+}
+
+fn number(kind: LockKind) -> u8 {
+    match kind {
+        LockKind::Read => READ,
+        LockKind::Write => WRITE,
+    }
+}
+
+async fn at_server(desk: &Desk, fid: &Fid, kind: u8) -> Result<bool, Errno> {
+    let client = desk.shared().config.uname.clone();
+    let message = Tmessage::Lock { fid: fid.number(), kind, flags: 0, start: 0, length: 0, pid: 1, client };
+    let Rmessage::Lock { status } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+    match status {
+        LockStatus::Granted => Ok(true),
+        LockStatus::Blocked | LockStatus::Grace => Ok(false),
+        LockStatus::Refused => Err(Errno::NOLCK),
+    }
+}
+
+async fn test(desk: &Desk, uid: u32, place: &Place, call: &Call) -> Outcome {
+    let Call::GetLock { kind, .. } = call else { return Err(Errno::NOSYS) };
+    let own = execute(desk, place.node, call)?;
+    let held = desk.shared().files.locks.files.get(&place.node).cloned();
+    let excludes = held.as_ref().is_some_and(|(_, held)| *held == LockKind::Write);
+    if own != Reply::Locked(None) || excludes {
+        return Ok(Answer::plain(own));
+    }
+    let fid = match held {
+        Some((fid, _)) => fid,
+        None => open::fresh(desk, uid, place, flags::RDONLY).await?,
+    };
+    let lock = crate::Lock {
+        kind: number(*kind),
+        start: 0,
+        length: 0,
+        pid: 1,
+        client: desk.shared().config.uname.clone(),
+    };
+    let Rmessage::Getlock { lock } = desk.ask(Tmessage::Getlock { fid: fid.number(), lock }).await? else {
+        return Err(Errno::PROTO);
+    };
+    let kind = match lock.kind {
+        READ => LockKind::Read,
+        WRITE => LockKind::Write,
+        _ => return Ok(Answer::plain(Reply::Locked(None))),
+    };
+    let end = match lock.length {
+        0 => u64::MAX,
+        length => lock.start.saturating_add(length - 1),
+    };
+    // The number is of another machine's process.
+    Ok(Answer::plain(Reply::Locked(Some(LockInfo { kind, start: lock.start, end, pid: 0 }))))
+}

@@ -1,0 +1,56 @@
+//! Names and symlink targets.
+
+use super::super::answers::{Answer, Outcome, entry};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::super::reach::SYMLINK;
+use crate::{Rmessage, Tmessage};
+use nigh_types::{Attr, Covers, Errno, Name, NodeId, Place, Reply};
+use std::sync::Arc;
+
+/// A missing name costs one message, one that is there two.
+pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Outcome {
+    let at = desk.reach_dir(uid, dir).await?;
+    let found = match desk.walk_one(&at, name).await {
+        Ok((fid, node, _)) => found(desk, uid, (dir.node, name), fid, node).await,
+        Err(errno) => Err(errno),
+    };
+    match found {
+        Ok((node, attr)) => {
+            let grants = [(dir.node, Covers::Entry), (node, Covers::Inode)];
+            Ok(Answer::plain(Reply::Looked(Some(entry(node, attr)))).granting(grants))
+        }
+        Err(Errno::NOENT) => Ok(Answer::plain(Reply::Looked(None)).granting([(dir.node, Covers::Absence)])),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// A name was walked to: what stands there has that fid from now on, unless it is known by that name already.
+pub(super) async fn found(
+    desk: &Desk,
+    uid: u32,
+    (dir, name): (NodeId, &Name),
+    fid: Arc<Fid>,
+    node: NodeId,
+) -> Result<(NodeId, Attr), Errno> {
+    let (told, attr) = desk.attributes(&fid).await?;
+    if told != node {
+        // Another took its place between the two messages: what is told last counts.
+        desk.shared().nodes.forget(uid, node);
+    }
+    let home = Some((dir, name.clone()));
+    let mut shared = desk.shared();
+    if shared.nodes.known(uid, told).is_none_or(|known| known.home != home) {
+        shared.nodes.know(uid, told, fid, home, false);
+    }
+    Ok((told, attr))
+}
+
+pub(super) async fn read_link(desk: &Desk, uid: u32, node: &Place) -> Outcome {
+    if node.node.generation != SYMLINK {
+        return Err(Errno::INVAL);
+    }
+    let (answer, _) = desk.ask_of(uid, node, |fid| Tmessage::Readlink { fid }).await?;
+    let Rmessage::Readlink { target } = answer else { return Err(Errno::PROTO) };
+    Ok(Answer::plain(Reply::Target(target.into())))
+}

@@ -1,0 +1,210 @@
+//! What makes a name.
+
+use super::super::answers::{Answer, Outcome, entry};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::super::files::OpenFile;
+use super::super::reach::DIRECTORY;
+use super::{data, look, open};
+use crate::{Rmessage, Tmessage, flags};
+use nigh_types::{Access, Call, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use std::sync::Arc;
+
+/// An inode's group is its directory's where that has setgid (as `v9fs_get_fsgid_for_create`).
+fn group(desk: &Desk, dir: &Place, gid: u32) -> u32 {
+    let attr = desk.shared().nodes.attr(dir.node);
+    attr.filter(|attr| attr.mode & 0o2000 != 0).map_or(gid, |attr| attr.gid)
+}
+
+/// Asks something of a directory that makes or removes a name in it. `ENOENT` speaks of the directory where the name is not to
+/// be there before.
+async fn in_dir(
+    desk: &Desk,
+    uid: u32,
+    dir: &Place,
+    message: impl Fn(u32) -> Tmessage + Send,
+) -> Result<(Rmessage, Arc<Fid>), Errno> {
+    let fid = desk.reach_dir(uid, dir).await?;
+    match desk.ask(message(fid.number())).await {
+        Err(Errno::NOENT | Errno::STALE) if !desk.is_root(dir.node) => {}
+        other => return other.map(|answer| (answer, fid)),
+    }
+    drop(desk.shared().nodes.forget(uid, dir.node));
+    let fid = desk.reach_by_hint(uid, dir).await?;
+    let answer = desk.ask(message(fid.number())).await;
+    answer
+        .map(|answer| (answer, fid))
+        .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })
+}
+
+pub(super) async fn make(desk: &Desk, uid: u32, gid: u32, call: Call) -> Outcome {
+    match call {
+        Call::Create { dir, name, mode, umask, exclusive, access } => {
+            let how = How { mode: mode & !umask, gid: group(desk, &dir, gid), access };
+            create(desk, uid, (&dir, &name), &how, exclusive).await
+        }
+        Call::Mknod { dir, name, kind, mode, umask, rdev } => {
+            let gid = group(desk, &dir, gid);
+            let (major, minor) = ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
+            let mode = kind.mode_bits() | (mode & !umask & 0o7777);
+            let text = name.as_bytes().to_vec();
+            let message = |dir| Tmessage::Mknod { dir, name: text.clone(), mode, major, minor, gid };
+            let (_, at) = in_dir(desk, uid, &dir, message).await?;
+            made(desk, uid, (&dir, &at, &name), None).await
+        }
+        Call::Mkdir { dir, name, mode, umask } => {
+            let gid = group(desk, &dir, gid);
+            let (mode, text) = (mode & !umask & 0o7777, name.as_bytes().to_vec());
+            let message = |dir| Tmessage::Mkdir { dir, name: text.clone(), mode, gid };
+            let (_, at) = in_dir(desk, uid, &dir, message).await?;
+            made(desk, uid, (&dir, &at, &name), None).await
+        }
+        Call::Symlink { dir, name, target } => {
+            let (gid, text) = (group(desk, &dir, gid), name.as_bytes().to_vec());
+            let message = |dir| Tmessage::Symlink { dir, name: text.clone(), target: target.clone(), gid };
+            let (_, at) = in_dir(desk, uid, &dir, message).await?;
+            made(desk, uid, (&dir, &at, &name), Some(&target)).await
+        }
+        Call::Link { node, dir, name } => link(desk, uid, &node, &dir, &name).await,
+        _ => Err(Errno::NOSYS),
+    }
+}
+
+/// What stands at a name that was just made.
+async fn made(
+    desk: &Desk,
+    uid: u32,
+    (dir, at, name): (&Place, &Fid, &Name),
+    target: Option<&[u8]>,
+) -> Outcome {
+    let (fid, node, _) = desk.walk_one(at, name).await?;
+    let own = desk.ask(attributes_of(at));
+    let (node, attr) = look::found(desk, uid, (dir.node, name), fid, node).await?;
+    let mut entry = entry(node, attr);
+    entry.target = target.map(Into::into);
+    let reply = Reply::Made { entry, handle: None, existed: false };
+    let mut grants = vec![(dir.node, Covers::Entry), (node, Covers::Inode)];
+    if node.generation == DIRECTORY {
+        grants.push((node, Covers::Names));
+    }
+    let told = told_of(desk, own.await);
+    Ok(Answer::plain(reply).granting(grants).after([told]))
+}
+
+pub(super) fn attributes_of(fid: &Fid) -> Tmessage {
+    Tmessage::Getattr { fid: fid.number(), wanted: crate::mask::BASIC }
+}
+
+/// Attributes that were asked beside something else.
+pub(super) fn told_of(desk: &Desk, answer: Result<Rmessage, Errno>) -> Option<(NodeId, nigh_types::Attr)> {
+    match answer {
+        Ok(Rmessage::Getattr { attributes }) => desk.note(&attributes).ok(),
+        _ => None,
+    }
+}
+
+struct How {
+    mode: u32,
+    gid: u32,
+    access: Access,
+}
+
+async fn create(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &How, exclusive: bool) -> Outcome {
+    // One that goes while it is opened is made in its place, and the other way round.
+    for _ in 0..8 {
+        match create_new(desk, uid, (dir, name), how).await {
+            Err(Errno::EXIST) if !exclusive => {}
+            other => return other,
+        }
+        match open_existing(desk, uid, (dir, name), how.access).await {
+            Err(Errno::NOENT) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::IO)
+}
+
+async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &How) -> Outcome {
+    let at = desk.reach_dir(uid, dir).await?;
+    let cloned = match desk.walk(&at, &[]).await {
+        Err(Errno::NOENT | Errno::STALE) => None,
+        cloned => Some(cloned?.0),
+    };
+    let ask = |fid: &Fid| {
+        desk.ask(Tmessage::Lcreate {
+            fid: fid.number(),
+            name: name.as_bytes().to_vec(),
+            flags: open::of_access(how.access) | flags::CREATE | flags::EXCL,
+            mode: how.mode & 0o7777,
+            gid: how.gid,
+        })
+    };
+    let first = match &cloned {
+        Some(fid) => ask(fid).await,
+        None => Err(Errno::NOENT),
+    };
+    let (fid, answer, at) = match (cloned, first) {
+        (Some(fid), Ok(answer)) => (fid, answer, at),
+        (_, Err(Errno::NOENT | Errno::STALE)) => {
+            // The directory is not where it was.
+            drop(desk.shared().nodes.forget(uid, dir.node));
+            let at = if desk.is_root(dir.node) { at } else { desk.reach_by_hint(uid, dir).await? };
+            let gone = |errno| if errno == Errno::NOENT { Errno::STALE } else { errno };
+            let fid = desk.walk(&at, &[]).await.map_err(gone)?.0;
+            let answer = ask(&fid).await.map_err(gone)?;
+            (fid, answer, at)
+        }
+        (_, answer) => return Err(answer.err().unwrap_or(Errno::IO)),
+    };
+    let Rmessage::Lcreate { qid, .. } = answer else { return Err(Errno::PROTO) };
+    let own = desk.ask(attributes_of(&at));
+    let node = desk.shared().nodes.node(qid);
+    let (told, attr) = desk.attributes(&fid).await?;
+    if told != node {
+        return Err(Errno::STALE);
+    }
+    let file = OpenFile { uid, node, fid, appends: None };
+    let handle = Some(desk.shared().files.add(file));
+    let reply = Reply::Made { entry: entry(node, attr), handle, existed: false };
+    let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
+    let told = told_of(desk, own.await);
+    Ok(Answer::plain(reply).granting(grants).after([told]))
+}
+
+async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), access: Access) -> Outcome {
+    let at = desk.reach_dir(uid, dir).await?;
+    let (fid, node, _) = desk.walk_one(&at, name).await?;
+    let (node, _) = look::found(desk, uid, (dir.node, name), fid, node).await?;
+    let place = Place { node, hint: Some((dir.node, name.clone())) };
+    let outcome = open::open(desk, uid, &place, access).await;
+    let answer = outcome.map_err(|errno| if errno == Errno::STALE { Errno::NOENT } else { errno })?;
+    let Reply::Opened { handle, attr } = answer.reply else { return Err(Errno::PROTO) };
+    let reply = Reply::Made { entry: entry(node, attr), handle: Some(handle), existed: true };
+    let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
+    let told = data::known(desk, &at, dir.node).await;
+    Ok(Answer::plain(reply).granting(grants).after([told]))
+}
+
+async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) -> Outcome {
+    if dir.node.generation != DIRECTORY {
+        return Err(Errno::NOTDIR);
+    }
+    if desk.kind(uid, place).await? == Kind::Directory {
+        return Err(Errno::PERM);
+    }
+    let fid = desk.reach(uid, place).await?.fid;
+    let (number, text) = (fid.number(), name.as_bytes().to_vec());
+    let message = |dir| Tmessage::Link { dir, fid: number, name: text.clone() };
+    let (_, at) = in_dir(desk, uid, dir, message).await?;
+    let own = desk.ask(attributes_of(&at));
+    let (node, attr) = match desk.attributes(&fid).await {
+        Ok(told) => told,
+        Err(_) => {
+            let (fid, node, _) = desk.walk_one(&at, name).await?;
+            look::found(desk, uid, (dir.node, name), fid, node).await?
+        }
+    };
+    let reply = Reply::Made { entry: entry(node, attr), handle: None, existed: false };
+    let told = told_of(desk, own.await);
+    Ok(Answer::plain(reply).granting([(dir.node, Covers::Entry), (node, Covers::Inode)]).after([told]))
+}

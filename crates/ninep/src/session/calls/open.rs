@@ -1,0 +1,113 @@
+//! Opening and closing files.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::super::files::OpenFile;
+use crate::{Rmessage, Tmessage, flags};
+use nigh_types::{Access, Covers, Errno, Handle, NodeId, Place, Reply};
+use std::sync::Arc;
+
+pub(super) fn of_access(access: Access) -> u32 {
+    let way = match (access.read, access.write) {
+        (true, true) => flags::RDWR,
+        (false, true) => flags::WRONLY,
+        (_, false) => flags::RDONLY,
+    };
+    let truncate = if access.truncate { flags::TRUNC } else { 0 };
+    let sync = if access.sync { flags::DSYNC } else { 0 };
+    // Not `O_DIRECT`: a server's buffers are not aligned.
+    way | truncate | sync
+}
+
+/// Opens what a place names by a fid that nobody else has.
+pub(super) async fn fresh(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
+    desk.check_file(uid, place).await?;
+    let known = desk.shared().nodes.known(uid, place.node).is_some();
+    match opened(desk, uid, place, how).await {
+        Err(Errno::NOENT | Errno::STALE) if known => {
+            drop(desk.shared().nodes.forget(uid, place.node));
+            opened(desk, uid, place, how).await
+        }
+        other => other,
+    }
+    .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })
+}
+
+async fn opened(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
+    let fid = desk.own_fid(uid, place).await?;
+    open_fid(desk, &fid, place.node, how).await?;
+    Ok(fid)
+}
+
+async fn open_fid(desk: &Desk, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
+    let message = Tmessage::Lopen { fid: fid.number(), flags: how };
+    let Rmessage::Lopen { qid, .. } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+    if desk.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
+}
+
+/// What is told of a file that was opened.
+async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
+    let (told, attr) = desk.attributes(fid).await?;
+    if told != node {
+        return Err(Errno::STALE);
+    }
+    let grants = [(node, Covers::Inode), (node, Covers::Data)];
+    Ok(Answer::plain(Reply::Opened { handle, attr }).granting(grants))
+}
+
+pub(super) async fn open(desk: &Desk, uid: u32, place: &Place, access: Access) -> Outcome {
+    let fid = fresh(desk, uid, place, of_access(access)).await?;
+    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None };
+    let handle = desk.shared().files.add(file);
+    let outcome = told(desk, &fid, place.node, handle).await;
+    if outcome.is_err() {
+        desk.shared().files.remove(handle);
+    }
+    outcome
+}
+
+pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle, access: Access) -> Outcome {
+    if desk.shared().files.is_open(handle) {
+        return Err(Errno::INVAL);
+    }
+    let access = Access { truncate: false, ..access };
+    let fid = fresh(desk, uid, place, of_access(access)).await?;
+    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None };
+    desk.shared().files.add_as(handle, file);
+    told(desk, &fid, place.node, handle).await
+}
+
+/// A file that the client's kernel has open stays readable under a number that the client chose.
+pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -> Outcome {
+    desk.shared().keeping += 1;
+    let fid = fresh(desk, uid, place, flags::RDONLY).await;
+    let mut shared = desk.shared();
+    shared.keeping = shared.keeping.saturating_sub(1);
+    if let (Ok(fid), false) = (fid, shared.files.is_open(handle)) {
+        shared.files.add_as(handle, OpenFile { uid, node: place.node, fid, appends: None });
+    }
+    Ok(Answer::plain(Reply::Done))
+}
+
+/// A file about to lose its name is kept open, for writing too where that may be.
+pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
+    let mut access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    for write in [true, false] {
+        let Ok((own, _)) = desk.walk(fid, &[]).await else { continue };
+        access.write = write;
+        if open_fid(desk, &own, node, of_access(access)).await.is_ok() {
+            let file = OpenFile { uid, node, fid: own, appends: None };
+            return Some(desk.shared().files.add(file));
+        }
+    }
+    None
+}
+
+pub(super) fn release(desk: &Desk, handles: &[Handle]) {
+    let files: Vec<_> = {
+        let mut shared = desk.shared();
+        handles.iter().filter_map(|handle| shared.files.remove(*handle)).collect()
+    };
+    drop(files);
+}

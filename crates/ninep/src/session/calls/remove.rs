@@ -1,0 +1,123 @@
+//! What takes a name away.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::super::reach::{DIRECTORY, Reached};
+use super::make::{attributes_of, told_of};
+use super::open;
+use crate::{Tmessage, flags};
+use nigh_types::{Attr, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use std::sync::Arc;
+
+/// What stands at a name that is to go.
+pub(super) struct Victim {
+    pub fid: Arc<Fid>,
+    pub node: NodeId,
+    pub attr: Attr,
+}
+
+/// `None`: there is nothing.
+pub(super) async fn victim(
+    desk: &Desk,
+    uid: u32,
+    dir: &Place,
+    name: &Name,
+) -> Result<(Arc<Fid>, Option<Victim>), Errno> {
+    if dir.node.generation != DIRECTORY {
+        return Err(Errno::NOTDIR);
+    }
+    let Reached { fid: mut at, remembered } = desk.reach(uid, dir).await?;
+    let mut walked = desk.walk_one(&at, name).await;
+    if matches!(walked, Err(Errno::NOENT | Errno::STALE)) && remembered {
+        // It may be the directory that is not where it was.
+        drop(desk.shared().nodes.forget(uid, dir.node));
+        at = desk.reach_by_hint(uid, dir).await?;
+        walked = desk.walk_one(&at, name).await;
+    }
+    let (fid, node) = match walked {
+        Err(Errno::NOENT) => return Ok((at, None)),
+        walked => walked.map(|(fid, node, _)| (fid, node))?,
+    };
+    match desk.attributes(&fid).await {
+        Ok((told, attr)) if told == node => Ok((at, Some(Victim { fid, node, attr }))),
+        Ok(_) | Err(Errno::NOENT) => Ok((at, None)),
+        Err(errno) => Err(errno),
+    }
+}
+
+pub(super) async fn unlink(desk: &Desk, uid: u32, dir: &Place, name: &Name, keep: Option<NodeId>) -> Outcome {
+    let (at, victim) = victim(desk, uid, dir, name).await?;
+    let victim = victim.ok_or(Errno::NOENT)?;
+    if victim.attr.is_dir() {
+        return Err(Errno::ISDIR);
+    }
+    let keeps = keep == Some(victim.node) && victim.attr.kind() == Kind::File;
+    let kept = if keeps { open::pin(desk, uid, &victim.fid, victim.node).await } else { None };
+    if let Err(errno) = remove(desk, &at, name, &victim.fid, 0).await {
+        kept.into_iter().for_each(|handle| open::release(desk, &[handle]));
+        return Err(errno);
+    }
+    removed(desk, uid, (dir, &at, name), &victim, kept).await
+}
+
+pub(super) async fn rmdir(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Outcome {
+    let (at, victim) = victim(desk, uid, dir, name).await?;
+    let victim = victim.ok_or(Errno::NOENT)?;
+    if !victim.attr.is_dir() {
+        return Err(Errno::NOTDIR);
+    }
+    remove(desk, &at, name, &victim.fid, flags::REMOVE_DIRECTORY).await?;
+    removed(desk, uid, (dir, &at, name), &victim, None).await
+}
+
+/// By name where the server can, else what the name led to a moment ago.
+async fn remove(desk: &Desk, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Result<(), Errno> {
+    let knows = desk.shared().unlinkat;
+    if knows {
+        let (dir, name) = (at.number(), name.as_bytes().to_vec());
+        match desk.ask(Tmessage::Unlinkat { dir, name, flags: how }).await {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => desk.shared().unlinkat = false,
+            other => return other.map(drop),
+        }
+    }
+    // The server lets go of the fid even if it fails.
+    let asked = desk.ask(Tmessage::Remove { fid: fid.number() });
+    fid.ended();
+    asked.await.map(drop)
+}
+
+async fn removed(
+    desk: &Desk,
+    uid: u32,
+    (dir, at, name): (&Place, &Fid, &Name),
+    victim: &Victim,
+    kept: Option<nigh_types::Handle>,
+) -> Outcome {
+    let own = desk.ask(attributes_of(at));
+    let left = left(desk, uid, (dir.node, name), victim).await;
+    let told = told_of(desk, own.await);
+    let grants = [(dir.node, Covers::Absence)];
+    let reply = Reply::Removed { node: victim.node, kept };
+    Ok(Answer::plain(reply).granting(grants).after([told, Some(left)]))
+}
+
+/// What is left of an inode that has lost a name: its attributes by another name, if one is known. Else nothing is known of it, which
+/// is said as if it were gone.
+pub(super) async fn left(
+    desk: &Desk,
+    uid: u32,
+    (dir, name): (NodeId, &Name),
+    victim: &Victim,
+) -> (NodeId, Attr) {
+    let other = {
+        let mut shared = desk.shared();
+        shared.nodes.name_left(victim.node, dir, name);
+        shared.nodes.other_home(uid, victim.node, (dir, name))
+    };
+    let gone = (victim.node, Attr { nlink: 0, ..victim.attr });
+    match other.filter(|_| victim.attr.nlink > 1 && !victim.attr.is_dir()) {
+        Some(fid) => super::data::known(desk, &fid, victim.node).await.unwrap_or(gone),
+        None => gone,
+    }
+}

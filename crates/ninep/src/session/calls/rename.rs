@@ -1,0 +1,80 @@
+//! Renames.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::make::{attributes_of, told_of};
+use super::remove::{Victim, left, victim};
+use super::{look, open};
+use crate::Tmessage;
+use nigh_types::{Attr, Call, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+
+pub(super) async fn rename(desk: &Desk, uid: u32, call: Call) -> Outcome {
+    let Call::Rename { from, name, to, new_name, no_replace, exchange, keep } = call else {
+        return Err(Errno::NOSYS);
+    };
+    if no_replace || exchange {
+        return Err(Errno::INVAL);
+    }
+    let (from_fid, moved) = victim(desk, uid, &from, &name).await?;
+    let moved = moved.ok_or(Errno::NOENT)?;
+    let (to_fid, replaced) = victim(desk, uid, &to, &new_name).await?;
+    let is_file = |victim: &&Victim| victim.attr.kind() == Kind::File;
+    let kept = match replaced.as_ref().filter(is_file).filter(|victim| keep == Some(victim.node)) {
+        Some(victim) if victim.node != moved.node => open::pin(desk, uid, &victim.fid, victim.node).await,
+        _ => None,
+    };
+    let done = move_it(desk, (&from_fid, &name), (&to_fid, &new_name), &moved.fid).await;
+    if let Err(errno) = done {
+        kept.into_iter().for_each(|handle| open::release(desk, &[handle]));
+        return Err(errno);
+    }
+    let reply = Reply::Renamed { moved: moved.node, replaced: replaced.as_ref().map(|v| v.node), kept };
+    let (asked_from, asked_to) = (desk.ask(attributes_of(&from_fid)), desk.ask(attributes_of(&to_fid)));
+    let mut answer = Answer::plain(reply).granting([(to.node, Covers::Entry)]);
+    if replaced.as_ref().is_none_or(|replaced| replaced.node != moved.node) {
+        answer = answer.granting([(from.node, Covers::Absence)]);
+        desk.shared().nodes.name_left(moved.node, from.node, &name);
+        let own = now_at(desk, uid, (&to, &to_fid, &new_name), &moved).await;
+        let gone = match &replaced {
+            Some(replaced) => Some(left(desk, uid, (to.node, &new_name), replaced).await),
+            None => None,
+        };
+        answer = answer.after([own, gone]);
+    }
+    let from_told = told_of(desk, asked_from.await);
+    let to_told = told_of(desk, asked_to.await).filter(|_| to.node != from.node);
+    Ok(answer.after([from_told, to_told]))
+}
+
+async fn move_it(
+    desk: &Desk,
+    (from, name): (&Fid, &Name),
+    (to, new_name): (&Fid, &Name),
+    moved: &Fid,
+) -> Result<(), Errno> {
+    let knows = desk.shared().renameat;
+    let text = new_name.as_bytes().to_vec();
+    if knows {
+        let (name, new_name) = (name.as_bytes().to_vec(), text.clone());
+        let message = Tmessage::Renameat { from: from.number(), name, to: to.number(), new_name };
+        match desk.ask(message).await {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => desk.shared().renameat = false,
+            other => return other.map(drop),
+        }
+    }
+    let message = Tmessage::Rename { fid: moved.number(), dir: to.number(), name: text };
+    desk.ask(message).await.map(drop)
+}
+
+/// What was moved, by its new name.
+async fn now_at(
+    desk: &Desk,
+    uid: u32,
+    (to, at, new_name): (&Place, &Fid, &Name),
+    moved: &Victim,
+) -> Option<(NodeId, Attr)> {
+    let (fid, node, _) = desk.walk_one(at, new_name).await.ok()?;
+    desk.shared().nodes.forget(uid, moved.node);
+    look::found(desk, uid, (to.node, new_name), fid, node).await.ok().filter(|(node, _)| *node == moved.node)
+}

@@ -1,0 +1,97 @@
+//! Extended attributes: fids of their own, to be read or written.
+
+use super::super::answers::{Answer, Outcome};
+use super::super::desk::Desk;
+use super::super::fids::Fid;
+use super::data;
+use crate::{Data, Rmessage, Tmessage};
+use nigh_types::{Covers, Errno, Place, Reply, XattrSet};
+use std::sync::Arc;
+
+/// Linux takes no longer value or list (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const LONGEST: u64 = 65_536;
+/// `XATTR_REPLACE`: with no value 9P takes it for a removal.
+const REPLACE: u32 = 2;
+
+/// The bytes of one, or with no name of the list of all.
+async fn bytes(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Result<Vec<u8>, Errno> {
+    let at = desk.reach(uid, place).await?.fid;
+    let fid = Fid::new(desk);
+    let message = Tmessage::Xattrwalk { fid: at.number(), new: fid.number(), name: name.to_vec() };
+    let Rmessage::Xattrwalk { size } = desk.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
+    fid.stands();
+    if size > LONGEST {
+        return Err(Errno::TOOBIG);
+    }
+    let size = u32::try_from(size).map_err(|_| Errno::TOOBIG)?;
+    let bytes = data::bytes(desk, &fid, 0, size).await?;
+    if bytes.len() == size as usize { Ok(bytes) } else { Err(Errno::IO) }
+}
+
+/// All names; values are asked one by one.
+pub(super) async fn list(desk: &Desk, uid: u32, place: &Place) -> Outcome {
+    let names = match bytes(desk, uid, place, b"").await {
+        // There are none, and none can be made.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Vec::new(),
+        names => names?,
+    };
+    let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let items = names.map(|name| (name.into(), None)).collect();
+    let grants = [(place.node, Covers::Inode)];
+    Ok(Answer::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
+}
+
+pub(super) async fn get(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>) -> Outcome {
+    if name.is_empty() {
+        return Err(Errno::RANGE);
+    }
+    bytes(desk, uid, place, &name).await.map(|value| Answer::plain(Reply::Value(value)))
+}
+
+pub(super) async fn remove(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>) -> Outcome {
+    change(desk, uid, place, name, &[], REPLACE).await
+}
+
+pub(super) async fn set(
+    desk: &Desk,
+    uid: u32,
+    place: &Place,
+    name: Vec<u8>,
+    value: Vec<u8>,
+    flags: u32,
+) -> Outcome {
+    change(desk, uid, place, name, &value, flags).await
+}
+
+async fn change(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>, value: &[u8], flags: u32) -> Outcome {
+    let at = desk.reach(uid, place).await?.fid;
+    let fid = unopened(desk, uid, place, &at).await?;
+    let message = Tmessage::Xattrcreate { fid: fid.number(), name, size: value.len() as u64, flags };
+    desk.ask(message).await?;
+    let most = desk.shared().most_data() as usize;
+    for (offset, part) in (0u64..).step_by(most).zip(value.chunks(most)) {
+        let message = Tmessage::Write { fid: fid.number(), offset, data: Data(part.to_vec()) };
+        let Rmessage::Write { count } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+        if count as usize != part.len() {
+            return Err(Errno::IO);
+        }
+    }
+    // It takes effect with this, and fails here if it fails.
+    let asked = desk.ask(Tmessage::Clunk { fid: fid.number() });
+    fid.ended();
+    asked.await?;
+    let (node, attr) = desk.attributes_of(uid, place).await?;
+    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+}
+
+/// Another fid of the same thing, which becomes the xattr.
+async fn unopened(desk: &Desk, uid: u32, place: &Place, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
+    match desk.walk(at, &[]).await {
+        Ok((fid, _)) => Ok(fid),
+        // It is open, and from such a one nothing is walked.
+        Err(_) => {
+            drop(desk.shared().nodes.forget(uid, place.node));
+            desk.own_fid(uid, place).await
+        }
+    }
+}

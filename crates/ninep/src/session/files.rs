@@ -1,0 +1,118 @@
+//! Open files, by the handles that were told of them.
+
+use super::calls::FileLocks;
+use super::fids::Fid;
+use nigh_types::{DataStamp, Errno, Handle, NodeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// So many states of a file's data are remembered of those that followed one another by our doing.
+const MOST_STATES: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub uid: u32,
+    pub node: NodeId,
+    pub fid: Arc<Fid>,
+    /// The same file, open to append.
+    pub appends: Option<Arc<Fid>>,
+}
+
+/// All that are open.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    open: BTreeMap<Handle, OpenFile>,
+    by_node: BTreeMap<(u32, NodeId), Vec<Handle>>,
+    next: u64,
+    pub locks: FileLocks,
+    /// States of files' data that own writes made of one another.
+    own: BTreeMap<NodeId, Vec<DataStamp>>,
+}
+
+impl Files {
+    /// A number for a file that was just opened.
+    pub fn add(&mut self, file: OpenFile) -> Handle {
+        loop {
+            self.next += 1;
+            let handle = Handle(self.next);
+            if !self.open.contains_key(&handle) {
+                self.add_as(handle, file);
+                return handle;
+            }
+        }
+    }
+
+    pub fn is_open(&self, handle: Handle) -> bool {
+        self.open.contains_key(&handle)
+    }
+
+    /// Under a number that somebody chose and nobody uses.
+    pub fn add_as(&mut self, handle: Handle, file: OpenFile) {
+        self.by_node.entry((file.uid, file.node)).or_default().push(handle);
+        self.open.insert(handle, file);
+    }
+
+    pub fn remove(&mut self, handle: Handle) -> Option<OpenFile> {
+        let file = self.open.remove(&handle)?;
+        let key = (file.uid, file.node);
+        if let Some(handles) = self.by_node.get_mut(&key) {
+            handles.retain(|other| *other != handle);
+            if handles.is_empty() {
+                self.by_node.remove(&key);
+            }
+        }
+        Some(file)
+    }
+
+    /// The file of a handle; `None`: one that a client chose for a file which could not be opened under it.
+    ///
+    /// # Errors
+    /// `EBADF`: it is another's, or nobody's.
+    pub fn get(&mut self, handle: Handle, node: NodeId) -> Result<Option<&mut OpenFile>, Errno> {
+        match self.open.get_mut(&handle) {
+            Some(file) if file.node == node => Ok(Some(file)),
+            None if handle.is_chosen() => Ok(None),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    pub fn fid(&mut self, handle: Handle, node: NodeId) -> Option<Arc<Fid>> {
+        self.get(handle, node).ok().flatten().map(|file| Arc::clone(&file.fid))
+    }
+
+    /// Any open file of a node.
+    pub fn any(&self, uid: u32, node: NodeId) -> Option<Arc<Fid>> {
+        let handle = self.by_node.get(&(uid, node))?.first()?;
+        self.open.get(handle).map(|file| Arc::clone(&file.fid))
+    }
+
+    /// An own write made one state of a file's data of another.
+    pub fn followed(&mut self, node: NodeId, before: DataStamp, after: DataStamp) {
+        let states = self.own.entry(node).or_default();
+        if states.last() != Some(&before) {
+            states.clear();
+            states.push(before);
+        }
+        states.push(after);
+        if states.len() > MOST_STATES {
+            states.remove(0);
+        }
+        if self.own.len() > MOST_STATES * MOST_STATES {
+            self.own.clear();
+        }
+    }
+
+    /// Whether only own writes have made `now` of `then`.
+    pub fn is_own(&self, node: NodeId, then: DataStamp, now: DataStamp) -> bool {
+        let states = self.own.get(&node);
+        then == now || states.is_some_and(|states| states.last() == Some(&now) && states.contains(&then))
+    }
+
+    /// The connection on which they were open is gone.
+    pub fn forget_fids(&mut self) {
+        self.open.clear();
+        self.by_node.clear();
+        self.own.clear();
+        self.locks = FileLocks::default();
+    }
+}

@@ -1,0 +1,160 @@
+//! Nodes and how they are reached: which qid a node is, and by which fid it is known.
+
+use super::fids::Fid;
+use crate::values::{Qid, QidKind};
+use nigh_types::{Attr, Name, NodeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Fids that are kept for nodes, of all users together.
+const MOST_KNOWN: usize = 4_096;
+/// Numbers that a kernel or nigh gives another meaning are those of nobody (docs/decisions/0001-node-ids.md).
+const FIRST_FOREIGN: u64 = 1 << 62;
+const FIRST_MAPPED: u64 = 1 << 63;
+
+/// How a node is reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub fid: Arc<Fid>,
+    /// By which name it was walked to; `None`: the root.
+    pub home: Option<(NodeId, Name)>,
+    /// It is open for reading, so nothing can be walked from it.
+    pub open: bool,
+    used: u64,
+}
+
+/// A user's view of a node.
+type Key = (u32, NodeId);
+
+/// What is known of nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Nodes {
+    root: Option<NodeId>,
+    known: BTreeMap<Key, Known>,
+    order: BTreeMap<u64, Key>,
+    uses: u64,
+    /// Paths that cannot be numbers, and the numbers that stand for them.
+    mapped: BTreeMap<u64, u64>,
+    /// The latest attributes of those that are known: what was read after them is of them or later.
+    attrs: BTreeMap<NodeId, Attr>,
+}
+
+impl Nodes {
+    /// That qid is the root's: another than the one before, if that says so.
+    pub fn set_root(&mut self, qid: Qid) -> NodeId {
+        let node = self.node(qid);
+        self.root = Some(node);
+        node
+    }
+
+    /// The root, once it was attached.
+    pub fn root(&self) -> Option<NodeId> {
+        self.root
+    }
+
+    /// The node that a qid names.
+    pub fn node(&mut self, qid: Qid) -> NodeId {
+        let is_free = (2..FIRST_FOREIGN).contains(&qid.path);
+        let ino = if is_free { qid.path } else { self.mapped_number(qid.path) };
+        let kind = match qid.kind() {
+            QidKind::Other => 1,
+            QidKind::Directory => 2,
+            QidKind::Symlink => 3,
+        };
+        NodeId { ino, generation: kind }
+    }
+
+    fn mapped_number(&mut self, path: u64) -> u64 {
+        let next = FIRST_MAPPED + self.mapped.len() as u64;
+        *self.mapped.entry(path).or_insert(next)
+    }
+
+    /// How a user reaches a node, if that is known.
+    pub fn known(&mut self, uid: u32, node: NodeId) -> Option<Known> {
+        self.uses += 1;
+        let known = self.known.get_mut(&(uid, node))?;
+        self.order.remove(&known.used);
+        known.used = self.uses;
+        self.order.insert(self.uses, (uid, node));
+        Some(known.clone())
+    }
+
+    /// It is reached so from now on. Those used least go, and what stood there before is let go of.
+    pub fn know(&mut self, uid: u32, node: NodeId, fid: Arc<Fid>, home: Option<(NodeId, Name)>, open: bool) {
+        self.forget(uid, node);
+        self.uses += 1;
+        self.known.insert((uid, node), Known { fid, home, open, used: self.uses });
+        self.order.insert(self.uses, (uid, node));
+        while self.known.len() > MOST_KNOWN
+            && let Some((_, (uid, node))) = self.order.pop_first()
+        {
+            self.known.remove(&(uid, node));
+            self.attrs.remove(&node);
+        }
+    }
+
+    /// That is no way to reach it any more.
+    pub fn forget(&mut self, uid: u32, node: NodeId) -> Option<Known> {
+        let known = self.known.remove(&(uid, node))?;
+        self.order.remove(&known.used);
+        Some(known)
+    }
+
+    /// The fid of a node, if nobody else uses it, is taken away: it becomes something else.
+    pub fn take_unused(&mut self, uid: u32, node: NodeId) -> Option<Known> {
+        let is_unused =
+            self.known.get(&(uid, node)).is_some_and(|k| !k.open && Arc::strong_count(&k.fid) == 1);
+        if is_unused { self.forget(uid, node) } else { None }
+    }
+
+    /// A name does not lead to that node any more: who was reached by it is not, nor, of a directory, what is below. (There are
+    /// servers whose fids are paths.)
+    pub fn name_left(&mut self, node: NodeId, dir: NodeId, name: &Name) {
+        let mut left: Vec<Key> = self
+            .known
+            .iter()
+            .filter(|(key, known)| {
+                key.1 == node && known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name)
+            })
+            .map(|(key, _)| *key)
+            .collect();
+        let mut at = 0;
+        while at < left.len() {
+            let (uid, above) = left[at];
+            let below = self.known.iter().filter(|((u, _), known)| {
+                *u == uid && known.home.as_ref().is_some_and(|(dir, _)| *dir == above)
+            });
+            let below: Vec<Key> = below.map(|(key, _)| *key).filter(|key| !left.contains(key)).collect();
+            left.extend(below);
+            at += 1;
+        }
+        for (uid, node) in left {
+            self.forget(uid, node);
+        }
+    }
+
+    /// The fid of a node that was walked to by another name than that.
+    pub fn other_home(&self, uid: u32, node: NodeId, (dir, name): (NodeId, &Name)) -> Option<Arc<Fid>> {
+        let known = self.known.get(&(uid, node))?;
+        let same = known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
+        (!same).then(|| Arc::clone(&known.fid))
+    }
+
+    pub fn note_attr(&mut self, node: NodeId, attr: Attr) {
+        if self.attrs.len() > 2 * MOST_KNOWN {
+            self.attrs.clear();
+        }
+        self.attrs.insert(node, attr);
+    }
+
+    pub fn attr(&self, node: NodeId) -> Option<Attr> {
+        self.attrs.get(&node).copied()
+    }
+
+    /// The connection on which fids were given out is gone.
+    pub fn forget_fids(&mut self) {
+        self.known.clear();
+        self.order.clear();
+        self.attrs.clear();
+    }
+}

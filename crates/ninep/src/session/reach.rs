@@ -1,0 +1,224 @@
+//! From a place to a fid.
+
+use super::desk::Desk;
+use super::fids::Fid;
+use crate::values::Qid;
+use crate::wire::Few;
+use crate::{MOST_NAMES, Rmessage, Tmessage};
+use nigh_types::{Attr, Errno, Kind, Name, NodeId, Place};
+use std::sync::Arc;
+
+/// A fid, and whether it may stand for something else by now: it was not walked to for this call.
+pub(super) struct Reached {
+    pub fid: Arc<Fid>,
+    pub remembered: bool,
+}
+
+impl Desk {
+    /// Walks from a fid to a new one; at most [`MOST_NAMES`] names. Without names: another fid of the same thing.
+    pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
+        let fid = Fid::new(self);
+        let texts: Vec<Vec<u8>> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let message = Tmessage::Walk { fid: from.number(), new: fid.number(), names: Few(texts) };
+        let Rmessage::Walk { qids } = self.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
+        if qids.0.len() < names.len() {
+            return Err(Errno::NOENT);
+        }
+        fid.stands();
+        Ok((fid, qids.0))
+    }
+
+    /// What a name leads to, by a fid of its own.
+    pub async fn walk_one(&self, dir: &Fid, name: &Name) -> Result<(Arc<Fid>, NodeId, Qid), Errno> {
+        let (fid, qids) = self.walk(dir, std::slice::from_ref(name)).await?;
+        let qid = *qids.first().ok_or(Errno::PROTO)?;
+        let node = self.shared().nodes.node(qid);
+        Ok((fid, node, qid))
+    }
+
+    /// Walks from the root, in as few messages as there can be; `ESTALE` where that leads elsewhere.
+    pub async fn walk_far(&self, uid: u32, node: NodeId, names: &[Name]) -> Result<(), Errno> {
+        let root = self.root(uid).await?;
+        if names.is_empty() {
+            return if self.is_root(node) { Ok(()) } else { Err(Errno::STALE) };
+        }
+        let mut at = root;
+        // The root, and what each name led to.
+        let mut passed = vec![self.shared().nodes.root()];
+        for some in names.chunks(MOST_NAMES) {
+            let (fid, qids) = self.walk(&at, some).await.map_err(|_| Errno::STALE)?;
+            let mut shared = self.shared();
+            for qid in qids {
+                let node = shared.nodes.node(qid);
+                passed.push(Some(node));
+            }
+            drop(shared);
+            at = fid;
+        }
+        if passed.last() != Some(&Some(node)) {
+            return Err(Errno::STALE);
+        }
+        let dir = passed.get(passed.len().wrapping_sub(2)).copied().flatten();
+        let home = dir.zip(names.last().cloned());
+        self.shared().nodes.know(uid, node, at, home, false);
+        Ok(())
+    }
+
+    pub fn is_root(&self, node: NodeId) -> bool {
+        self.shared().nodes.root() == Some(node)
+    }
+
+    /// A fid of a node, which others may use too, and from which nothing may be walked if it is no directory.
+    pub async fn reach(&self, uid: u32, place: &Place) -> Result<Reached, Errno> {
+        if self.is_root(place.node) {
+            return Ok(Reached { fid: self.root(uid).await?, remembered: false });
+        }
+        let known = self.shared().nodes.known(uid, place.node);
+        if let Some(known) = known {
+            return Ok(Reached { fid: known.fid, remembered: true });
+        }
+        let open = self.shared().files.any(uid, place.node);
+        if let Some(fid) = open {
+            return Ok(Reached { fid, remembered: true });
+        }
+        Ok(Reached { fid: self.reach_by_hint(uid, place).await?, remembered: false })
+    }
+
+    /// The fid of a directory in which something is to be found or made.
+    pub async fn reach_dir(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+        if place.node.generation != DIRECTORY {
+            return Err(Errno::NOTDIR);
+        }
+        self.reach(uid, place).await.map(|reached| reached.fid)
+    }
+
+    /// By the name under which it was last seen, in a directory of which a fid is known.
+    pub async fn reach_by_hint(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+        let fid = self.own_by_hint(uid, place).await?;
+        self.shared().nodes.know(uid, place.node, Arc::clone(&fid), place.hint.clone(), false);
+        Ok(fid)
+    }
+
+    /// The same, for a fid that only the caller has.
+    async fn own_by_hint(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+        let (dir, name) = place.hint.as_ref().ok_or(Errno::STALE)?;
+        let dir = if self.is_root(*dir) {
+            self.root(uid).await?
+        } else {
+            let known = self.shared().nodes.known(uid, *dir);
+            known.filter(|known| !known.open).ok_or(Errno::STALE)?.fid
+        };
+        let found = self.walk_one(&dir, name).await;
+        let (fid, node, _) = found.map_err(|errno| match errno {
+            Errno::NOENT | Errno::NOTDIR => Errno::STALE,
+            other => other,
+        })?;
+        if node == place.node { Ok(fid) } else { Err(Errno::STALE) }
+    }
+
+    /// A fid of a node that becomes something else: an open file, say.
+    pub async fn own_fid(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+        if self.is_root(place.node) {
+            let root = self.root(uid).await?;
+            return Ok(self.walk(&root, &[]).await?.0);
+        }
+        if place.node.generation != DIRECTORY {
+            let unused = self.shared().nodes.take_unused(uid, place.node);
+            if let Some(known) = unused {
+                return Ok(known.fid);
+            }
+        }
+        let known = self.shared().nodes.known(uid, place.node).filter(|known| !known.open);
+        if let Some(known) = known {
+            match self.walk(&known.fid, &[]).await {
+                Err(Errno::NOENT | Errno::STALE) => drop(self.shared().nodes.forget(uid, place.node)),
+                cloned => return cloned.map(|(fid, _)| fid),
+            }
+        }
+        self.own_by_hint(uid, place).await
+    }
+
+    /// Asks something of a node itself. Where a fid that was remembered leads nowhere any more it is reached anew, once.
+    pub async fn ask_of(
+        &self,
+        uid: u32,
+        place: &Place,
+        message: impl Fn(u32) -> Tmessage + Send,
+    ) -> Result<(Rmessage, Arc<Fid>), Errno> {
+        let mut reached = self.reach(uid, place).await?;
+        loop {
+            let answer = self.ask(message(reached.fid.number())).await;
+            let elsewhere = match &answer {
+                Err(Errno::NOENT | Errno::STALE | Errno::BADF) => true,
+                Ok(Rmessage::Getattr { attributes }) => {
+                    self.shared().nodes.node(attributes.qid) != place.node
+                }
+                _ => false,
+            };
+            match answer {
+                Ok(answer) if !elsewhere => return Ok((answer, reached.fid)),
+                Err(errno) if !elsewhere => return Err(errno),
+                _ if !reached.remembered => return Err(Errno::STALE),
+                _ => {}
+            }
+            drop(self.shared().nodes.forget(uid, place.node));
+            let fid = self.reach_by_hint(uid, place).await?;
+            reached = Reached { fid, remembered: false };
+        }
+    }
+
+    /// Attributes of what a fid stands for.
+    pub async fn attributes(&self, fid: &Fid) -> Result<(NodeId, Attr), Errno> {
+        let message = Tmessage::Getattr { fid: fid.number(), wanted: crate::mask::BASIC };
+        let Rmessage::Getattr { attributes } = self.ask(message).await? else { return Err(Errno::PROTO) };
+        self.note(&attributes)
+    }
+
+    /// What was told of attributes.
+    pub fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
+        let attr = super::answers::attr(attributes)?;
+        let mut shared = self.shared();
+        let node = shared.nodes.node(attributes.qid);
+        if attr.is_dir() != (node.generation == DIRECTORY) {
+            return Err(Errno::PROTO);
+        }
+        shared.nodes.note_attr(node, attr);
+        Ok((node, attr))
+    }
+
+    /// What kind of thing a node is; asked where that is not known.
+    pub async fn kind(&self, uid: u32, place: &Place) -> Result<Kind, Errno> {
+        match place.node.generation {
+            DIRECTORY => return Ok(Kind::Directory),
+            SYMLINK => return Ok(Kind::Symlink),
+            _ => {}
+        }
+        let known = self.shared().nodes.attr(place.node);
+        let attr = match known {
+            Some(attr) => attr,
+            None => self.attributes_of(uid, place).await?.1,
+        };
+        Ok(attr.kind())
+    }
+
+    pub async fn attributes_of(&self, uid: u32, place: &Place) -> Result<(NodeId, Attr), Errno> {
+        let wanted = crate::mask::BASIC;
+        let (answer, _) = self.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted }).await?;
+        let Rmessage::Getattr { attributes } = answer else { return Err(Errno::PROTO) };
+        self.note(&attributes)
+    }
+
+    /// That a node is a regular file; else why it cannot be opened.
+    pub async fn check_file(&self, uid: u32, place: &Place) -> Result<(), Errno> {
+        match self.kind(uid, place).await? {
+            Kind::File => Ok(()),
+            Kind::Directory => Err(Errno::ISDIR),
+            Kind::Symlink => Err(Errno::LOOP),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// Generations of nodes, as [`super::nodes::Nodes::node`] makes them.
+pub(super) const DIRECTORY: u64 = 2;
+pub(super) const SYMLINK: u64 = 3;

@@ -1,0 +1,54 @@
+//! Who is attached: the mounting user, and where all users' calls are carried, each of them on first use.
+
+use super::desk::Desk;
+use super::fids::Fid;
+use crate::{NO_FID, Rmessage, Tmessage};
+use nigh_types::{Credentials, Errno};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The roots that users have attached.
+#[derive(Debug, Default)]
+pub(crate) struct Users {
+    roots: BTreeMap<u32, Arc<Fid>>,
+}
+
+impl Users {
+    pub fn root(&self, uid: u32) -> Option<Arc<Fid>> {
+        self.roots.get(&uid).cloned()
+    }
+
+    pub fn attached(&mut self, uid: u32, root: Arc<Fid>) {
+        self.roots.insert(uid, root);
+    }
+}
+
+impl Desk {
+    /// As whom a call is made.
+    pub fn user(&self, credentials: &Credentials) -> u32 {
+        let shared = self.shared();
+        if shared.config.all_users { credentials.uid } else { shared.config.uid }
+    }
+
+    /// The root as that user, attached where it was not.
+    pub async fn root(&self, uid: u32) -> Result<Arc<Fid>, Errno> {
+        if let Some(root) = self.shared().users.root(uid) {
+            return Ok(root);
+        }
+        self.attach(uid).await.map(|(root, _)| root)
+    }
+
+    /// Attaches.
+    pub async fn attach(&self, uid: u32) -> Result<(Arc<Fid>, crate::Qid), Errno> {
+        let (user, tree) = {
+            let shared = self.shared();
+            (shared.config.uname.clone(), shared.config.aname.clone())
+        };
+        let fid = Fid::new(self);
+        let message = Tmessage::Attach { fid: fid.number(), auth: NO_FID, user, tree, uid };
+        let Rmessage::Attach { qid } = self.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
+        fid.stands();
+        self.shared().users.attached(uid, Arc::clone(&fid));
+        Ok((fid, qid))
+    }
+}
