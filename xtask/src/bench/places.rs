@@ -89,6 +89,7 @@ impl<'w> Distant<'w> {
             Over::Ssh => Some(over::ssh_server(world)?),
             Over::Local => None,
             Over::Unix => bail!("over a socket of this machine the figures are those of `local`"),
+            Over::Ninep => bail!("a 9P server is told of other times: `cargo xtask build9p` has its figures"),
         };
         let (link, near) = match server {
             Some(server) => {

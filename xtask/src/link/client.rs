@@ -28,7 +28,7 @@ impl Emulator {
         let socket = dir.join(format!("link{number}.sock"));
         let _ = fs::remove_file(&socket);
         let ends = [&socket, to].map(|path| format!("unix:{}", path.display()));
-        Emulator::between(xtask, dir, socket, ends, rtt, bandwidth)
+        Emulator::between(xtask, dir, socket, ends, rtt, bandwidth, &[])
     }
 
     /// Between two ports of this machine.
@@ -40,7 +40,13 @@ impl Emulator {
         bandwidth: &str,
     ) -> Result<Emulator> {
         let ends = ports.map(|port| format!("tcp:127.0.0.1:{port}"));
-        Emulator::between(xtask, dir, PathBuf::new(), ends, rtt, bandwidth)
+        Emulator::between(xtask, dir, PathBuf::new(), ends, rtt, bandwidth, &[])
+    }
+
+    /// The same, with a count of the 9P messages to the server.
+    pub fn of_ninep(xtask: &Path, dir: &Path, ports: [u16; 2], rtt: &str) -> Result<Emulator> {
+        let ends = ports.map(|port| format!("tcp:127.0.0.1:{port}"));
+        Emulator::between(xtask, dir, PathBuf::new(), ends, rtt, "1Gbit", &["--messages", "9p"])
     }
 
     fn between(
@@ -50,6 +56,7 @@ impl Emulator {
         [listen, to]: [String; 2],
         rtt: &str,
         bandwidth: &str,
+        more: &[&str],
     ) -> Result<Emulator> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let control = dir.join(format!("link{number}.control"));
@@ -57,6 +64,7 @@ impl Emulator {
         let mut command = Command::new(xtask);
         command.args(["link-emulator", "--listen", &listen, "--to", &to, "--rtt", rtt]);
         command.args(["--bandwidth", bandwidth, "--control", &format!("unix:{}", control.display())]);
+        command.args(more);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
         let end = Instant::now() + Duration::from_secs(5);
         // It listens before it can be asked.
@@ -67,6 +75,11 @@ impl Emulator {
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(Emulator { socket, control, child })
+    }
+
+    /// 9P messages to the server by type, where they are counted.
+    pub fn messages(&self) -> Result<std::collections::BTreeMap<String, u64>> {
+        Ok(serde_json::from_value(self.counts()?["messages"].take())?)
     }
 
     /// `to_server` and `to_client`, each with `bytes` and `flights`.

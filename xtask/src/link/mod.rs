@@ -1,5 +1,6 @@
 //! The link emulator: a relay that delays what passes by half a round trip each way, paces it to a
-//! bandwidth, and counts bytes and flights (a burst after silence in that direction).
+//! bandwidth, and counts bytes and flights (a burst after silence in that direction), and with `--messages 9p` the
+//! messages to the server by their type.
 //!
 //! `--control unix:PATH` answers one line commands: `counts` (JSON), `pause`, `resume`, `cut`
 //! (ends all connections), `down` (and those that come), `up`, `quit`. On SIGTERM the
@@ -7,6 +8,7 @@
 
 pub mod client;
 mod counts;
+mod messages;
 mod relay;
 mod units;
 
@@ -37,6 +39,9 @@ pub struct Options {
     bandwidth: u64,
     #[arg(long)]
     control: Option<String>,
+    /// The protocol of which messages are counted.
+    #[arg(long, value_parser = ["9p"])]
+    messages: Option<String>,
 }
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
@@ -47,7 +52,7 @@ extern "C" fn on_term(_: libc::c_int) {
 
 pub fn run(options: &Options) -> Result<bool> {
     unsafe { libc::signal(libc::SIGTERM, on_term as *const () as libc::sighandler_t) };
-    let link = Arc::new(Link::new(options.rtt, options.bandwidth));
+    let link = Arc::new(Link::new(options.rtt, options.bandwidth, options.messages.is_some()));
     let listener = relay::Listener::bind(&options.listen).with_context(|| options.listen.clone())?;
     if let Some(control) = &options.control {
         let path = PathBuf::from(control.strip_prefix("unix:").unwrap_or(control));

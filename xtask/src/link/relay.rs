@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::counts::Direction;
+use super::messages::{Cutter, Messages};
 
 const CHUNK: usize = 64 * 1024;
 
@@ -27,6 +28,7 @@ pub struct Link {
     wires: Mutex<Vec<Wire>>,
     to_server: Lane,
     to_client: Lane,
+    messages: Option<Mutex<Messages>>,
 }
 
 /// One direction: when the wire is free again, and what passed.
@@ -53,7 +55,7 @@ struct Chunk {
 
 impl Link {
     #[must_use]
-    pub fn new(rtt: Duration, bits_per_second: u64) -> Link {
+    pub fn new(rtt: Duration, bits_per_second: u64, counts_messages: bool) -> Link {
         Link {
             one_way: rtt / 2,
             silence: (rtt / 4).max(Duration::from_millis(1)),
@@ -63,12 +65,15 @@ impl Link {
             wires: Mutex::default(),
             to_server: Lane::new(),
             to_client: Lane::new(),
+            messages: counts_messages.then(Mutex::default),
         }
     }
 
     #[must_use]
     pub fn counts(&self) -> Value {
-        json!({ "to_server": self.to_server.json(), "to_client": self.to_client.json() })
+        let messages =
+            self.messages.as_ref().map(|m| m.lock().unwrap_or_else(PoisonError::into_inner).json());
+        json!({ "to_server": self.to_server.json(), "to_client": self.to_client.json(), "messages": messages })
     }
 
     /// While paused nothing is delivered; it is late by that much afterwards.
@@ -135,7 +140,12 @@ impl Link {
     fn read(&self, to_server: bool, from: &mut Wire, sender: &SyncSender<Chunk>) {
         let lane = if to_server { &self.to_server } else { &self.to_client };
         let mut buffer = vec![0; CHUNK];
+        let mut cutter = Cutter::default();
         while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if let Some(messages) = self.messages.as_ref().filter(|_| to_server) {
+                let mut messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
+                messages.passed(&mut cutter, &buffer[..count]);
+            }
             let now = Instant::now();
             let length = u64::try_from(count).unwrap_or(u64::MAX);
             lane.passed.lock().unwrap_or_else(PoisonError::into_inner).arrived(now, length, self.silence);
@@ -272,7 +282,7 @@ mod tests {
         let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
         let Listener::Tcp(inner) = &listener else { unreachable!() };
         let address = inner.local_addr().unwrap();
-        let link = Arc::new(Link::new(rtt, bits_per_second));
+        let link = Arc::new(Link::new(rtt, bits_per_second, false));
         let serving = Arc::clone(&link);
         std::thread::spawn(move || serving.serve(&listener, &to));
         let client = TcpStream::connect(address).unwrap();
@@ -308,7 +318,7 @@ mod tests {
         let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
         let Listener::Tcp(inner) = &listener else { unreachable!() };
         let address = inner.local_addr().unwrap();
-        let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000));
+        let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000, false));
         let serving = Arc::clone(&link);
         std::thread::spawn(move || serving.serve(&listener, &to));
         let connect = || {
@@ -341,7 +351,7 @@ mod tests {
         // While nobody connects, accepting fails.
         inner.set_nonblocking(true).unwrap();
         let address = inner.local_addr().unwrap();
-        let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000));
+        let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000, false));
         std::thread::spawn(move || link.serve(&listener, &to));
         std::thread::sleep(Duration::from_millis(100));
         let mut client = TcpStream::connect(address).unwrap();

@@ -25,6 +25,8 @@ pub enum Over {
     Nigh,
     /// `USER@HOST:/DIR`, by a real sshd.
     Ssh,
+    /// `9p://HOST`, by a real diod.
+    Ninep,
 }
 
 impl Over {
@@ -37,6 +39,7 @@ impl Over {
             Over::Unix => "unix://",
             Over::Nigh => "nigh://",
             Over::Ssh => "ssh",
+            Over::Ninep => "9p://",
         }
     }
 }
@@ -129,6 +132,10 @@ pub fn reach(
             let how = how.set("NIGH_SSH", &ssh).with("--idmap=none");
             Ok((format!("{login}@127.0.0.1:{}", source.display()), how))
         }
+        Over::Ninep => {
+            let port = port.map_or_else(|| diod(world), Ok)?;
+            Ok((format!("9p://127.0.0.1:{port}{}", source.display()), how))
+        }
     }
 }
 
@@ -174,6 +181,20 @@ pub fn serve(world: &World, who: As) -> Result<u16> {
     command.args(["--listen", &format!("tcp://127.0.0.1:{port}"), "--trust-client-ids", "--squash", "none"]);
     command.arg("--token").arg(token(world, who));
     servers.insert(name, Serving::start(world, command, port)?);
+    Ok(port)
+}
+
+/// The port of a diod that exports the test's directory: no authentication, ids as they come.
+pub fn diod(world: &World) -> Result<u16> {
+    let mut servers = world.servers.lock().map_err(|_| anyhow::anyhow!("a test died"))?;
+    if let Some(serving) = servers.get("diod") {
+        return Ok(serving.port);
+    }
+    let port = free_port()?;
+    let mut command = Command::new("/usr/sbin/diod");
+    command.args(["-f", "-n", "-N", "-l", &format!("127.0.0.1:{port}"), "-L", "stderr", "-e"]);
+    command.arg(&world.root);
+    servers.insert("diod".to_owned(), Serving::start(world, command, port)?);
     Ok(port)
 }
 

@@ -33,6 +33,7 @@ const NEEDS: &[Need] = &[
     Need { program: "/usr/sbin/sshd", package: "openssh-server", groups: &["links"] },
     Need { program: "ssh", package: "openssh-client", groups: &["links"] },
     Need { program: "setfacl", package: "acl", groups: &["tools"] },
+    Need { program: "/usr/sbin/diod", package: "diod", groups: &["ninep"] },
 ];
 
 /// Exercisers from crates.io, with the versions that our exceptions were made for.

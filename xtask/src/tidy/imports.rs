@@ -20,7 +20,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nigh-server", &["nigh-types", "nigh-native", "nigh-link"]),
     ("nigh", &["nigh-types", "nigh-client", "nigh-server", "nigh-link", "nigh-native", "nigh-ninep"]),
     ("nigh-posix", &[]),
-    ("xtask", &["nigh-fuse", "nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-sim"]),
+    (
+        "xtask",
+        &["nigh-fuse", "nigh-types", "nigh-cache", "nigh-remote", "nigh-native", "nigh-ninep", "nigh-sim"],
+    ),
 ];
 /// It is tests alone.
 const FREE: &str = "nigh-sim";

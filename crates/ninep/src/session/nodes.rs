@@ -3,7 +3,7 @@
 use super::fids::Fid;
 use crate::values::{Qid, QidKind};
 use nigh_types::{Attr, Name, NodeId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Fids that are kept for nodes, of all users together.
@@ -37,6 +37,8 @@ pub(crate) struct Nodes {
     mapped: BTreeMap<u64, u64>,
     /// The latest attributes of those that are known: what was read after them is of them or later.
     attrs: BTreeMap<NodeId, Attr>,
+    /// Names of those that have several.
+    links: BTreeMap<NodeId, BTreeSet<(NodeId, Name)>>,
 }
 
 impl Nodes {
@@ -131,13 +133,22 @@ impl Nodes {
         for (uid, node) in left {
             self.forget(uid, node);
         }
+        if let Some(names) = self.links.get_mut(&node) {
+            names.remove(&(dir, name.clone()));
+        }
     }
 
-    /// The fid of a node that was walked to by another name than that.
-    pub fn other_home(&self, uid: u32, node: NodeId, (dir, name): (NodeId, &Name)) -> Option<Arc<Fid>> {
-        let known = self.known.get(&(uid, node))?;
-        let same = known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
-        (!same).then(|| Arc::clone(&known.fid))
+    /// A node of several names has that one.
+    pub fn note_link(&mut self, node: NodeId, dir: NodeId, name: &Name) {
+        if self.links.len() > MOST_KNOWN {
+            self.links.clear();
+        }
+        self.links.entry(node).or_default().insert((dir, name.clone()));
+    }
+
+    /// Its names, as far as they are known.
+    pub fn links(&self, node: NodeId) -> Vec<(NodeId, Name)> {
+        self.links.get(&node).into_iter().flatten().cloned().collect()
     }
 
     pub fn note_attr(&mut self, node: NodeId, attr: Attr) {
@@ -156,5 +167,6 @@ impl Nodes {
         self.known.clear();
         self.order.clear();
         self.attrs.clear();
+        self.links.clear();
     }
 }

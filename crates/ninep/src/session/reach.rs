@@ -201,11 +201,27 @@ impl Desk {
         Ok(attr.kind())
     }
 
+    /// Attributes of a node. Of a file that has lost its name and is open some servers tell none: then they are what was known
+    /// of it, and what was done here since.
     pub async fn attributes_of(&self, uid: u32, place: &Place) -> Result<(NodeId, Attr), Errno> {
         let wanted = crate::mask::BASIC;
-        let (answer, _) = self.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted }).await?;
+        let answer = self.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted }).await;
+        if answer.as_ref().err() == Some(&Errno::STALE)
+            && let Some(attr) = self.left_open(uid, place.node)
+        {
+            return Ok((place.node, attr));
+        }
+        let (answer, _) = answer?;
         let Rmessage::Getattr { attributes } = answer else { return Err(Errno::PROTO) };
         self.note(&attributes)
+    }
+
+    /// The attributes of an open file of which the server tells none.
+    pub fn left_open(&self, uid: u32, node: NodeId) -> Option<Attr> {
+        let shared = self.shared();
+        shared.files.any(uid, node)?;
+        let attr = shared.nodes.attr(node)?;
+        Some(Attr { nlink: if attr.nlink == 1 { 0 } else { attr.nlink }, ..attr })
     }
 
     /// That a node is a regular file; else why it cannot be opened.

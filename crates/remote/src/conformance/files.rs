@@ -17,6 +17,7 @@ pub(super) const CASES: &[Named] = &[
     ("handles_that_are_not_open_are_ebadf", bad_handle),
     ("files_are_opened_again_under_a_chosen_number", reopen),
     ("unlinked_files_live_while_open", unlinked),
+    ("unlinked_files_are_cut_and_changed_while_open", unlinked_changed),
     ("unlink_keeps_a_file_on_request", keep),
     ("a_client_keeps_a_file_under_its_own_handle", keep_chosen),
     ("setattr_sets_mode_and_times", setattr),
@@ -177,14 +178,22 @@ fn unlinked(c: &mut Caller<'_>) {
     assert_eq!(c.read(&place, Some(handle), 0, 100), b"still here");
     let attr = c.getattr(&place);
     assert_eq!((attr.nlink, attr.size), (0, 10));
-    let set = SetAttr { size: Some(5), mode: Some(0o600), ..SetAttr::default() };
-    let call = Call::SetAttr { node: place.clone(), handle: Some(handle), set };
-    let Reply::Attr(_, attr) = c.ok(call) else { panic!("no attributes") };
-    assert_eq!((attr.size, attr.mode), (5, 0o100_600));
     let (new, _) = c.create(&root, b"f");
     assert_ne!(new.node, place.node, "another file of the same name");
     c.release(handle);
     assert_eq!(c.errno_after_release(&Call::GetAttr { node: place }), Errno::STALE);
+}
+
+fn unlinked_changed(c: &mut Caller<'_>) {
+    let root = c.root();
+    let (place, handle) = c.create(&root, b"f");
+    c.write(&place, handle, 0, b"still here");
+    c.ok(unlink(&root, b"f"));
+    let set = SetAttr { size: Some(5), mode: Some(0o600), ..SetAttr::default() };
+    let call = Call::SetAttr { node: place.clone(), handle: Some(handle), set };
+    let Reply::Attr(_, attr) = c.ok(call) else { panic!("no attributes") };
+    assert_eq!((attr.size, attr.mode), (5, 0o100_600));
+    assert_eq!(c.read(&place, Some(handle), 0, 100), b"still");
 }
 
 fn keep(c: &mut Caller<'_>) {

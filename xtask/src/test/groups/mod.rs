@@ -11,6 +11,7 @@ mod filesystems;
 mod host;
 mod levels;
 mod links;
+mod ninep;
 mod posix;
 mod restart;
 mod scripts;
@@ -84,6 +85,7 @@ pub fn all() -> &'static [Group] {
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
+        group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),
         group("events", "inotify for what another mount changes", "1 min", Run::Mounted(events::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];

@@ -109,7 +109,11 @@ pub(super) async fn write(
     if flags.sync && count > 0 {
         desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
     }
-    let (_, mut attr) = desk.attributes(&fid).await?;
+    let told = desk.attributes(&fid).await;
+    if matches!(told, Err(Errno::NOENT | Errno::STALE)) {
+        return Ok(nameless(desk, uid, place.node, (offset, count)));
+    }
+    let (_, mut attr) = told?;
     if flags.kill_suidgid && length > 0 {
         attr = without_suid(desk, &fid, attr).await?;
     }
@@ -118,6 +122,15 @@ pub(super) async fn write(
     }
     let reply = Reply::Written { offset, count: u64::from(count) };
     Ok(Answer::plain(reply).after([Some((place.node, attr))]))
+}
+
+/// A file that has lost its name was written, and the server tells nothing of it: it is as long as that makes it.
+fn nameless(desk: &Desk, uid: u32, node: NodeId, (offset, count): (u64, u32)) -> Answer {
+    let answer = Answer::plain(Reply::Written { offset, count: u64::from(count) });
+    let Some(attr) = desk.left_open(uid, node) else { return answer };
+    let attr = Attr { size: attr.size.max(offset + u64::from(count)), ..attr };
+    desk.shared().nodes.note_attr(node, attr);
+    Answer { after: vec![(node, attr)], ..answer }
 }
 
 /// Stores into a map that were made into another state of the file are written only where they stand already.

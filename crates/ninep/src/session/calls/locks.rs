@@ -133,6 +133,11 @@ async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Res
             Err(Errno::ACCES | Errno::PERM | Errno::ROFS) => {
                 open::fresh(desk, uid, place, flags::RDONLY).await?
             }
+            // Without a name it is locked by whatever has it open.
+            Err(Errno::STALE) => {
+                let open = desk.shared().files.any(uid, place.node);
+                open.ok_or(Errno::STALE)?
+            }
             opened => opened?,
         },
     };

@@ -40,6 +40,9 @@ pub(super) async fn found(
     }
     let home = Some((dir, name.clone()));
     let mut shared = desk.shared();
+    if attr.nlink > 1 && !attr.is_dir() {
+        shared.nodes.note_link(told, dir, name);
+    }
     if shared.nodes.known(uid, told).is_none_or(|known| known.home != home) {
         shared.nodes.know(uid, told, fid, home, false);
     }

@@ -196,6 +196,13 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
     let (number, text) = (fid.number(), name.as_bytes().to_vec());
     let message = |dir| Tmessage::Link { dir, fid: number, name: text.clone() };
     let (_, at) = in_dir(desk, uid, dir, message).await?;
+    {
+        let mut shared = desk.shared();
+        let first = place.hint.clone();
+        for (dir, name) in first.into_iter().chain([(dir.node, name.clone())]) {
+            shared.nodes.note_link(place.node, dir, &name);
+        }
+    }
     let own = desk.ask(attributes_of(&at));
     let (node, attr) = match desk.attributes(&fid).await {
         Ok(told) => told,

@@ -110,14 +110,21 @@ pub(super) async fn left(
     (dir, name): (NodeId, &Name),
     victim: &Victim,
 ) -> (NodeId, Attr) {
-    let other = {
+    let others = {
         let mut shared = desk.shared();
         shared.nodes.name_left(victim.node, dir, name);
-        shared.nodes.other_home(uid, victim.node, (dir, name))
+        // What is open stays what it was, of one name less, where the server cannot say.
+        let nlink = victim.attr.nlink.saturating_sub(1);
+        shared.nodes.note_attr(victim.node, Attr { nlink, ..victim.attr });
+        shared.nodes.links(victim.node)
     };
-    let gone = (victim.node, Attr { nlink: 0, ..victim.attr });
-    match other.filter(|_| victim.attr.nlink > 1 && !victim.attr.is_dir()) {
-        Some(fid) => super::data::known(desk, &fid, victim.node).await.unwrap_or(gone),
-        None => gone,
+    if victim.attr.nlink > 1 && !victim.attr.is_dir() {
+        for hint in others {
+            let place = Place { node: victim.node, hint: Some(hint) };
+            if let Ok(told) = desk.attributes_of(uid, &place).await {
+                return told;
+            }
+        }
     }
+    (victim.node, Attr { nlink: 0, ..victim.attr })
 }

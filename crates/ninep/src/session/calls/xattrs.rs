@@ -60,6 +60,10 @@ pub(super) async fn set(
     value: Vec<u8>,
     flags: u32,
 ) -> Outcome {
+    if value.is_empty() {
+        // To a server that is a removal.
+        return Err(Errno::OPNOTSUPP);
+    }
     change(desk, uid, place, name, &value, flags).await
 }
 

@@ -1,0 +1,27 @@
+//! 9P2000.L: servers of others, behind the same cache.
+
+mod conformance;
+mod server;
+mod wire;
+
+use std::time::Instant;
+
+use crate::tally::Tally;
+use crate::test::world::World;
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let tests: &[super::Test] = &[
+        ("diod conforms as any remote", conformance::diod),
+        ("a missing name is asked once within its time", wire::missing_names),
+        ("with no time each look is one message", wire::no_time),
+        ("what is made over a missing name is there at once", wire::made_over_missing),
+        ("a symlink is read once", wire::symlinks),
+        ("50,000 names are read in as few messages as can be", wire::large_directory),
+        ("a deep path is walked 16 names at a time", wire::deep_paths),
+    ];
+    for (name, test) in tests {
+        let start = Instant::now();
+        let result = test(world);
+        tally.record(name, start.elapsed(), result);
+    }
+}
