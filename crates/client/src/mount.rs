@@ -95,7 +95,12 @@ impl Mount {
             StartError::Kernel(error)
         };
         let device = DevFuse::new(mounted.device, nigh_fuse::Level::NoEpoch);
-        let agreed = handshake(&device, &config.wanted).map_err(undo)?;
+        // A kernel that was promised ACLs, and is told that there can be none, lets nobody but owners in (`fuse_get_acl`).
+        let wanted = match greeted.1.has_acls {
+            true => config.wanted,
+            false => config.wanted.without(nigh_fuse::abi::flags::init::POSIX_ACL),
+        };
+        let agreed = handshake(&device, &wanted).map_err(undo)?;
         device.probe_level(config.level);
         config.options.mountpoint.clone_from(&mountpoint);
         Mount::assemble(config, link, greeted, Box::new(device), agreed, Some(mountpoint.clone()))

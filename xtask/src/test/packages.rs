@@ -62,7 +62,7 @@ pub fn prepare(groups: &[&Group], no_install: bool) {
     } else {
         install(&missing);
     }
-    if groups.iter().any(|g| g.name == "tools") {
+    if groups.iter().any(|g| matches!(g.name, "tools" | "ninep")) {
         exercisers(no_install);
     }
 }

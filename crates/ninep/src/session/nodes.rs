@@ -37,6 +37,8 @@ pub(crate) struct Nodes {
     mapped: BTreeMap<u64, u64>,
     /// The latest attributes of those that are known: what was read after them is of them or later.
     attrs: BTreeMap<NodeId, Attr>,
+    /// Where nodes were found last, by whomever.
+    homes: BTreeMap<NodeId, (NodeId, Name)>,
     /// Names of those that have several.
     links: BTreeMap<NodeId, BTreeSet<(NodeId, Name)>>,
 }
@@ -84,6 +86,9 @@ impl Nodes {
     /// It is reached so from now on. Those used least go, and what stood there before is let go of.
     pub fn know(&mut self, uid: u32, node: NodeId, fid: Arc<Fid>, home: Option<(NodeId, Name)>, open: bool) {
         self.forget(uid, node);
+        if let Some((dir, name)) = &home {
+            self.note_home(node, *dir, name);
+        }
         self.uses += 1;
         self.known.insert((uid, node), Known { fid, home, open, used: self.uses });
         self.order.insert(self.uses, (uid, node));
@@ -133,9 +138,35 @@ impl Nodes {
         for (uid, node) in left {
             self.forget(uid, node);
         }
+        if self.homes.get(&node).is_some_and(|(d, n)| *d == dir && n == name) {
+            self.homes.remove(&node);
+        }
         if let Some(names) = self.links.get_mut(&node) {
             names.remove(&(dir, name.clone()));
         }
+    }
+
+    /// A name led to that node.
+    pub fn note_home(&mut self, node: NodeId, dir: NodeId, name: &Name) {
+        if self.homes.len() > 4 * MOST_KNOWN {
+            self.homes.clear();
+        }
+        self.homes.insert(node, (dir, name.clone()));
+    }
+
+    /// The names that led from the root to a node, if they are remembered.
+    pub fn path(&self, node: NodeId) -> Option<Vec<Name>> {
+        let (mut names, mut at) = (Vec::new(), node);
+        while self.root != Some(at) {
+            let (dir, name) = self.homes.get(&at)?;
+            names.push(name.clone());
+            at = *dir;
+            if names.len() > MOST_KNOWN {
+                return None;
+            }
+        }
+        names.reverse();
+        Some(names)
     }
 
     /// A node of several names has that one.
@@ -168,5 +199,6 @@ impl Nodes {
         self.order.clear();
         self.attrs.clear();
         self.links.clear();
+        self.homes.clear();
     }
 }

@@ -38,18 +38,36 @@ impl Desk {
 
     /// Walks from the root, in as few messages as there can be; `ESTALE` where that leads elsewhere.
     pub async fn walk_far(&self, uid: u32, node: NodeId, names: &[Name]) -> Result<(), Errno> {
-        let root = self.root(uid).await?;
         if names.is_empty() {
             return if self.is_root(node) { Ok(()) } else { Err(Errno::STALE) };
         }
-        let mut at = root;
+        let (fid, home) = self.walk_path(uid, node, names).await?;
+        self.shared().nodes.know(uid, node, fid, home, false);
+        Ok(())
+    }
+
+    /// A fid of its own for what such names lead to, if it is that node; and its home.
+    async fn walk_path(
+        &self,
+        uid: u32,
+        node: NodeId,
+        names: &[Name],
+    ) -> Result<(Arc<Fid>, Option<(NodeId, Name)>), Errno> {
+        let mut at = self.root(uid).await?;
         // The root, and what each name led to.
         let mut passed = vec![self.shared().nodes.root()];
         for some in names.chunks(MOST_NAMES) {
-            let (fid, qids) = self.walk(&at, some).await.map_err(|_| Errno::STALE)?;
+            let gone = |errno| match errno {
+                Errno::NOENT | Errno::NOTDIR => Errno::STALE,
+                other => other,
+            };
+            let (fid, qids) = self.walk(&at, some).await.map_err(gone)?;
             let mut shared = self.shared();
-            for qid in qids {
+            for (qid, name) in qids.into_iter().zip(some) {
                 let node = shared.nodes.node(qid);
+                if let Some(Some(dir)) = passed.last() {
+                    shared.nodes.note_home(node, *dir, name);
+                }
                 passed.push(Some(node));
             }
             drop(shared);
@@ -59,9 +77,7 @@ impl Desk {
             return Err(Errno::STALE);
         }
         let dir = passed.get(passed.len().wrapping_sub(2)).copied().flatten();
-        let home = dir.zip(names.last().cloned());
-        self.shared().nodes.know(uid, node, at, home, false);
-        Ok(())
+        Ok((at, dir.zip(names.last().cloned())))
     }
 
     pub fn is_root(&self, node: NodeId) -> bool {
@@ -105,8 +121,11 @@ impl Desk {
         let dir = if self.is_root(*dir) {
             self.root(uid).await?
         } else {
-            let known = self.shared().nodes.known(uid, *dir);
-            known.filter(|known| !known.open).ok_or(Errno::STALE)?.fid
+            let known = self.shared().nodes.known(uid, *dir).filter(|known| !known.open);
+            match known {
+                Some(known) => known.fid,
+                None => return self.own_by_path(uid, place.node, (*dir, name)).await,
+            }
         };
         let found = self.walk_one(&dir, name).await;
         let (fid, node, _) = found.map_err(|errno| match errno {
@@ -114,6 +133,18 @@ impl Desk {
             other => other,
         })?;
         if node == place.node { Ok(fid) } else { Err(Errno::STALE) }
+    }
+
+    /// From the root, as others came there.
+    async fn own_by_path(
+        &self,
+        uid: u32,
+        node: NodeId,
+        (dir, name): (NodeId, &Name),
+    ) -> Result<Arc<Fid>, Errno> {
+        let mut names = self.shared().nodes.path(dir).ok_or(Errno::STALE)?;
+        names.push(name.clone());
+        self.walk_path(uid, node, &names).await.map(|(fid, _)| fid)
     }
 
     /// A fid of a node that becomes something else: an open file, say.

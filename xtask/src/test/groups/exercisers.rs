@@ -15,7 +15,7 @@ use crate::test::world::{As, TESTER, World};
 
 /// Cases of pjdfstest that no FUSE filesystem can pass; docs/semantics.md says why. At most five.
 /// `link_count_max`: glibc knows LINK_MAX by the filesystem's magic number, and for FUSE says 127.
-const INHERENT: &[&str] = &["link::link_count_max"];
+pub const INHERENT: &[&str] = &["link::link_count_max"];
 
 pub fn pjdfstest(world: &World, tally: &mut Tally, disk: &Path, how: &How) {
     let Some(program) = packages::exerciser("pjdfstest") else {
@@ -57,14 +57,14 @@ fn compare_pjdfstest(world: &World, tally: &mut Tally, program: &Path, disk: &Pa
     mount.unmount()
 }
 
-fn world_dir(disk: &Path, name: &str) -> Result<std::path::PathBuf> {
+pub fn world_dir(disk: &Path, name: &str) -> Result<std::path::PathBuf> {
     let path = disk.join(name);
     fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
     Ok(path)
 }
 
 /// Every case's name and verdict (`ok`, `FAILED`, `skipped`).
-fn cases(
+pub fn cases(
     world: &World,
     program: &Path,
     dir: &Path,

@@ -1,6 +1,8 @@
 //! 9P2000.L: servers of others, behind the same cache.
 
 mod conformance;
+mod posix;
+mod raw;
 mod server;
 mod wire;
 
@@ -18,6 +20,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("a symlink is read once", wire::symlinks),
         ("50,000 names are read in as few messages as can be", wire::large_directory),
         ("a deep path is walked 16 names at a time", wire::deep_paths),
+        ("pjdfstest", posix::pjdfstest),
     ];
     for (name, test) in tests {
         let start = Instant::now();
