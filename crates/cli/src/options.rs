@@ -118,7 +118,7 @@ fn millis_term(option: &str, millis: &str) -> Result<Term, Usage> {
 
 fn msize(option: &str, bytes: &str) -> Result<u32, Usage> {
     let bytes = bytes.parse().ok().filter(|bytes| (nigh_ninep::LEAST_MSIZE..=1 << 24).contains(bytes));
-    bytes.ok_or_else(|| Usage(format!("-o {option}: want bytes from 4096 to 16777216, such as msize=65536")))
+    bytes.ok_or_else(|| Usage(format!("-o {option}: want bytes from 8192 to 16777216, such as msize=65536")))
 }
 
 fn tenths_span(option: &str, tenths: &str) -> Result<Span, Usage> {

@@ -19,12 +19,14 @@ pub enum ProtocolError {
     TooMuch(&'static str),
     #[error("it does not speak 9P2000.L: its version is {0}")]
     Version(Spoken),
-    #[error("it wants messages of {0} bytes at the most, and less than {LEAST_MSIZE} carry no name")]
+    #[error(
+        "it wants messages of {0} bytes at the most, which is less than {LEAST_MSIZE} or more than was asked for"
+    )]
     Msize(u32),
 }
 
-/// No smaller message may be agreed on.
-pub const LEAST_MSIZE: u32 = 4_096;
+/// No smaller message may be agreed on: it holds 16 names of a walk, or a symlink's target.
+pub const LEAST_MSIZE: u32 = 8_192;
 
 /// What a server said of its version, as far as it can be shown.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -15,6 +15,7 @@ use crate::{ProtocolError, Rmessage};
 use desk::Desk;
 use nigh_remote::{Carried, Counters, Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
+use nodes::Numbers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
@@ -52,8 +53,9 @@ pub struct Config {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct TaskId(pub u64);
 
-/// Calls that are carried out at one time.
+/// Calls that are carried out at one time, and beside them those that wait for locks.
 const MOST_TASKS: usize = 512;
+const MOST_LOCK_WAITS: usize = 4_096;
 /// How long a server may be silent at the beginning.
 const GREETING: Span = Span::from_secs(30);
 /// When it was silent for so long although something is asked of it, it is asked whether it is there,
@@ -109,24 +111,30 @@ pub struct Session {
     lapsed: bool,
     refusal: Option<String>,
     greeted: Time,
-    /// When the latest bytes came, and whether it was asked since whether it is there.
-    heard: Time,
-    probed: bool,
+    /// Nobody waits for these any more: they are not made again.
+    given_up: BTreeSet<CallId>,
+    /// Of `tasks`, those that may wait for a lock.
+    lock_tasks: usize,
 }
 
 /// What begins sessions of one mount; that an earlier one was lost is nothing to a server.
 #[must_use]
 pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
-    Box::new(move |now, _| Box::new(Session::new(now, config.clone())))
+    let numbers = Numbers::default();
+    Box::new(move |now, _| Box::new(Session::with(now, config.clone(), numbers.clone())))
 }
 
 impl Session {
     /// A session that says hello at once.
     #[must_use]
     pub fn new(now: Time, config: Config) -> Session {
+        Session::with(now, config, Numbers::default())
+    }
+
+    fn with(now: Time, config: Config, numbers: Numbers) -> Session {
         let msize = config.msize;
         let mut session = Session {
-            desk: Desk::new(config, now),
+            desk: Desk::new(config, now, numbers),
             state: State::Unlinked,
             frames: FrameReader::new(msize),
             tasks: BTreeMap::new(),
@@ -141,8 +149,8 @@ impl Session {
             lapsed: false,
             refusal: None,
             greeted: now,
-            heard: now,
-            probed: false,
+            given_up: BTreeSet::new(),
+            lock_tasks: 0,
         };
         session.handle_connect(now);
         session
@@ -177,7 +185,11 @@ impl Session {
     fn end(&mut self, id: TaskId) {
         if let Some(Task { call: Some(call), .. }) = self.tasks.remove(&id) {
             self.by_call.remove(&call);
-            self.unanswered.remove(&call);
+            let request = self.unanswered.remove(&call);
+            if request.is_some_and(|request| request.call.waits_for_lock()) {
+                self.lock_tasks -= 1;
+            }
+            self.given_up.remove(&call);
             self.desk.shared().cancelled.remove(&call);
         }
     }
@@ -209,14 +221,20 @@ impl Session {
 
     fn begin_waiting(&mut self) {
         while self.state == State::Linked
-            && self.tasks.len() < MOST_TASKS
+            && self.tasks.len() - self.lock_tasks < MOST_TASKS
             && self.desk.shared().has_tags()
             && let Some(at) = self.next_waiting()
         {
             let Some(id) = self.waiting.remove(at) else { return };
-            if let Some(request) = self.unanswered.get(&id).cloned() {
-                self.begin(Some(id), |desk| Box::pin(calls::carry_out(desk, id, request)));
+            let Some(request) = self.unanswered.get(&id).cloned() else { continue };
+            if request.call.waits_for_lock() {
+                if self.lock_tasks >= MOST_LOCK_WAITS {
+                    self.answer(id, Errno::NOLCK);
+                    continue;
+                }
+                self.lock_tasks += 1;
             }
+            self.begin(Some(id), |desk| Box::pin(calls::carry_out(desk, id, request)));
         }
     }
 
@@ -233,6 +251,7 @@ impl Session {
 
     fn answer(&mut self, call: CallId, errno: Errno) {
         self.unanswered.remove(&call);
+        self.given_up.remove(&call);
         let response = Response::plain(Err(errno));
         self.desk.shared().out.push_back(Output::Event(Event::Response { call, response }));
     }
@@ -261,8 +280,8 @@ impl Session {
         let timer = (shared.next_timer(), Reason::Delay);
         let silence = match self.state {
             State::Greeting => self.greeted.after(GREETING),
-            State::Linked if shared.is_waiting() && self.probed => self.heard.after(DEAD),
-            State::Linked if shared.is_waiting() => self.heard.after(SILENCE),
+            State::Linked if shared.is_waiting() && shared.probed => shared.heard.after(DEAD),
+            State::Linked if shared.is_waiting() => shared.heard.after(SILENCE),
             _ => Time::FAR,
         };
         let (due, reason) = if silence < timer.0 { (silence, Reason::SessionEnd) } else { timer };
@@ -291,6 +310,11 @@ impl Remote for Session {
     fn handle_cancel(&mut self, now: Time, id: CallId) {
         self.set_now(now);
         let Some(request) = self.unanswered.get(&id) else { return };
+        self.given_up.insert(id);
+        if self.lapsed {
+            // Nothing is said while the connection is away.
+            return;
+        }
         let Some(&task) = self.by_call.get(&id) else {
             if request.call.is_answered() {
                 self.waiting.retain(|other| *other != id);
@@ -329,8 +353,11 @@ impl Remote for Session {
         if !matches!(self.state, State::Greeting | State::Linked) {
             return;
         }
-        (self.heard, self.probed) = (now, false);
-        self.desk.shared().counters.bytes_received += bytes.len() as u64;
+        {
+            let mut shared = self.desk.shared();
+            (shared.heard, shared.probed) = (now, false);
+            shared.counters.bytes_received += bytes.len() as u64;
+        }
         if let Err(error) = self.take_messages(bytes) {
             self.break_off(&error);
         }

@@ -99,6 +99,11 @@ impl Locks {
         self.held.iter().filter(|lock| lock.node == node).map(|lock| lock.kind).max()
     }
 
+    /// All locks of a file are gone, and nobody is told.
+    pub fn lose(&mut self, node: NodeId) {
+        self.held.retain(|lock| lock.node != node);
+    }
+
     /// Nobody waits for that lock any more; false where it does not wait.
     pub fn cancel(&mut self, session: u64, call: CallId) -> bool {
         let before = self.waits.len();

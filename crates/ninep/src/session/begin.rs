@@ -6,7 +6,7 @@ use crate::error::{LEAST_MSIZE, Spoken};
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
 use nigh_remote::Event;
-use nigh_types::{Attr, CallId, Errno, NodeId, Session as Agreed, Span, Term, Time};
+use nigh_types::{Attr, Errno, NodeId, Session as Agreed, Span, Term, Time};
 
 /// What came of the beginning.
 pub(super) type Greeting = Result<(NodeId, Attr), Refusal>;
@@ -57,8 +57,8 @@ impl Session {
             return;
         }
         self.set_now(now);
-        (self.state, self.greeted, self.heard) = (State::Greeting, now, now);
-        (self.refusal, self.probed) = (None, false);
+        (self.state, self.greeted) = (State::Greeting, now);
+        self.refusal = None;
         let msize = {
             let mut shared = self.desk.shared();
             shared.msize = shared.config.msize;
@@ -99,19 +99,16 @@ impl Session {
             return self.event(Event::Attached(session));
         }
         (self.reclaiming, self.lapsed) = (true, false);
-        // Claims of a session before are of no meaning.
-        let claims: Vec<CallId> = self
-            .unanswered
-            .iter()
-            .filter(|(_, request)| request.call.is_claim())
-            .map(|(id, _)| *id)
-            .collect();
-        for call in claims {
-            self.unanswered.remove(&call);
+        // Claims of a session before are of no meaning, and what a release names was forgotten with the connection.
+        self.unanswered.retain(|_, request| request.call.is_answered() && !request.call.is_claim());
+        self.event(Event::Restored { session, kept: false });
+        for call in std::mem::take(&mut self.given_up) {
+            if self.unanswered.contains_key(&call) {
+                self.answer(call, Errno::INTR);
+            }
         }
         self.waiting = self.unanswered.keys().copied().collect();
         self.again = self.waiting.iter().copied().collect();
-        self.event(Event::Restored { session, kept: false });
     }
 
     fn agreed(&self, root: NodeId, root_attr: Attr) -> Agreed {
@@ -150,10 +147,12 @@ impl Session {
 
     fn drop_tasks(&mut self) {
         self.tasks.clear();
+        self.lock_tasks = 0;
         self.by_call.clear();
         let gone = self.desk.grave.take();
         let mut shared = self.desk.shared();
         shared.forget_connection();
+        shared.cancelled.clear();
         drop(gone);
     }
 
@@ -174,17 +173,21 @@ impl Session {
 
     /// A server that says nothing although something is asked of it is asked whether it is there.
     pub(super) fn look_at_silence(&mut self, now: Time) {
+        let (waits, heard, probed) = {
+            let shared = self.desk.shared();
+            (shared.is_waiting(), shared.heard, shared.probed)
+        };
         match self.state {
             State::Greeting if now >= self.greeted.after(super::GREETING) => {
                 let why = "the server does not answer as a 9P server does";
                 if self.established { self.unlink(why) } else { self.lose(why.to_owned()) }
             }
-            State::Linked if !self.desk.shared().is_waiting() => self.heard = now,
-            State::Linked if now >= self.heard.after(DEAD) => {
+            State::Linked if !waits => {}
+            State::Linked if now >= heard.after(DEAD) => {
                 self.unlink("the server has not answered for too long");
             }
-            State::Linked if now >= self.heard.after(SILENCE) && !self.probed => {
-                self.probed = true;
+            State::Linked if now >= heard.after(SILENCE) && !probed => {
+                self.desk.shared().probed = true;
                 self.begin(None, |desk| {
                     Box::pin(async move {
                         let uid = desk.shared().config.uid;

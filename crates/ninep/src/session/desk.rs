@@ -6,7 +6,7 @@
 use super::begin::Greeting;
 use super::fids::{Fid, FidState, Fids, Gone, Grave};
 use super::files::Files;
-use super::nodes::Nodes;
+use super::nodes::{Nodes, Numbers};
 use super::users::Users;
 use super::{Config, TaskId};
 use crate::{NO_TAG, ProtocolError, Rmessage, Tmessage};
@@ -20,13 +20,16 @@ use std::task::{Context, Poll};
 
 /// Tags of ours; the highest number is [`NO_TAG`].
 const MOST_TAGS: u16 = 4_096;
+/// No slot has this number.
+const NOBODY: u64 = 0;
 
 /// A message that has no answer yet, or whose answer nobody has taken yet.
 #[derive(Debug)]
 struct Slot {
     /// `None`: nobody waits for it.
     task: Option<TaskId>,
-    tag: u16,
+    /// `None`: it was not sent yet.
+    tag: Option<u16>,
     /// What answers it, beside an error.
     expects: u8,
     /// The most bytes, or qids, that its answer may speak of.
@@ -36,8 +39,9 @@ struct Slot {
     makes: Option<u32>,
     /// A fid that is gone with the answer, whatever that is.
     ends: Option<u32>,
-    /// For this slot it is called off.
-    flushes: Option<u64>,
+    /// Of a Tflush: what it calls off, and under which tag that was.
+    flushes: Option<(u64, u16)>,
+    is_called_off: bool,
     answer: Option<Result<Rmessage, Errno>>,
 }
 
@@ -84,7 +88,15 @@ pub(crate) struct Shared {
     pub broken: Option<ProtocolError>,
     pub counters: Counters,
     slots: BTreeMap<u64, Slot>,
+    /// Tags in use. One that was called off and answered stays so (`NOBODY`) until that is answered too.
     tags: BTreeMap<u16, u64>,
+    /// Messages for which there is no tag yet.
+    queue: VecDeque<(u64, Tmessage)>,
+    /// How many messages that have no answer speak of a fid.
+    spoken_of: BTreeMap<u32, u32>,
+    /// Since when a server that says nothing is silent, and whether it was asked since whether it is there.
+    pub heard: Time,
+    pub probed: bool,
     next_slot: u64,
     next_tag: u16,
     ready: BTreeSet<TaskId>,
@@ -103,14 +115,14 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    pub fn new(config: Config, now: Time) -> Desk {
+    pub fn new(config: Config, now: Time, numbers: Numbers) -> Desk {
         let shared = Shared {
             msize: config.msize,
             now,
             epoch: 0,
             out: VecDeque::new(),
             fids: Fids::default(),
-            nodes: Nodes::default(),
+            nodes: Nodes::new(numbers),
             users: Users::default(),
             files: Files::default(),
             renameat: true,
@@ -122,6 +134,10 @@ impl Desk {
             counters: Counters::default(),
             slots: BTreeMap::new(),
             tags: BTreeMap::new(),
+            queue: VecDeque::new(),
+            spoken_of: BTreeMap::new(),
+            heard: now,
+            probed: false,
             next_slot: 0,
             next_tag: 0,
             ready: BTreeSet::new(),
@@ -218,7 +234,6 @@ impl Drop for Asked {
 
 impl Shared {
     fn send(&mut self, task: Option<TaskId>, message: &Tmessage, makes: Option<u32>) -> u64 {
-        let tag = if matches!(message, Tmessage::Version { .. }) { NO_TAG } else { self.free_tag() };
         self.next_slot += 1;
         let slot = self.next_slot;
         let ends = match message {
@@ -232,18 +247,48 @@ impl Shared {
             Tmessage::Walk { names, .. } => length(names.0.len()),
             _ => 0,
         };
-        let expects = message.code() + 1;
-        let waits =
-            Slot { task, tag, expects, most, fids: message.fids(), makes, ends, flushes: None, answer: None };
+        let waits = Slot {
+            task,
+            tag: None,
+            expects: message.code() + 1,
+            most,
+            fids: message.fids(),
+            makes,
+            ends,
+            flushes: None,
+            is_called_off: false,
+            answer: None,
+        };
+        for fid in &waits.fids {
+            *self.spoken_of.entry(*fid).or_default() += 1;
+        }
         self.slots.insert(slot, waits);
-        self.tags.insert(tag, slot);
-        self.counters.count(message.type_name(), !is_service(message));
-        let bytes = message.encode(tag);
-        self.counters.bytes_sent += bytes.len() as u64;
-        self.out.push_back(Output::Transmit(Arc::new(bytes)));
+        self.queue.push_back((slot, message.clone()));
+        self.send_queued();
         slot
     }
 
+    /// Sends what there are tags for, in its order.
+    fn send_queued(&mut self) {
+        while self.tags.len() < usize::from(MOST_TAGS)
+            && let Some((number, message)) = self.queue.pop_front()
+        {
+            let tag = if matches!(message, Tmessage::Version { .. }) { NO_TAG } else { self.free_tag() };
+            let Some(slot) = self.slots.get_mut(&number) else { continue };
+            slot.tag = Some(tag);
+            if self.tags.is_empty() {
+                // Whoever was asked nothing was not silent.
+                (self.heard, self.probed) = (self.now, false);
+            }
+            self.tags.insert(tag, number);
+            self.counters.count(message.type_name(), !is_service(&message));
+            let bytes = message.encode(tag);
+            self.counters.bytes_sent += bytes.len() as u64;
+            self.out.push_back(Output::Transmit(Arc::new(bytes)));
+        }
+    }
+
+    /// There is one.
     fn free_tag(&mut self) -> u16 {
         while self.tags.contains_key(&self.next_tag) {
             self.next_tag = (self.next_tag + 1) % MOST_TAGS;
@@ -271,7 +316,7 @@ impl Shared {
     /// An answer came. The rule that it breaks, if it does.
     pub fn take_message(&mut self, tag: u16, message: Rmessage) -> Result<(), ProtocolError> {
         let unknown = ProtocolError::UnknownTag(tag);
-        let number = self.tags.remove(&tag).ok_or(unknown)?;
+        let number = *self.tags.get(&tag).ok_or(unknown)?;
         let Some(slot) = self.slots.get_mut(&number) else { return Err(unknown) };
         let (code, name) = (message.code(), message.name());
         let answer = match message {
@@ -284,12 +329,19 @@ impl Shared {
         };
         let (makes, ends, flushes, task) = (slot.makes, slot.ends, slot.flushes, slot.task);
         let stands = answer.as_ref().is_ok_and(|message| slot.has_made(message));
+        let fids = std::mem::take(&mut slot.fids);
+        match slot.is_called_off {
+            true => self.tags.insert(tag, NOBODY),
+            false => self.tags.remove(&tag),
+        };
         if let Some(fid) = ends {
             self.fids.free(fid);
         }
         match task {
             Some(task) => {
-                slot.answer = Some(answer);
+                if let Some(slot) = self.slots.get_mut(&number) {
+                    slot.answer = Some(answer);
+                }
                 self.ready.insert(task);
             }
             None => {
@@ -300,19 +352,35 @@ impl Shared {
                 }
             }
         }
-        if let Some(target) = flushes {
-            self.flushed(target);
+        if let Some((target, tag)) = flushes {
+            self.flushed(target, tag);
         }
-        self.clunk_deferred();
+        self.leave_fids(&fids);
+        self.send_queued();
         Ok(())
     }
 
     /// What was called off is over: without an answer before, it was never done.
-    fn flushed(&mut self, target: u64) {
+    fn flushed(&mut self, target: u64, tag: u16) {
+        self.tags.remove(&tag);
         if let Some(slot) = self.slots.remove(&target) {
-            self.tags.remove(&slot.tag);
+            self.leave_fids(&slot.fids);
             if let Some(fid) = slot.makes.or(slot.ends) {
                 self.fids.free(fid);
+            }
+        }
+    }
+
+    /// A message that spoke of these has its answer. Who is needed no more goes with the last of them.
+    fn leave_fids(&mut self, fids: &[u32]) {
+        for fid in fids {
+            let Some(count) = self.spoken_of.get_mut(fid) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                self.spoken_of.remove(fid);
+                if self.fids.deferred.remove(fid) {
+                    self.clunk(*fid);
+                }
             }
         }
     }
@@ -331,28 +399,34 @@ impl Shared {
             }
             return;
         }
-        let tag = waits.tag;
-        if tag == NO_TAG {
-            return;
+        match waits.tag {
+            Some(NO_TAG) => {}
+            Some(tag) => {
+                waits.is_called_off = true;
+                let flush = self.send(None, &Tmessage::Flush { tag }, None);
+                if let Some(flush) = self.slots.get_mut(&flush) {
+                    flush.flushes = Some((slot, tag));
+                }
+            }
+            None => self.take_back(slot),
         }
-        let flush = self.send(None, &Tmessage::Flush { tag }, None);
-        if let Some(flush) = self.slots.get_mut(&flush) {
-            flush.flushes = Some(slot);
+    }
+
+    /// It was never sent.
+    fn take_back(&mut self, slot: u64) {
+        self.queue.retain(|(queued, _)| *queued != slot);
+        if let Some(slot) = self.slots.remove(&slot) {
+            self.leave_fids(&slot.fids);
+            slot.makes.into_iter().for_each(|fid| self.fids.free(fid));
         }
     }
 
     /// A fid is needed no more; it is let go once nothing in flight speaks of it.
     pub fn clunk(&mut self, fid: u32) {
-        if self.slots.values().any(|slot| slot.answer.is_none() && slot.fids.contains(&fid)) {
-            self.fids.deferred.push(fid);
+        if self.spoken_of.contains_key(&fid) {
+            self.fids.deferred.insert(fid);
         } else {
             self.send(None, &Tmessage::Clunk { fid }, None);
-        }
-    }
-
-    fn clunk_deferred(&mut self) {
-        for fid in std::mem::take(&mut self.fids.deferred) {
-            self.clunk(fid);
         }
     }
 
@@ -378,6 +452,8 @@ impl Shared {
         self.epoch += 1;
         self.slots.clear();
         self.tags.clear();
+        self.queue.clear();
+        self.spoken_of.clear();
         self.ready.clear();
         self.watching.clear();
         self.timers.clear();

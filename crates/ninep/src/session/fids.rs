@@ -21,7 +21,7 @@ pub(crate) struct Fids {
     next: u32,
     spare: BTreeSet<u32>,
     /// To be clunked once nothing in flight speaks of them.
-    pub deferred: Vec<u32>,
+    pub deferred: BTreeSet<u32>,
 }
 
 impl Fids {

@@ -16,6 +16,8 @@ pub(crate) struct OpenFile {
     pub fid: Arc<Fid>,
     /// The same file, open to append.
     pub appends: Option<Arc<Fid>>,
+    /// It, or a directory, was moved: where fids are paths this one serves for its data alone.
+    pub is_moved: bool,
 }
 
 /// All that are open.
@@ -76,14 +78,23 @@ impl Files {
         }
     }
 
+    /// The fid of a handle, if more than data may be asked of it.
     pub fn fid(&mut self, handle: Handle, node: NodeId) -> Option<Arc<Fid>> {
-        self.get(handle, node).ok().flatten().map(|file| Arc::clone(&file.fid))
+        let file = self.get(handle, node).ok().flatten().filter(|file| !file.is_moved);
+        file.map(|file| Arc::clone(&file.fid))
+    }
+
+    /// A file was moved, or a directory, below which any of them may be.
+    pub fn moved(&mut self, node: NodeId) {
+        let is_dir = node.generation == super::reach::DIRECTORY;
+        let files = self.open.values_mut().filter(|file| is_dir || file.node == node);
+        files.for_each(|file| file.is_moved = true);
     }
 
     /// Any open file of a node.
     pub fn any(&self, uid: u32, node: NodeId) -> Option<Arc<Fid>> {
-        let handle = self.by_node.get(&(uid, node))?.first()?;
-        self.open.get(handle).map(|file| Arc::clone(&file.fid))
+        let mut files = self.by_node.get(&(uid, node))?.iter().filter_map(|handle| self.open.get(handle));
+        files.find(|file| !file.is_moved).map(|file| Arc::clone(&file.fid))
     }
 
     /// An own write made one state of a file's data of another.

@@ -4,7 +4,7 @@ use super::fids::Fid;
 use crate::values::{Qid, QidKind};
 use nigh_types::{Attr, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Fids that are kept for nodes, of all users together.
 const MOST_KNOWN: usize = 4_096;
@@ -26,6 +26,18 @@ pub(crate) struct Known {
 /// A user's view of a node.
 type Key = (u32, NodeId);
 
+/// Paths that cannot be numbers, and the numbers that stand for them for the life of a mount.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Numbers(Arc<Mutex<BTreeMap<u64, u64>>>);
+
+impl Numbers {
+    fn of(&self, path: u64) -> u64 {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = FIRST_MAPPED + numbers.len() as u64;
+        *numbers.entry(path).or_insert(next)
+    }
+}
+
 /// What is known of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
@@ -33,8 +45,7 @@ pub(crate) struct Nodes {
     known: BTreeMap<Key, Known>,
     order: BTreeMap<u64, Key>,
     uses: u64,
-    /// Paths that cannot be numbers, and the numbers that stand for them.
-    mapped: BTreeMap<u64, u64>,
+    numbers: Numbers,
     /// The latest attributes of those that are known: what was read after them is of them or later.
     attrs: BTreeMap<NodeId, Attr>,
     /// Where nodes were found last, by whomever.
@@ -44,6 +55,10 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
+    pub fn new(numbers: Numbers) -> Nodes {
+        Nodes { numbers, ..Nodes::default() }
+    }
+
     /// That qid is the root's: another than the one before, if that says so.
     pub fn set_root(&mut self, qid: Qid) -> NodeId {
         let node = self.node(qid);
@@ -59,18 +74,13 @@ impl Nodes {
     /// The node that a qid names.
     pub fn node(&mut self, qid: Qid) -> NodeId {
         let is_free = (2..FIRST_FOREIGN).contains(&qid.path);
-        let ino = if is_free { qid.path } else { self.mapped_number(qid.path) };
+        let ino = if is_free { qid.path } else { self.numbers.of(qid.path) };
         let kind = match qid.kind() {
             QidKind::Other => 1,
             QidKind::Directory => 2,
             QidKind::Symlink => 3,
         };
         NodeId { ino, generation: kind }
-    }
-
-    fn mapped_number(&mut self, path: u64) -> u64 {
-        let next = FIRST_MAPPED + self.mapped.len() as u64;
-        *self.mapped.entry(path).or_insert(next)
     }
 
     /// How a user reaches a node, if that is known.
@@ -114,27 +124,15 @@ impl Nodes {
         if is_unused { self.forget(uid, node) } else { None }
     }
 
-    /// A name does not lead to that node any more: who was reached by it is not, nor, of a directory, what is below. (There are
-    /// servers whose fids are paths.)
-    pub fn name_left(&mut self, node: NodeId, dir: NodeId, name: &Name) {
-        let mut left: Vec<Key> = self
-            .known
-            .iter()
-            .filter(|(key, known)| {
-                key.1 == node && known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name)
-            })
-            .map(|(key, _)| *key)
-            .collect();
-        let mut at = 0;
-        while at < left.len() {
-            let (uid, above) = left[at];
-            let below = self.known.iter().filter(|((u, _), known)| {
-                *u == uid && known.home.as_ref().is_some_and(|(dir, _)| *dir == above)
-            });
-            let below: Vec<Key> = below.map(|(key, _)| *key).filter(|key| !left.contains(key)).collect();
-            left.extend(below);
-            at += 1;
-        }
+    /// A name does not lead to that node any more: who was reached by it is not. Where a directory was moved, neither is any
+    /// directory that may be below. (There are servers whose fids are paths; of files one sees it by their qids.)
+    pub fn name_left(&mut self, node: NodeId, (dir, name): (NodeId, &Name), is_moved: bool) {
+        let is_dir = |node: NodeId| node.generation == super::reach::DIRECTORY;
+        let left = self.known.iter().filter(|(key, known)| {
+            let was_there = known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
+            key.1 == node && was_there || is_moved && is_dir(node) && is_dir(key.1)
+        });
+        let left: Vec<Key> = left.map(|(key, _)| *key).collect();
         for (uid, node) in left {
             self.forget(uid, node);
         }

@@ -205,6 +205,15 @@ impl Desk {
         self.note(&attributes)
     }
 
+    /// The same of a node by one of its fids; `ESTALE` where that is another's by now, or nobody's.
+    pub async fn attributes_by(&self, fid: &Fid, node: NodeId) -> Result<Attr, Errno> {
+        match self.attributes(fid).await {
+            Ok((told, attr)) if told == node => Ok(attr),
+            Ok(_) | Err(Errno::NOENT) => Err(Errno::STALE),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// What was told of attributes.
     pub fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
         let attr = super::answers::attr(attributes)?;

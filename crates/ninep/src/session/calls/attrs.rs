@@ -49,14 +49,14 @@ pub(super) async fn set(
     let open = handle.and_then(|handle| desk.shared().files.fid(handle, place.node));
     if let Some(fid) = open {
         desk.ask(change(fid.number(), &set)).await?;
-        let (node, attr) = match desk.attributes(&fid).await {
-            Err(Errno::NOENT | Errno::STALE) => desk.attributes_of(uid, place).await?,
-            told => told?,
+        let (node, attr) = match desk.attributes_by(&fid, place.node).await {
+            Err(Errno::STALE) => desk.attributes_of(uid, place).await?,
+            told => (place.node, told?),
         };
         return Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]));
     }
-    let (_, fid) = desk.ask_of(uid, place, |fid| change(fid, &set)).await?;
-    let (node, attr) = desk.attributes(&fid).await?;
+    desk.ask_of(uid, place, |fid| change(fid, &set)).await?;
+    let (node, attr) = desk.attributes_of(uid, place).await?;
     Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
 }
 

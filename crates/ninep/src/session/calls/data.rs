@@ -89,39 +89,64 @@ pub(super) async fn write(
     flags: WriteFlags,
 ) -> Outcome {
     let fid = writable(desk, uid, place, handle).await?;
-    let before = desk.attributes(&fid).await.ok().map(|(_, attr)| attr).filter(|_| flags.flush);
-    if let (Some(since), Some(now)) = (flags.since.filter(|_| flags.flush), before) {
+    let mut before = desk.shared().nodes.attr(place.node);
+    if let Some(since) = flags.since.filter(|_| flags.flush) {
+        let now = attributes(desk, uid, &fid, place).await?;
+        before = Some(now);
         let is_own = desk.shared().files.is_own(place.node, since.stamp, DataStamp::of(&now));
         if !is_own {
             return same(desk, uid, place, handle, (offset, &data)).await;
         }
     }
-    let known = desk.shared().nodes.attr(place.node);
-    let length = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
-    let (offset, count) = if flags.append {
-        let fid = appending(desk, uid, place, handle).await?;
-        let count = put(desk, &fid, offset, &data, true).await?;
-        let (_, attr) = desk.attributes(&fid).await?;
-        (attr.size.saturating_sub(u64::from(count)), count)
-    } else {
-        (offset, put(desk, &fid, offset, &data, false).await?)
+    let (offset, count) = match flags.append {
+        true => append(desk, uid, (place, handle), &fid, &data).await?,
+        false => (offset, put(desk, &fid, offset, &data, false).await?),
     };
     if flags.sync && count > 0 {
         desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
     }
-    let told = desk.attributes(&fid).await;
-    if matches!(told, Err(Errno::NOENT | Errno::STALE)) {
+    let mut attr = match attributes(desk, uid, &fid, place).await {
+        // It was written all the same.
+        Err(Errno::STALE) => return Ok(nameless(desk, uid, place.node, (offset, count))),
+        told => told?,
+    };
+    if attr.nlink == 0 {
         return Ok(nameless(desk, uid, place.node, (offset, count)));
     }
-    let (_, mut attr) = told?;
-    if flags.kill_suidgid && length > 0 {
-        attr = without_suid(desk, &fid, attr).await?;
+    if flags.kill_suidgid && count > 0 {
+        attr = without_suid(desk, uid, place, attr).await?;
     }
-    if let Some(then) = before.or(known) {
+    if let Some(then) = before {
         desk.shared().files.followed(place.node, DataStamp::of(&then), DataStamp::of(&attr));
     }
     let reply = Reply::Written { offset, count: u64::from(count) };
     Ok(Answer::plain(reply).after([Some((place.node, attr))]))
+}
+
+/// Attributes of an open file: by its fid, unless that may be a path to something else; then by its name.
+async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) -> Result<Attr, Errno> {
+    match desk.attributes_by(fid, place.node).await {
+        Err(Errno::STALE) => desk.attributes_of(uid, place).await.map(|(_, attr)| attr),
+        told => told,
+    }
+}
+
+/// Where and how much was appended.
+async fn append(
+    desk: &Desk,
+    uid: u32,
+    (place, handle): (&Place, Option<Handle>),
+    fid: &Fid,
+    data: &[u8],
+) -> Result<(u64, u32), Errno> {
+    if let Ok(appends) = appending(desk, uid, place, handle).await {
+        let count = put(desk, &appends, 0, data, true).await?;
+        let size = attributes(desk, uid, &appends, place).await?.size;
+        return Ok((size.saturating_sub(u64::from(count)), count));
+    }
+    // It cannot be opened again: it goes to the end that there is.
+    let offset = attributes(desk, uid, fid, place).await?.size;
+    Ok((offset, put(desk, fid, offset, data, true).await?))
 }
 
 /// A file that has lost its name was written, and the server tells nothing of it: it is as long as that makes it.
@@ -146,13 +171,13 @@ async fn same(
     if bytes(desk, &fid, offset, length).await? != data {
         return Err(Errno::CANCELED);
     }
-    let attr = desk.attributes(&fid).await?;
+    let attr = attributes(desk, uid, &fid, place).await?;
     let reply = Reply::Written { offset, count: data.len() as u64 };
-    Ok(Answer::plain(reply).after([Some((place.node, attr.1))]))
+    Ok(Answer::plain(reply).after([Some((place.node, attr))]))
 }
 
 /// What the server's kernel did not do, if it does not take us for an ordinary writer.
-async fn without_suid(desk: &Desk, fid: &Fid, attr: Attr) -> Result<Attr, Errno> {
+async fn without_suid(desk: &Desk, uid: u32, place: &Place, attr: Attr) -> Result<Attr, Errno> {
     let mut mode = attr.mode & 0o7777;
     mode &= !0o4000;
     if mode & 0o2010 == 0o2010 {
@@ -162,8 +187,8 @@ async fn without_suid(desk: &Desk, fid: &Fid, attr: Attr) -> Result<Attr, Errno>
         return Ok(attr);
     }
     let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-    desk.ask(super::attrs::change(fid.number(), &set)).await?;
-    desk.attributes(fid).await.map(|(_, attr)| attr)
+    desk.ask_of(uid, place, |fid| super::attrs::change(fid, &set)).await?;
+    desk.attributes_of(uid, place).await.map(|(_, attr)| attr)
 }
 
 async fn writable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
@@ -258,5 +283,5 @@ pub(super) async fn sync(
 
 /// The attributes of a node, if they can be had by a fid of it.
 pub(super) async fn known(desk: &Desk, fid: &Fid, node: NodeId) -> Option<(NodeId, Attr)> {
-    desk.attributes(fid).await.ok().filter(|(told, _)| *told == node)
+    desk.attributes_by(fid, node).await.ok().map(|attr| (node, attr))
 }

@@ -37,7 +37,9 @@ pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: Call) -> 
         return Err(Errno::NOSYS);
     };
     let place = place.clone();
-    desk.check_file(uid, &place).await?;
+    if !matches!(call, Call::Unlock { .. }) {
+        desk.check_file(uid, &place).await?;
+    }
     match call {
         // A server remembers no locks of a connection that has ended, and may have given them to others.
         Call::Lock { reclaim: true, .. } => Err(Errno::AGAIN),
@@ -75,7 +77,9 @@ impl Drop for Turn<'_> {
 
 fn execute(desk: &Desk, node: NodeId, call: &Call) -> Result<Reply, Errno> {
     let mut shared = desk.shared();
-    shared.files.locks.changes += 1;
+    if !matches!(call, Call::GetLock { .. }) {
+        shared.files.locks.changes += 1;
+    }
     let mut answered = shared.files.locks.ranges.execute(0, CallId(0), node, call);
     answered.pop().map_or(Err(Errno::IO), |(_, _, result)| result)
 }
@@ -89,7 +93,6 @@ async fn lock(
 ) -> Outcome {
     let (at_once, tests) = without_wait(call);
     loop {
-        let seen = desk.shared().files.locks.changes;
         {
             let _turn = Turn::wait(desk, place.node).await;
             let is_free = execute(desk, place.node, &tests)? == Reply::Locked(None);
@@ -103,8 +106,9 @@ async fn lock(
         if !wait {
             return Err(Errno::AGAIN);
         }
+        let seen = desk.shared().files.locks.changes;
         let others = |shared: &super::super::desk::Shared| {
-            shared.cancelled.contains(&id) || shared.files.locks.changes > seen + 1
+            shared.cancelled.contains(&id) || shared.files.locks.changes != seen
         };
         desk.pause_unless(AGAIN, others).await;
         if desk.shared().cancelled.contains(&id) {
@@ -126,9 +130,9 @@ fn without_wait(call: &Call) -> (Call, Call) {
 /// Has the server lock a file so strongly at least; false where another machine is in the way.
 async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Result<bool, Errno> {
     let held = desk.shared().files.locks.files.get(&place.node).cloned();
-    let fid = match held {
-        Some((_, held)) if held >= kind => return Ok(true),
-        Some((fid, _)) => fid,
+    let fid = match &held {
+        Some((_, held)) if *held >= kind => return Ok(true),
+        Some((fid, _)) => Arc::clone(fid),
         None => match open::fresh(desk, uid, place, flags::RDWR).await {
             Err(Errno::ACCES | Errno::PERM | Errno::ROFS) => {
                 open::fresh(desk, uid, place, flags::RDONLY).await?
@@ -141,11 +145,24 @@ async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Res
             opened => opened?,
         },
     };
-    let granted = at_server(desk, &fid, number(kind)).await?;
-    if granted {
+    let granted = at_server(desk, &fid, number(kind)).await;
+    if granted == Ok(true) {
         desk.shared().files.locks.files.insert(place.node, (fid, kind));
+    } else if let Some((fid, held)) = held {
+        retake(desk, place.node, &fid, held).await;
     }
-    Ok(granted)
+    granted
+}
+
+/// A server that locks as flock(2) does gives up what was held before it looks whether it can give something else. Should another
+/// machine have got it in between, it is lost.
+async fn retake(desk: &Desk, node: NodeId, fid: &Fid, held: LockKind) {
+    if at_server(desk, fid, number(held)).await != Ok(true) {
+        let mut shared = desk.shared();
+        shared.files.locks.changes += 1;
+        shared.files.locks.files.remove(&node);
+        shared.files.locks.ranges.lose(node);
+    }
 }
 
 /// Has the server hold no more than is held here.
@@ -165,6 +182,8 @@ async fn settle(desk: &Desk, node: NodeId) {
         Some(wanted) if wanted < held => {
             if at_server(desk, &fid, number(wanted)).await == Ok(true) {
                 desk.shared().files.locks.files.insert(node, (fid, wanted));
+            } else {
+                retake(desk, node, &fid, held).await;
             }
         }
         Some(_) => {}

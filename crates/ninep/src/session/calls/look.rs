@@ -43,7 +43,8 @@ pub(super) async fn found(
     if attr.nlink > 1 && !attr.is_dir() {
         shared.nodes.note_link(told, dir, name);
     }
-    if shared.nodes.known(uid, told).is_none_or(|known| known.home != home) {
+    // The older one may be of a path that leads elsewhere by now; an open one is a file's.
+    if shared.nodes.known(uid, told).is_none_or(|known| !known.open || known.home != home) {
         shared.nodes.know(uid, told, fid, home, false);
     }
     Ok((told, attr))

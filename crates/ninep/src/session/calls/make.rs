@@ -163,7 +163,7 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
     if told != node {
         return Err(Errno::STALE);
     }
-    let file = OpenFile { uid, node, fid, appends: None };
+    let file = OpenFile { uid, node, fid, appends: None, is_moved: false };
     let handle = Some(desk.shared().files.add(file));
     let reply = Reply::Made { entry: entry(node, attr), handle, existed: false };
     let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];

@@ -58,7 +58,7 @@ async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
 
 pub(super) async fn open(desk: &Desk, uid: u32, place: &Place, access: Access) -> Outcome {
     let fid = fresh(desk, uid, place, of_access(access)).await?;
-    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None };
+    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None, is_moved: false };
     let handle = desk.shared().files.add(file);
     let outcome = told(desk, &fid, place.node, handle).await;
     if outcome.is_err() {
@@ -73,9 +73,19 @@ pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle,
     }
     let access = Access { truncate: false, ..access };
     let fid = fresh(desk, uid, place, of_access(access)).await?;
-    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None };
-    desk.shared().files.add_as(handle, file);
-    told(desk, &fid, place.node, handle).await
+    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None, is_moved: false };
+    {
+        let mut shared = desk.shared();
+        if shared.files.is_open(handle) {
+            return Err(Errno::INVAL);
+        }
+        shared.files.add_as(handle, file);
+    }
+    let outcome = told(desk, &fid, place.node, handle).await;
+    if outcome.is_err() {
+        desk.shared().files.remove(handle);
+    }
+    outcome
 }
 
 /// A file that the client's kernel has open stays readable under a number that the client chose.
@@ -85,7 +95,7 @@ pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -
     let mut shared = desk.shared();
     shared.keeping = shared.keeping.saturating_sub(1);
     if let (Ok(fid), false) = (fid, shared.files.is_open(handle)) {
-        shared.files.add_as(handle, OpenFile { uid, node: place.node, fid, appends: None });
+        shared.files.add_as(handle, OpenFile { uid, node: place.node, fid, appends: None, is_moved: false });
     }
     Ok(Answer::plain(Reply::Done))
 }
@@ -97,7 +107,7 @@ pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Optio
         let Ok((own, _)) = desk.walk(fid, &[]).await else { continue };
         access.write = write;
         if open_fid(desk, &own, node, of_access(access)).await.is_ok() {
-            let file = OpenFile { uid, node, fid: own, appends: None };
+            let file = OpenFile { uid, node, fid: own, appends: None, is_moved: false };
             return Some(desk.shared().files.add(file));
         }
     }

@@ -112,7 +112,7 @@ pub(super) async fn left(
 ) -> (NodeId, Attr) {
     let others = {
         let mut shared = desk.shared();
-        shared.nodes.name_left(victim.node, dir, name);
+        shared.nodes.name_left(victim.node, (dir, name), false);
         // What is open stays what it was, of one name less, where the server cannot say.
         let nlink = victim.attr.nlink.saturating_sub(1);
         shared.nodes.note_attr(victim.node, Attr { nlink, ..victim.attr });

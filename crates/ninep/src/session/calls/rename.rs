@@ -34,7 +34,11 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: Call) -> Outcome {
     let mut answer = Answer::plain(reply).granting([(to.node, Covers::Entry)]);
     if replaced.as_ref().is_none_or(|replaced| replaced.node != moved.node) {
         answer = answer.granting([(from.node, Covers::Absence)]);
-        desk.shared().nodes.name_left(moved.node, from.node, &name);
+        {
+            let mut shared = desk.shared();
+            shared.nodes.name_left(moved.node, (from.node, &name), true);
+            shared.files.moved(moved.node);
+        }
         let own = now_at(desk, uid, (&to, &to_fid, &new_name), &moved).await;
         let gone = match &replaced {
             Some(replaced) => Some(left(desk, uid, (to.node, &new_name), replaced).await),
