@@ -192,7 +192,7 @@ impl TreeServer {
     /// The server's offsets are no numbers that anybody could compute with.
     fn list(&mut self, fid: u32, offset: u64, count: u32) -> Answered {
         const SECRET: u64 = 0x5bd1_e995_1b87_3593;
-        assert!(matches!(self.stands(fid)?.open, Some(Opened::Directory)), "it is open");
+        self.check(matches!(self.stands(fid)?.open, Some(Opened::Directory)), "it is open")?;
         let (Reply::Listed(listed), _) = self.call_list(self.place(fid)?)? else { return Err(Errno::IO) };
         let skip =
             if offset == 0 { 0 } else { usize::try_from(offset ^ SECRET).map_err(|_| Errno::INVAL)? };
