@@ -12,6 +12,7 @@ mod link;
 mod listing;
 mod load;
 mod matrix;
+mod nine;
 mod process;
 mod race;
 mod root;
@@ -54,6 +55,8 @@ enum Chore {
     Readers(crowd::readers::Options),
     /// How many lines of the pure crates their tests run.
     Coverage,
+    /// Builds hostapd and wpa_supplicant on a mount of a 9P server: times, and messages on the wire.
+    Build9p(nine::Options),
     /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
     LinkEmulator(link::Options),
     /// Runs one workload in a directory and prints its time.
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Chore::Crowd(options) => crowd::run(&options),
         Chore::Readers(options) => crowd::readers::run(&options),
         Chore::Coverage => hunt::coverage(),
+        Chore::Build9p(options) => nine::run(&options),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
         Chore::Race(options) => race::run(&options),

@@ -338,6 +338,10 @@ impl Cache {
         response: &Response,
     ) -> Answer {
         self.learn_after(now, flight, response);
+        if response.result.is_ok() && attr_after(response, ino).is_none() {
+            // The remote did not tell what became of them.
+            self.forget_attr(ino);
+        }
         self.mark_inode(ino);
         self.wrote(now, ino, response);
         if let Some(id) = self.id_of(ino).filter(|_| !response.grants.is_empty()) {

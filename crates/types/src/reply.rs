@@ -97,7 +97,7 @@ pub struct Response {
     pub result: Result<Reply, Errno>,
     /// Attributes, after the call, of other inodes that it touched or looked at: the directories of
     /// a mutation, a listing's own directory (with its last part), an unlinked file with links left.
-    /// An inode that is gone stands here with `nlink` 0.
+    /// An inode that is gone stands here with `nlink` 0. A file that was written may be left out: then nothing is known of it.
     pub after: Vec<(NodeId, Attr)>,
     /// Permission to keep facts of this reply. A listing's come with its first part: registered
     /// before the directory was read.

@@ -113,6 +113,11 @@ impl Files {
         }
     }
 
+    /// Whether it is looked at what own writes make of a file: stores into a map of it were written back.
+    pub fn is_followed(&self, node: NodeId) -> bool {
+        self.own.contains_key(&node)
+    }
+
     /// Whether only own writes have made `now` of `then`.
     pub fn is_own(&self, node: NodeId, then: DataStamp, now: DataStamp) -> bool {
         let states = self.own.get(&node);

@@ -37,7 +37,7 @@ pub(super) async fn read(
     let fid = readable(desk, uid, place, handle).await?;
     // What is read is of this state or of a later one.
     let before = desk.shared().nodes.attr(place.node);
-    let data = match bytes(desk, &fid, offset, length).await {
+    let data = match bytes(desk, &fid, (offset, length), before.map(|attr| attr.size)).await {
         Err(Errno::STALE | Errno::BADF | Errno::NOENT) if handle.is_none() => {
             drop(desk.shared().nodes.forget(uid, place.node));
             return Err(Errno::STALE);
@@ -48,8 +48,13 @@ pub(super) async fn read(
     Ok(Answer { after: before.map(|attr| (place.node, attr)).into_iter().collect(), ..answer })
 }
 
-/// So many bytes, fewer only at the end.
-pub(super) async fn bytes(desk: &Desk, fid: &Fid, offset: u64, length: u32) -> Result<Vec<u8>, Errno> {
+/// So many bytes, fewer only at the end: which is where the server says so, or at `end`, if that is known.
+pub(super) async fn bytes(
+    desk: &Desk,
+    fid: &Fid,
+    (offset, length): (u64, u32),
+    end: Option<u64>,
+) -> Result<Vec<u8>, Errno> {
     let most = desk.shared().most_data();
     let ask = |from: u32| {
         let message = Tmessage::Read {
@@ -70,7 +75,8 @@ pub(super) async fn bytes(desk: &Desk, fid: &Fid, offset: u64, length: u32) -> R
             data.extend_from_slice(&part);
         }
     }
-    while is_short && !data.is_empty() && data.len() < length as usize {
+    let is_end = |data: &Vec<u8>| end.is_some_and(|end| offset + data.len() as u64 >= end);
+    while is_short && !data.is_empty() && data.len() < length as usize && !is_end(&data) {
         let have = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let Rmessage::Read { data: Data(part) } = ask(have).1.await? else { return Err(Errno::PROTO) };
         if part.is_empty() {
@@ -105,6 +111,12 @@ pub(super) async fn write(
     if flags.sync && count > 0 {
         desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
     }
+    let is_followed = desk.shared().files.is_followed(place.node);
+    if !is_followed && asks_nothing(flags, before.as_ref()) {
+        // Its attributes are asked by whoever wants them: a message for each write, and a wait, would be more than the writing.
+        note_end(desk, place.node, offset + u64::from(count));
+        return Ok(Answer::plain(Reply::Written { offset, count: u64::from(count) }));
+    }
     let mut attr = match attributes(desk, uid, &fid, place).await {
         // It was written all the same.
         Err(Errno::STALE) => return Ok(nameless(desk, uid, place.node, (offset, count))),
@@ -121,6 +133,20 @@ pub(super) async fn write(
     }
     let reply = Reply::Written { offset, count: u64::from(count) };
     Ok(Answer::plain(reply).after([Some((place.node, attr))]))
+}
+
+/// Whether nothing has to be known of a file that was written so.
+fn asks_nothing(flags: WriteFlags, known: Option<&Attr>) -> bool {
+    let may_have_suid = known.is_none_or(|attr| attr.mode & 0o6000 != 0);
+    !flags.append && !flags.flush && !(flags.kill_suidgid && may_have_suid)
+}
+
+/// A file is as long as that at least. What is noted so is no state that it was in, and is taken for none.
+fn note_end(desk: &Desk, node: NodeId, end: u64) {
+    let mut shared = desk.shared();
+    if let Some(attr) = shared.nodes.attr(node).filter(|attr| attr.size < end) {
+        shared.nodes.note_attr(node, Attr { size: end, ..attr });
+    }
 }
 
 /// Attributes of an open file: by its fid, unless that may be a path to something else; then by its name.
@@ -168,7 +194,7 @@ async fn same(
 ) -> Outcome {
     let fid = readable(desk, uid, place, handle).await?;
     let length = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
-    if bytes(desk, &fid, offset, length).await? != data {
+    if bytes(desk, &fid, (offset, length), None).await? != data {
         return Err(Errno::CANCELED);
     }
     let attr = attributes(desk, uid, &fid, place).await?;

@@ -24,7 +24,7 @@ async fn bytes(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Result<Vec<
         return Err(Errno::TOOBIG);
     }
     let size = u32::try_from(size).map_err(|_| Errno::TOOBIG)?;
-    let bytes = data::bytes(desk, &fid, 0, size).await?;
+    let bytes = data::bytes(desk, &fid, (0, size), Some(u64::from(size))).await?;
     if bytes.len() == size as usize { Ok(bytes) } else { Err(Errno::IO) }
 }
 
