@@ -88,7 +88,7 @@ impl Cache {
         let changed = flight.seen.inodes.contains(&ino)
             || flight.seen.told.contains(&ino)
             || flight.recalled(entry.id, Covers::Inode);
-        if changed || !entry.no_xattrs || entry.attr.covered_by_parent() || self.holds.has_inode(ino) {
+        if changed || !entry.no_xattrs || self.holds.has_inode(ino) {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|i| i.id == entry.id) else { return };

@@ -208,5 +208,7 @@ fn start(args: &MountArgs, places: &Places, ready: &Ready) -> Result<(Mount, Opt
     config.reconnect = Some(source.reconnect());
     ready.detach()?;
     let note = link.note().map(str::to_owned);
-    Ok((Mount::start(config, link)?, note))
+    let mount = Mount::start(config, link)?;
+    let note = note.or_else(|| mount.cannot_give());
+    Ok((mount, note))
 }

@@ -210,6 +210,14 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.events.run(&driver, &mountpoint, device, config)));
     }
 
+    /// What a foreign protocol cannot give, in a line for people.
+    #[must_use]
+    pub fn cannot_give(&self) -> Option<String> {
+        let kind = self.driver.with(|core, _| core.remote.is_foreign().then(|| core.remote.kind()))?;
+        let (not_given, bound) = self.source.not_given();
+        Some(format!("{kind} cannot give {}: {bound}; `nigh status` says more", not_given.join(", ")))
+    }
+
     /// What `nigh status --json` prints of this mount.
     #[must_use]
     pub fn status(&self) -> serde_json::Value {

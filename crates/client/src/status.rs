@@ -33,6 +33,12 @@ impl Source {
         Source { driver, about, session }
     }
 
+    /// The guarantees that this remote cannot give, and within which time others' changes are seen; for people.
+    pub(crate) fn not_given(&self) -> (Vec<&str>, &str) {
+        let names = self.session.not_given.iter().map(|(name, _)| name.as_str());
+        (names.collect(), &self.session.host_bound)
+    }
+
     /// One object, as `nigh status --json` prints it.
     #[must_use]
     pub fn status(&self) -> Value {

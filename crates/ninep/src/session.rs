@@ -57,7 +57,7 @@ pub(crate) struct TaskId(pub u64);
 const MOST_TASKS: usize = 512;
 const MOST_LOCK_WAITS: usize = 4_096;
 /// How long a server may be silent at the beginning.
-const GREETING: Span = Span::from_secs(30);
+const GREETING: Span = Span::from_secs(15);
 /// When it was silent for so long although something is asked of it, it is asked whether it is there,
 const SILENCE: Span = Span::from_secs(20);
 /// and after so long it is not.
@@ -426,5 +426,9 @@ impl Carried for Session {
 
     fn kind(&self) -> &'static str {
         "9p"
+    }
+
+    fn is_foreign(&self) -> bool {
+        true
     }
 }

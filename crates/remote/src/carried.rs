@@ -74,4 +74,9 @@ pub trait Carried: Remote + Send {
 
     /// What people call this kind of remote.
     fn kind(&self) -> &'static str;
+
+    /// Whether its protocol is not ours, and what it cannot give is said when it is mounted.
+    fn is_foreign(&self) -> bool {
+        false
+    }
 }

@@ -137,6 +137,12 @@ fn make_system() -> Result<()> {
         "gcrt",
         "libgcc_s",
         "libsystemd",
+        "libgcrypt",
+        "libgpg-error",
+        "liblzma",
+        "liblz4",
+        "libzstd",
+        "libcap",
     ];
     for entry in fs::read_dir(&from)?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

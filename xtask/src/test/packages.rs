@@ -39,6 +39,9 @@ const NEEDS: &[Need] = &[
 /// Exercisers from crates.io, with the versions that our exceptions were made for.
 const EXERCISERS: &[(&str, &str)] = &[("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
+/// Another 9P2000.L server than diod.
+const SERVERS: &[(&str, &str)] = &[("unpfs", "0.13.0")];
+
 /// Where `cargo install` puts them.
 pub fn tools() -> PathBuf {
     root::target().join("tools")
@@ -63,7 +66,10 @@ pub fn prepare(groups: &[&Group], no_install: bool) {
         install(&missing);
     }
     if groups.iter().any(|g| matches!(g.name, "tools" | "ninep")) {
-        exercisers(no_install);
+        exercisers(EXERCISERS, no_install);
+    }
+    if groups.iter().any(|g| g.name == "ninep") {
+        exercisers(SERVERS, no_install);
     }
 }
 
@@ -114,13 +120,13 @@ fn install(missing: &[&str]) {
     }
 }
 
-fn exercisers(no_install: bool) {
-    for (name, version) in EXERCISERS {
+fn exercisers(programs: &[(&str, &str)], no_install: bool) {
+    for (name, version) in programs {
         if exerciser(name).is_some() {
             continue;
         }
         if no_install {
-            println!("exerciser missing: {name} {version} (nothing is installed: --no-install)");
+            println!("program missing: {name} {version} (nothing is installed: --no-install)");
             continue;
         }
         println!(

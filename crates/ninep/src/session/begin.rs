@@ -204,16 +204,16 @@ impl Session {
 
 fn shown(term: Term) -> String {
     match term {
-        Term::Session => "until this mount ends".to_owned(),
+        Term::Session => "until the mount ends".to_owned(),
         Term::Limited(Span::ZERO) => "not at all".to_owned(),
-        Term::Limited(span) => format!("{} ms", span.as_millis()),
+        Term::Limited(span) => format!("for {} ms", span.as_millis()),
     }
 }
 
 /// S9, for people.
 fn bound(times: &Times) -> String {
     format!(
-        "9P tells nobody of changes: names are believed {}, their absence {}, attributes and data {}",
+        "it tells nobody of changes, so names are believed {}, their absence {}, attributes and data {}",
         shown(times.names),
         shown(times.absent),
         shown(times.attributes)

@@ -166,7 +166,13 @@ async fn append(
     data: &[u8],
 ) -> Result<(u64, u32), Errno> {
     if let Ok(appends) = appending(desk, uid, place, handle).await {
-        let count = put(desk, &appends, 0, data, true).await?;
+        // A server that does not heed O_APPEND is to overwrite nothing.
+        let known = desk.shared().nodes.attr(place.node).map(|attr| attr.size);
+        let end = match known {
+            Some(end) => end,
+            None => attributes(desk, uid, &appends, place).await?.size,
+        };
+        let count = put(desk, &appends, end, data, true).await?;
         let size = attributes(desk, uid, &appends, place).await?.size;
         return Ok((size.saturating_sub(u64::from(count)), count));
     }

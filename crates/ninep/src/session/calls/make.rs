@@ -7,7 +7,7 @@ use super::super::files::OpenFile;
 use super::super::reach::DIRECTORY;
 use super::{data, look, open};
 use crate::{Rmessage, Tmessage, flags};
-use nigh_types::{Access, Call, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Access, Call, Covers, Entry, Errno, Kind, Name, NodeId, Place, Reply};
 use std::sync::Arc;
 
 /// An inode's group is its directory's where that has setgid (as `v9fs_get_fsgid_for_create`).
@@ -165,7 +165,8 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
     }
     let file = OpenFile { uid, node, fid, appends: None, is_moved: false };
     let handle = Some(desk.shared().files.add(file));
-    let reply = Reply::Made { entry: entry(node, attr), handle, existed: false };
+    let entry = Entry { no_xattrs: true, ..entry(node, attr) };
+    let reply = Reply::Made { entry, handle, existed: false };
     let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
     let told = told_of(desk, own.await);
     Ok(Answer::plain(reply).granting(grants).after([told]))

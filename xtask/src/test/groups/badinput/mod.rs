@@ -74,7 +74,7 @@ fn dirs(world: &World) -> Result<(PathBuf, PathBuf)> {
 }
 
 /// Refused, in one line that names what it is about, with nothing mounted.
-fn refused(world: &World, who: As, arguments: &[&str], codes: &[i32], names: &str) -> Result<()> {
+pub(super) fn refused(world: &World, who: As, arguments: &[&str], codes: &[i32], names: &str) -> Result<()> {
     let before = fs::read_to_string("/proc/self/mountinfo")?;
     let ended = nigh(world, who, arguments)?;
     let said = ended.said.trim();

@@ -3,6 +3,8 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -17,17 +19,21 @@ use crate::test::world::{World, in_memory};
 /// Nothing more comes when a server was silent for so long.
 const SILENCE: Duration = Duration::from_secs(5);
 
-struct Served {
-    server: Server,
+/// Where a case finds a tree of its own: the server, and the tree's name there.
+type Stage<'a> = Box<dyn FnMut(u32) -> Result<(Rc<Server>, PathBuf)> + 'a>;
+
+struct Served<'a> {
+    stage: Stage<'a>,
     started: Instant,
     count: u32,
-    stream: Option<TcpStream>,
+    /// The server of the latest case, and a connection to it.
+    current: Option<(Rc<Server>, TcpStream)>,
     lacks: Vec<&'static str>,
 }
 
-impl Served {
-    fn new(server: Server, lacks: &[&'static str]) -> Served {
-        Served { server, started: Instant::now(), count: 0, stream: None, lacks: lacks.to_vec() }
+impl<'a> Served<'a> {
+    fn new(stage: Stage<'a>, lacks: &[&[&'static str]]) -> Served<'a> {
+        Served { stage, started: Instant::now(), count: 0, current: None, lacks: lacks.concat() }
     }
 
     fn moment(&self) -> Time {
@@ -35,17 +41,17 @@ impl Served {
     }
 }
 
-impl Harness for Served {
+impl Harness for Served<'_> {
     fn attach(&mut self) -> Box<dyn Remote> {
         self.count += 1;
-        let dir = self.server.export.join(format!("case-{}", self.count));
-        std::fs::create_dir(&dir).expect("an export of its own");
-        self.stream = Some(self.server.connect().expect("it listened"));
+        let (server, tree) = (self.stage)(self.count).expect("a server");
+        let stream = server.connect().expect("it listens");
+        self.current = Some((server, stream));
         let second = Term::Limited(Span::from_secs(1));
         Box::new(Session::new(
             self.moment(),
             Config {
-                aname: dir.as_os_str().as_bytes().to_vec(),
+                aname: tree.as_os_str().as_bytes().to_vec(),
                 uname: Vec::new(),
                 uid: 0,
                 gid: 0,
@@ -70,11 +76,8 @@ impl Harness for Served {
                 match remote.poll_output() {
                     Output::Event(event) => events.push(event),
                     Output::Transmit(bytes) => {
-                        self.stream
-                            .as_mut()
-                            .expect("attached")
-                            .write_all(&bytes)
-                            .expect("it takes what is sent");
+                        let (_, stream) = self.current.as_mut().expect("attached");
+                        stream.write_all(&bytes).expect("it takes what is sent");
                     }
                     Output::Timeout(due, _) => break due,
                 }
@@ -84,7 +87,7 @@ impl Harness for Served {
             }
             let now = self.moment();
             let left = Duration::from_nanos(due.since(now).0).clamp(Duration::from_millis(1), SILENCE);
-            let stream = self.stream.as_mut().expect("attached");
+            let (_, stream) = self.current.as_mut().expect("attached");
             stream.set_read_timeout(Some(left)).expect("a timeout");
             let read = stream.read(&mut buffer);
             let now = self.moment();
@@ -130,6 +133,56 @@ const DIOD_LACKS: &[&str] = &["unlinked_files_are_cut_and_changed_while_open"];
 
 pub fn diod(world: &World) -> Result<()> {
     let export = in_memory(&world.root).unwrap_or_else(|| world.root.clone()).join("diod");
-    let server = Server::diod(world, &export)?;
-    judge(&run(&mut Served::new(server, &[NINEP_LACKS, DIOD_LACKS].concat())))
+    let server = Rc::new(Server::diod(world, &export)?);
+    let stage = |count| {
+        let tree = export.join(format!("case-{count}"));
+        std::fs::create_dir(&tree)?;
+        Ok((Rc::clone(&server), tree))
+    };
+    judge(&run(&mut Served::new(Box::new(stage), &[NINEP_LACKS, DIOD_LACKS])))
+}
+
+/// unpfs 0.13.0 has no links, symlinks, devices, xattrs and locks (EOPNOTSUPP to their messages), does not heed O_EXCL in Tlcreate nor a
+/// time that is to be the server's own, takes names that are not UTF-8 for the end of the connection, and fails to list what
+/// goes meanwhile.
+const UNPFS_LACKS: &[&str] = &[
+    "create_finds_an_existing_file_unless_exclusive",
+    "create_truncates_only_on_request",
+    "create_over_a_directory_fails",
+    "fifos_and_sockets_are_made_and_not_opened",
+    "names_are_bytes",
+    "after_is_what_getattr_says",
+    "open_of_what_is_no_file_fails",
+    "unlinked_files_are_cut_and_changed_while_open",
+    "setattr_sets_mode_and_times",
+    "fsync_and_statfs_and_flags",
+    "links_count_and_share",
+    "link_fails_over_names_and_of_directories",
+    "a_second_link_goes_and_the_first_stays",
+    "symlinks_keep_their_bytes",
+    "rename_keeps_nothing_but_files",
+    "rename_between_links_of_one_file_does_nothing",
+    "entries_are_what_lookup_says",
+    "what_stays_is_listed_once_whatever_changes",
+    "xattrs_are_set_read_listed_and_removed",
+    "xattr_flags_create_and_replace",
+    "an_inode_without_xattrs_says_so",
+    "locks_exclude_each_other",
+    "locks_are_split_joined_and_changed",
+    "the_first_lock_in_the_way_is_told",
+    "flock_and_fcntl_locks_do_not_meet",
+    "a_waiting_lock_is_granted_when_it_can_be",
+    "a_waiting_lock_can_be_cancelled",
+    "a_lock_that_was_not_held_before_cannot_be_claimed",
+    "locks_of_removed_and_of_other_things",
+];
+
+pub fn unpfs(world: &World) -> Result<()> {
+    let export = in_memory(&world.root).unwrap_or_else(|| world.root.clone()).join("unpfs");
+    // It has one tree, whatever its name.
+    let stage = |count| {
+        let tree = export.join(format!("case-{count}"));
+        Ok((Rc::new(Server::unpfs(world, &tree)?), PathBuf::new()))
+    };
+    judge(&run(&mut Served::new(Box::new(stage), &[NINEP_LACKS, UNPFS_LACKS])))
 }

@@ -1,8 +1,10 @@
 //! 9P2000.L: servers of others, behind the same cache.
 
+mod bad;
 mod conformance;
 mod posix;
 mod raw;
+mod restart;
 mod server;
 mod wire;
 
@@ -14,6 +16,7 @@ use crate::test::world::World;
 pub fn run(world: &World, tally: &mut Tally) {
     let tests: &[super::Test] = &[
         ("diod conforms as any remote", conformance::diod),
+        ("unpfs conforms as any remote", conformance::unpfs),
         ("a missing name is asked once within its time", wire::missing_names),
         ("with no time each look is one message", wire::no_time),
         ("what is made over a missing name is there at once", wire::made_over_missing),
@@ -21,6 +24,9 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("50,000 names are read in as few messages as can be", wire::large_directory),
         ("a deep path is walked 16 names at a time", wire::deep_paths),
         ("pjdfstest", posix::pjdfstest),
+        ("servers of another kind are refused in one line", bad::at_mount),
+        ("a server that lies once is left, and another session begun", bad::in_the_midst),
+        ("diod killed and started again", restart::killed),
     ];
     for (name, test) in tests {
         let start = Instant::now();
