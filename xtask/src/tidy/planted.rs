@@ -5,7 +5,7 @@ use super::{Problem, Source, line_of};
 
 /// Each bug (`crates/types/src/planted.rs`), and the one file that may ask for it.
 const PLACES: &[(&str, &str)] = &[
-    ("KeepsUngranted", "crates/cache/src/facts.rs"),
+    ("KeepsUngranted", "crates/cache/src/names.rs"),
     ("OutlivesGrant", "crates/cache/src/kernel.rs"),
     ("AcknowledgesFirst", "crates/cache/src/recall.rs"),
     ("ForgetsRecalls", "crates/cache/src/flight.rs"),
@@ -67,7 +67,7 @@ mod tests {
     fn bugs_are_planted_in_their_places_alone() {
         let text = "fn f() { if planted(Bug::OutlivesGrant) { g(); } }";
         assert_eq!(in_code("crates/cache/src/kernel.rs", text), 0);
-        assert_eq!(in_code("crates/cache/src/facts.rs", text), 1);
+        assert_eq!(in_code("crates/cache/src/names.rs", text), 1);
         assert_eq!(in_code("crates/cache/src/kernel.rs", "fn f() { planted(Bug::New) || planted(any) }"), 2);
         assert_eq!(in_code("crates/cache/src/kernel.rs", "fn f() { un_planted(Bug::New) }"), 0);
     }

@@ -138,7 +138,7 @@ pub(super) async fn write(
 /// Whether nothing has to be known of a file that was written so.
 fn asks_nothing(flags: WriteFlags, known: Option<&Attr>) -> bool {
     let may_have_suid = known.is_none_or(|attr| attr.mode & 0o6000 != 0);
-    !flags.append && !flags.flush && !(flags.kill_suidgid && may_have_suid)
+    !(flags.append || flags.flush || flags.kill_suidgid && may_have_suid)
 }
 
 /// A file is as long as that at least. What is noted so is no state that it was in, and is taken for none.

@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 /// Names in a part of an answer.
 const PART: usize = 4_096;
 
-type Names = Vec<(Name, NodeId, Option<Kind>)>;
+type Found = (Name, NodeId, Option<Kind>);
+type Names = Vec<Found>;
 
 pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
     let say = |response| desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
@@ -21,7 +22,7 @@ pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
     };
     let own = desk.attributes_of(uid, dir).await.ok();
     let key = desk.shared().config.cookie_key;
-    let mut rest: Vec<(Cookie, (Name, NodeId, Option<Kind>))> =
+    let mut rest: Vec<(Cookie, Found)> =
         names.into_iter().map(|one| (key.cookie(one.0.as_bytes()), one)).collect();
     rest.sort_unstable_by(|a, b| (a.0, &a.1.0).cmp(&(b.0, &b.1.0)));
     let mut rest = rest.into_iter().peekable();

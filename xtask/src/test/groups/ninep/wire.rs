@@ -110,7 +110,8 @@ pub fn no_time(world: &World) -> Result<()> {
 pub fn made_over_missing(world: &World) -> Result<()> {
     let counted = counted(world, "0ms", &["--negative-timeout=forever"])?;
     fs::write(counted.source.join("there"), "x")?;
-    let makers: [(&str, fn(&Path, &Path) -> std::io::Result<()>); 6] = [
+    type Makes = fn(&Path, &Path) -> std::io::Result<()>;
+    let makers: [(&str, Makes); 6] = [
         ("symlink", |path, _| symlink("target", path)),
         ("create", |path, _| fs::File::create_new(path).map(drop)),
         ("open(O_CREAT)", |path, _| fs::OpenOptions::new().append(true).create(true).open(path).map(drop)),

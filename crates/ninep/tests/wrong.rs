@@ -1,0 +1,216 @@
+//! Servers that do not do as they must: one clear error, no panic, and nothing waits for ever.
+
+mod common;
+#[path = "common/stage.rs"]
+mod stage;
+
+use nigh_ninep::{Data, Few, Qid, Rmessage, Tmessage, VERSION};
+use nigh_remote::{Carried, Event, Remote};
+use nigh_types::{Access, Call, Handle, LockKind, NodeId, Place, Span};
+use stage::{Stage, name, written};
+
+#[test]
+fn nobody_there_is_one_error() {
+    let mut stage = Stage::silent();
+    stage.later(Span::from_secs(30));
+    let Some(Event::Lost { why }) = stage.events.pop_front() else { panic!("it is lost") };
+    assert!(why.contains("does not answer"), "{why}");
+    assert!(stage.session.is_lost());
+}
+
+/// What each wrong beginning is answered with: one line that says why.
+#[test]
+fn servers_of_another_kind_are_refused_in_one_line() {
+    let wrong: [(Rmessage, &str); 6] = [
+        (Rmessage::Version { msize: 65_536, version: b"unknown".to_vec() }, "\"unknown\""),
+        (Rmessage::Version { msize: 65_536, version: b"9P2000".to_vec() }, "\"9P2000\""),
+        (Rmessage::Version { msize: 100, version: VERSION.to_vec() }, "100 bytes"),
+        (Rmessage::Version { msize: 1 << 24, version: VERSION.to_vec() }, "16777216 bytes"),
+        (Rmessage::Lerror { errno: 5 }, "EIO"),
+        (Rmessage::Clunk {}, "Rclunk"),
+    ];
+    for (answer, says) in wrong {
+        let mut stage = Stage::silent();
+        let (tag, _) = stage.asked.pop_front().unwrap();
+        stage.answer(tag, &answer);
+        let events: Vec<Event> = stage.events.drain(..).collect();
+        let [Event::Lost { why }] = &events[..] else { panic!("{answer:?}: {events:?}") };
+        assert!(why.contains(says) && !why.contains('\n'), "{why}");
+    }
+}
+
+#[test]
+fn a_broken_rule_ends_the_session_with_one_line() {
+    type Breaks = fn(&mut Stage, u16) -> Vec<u8>;
+    let breaks: [(&str, Breaks); 8] = [
+        ("tag 77", |_, _| Rmessage::Clunk {}.encode(77)),
+        ("Rreadlink", |_, tag| Rmessage::Readlink { target: b"x".to_vec() }.encode(tag)),
+        ("shorter", |_, _| vec![3, 0, 0, 0, 25, 0, 0]),
+        ("longer", |_, _| vec![0, 0, 0, 0x7f, 25, 0, 0]),
+        ("left over", |_, tag| {
+            let mut bytes = Rmessage::Lerror { errno: 1 }.encode(tag);
+            bytes.extend([0; 4]);
+            bytes[0] += 4;
+            bytes
+        }),
+        ("type 99", |_, tag| vec![7, 0, 0, 0, 99, tag.to_le_bytes()[0], tag.to_le_bytes()[1]]),
+        ("tag", |_, tag| {
+            [Rmessage::Lerror { errno: 1 }.encode(tag), Rmessage::Lerror { errno: 1 }.encode(tag)].concat()
+        }),
+        ("type 24", |_, tag| vec![7, 0, 0, 0, 24, tag.to_le_bytes()[0], tag.to_le_bytes()[1]]),
+    ];
+    for (says, bytes) in breaks {
+        let mut stage = Stage::attached();
+        let root = stage.root();
+        stage.call(Call::GetAttr { node: root });
+        let (tag, _) = stage.asked.pop_front().unwrap();
+        let bytes = bytes(&mut stage, tag);
+        stage.session.handle_input(stage.now, &bytes);
+        stage.drain();
+        let lost = stage.events.iter().find_map(|event| match event {
+            Event::Lost { why } => Some(why.clone()),
+            _ => None,
+        });
+        let why = lost.unwrap_or_else(|| panic!("{says}: {:?}", stage.events));
+        assert!(why.contains(says), "{says}: {why}");
+    }
+}
+
+#[test]
+fn more_than_was_asked_for_is_no_answer() {
+    let mut stage = Stage::attached();
+    let root = stage.root();
+    let (file, handle) = stage.create(&root, "f");
+    for (call, answer) in [
+        (
+            Call::Read { node: file.clone(), handle: Some(handle), offset: 0, length: 4 },
+            Rmessage::Read { data: Data(vec![0; 5]) },
+        ),
+        (
+            Call::Lookup { dir: root.clone(), name: name("f") },
+            Rmessage::Walk { qids: Few(vec![Qid::default(), Qid::default()]) },
+        ),
+    ] {
+        let mut stage = Stage::attached();
+        let (other, theirs) = stage.create(&root, "f");
+        assert_eq!((&other, theirs), (&file, handle));
+        stage.call(call);
+        let (tag, _) = stage.asked.pop_front().unwrap();
+        stage.answer(tag, &answer);
+        assert!(stage.session.is_lost(), "{answer:?}");
+    }
+}
+
+/// A call of each kind.
+fn each(root: &Place, file: &Place, dir: &Place, handle: Handle) -> Vec<Call> {
+    let link = Place { node: NodeId { ino: 77, generation: 3 }, hint: Some((root.node, name("s"))) };
+    let open = Access { read: true, write: true, truncate: true, direct: false, sync: true };
+    let lock = |wait| Call::Lock {
+        node: file.clone(),
+        owner: 1,
+        flock: false,
+        kind: LockKind::Write,
+        start: 0,
+        end: 9,
+        wait,
+        pid: 1,
+        reclaim: false,
+    };
+    vec![
+        Call::Lookup { dir: root.clone(), name: name("x") },
+        Call::Walk { node: file.node, names: vec![name("f")] },
+        Call::GetAttr { node: file.clone() },
+        Call::List { dir: dir.clone() },
+        Call::ReadLink { node: link },
+        Call::Xattrs { node: file.clone() },
+        Call::Xattr { node: file.clone(), name: b"user.x".to_vec() },
+        Call::StatFs { node: root.clone() },
+        Call::Open { node: file.clone(), access: open },
+        Call::Read { node: file.clone(), handle: Some(handle), offset: 0, length: 1 << 20 },
+        Call::Read { node: file.clone(), handle: None, offset: 0, length: 9 },
+        Call::Seek { node: file.clone(), handle: Some(handle), offset: 0, data: true },
+        Call::GetFlags { node: file.clone() },
+        lock(false),
+        lock(true),
+        Call::Unlock { node: file.clone(), owner: 1, flock: false, start: 0, end: 9 },
+        Call::Reopen { node: file.clone(), handle: Handle(900), access: open },
+        Call::Create { dir: dir.clone(), name: name("n"), mode: 0, umask: 0, exclusive: false, access: open },
+        Call::Mkdir { dir: dir.clone(), name: name("n"), mode: 0, umask: 0 },
+        Call::Symlink { dir: dir.clone(), name: name("n"), target: b"t".to_vec() },
+        Call::Link { node: file.clone(), dir: dir.clone(), name: name("n") },
+        Call::Unlink { dir: root.clone(), name: name("f"), keep: Some(file.node) },
+        Call::Rmdir { dir: root.clone(), name: name("d") },
+        Call::Rename {
+            from: root.clone(),
+            name: name("f"),
+            to: dir.clone(),
+            new_name: name("g"),
+            no_replace: false,
+            exchange: false,
+            keep: None,
+        },
+        Call::SetAttr { node: file.clone(), handle: Some(handle), set: nigh_types::SetAttr::default() },
+        written(file, handle, &[7; 100_000], false),
+        written(file, handle, &[7; 100], true),
+        Call::SetXattr {
+            node: file.clone(),
+            name: b"user.x".to_vec(),
+            value: vec![1],
+            flags: 0,
+            kill_sgid: false,
+        },
+        Call::RemoveXattr { node: file.clone(), name: b"user.x".to_vec() },
+        Call::Fsync { node: file.clone(), handle: Some(handle), data_only: true },
+        Call::Fsync { node: dir.clone(), handle: None, data_only: false },
+    ]
+}
+
+/// A call of each kind to a server that fails everything: each is answered, and nothing else happens.
+#[test]
+fn errors_to_everything_are_answers() {
+    let mut stage = Stage::attached();
+    let root = stage.root();
+    let (file, handle) = stage.create(&root, "f");
+    let dir = stage.mkdir(&root, "d");
+    let calls = each(&root, &file, &dir, handle);
+    for errno in [5, 2, 116, 13, 95, 0, 70_000, u32::MAX] {
+        for call in calls.clone() {
+            let text = format!("{call:?}");
+            let id = stage.call(call);
+            while let Some((tag, _)) = stage.asked.pop_front() {
+                stage.answer(tag, &Rmessage::Lerror { errno });
+            }
+            let response = stage.response(id).unwrap_or_else(|| panic!("no answer to {text} by {errno}"));
+            let may = ["Xattrs", "Unlock", "Lookup"];
+            // What is open is told from memory where it has lost its name.
+            let gone = matches!(errno, 2 | 116);
+            let fine = gone || response.result.is_err() || may.iter().any(|kind| text.starts_with(kind));
+            assert!(fine, "{text}: {response:?}");
+        }
+        assert!(stage.session.is_linked());
+    }
+}
+
+#[test]
+fn a_listing_that_does_not_go_on_ends_the_session() {
+    let mut stage = Stage::attached();
+    let root = stage.root();
+    stage.call(Call::List { dir: root });
+    let mut turns = 0;
+    while let Some((tag, message)) = stage.asked.pop_front() {
+        let answer = match message {
+            Tmessage::Readdir { .. } => {
+                let mut bytes = vec![0; 13];
+                bytes.extend(0u64.to_le_bytes());
+                bytes.push(8);
+                bytes.extend([1, 0, b'x']);
+                Rmessage::Readdir { entries: Data(bytes) }
+            }
+            other => stage.server.answer(stage.now, &other),
+        };
+        stage.answer(tag, &answer);
+        turns += 1;
+        assert!(turns < 100, "it goes on and on");
+    }
+    assert!(stage.session.is_lost());
+}
