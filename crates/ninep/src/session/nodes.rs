@@ -117,6 +117,16 @@ impl Nodes {
         Some(known)
     }
 
+    /// It was just made: what had its number before is gone.
+    pub fn born(&mut self, node: NodeId) {
+        let before: Vec<Key> = self.known.keys().filter(|(_, known)| *known == node).copied().collect();
+        for (uid, node) in before {
+            self.forget(uid, node);
+        }
+        self.attrs.remove(&node);
+        self.links.remove(&node);
+    }
+
     /// The fid of a node, if nobody else uses it, is taken away: it becomes something else.
     pub fn take_unused(&mut self, uid: u32, node: NodeId) -> Option<Known> {
         let is_unused =

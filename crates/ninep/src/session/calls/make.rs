@@ -78,6 +78,7 @@ async fn made(
     target: Option<&[u8]>,
 ) -> Outcome {
     let (fid, node, _) = desk.walk_one(at, name).await?;
+    desk.shared().nodes.born(node);
     let own = desk.ask(attributes_of(at));
     let (node, attr) = look::found(desk, uid, (dir.node, name), fid, node).await?;
     let mut entry = entry(node, attr);
@@ -158,7 +159,12 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
     };
     let Rmessage::Lcreate { qid, .. } = answer else { return Err(Errno::PROTO) };
     let own = desk.ask(attributes_of(&at));
-    let node = desk.shared().nodes.node(qid);
+    let node = {
+        let mut shared = desk.shared();
+        let node = shared.nodes.node(qid);
+        shared.nodes.born(node);
+        node
+    };
     let (told, attr) = desk.attributes(&fid).await?;
     if told != node {
         return Err(Errno::STALE);
@@ -193,7 +199,14 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
     if desk.kind(uid, place).await? == Kind::Directory {
         return Err(Errno::PERM);
     }
-    let fid = desk.reach(uid, place).await?.fid;
+    // What is remembered of it may lead nowhere: it is looked at before it gets another name.
+    let fid = desk.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted: crate::mask::BASIC }).await;
+    let fid = match fid {
+        Ok((_, fid)) => fid,
+        // Of what is open without a name some servers tell nothing.
+        Err(Errno::STALE) => desk.reach(uid, place).await?.fid,
+        Err(errno) => return Err(errno),
+    };
     let (number, text) = (fid.number(), name.as_bytes().to_vec());
     let message = |dir| Tmessage::Link { dir, fid: number, name: text.clone() };
     let (_, at) = in_dir(desk, uid, dir, message).await?;

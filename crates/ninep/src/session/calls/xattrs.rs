@@ -15,7 +15,18 @@ const REPLACE: u32 = 2;
 
 /// The bytes of one, or with no name of the list of all.
 async fn bytes(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let at = desk.reach(uid, place).await?.fid;
+    let reached = desk.reach(uid, place).await?;
+    match bytes_by(desk, &reached.fid, name).await {
+        Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
+            drop(desk.shared().nodes.forget(uid, place.node));
+            let at = desk.reach_by_hint(uid, place).await?;
+            bytes_by(desk, &at, name).await
+        }
+        bytes => bytes,
+    }
+}
+
+async fn bytes_by(desk: &Desk, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
     let fid = Fid::new(desk);
     let message = Tmessage::Xattrwalk { fid: at.number(), new: fid.number(), name: name.to_vec() };
     let Rmessage::Xattrwalk { size } = desk.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
@@ -68,8 +79,29 @@ pub(super) async fn set(
 }
 
 async fn change(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>, value: &[u8], flags: u32) -> Outcome {
-    let at = desk.reach(uid, place).await?.fid;
-    let fid = unopened(desk, uid, place, &at).await?;
+    let reached = desk.reach(uid, place).await?;
+    match change_by(desk, uid, (place, &reached.fid), &name, value, flags).await {
+        Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
+            drop(desk.shared().nodes.forget(uid, place.node));
+            let at = desk.reach_by_hint(uid, place).await?;
+            change_by(desk, uid, (place, &at), &name, value, flags).await?;
+        }
+        changed => changed?,
+    }
+    let (node, attr) = desk.attributes_of(uid, place).await?;
+    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+}
+
+async fn change_by(
+    desk: &Desk,
+    uid: u32,
+    (place, at): (&Place, &Arc<Fid>),
+    name: &[u8],
+    value: &[u8],
+    flags: u32,
+) -> Result<(), Errno> {
+    let fid = unopened(desk, uid, place, at).await?;
+    let name = name.to_vec();
     let message = Tmessage::Xattrcreate { fid: fid.number(), name, size: value.len() as u64, flags };
     desk.ask(message).await?;
     let most = desk.shared().most_data() as usize;
@@ -83,9 +115,7 @@ async fn change(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>, value: &[u8
     // It takes effect with this, and fails here if it fails.
     let asked = desk.ask(Tmessage::Clunk { fid: fid.number() });
     fid.ended();
-    asked.await?;
-    let (node, attr) = desk.attributes_of(uid, place).await?;
-    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+    asked.await.map(drop)
 }
 
 /// Another fid of the same thing, which becomes the xattr.

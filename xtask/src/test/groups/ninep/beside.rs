@@ -1,0 +1,48 @@
+//! What others change on the server's disk, or on a second mount, is seen within the time that was chosen.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::test::mount::{How, Mount};
+use crate::test::over::Over;
+use crate::test::table::{self, Table, Verdict};
+use crate::test::world::{As, World};
+
+/// The time of everything where none is said, and what it takes to look.
+const WITHIN: Duration = Duration::from_millis(1_800);
+
+fn how() -> How {
+    How { over: Some((Over::Ninep, None)), ..How::new(As::Us) }
+}
+
+pub fn on_disk(world: &World) -> Result<()> {
+    let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
+    let mount = Mount::new(world, &source, &point, &how())?;
+    let table = Table { name: "shared", beside: Some(&source), within: WITHIN };
+    judge(&table::run(world, &point, As::Us, &table, Some(&mount))?)?;
+    mount.unmount()
+}
+
+pub fn second_mount(world: &World) -> Result<()> {
+    let (source, point, second) =
+        (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?, world.dir("mnt-second", As::Us)?);
+    let mount = Mount::new(world, &source, &point, &how())?;
+    let other = Mount::new(world, &source, &second, &how())?;
+    let table = Table { name: "shared", beside: Some(&second), within: WITHIN };
+    judge(&table::run(world, &point, As::Us, &table, Some(&mount))?)?;
+    other.unmount()?;
+    mount.unmount()
+}
+
+fn judge(verdicts: &table::Verdicts) -> Result<()> {
+    let failed = verdicts.iter().filter_map(|(case, verdict)| match verdict {
+        Verdict::Failed(why) => Some(format!("{case}: {why}")),
+        _ => None,
+    });
+    let failed: Vec<String> = failed.collect();
+    let passed = verdicts.values().filter(|verdict| **verdict == Verdict::Passed).count();
+    println!("others' changes: {passed} of {} cases are seen within {WITHIN:?}", verdicts.len());
+    ensure!(failed.is_empty() && passed >= 15, "{} cases failed:\n  {}", failed.len(), failed.join("\n  "));
+    Ok(())
+}
