@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
+use crate::grants::Held;
 use crate::op::{Answer, Caller};
 use nigh_types::{Call, Covers, Entry, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
 
@@ -122,6 +123,7 @@ impl Cache {
     }
 
     pub(crate) fn xattrs_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: Response) {
+        let grants = response.grants;
         let set = match response.result {
             Ok(Reply::Xattrs(set)) => set,
             Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
@@ -158,7 +160,10 @@ impl Cache {
             && let Some((_, held)) = self.attr_of(now, id)
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
-            inode.xattrs = Some(Box::new((set, held.deadline)));
+            // Attributes may have been asked later, and stand longer.
+            let own = flight.granted(&grants, id, Covers::Inode).map(|grant| Held::begin(grant, flight.sent));
+            let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
+            inode.xattrs = Some(Box::new((set, deadline)));
         }
     }
 

@@ -325,7 +325,7 @@ impl Remote for Session {
         };
         if matches!(request.call, Call::Lock { .. }) {
             self.desk.shared().cancelled.insert(id);
-        } else if !request.call.is_mutation() && request.call.is_answered() && !makes_handle(&request.call) {
+        } else if !request.call.is_mutation() && request.call.is_answered() && !goes_on(&request.call) {
             self.end(task);
             self.answer(id, Errno::INTR);
         }
@@ -388,9 +388,9 @@ impl Remote for Session {
     }
 }
 
-/// Whether its answer is of a file that is open from then on.
-fn makes_handle(call: &Call) -> bool {
-    matches!(call, Call::Open { .. } | Call::Reopen { .. })
+/// Whether it changes something here: its answer is of a file that is open from then on, or a lock is let go.
+fn goes_on(call: &Call) -> bool {
+    matches!(call, Call::Open { .. } | Call::Reopen { .. } | Call::Unlock { .. })
 }
 
 impl Carried for Session {

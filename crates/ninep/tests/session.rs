@@ -6,7 +6,9 @@ mod stage;
 
 use nigh_ninep::{FrameReader, Rmessage, Tmessage, mask};
 use nigh_remote::{Carried, Event, Remote};
-use nigh_types::{Access, Call, CallId, Covers, Errno, LockKind, Reply, Response, Span, Term};
+use nigh_types::{
+    Access, Call, CallId, Covers, Errno, Handle, LockKind, Place, Reply, Response, SetAttr, Span, Term,
+};
 use stage::{Stage, name, read_write, written};
 
 #[test]
@@ -309,4 +311,74 @@ fn open_files_are_read_by_several_messages_in_flight() {
     assert_eq!(stage.response(id).map(|r| r.result), Some(Ok(Reply::Data(data))));
     let opened = stage.done(read_write(&file));
     assert!(opened.result.is_ok() && mask::BASIC == 0x7ff);
+}
+
+/// A file that was kept open without an answer is closed before it is open.
+#[test]
+fn what_is_released_while_it_is_kept_is_not_left_open() {
+    let mut stage = Stage::attached();
+    let root = stage.root();
+    let (file, handle) = stage.create(&root, "f");
+    stage.call(Call::Release { handles: vec![handle] });
+    stage.check_fids();
+    let before = stage.server.fids.len();
+    let chosen = Handle(Handle::CHOSEN | 1);
+    stage.call(Call::Keep { node: file.clone(), names: vec![name("f")], handle: chosen });
+    stage.call(Call::Release { handles: vec![chosen] });
+    stage.check_fids();
+    assert_eq!(stage.server.fids.len(), before);
+}
+
+/// Of such a file its own fid tells, as long as that is still of it.
+#[test]
+fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
+    let mut stage = Stage::attached();
+    let root = stage.root();
+    let (file, handle) = stage.create(&root, "f");
+    stage.done(written(&file, handle, b"some data", false)).result.unwrap();
+    let rename = Call::Rename {
+        from: root.clone(),
+        name: name("f"),
+        to: root.clone(),
+        new_name: name("g"),
+        no_replace: false,
+        exchange: false,
+        keep: None,
+    };
+    stage.done(rename).result.unwrap();
+    let unlink = Call::Unlink { dir: root.clone(), name: name("g"), keep: None };
+    stage.done(unlink).result.unwrap();
+    let bare = Place::bare(file.node);
+    let Ok(Reply::Attr(_, attr)) = stage.done(Call::GetAttr { node: bare.clone() }).result else {
+        panic!("it is open")
+    };
+    assert_eq!((attr.size, attr.nlink), (9, 0));
+    let set = SetAttr { size: Some(4), ..SetAttr::default() };
+    let cut = stage.done(Call::SetAttr { node: bare, handle: Some(handle), set });
+    assert!(matches!(cut.result, Ok(Reply::Attr(_, attr)) if attr.size == 4), "{cut:?}");
+}
+
+/// All tags may be out, and what is out is called off.
+#[test]
+fn what_calls_off_others_does_not_wait_for_their_tags() {
+    let mut stage = Stage::attached();
+    stage.server.most = 8_192;
+    let root = stage.root();
+    let (file, _) = stage.create(&root, "f");
+    stage.reconnect();
+    stage.session.handle_reclaimed(stage.now);
+    stage.drain();
+    let read = Call::Read { node: file, handle: None, offset: 0, length: 1 << 20 };
+    assert!(stage.done(read.clone()).result.is_ok());
+    let reads: Vec<CallId> = (0..40).map(|_| stage.call(read.clone())).collect();
+    let out = stage.asked.len();
+    for id in &reads {
+        stage.session.handle_cancel(stage.now, *id);
+    }
+    stage.drain();
+    let flushes = stage.asked.iter().filter(|(_, message)| matches!(message, Tmessage::Flush { .. })).count();
+    assert_eq!(flushes, out, "each is called off");
+    stage.serve();
+    stage.check_fids();
+    assert!(matches!(stage.done(Call::GetAttr { node: root }).result, Ok(Reply::Attr(..))));
 }

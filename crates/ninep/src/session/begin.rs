@@ -96,7 +96,8 @@ impl Session {
         let session = self.agreed(root, root_attr);
         if !self.established {
             self.established = true;
-            return self.event(Event::Attached(session));
+            self.event(Event::Attached(session));
+            return self.begin_waiting();
         }
         (self.reclaiming, self.lapsed) = (true, false);
         // Claims of a session before are of no meaning, and what a release names was forgotten with the connection.

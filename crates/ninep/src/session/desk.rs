@@ -263,14 +263,19 @@ impl Shared {
             *self.spoken_of.entry(*fid).or_default() += 1;
         }
         self.slots.insert(slot, waits);
-        self.queue.push_back((slot, message.clone()));
+        match message {
+            // What calls off others is not to wait for their tags.
+            Tmessage::Flush { .. } => self.queue.push_front((slot, message.clone())),
+            _ => self.queue.push_back((slot, message.clone())),
+        }
         self.send_queued();
         slot
     }
 
     /// Sends what there are tags for, in its order.
     fn send_queued(&mut self) {
-        while self.tags.len() < usize::from(MOST_TAGS)
+        let is_flush = |queued: Option<&(u64, Tmessage)>| matches!(queued, Some((_, Tmessage::Flush { .. })));
+        while (self.tags.len() < usize::from(MOST_TAGS) || is_flush(self.queue.front()))
             && let Some((number, message)) = self.queue.pop_front()
         {
             let tag = if matches!(message, Tmessage::Version { .. }) { NO_TAG } else { self.free_tag() };
@@ -288,13 +293,14 @@ impl Shared {
         }
     }
 
-    /// There is one.
+    /// There is one: each message in flight can have one that calls it off.
     fn free_tag(&mut self) -> u16 {
+        const NUMBERS: u16 = 2 * MOST_TAGS + 1;
         while self.tags.contains_key(&self.next_tag) {
-            self.next_tag = (self.next_tag + 1) % MOST_TAGS;
+            self.next_tag = (self.next_tag + 1) % NUMBERS;
         }
         let tag = self.next_tag;
-        self.next_tag = (tag + 1) % MOST_TAGS;
+        self.next_tag = (tag + 1) % NUMBERS;
         tag
     }
 
@@ -438,7 +444,11 @@ impl Shared {
                 Gone::Fid { number, epoch, state } if epoch == self.epoch => match state {
                     FidState::Stands => self.clunk(number),
                     // Whatever is to make it is in flight, and sees to it.
-                    FidState::Asked if self.slots.values().any(|slot| slot.makes == Some(number)) => {}
+                    FidState::Asked
+                        if self
+                            .slots
+                            .values()
+                            .any(|slot| slot.makes == Some(number) || slot.ends == Some(number)) => {}
                     FidState::Asked => self.fids.free(number),
                     FidState::Ended => {}
                 },

@@ -26,6 +26,8 @@ pub(crate) struct Files {
     open: BTreeMap<Handle, OpenFile>,
     by_node: BTreeMap<(u32, NodeId), Vec<Handle>>,
     next: u64,
+    /// Handles under which a file is being opened without an answer, and whether they were released meanwhile.
+    keeping: BTreeMap<Handle, bool>,
     pub locks: FileLocks,
     /// States of files' data that own writes made of one another.
     own: BTreeMap<NodeId, Vec<DataStamp>>,
@@ -48,6 +50,16 @@ impl Files {
         self.open.contains_key(&handle)
     }
 
+    /// A file is being opened under that number, and nobody waits for it.
+    pub fn keep_begins(&mut self, handle: Handle) {
+        self.keeping.insert(handle, false);
+    }
+
+    /// Whether it is still wanted.
+    pub fn keep_ends(&mut self, handle: Handle) -> bool {
+        self.keeping.remove(&handle) == Some(false)
+    }
+
     /// Under a number that somebody chose and nobody uses.
     pub fn add_as(&mut self, handle: Handle, file: OpenFile) {
         self.by_node.entry((file.uid, file.node)).or_default().push(handle);
@@ -55,6 +67,9 @@ impl Files {
     }
 
     pub fn remove(&mut self, handle: Handle) -> Option<OpenFile> {
+        if let Some(released) = self.keeping.get_mut(&handle) {
+            *released = true;
+        }
         let file = self.open.remove(&handle)?;
         let key = (file.uid, file.node);
         if let Some(handles) = self.by_node.get_mut(&key) {
@@ -97,6 +112,17 @@ impl Files {
         files.find(|file| !file.is_moved).map(|file| Arc::clone(&file.fid))
     }
 
+    /// Any of them, also such of which no more than data may be asked unless its qid is seen to be the node's.
+    pub fn any_moved(&self, uid: u32, node: NodeId) -> Option<Arc<Fid>> {
+        let handle = self.by_node.get(&(uid, node))?.first()?;
+        self.open.get(handle).map(|file| Arc::clone(&file.fid))
+    }
+
+    /// The fid of a handle, as [`Files::any_moved`] has it.
+    pub fn fid_moved(&mut self, handle: Handle, node: NodeId) -> Option<Arc<Fid>> {
+        self.get(handle, node).ok().flatten().map(|file| Arc::clone(&file.fid))
+    }
+
     /// An own write made one state of a file's data of another.
     pub fn followed(&mut self, node: NodeId, before: DataStamp, after: DataStamp) {
         let states = self.own.entry(node).or_default();
@@ -129,6 +155,7 @@ impl Files {
         self.open.clear();
         self.by_node.clear();
         self.own.clear();
+        self.keeping.clear();
         self.locks = FileLocks::default();
     }
 }

@@ -246,10 +246,16 @@ impl Desk {
     pub async fn attributes_of(&self, uid: u32, place: &Place) -> Result<(NodeId, Attr), Errno> {
         let wanted = crate::mask::BASIC;
         let answer = self.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted }).await;
-        if answer.as_ref().err() == Some(&Errno::STALE)
-            && let Some(attr) = self.left_open(uid, place.node)
-        {
-            return Ok((place.node, attr));
+        if answer.as_ref().err() == Some(&Errno::STALE) {
+            let open = self.shared().files.any_moved(uid, place.node);
+            if let Some(fid) = open
+                && let Ok(attr) = self.attributes_by(&fid, place.node).await
+            {
+                return Ok((place.node, attr));
+            }
+            if let Some(attr) = self.left_open(uid, place.node) {
+                return Ok((place.node, attr));
+            }
         }
         let (answer, _) = answer?;
         let Rmessage::Getattr { attributes } = answer else { return Err(Errno::PROTO) };
@@ -259,7 +265,7 @@ impl Desk {
     /// The attributes of an open file of which the server tells none.
     pub fn left_open(&self, uid: u32, node: NodeId) -> Option<Attr> {
         let shared = self.shared();
-        shared.files.any(uid, node)?;
+        shared.files.any_moved(uid, node)?;
         let attr = shared.nodes.attr(node)?;
         Some(Attr { nlink: if attr.nlink == 1 { 0 } else { attr.nlink }, ..attr })
     }

@@ -55,7 +55,16 @@ pub(super) async fn set(
         };
         return Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]));
     }
-    desk.ask_of(uid, place, |fid| change(fid, &set)).await?;
+    let changed = desk.ask_of(uid, place, |fid| change(fid, &set)).await;
+    if changed.as_ref().err() == Some(&Errno::STALE) {
+        // It was moved, and has no name by which it is reached: its own fid serves if it is still of this file.
+        let moved = handle.and_then(|handle| desk.shared().files.fid_moved(handle, place.node));
+        let fid = moved.ok_or(Errno::STALE)?;
+        desk.attributes_by(&fid, place.node).await?;
+        desk.ask(change(fid.number(), &set)).await?;
+    } else {
+        changed?;
+    }
     let (node, attr) = desk.attributes_of(uid, place).await?;
     Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
 }

@@ -139,7 +139,7 @@ async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Res
             }
             // Without a name it is locked by whatever has it open.
             Err(Errno::STALE) => {
-                let open = desk.shared().files.any(uid, place.node);
+                let open = desk.shared().files.any_moved(uid, place.node);
                 open.ok_or(Errno::STALE)?
             }
             opened => opened?,

@@ -11,8 +11,12 @@ use nigh_types::{Access, Call, Covers, Entry, Errno, Kind, Name, NodeId, Place, 
 use std::sync::Arc;
 
 /// An inode's group is its directory's where that has setgid (as `v9fs_get_fsgid_for_create`).
-fn group(desk: &Desk, dir: &Place, gid: u32) -> u32 {
-    let attr = desk.shared().nodes.attr(dir.node);
+async fn group(desk: &Desk, uid: u32, dir: &Place, gid: u32) -> u32 {
+    let known = desk.shared().nodes.attr(dir.node);
+    let attr = match known {
+        Some(attr) => Some(attr),
+        None => desk.attributes_of(uid, dir).await.ok().map(|(_, attr)| attr),
+    };
     attr.filter(|attr| attr.mode & 0o2000 != 0).map_or(gid, |attr| attr.gid)
 }
 
@@ -40,30 +44,30 @@ async fn in_dir(
 pub(super) async fn make(desk: &Desk, uid: u32, gid: u32, call: Call) -> Outcome {
     match call {
         Call::Create { dir, name, mode, umask, exclusive, access } => {
-            let how = How { mode: mode & !umask, gid: group(desk, &dir, gid), access };
+            let how = How { mode: mode & !umask, gid: group(desk, uid, &dir, gid).await, access };
             create(desk, uid, (&dir, &name), &how, exclusive).await
         }
         Call::Mknod { dir, name, kind, mode, umask, rdev } => {
-            let gid = group(desk, &dir, gid);
+            let gid = group(desk, uid, &dir, gid).await;
             let (major, minor) = ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
             let mode = kind.mode_bits() | (mode & !umask & 0o7777);
             let text = name.as_bytes().to_vec();
             let message = |dir| Tmessage::Mknod { dir, name: text.clone(), mode, major, minor, gid };
-            let (_, at) = in_dir(desk, uid, &dir, message).await?;
-            made(desk, uid, (&dir, &at, &name), None).await
+            let (answer, at) = in_dir(desk, uid, &dir, message).await?;
+            made(desk, uid, (&dir, &at, &name), &answer, None).await
         }
         Call::Mkdir { dir, name, mode, umask } => {
-            let gid = group(desk, &dir, gid);
+            let gid = group(desk, uid, &dir, gid).await;
             let (mode, text) = (mode & !umask & 0o7777, name.as_bytes().to_vec());
             let message = |dir| Tmessage::Mkdir { dir, name: text.clone(), mode, gid };
-            let (_, at) = in_dir(desk, uid, &dir, message).await?;
-            made(desk, uid, (&dir, &at, &name), None).await
+            let (answer, at) = in_dir(desk, uid, &dir, message).await?;
+            made(desk, uid, (&dir, &at, &name), &answer, None).await
         }
         Call::Symlink { dir, name, target } => {
-            let (gid, text) = (group(desk, &dir, gid), name.as_bytes().to_vec());
+            let (gid, text) = (group(desk, uid, &dir, gid).await, name.as_bytes().to_vec());
             let message = |dir| Tmessage::Symlink { dir, name: text.clone(), target: target.clone(), gid };
-            let (_, at) = in_dir(desk, uid, &dir, message).await?;
-            made(desk, uid, (&dir, &at, &name), Some(&target)).await
+            let (answer, at) = in_dir(desk, uid, &dir, message).await?;
+            made(desk, uid, (&dir, &at, &name), &answer, Some(&target)).await
         }
         Call::Link { node, dir, name } => link(desk, uid, &node, &dir, &name).await,
         _ => Err(Errno::NOSYS),
@@ -75,17 +79,29 @@ async fn made(
     desk: &Desk,
     uid: u32,
     (dir, at, name): (&Place, &Fid, &Name),
+    answer: &Rmessage,
     target: Option<&[u8]>,
 ) -> Outcome {
+    let (Rmessage::Mkdir { qid } | Rmessage::Mknod { qid } | Rmessage::Symlink { qid }) = answer else {
+        return Err(Errno::PROTO);
+    };
     let (fid, node, _) = desk.walk_one(at, name).await?;
-    desk.shared().nodes.born(node);
+    let is_it = {
+        let mut shared = desk.shared();
+        let is_it = shared.nodes.node(*qid) == node;
+        if is_it {
+            shared.nodes.born(node);
+        }
+        is_it
+    };
     let own = desk.ask(attributes_of(at));
     let (node, attr) = look::found(desk, uid, (dir.node, name), fid, node).await?;
     let mut entry = entry(node, attr);
-    entry.target = target.map(Into::into);
-    let reply = Reply::Made { entry, handle: None, existed: false };
+    entry.target = target.filter(|_| is_it).map(Into::into);
+    // Others may have put something else there.
+    let reply = Reply::Made { entry, handle: None, existed: !is_it };
     let mut grants = vec![(dir.node, Covers::Entry), (node, Covers::Inode)];
-    if node.generation == DIRECTORY {
+    if node.generation == DIRECTORY && is_it {
         grants.push((node, Covers::Names));
     }
     let told = told_of(desk, own.await);
