@@ -266,7 +266,19 @@ mod tests {
         assert_eq!(attach("nigh://host"), "");
         assert_eq!(attach("unix:///run/s.sock:x/sub"), "x/sub");
         assert_eq!(attach("unix:///run/s.sock"), "");
-        for bad in ["nigh:///x", "nigh://h:x/y", "nigh://a@h/x", "nigh://::1/x", "unix://run/s", "9p://h/a"] {
+        assert_eq!(attach("9p://host:5640/srv/tree"), "/srv/tree");
+        assert_eq!(attach("9p://[::1]/srv"), "/srv");
+        assert_eq!(attach("9p://host"), "");
+        assert_eq!(attach("9p+unix:///run/s.sock:tree"), "tree");
+        for bad in [
+            "nigh:///x",
+            "nigh://h:x/y",
+            "nigh://a@h/x",
+            "nigh://::1/x",
+            "unix://run/s",
+            "smb://h/a",
+            "9p:///a",
+        ] {
             let error = parse(&[bad]).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some(), "{bad}: {error}");
         }
