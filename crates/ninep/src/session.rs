@@ -24,12 +24,23 @@ use std::task::{Context, Poll, Waker};
 /// How long facts are believed: 9P tells nobody of changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// What a name leads to, and a directory's listing.
+    /// What a name leads to.
     pub names: Term,
     /// That a name leads nowhere.
     pub absent: Term,
     /// Attributes, symlink targets, xattrs, and file data.
     pub attributes: Term,
+}
+
+impl Times {
+    /// A directory's listing says of each name that it is there, and of all others that they are not.
+    #[must_use]
+    pub fn listing(&self) -> Term {
+        match (self.names, self.absent) {
+            (Term::Limited(names), Term::Limited(absent)) => Term::Limited(names.min(absent)),
+            (Term::Session, term) | (term, Term::Session) => term,
+        }
+    }
 }
 
 /// Whom to attach to, and how.

@@ -4,12 +4,12 @@ mod common;
 #[path = "common/stage.rs"]
 mod stage;
 
-use nigh_ninep::{FrameReader, Rmessage, Tmessage, mask};
+use nigh_ninep::{Config, FrameReader, Rmessage, Times, Tmessage, mask};
 use nigh_remote::{Carried, Event, Remote};
 use nigh_types::{
     Access, Call, CallId, Covers, Errno, Handle, LockKind, Place, Reply, Response, SetAttr, Span, Term,
 };
-use stage::{Stage, name, read_write, written};
+use stage::{Stage, config, name, read_write, written};
 
 #[test]
 fn no_fid_is_left_behind() {
@@ -327,6 +327,34 @@ fn what_is_released_while_it_is_kept_is_not_left_open() {
     stage.call(Call::Release { handles: vec![chosen] });
     stage.check_fids();
     assert_eq!(stage.server.fids.len(), before);
+}
+
+/// It says of each name that it is there, and of all others that they are not.
+#[test]
+fn a_listing_is_believed_no_longer_than_either_of_the_things_it_says() {
+    let (short, long) = (Term::Limited(Span::from_millis(300)), Term::Limited(Span::from_secs(7)));
+    let none = Term::Limited(Span::ZERO);
+    let times = [
+        (short, long, Some(short)),
+        (long, short, Some(short)),
+        (Term::Session, short, Some(short)),
+        (short, Term::Session, Some(short)),
+        (Term::Session, Term::Session, Some(Term::Session)),
+        (Term::Session, none, None),
+        (none, Term::Session, None),
+    ];
+    for (names, absent, expected) in times {
+        let mut stage =
+            Stage::attached_with(Config { times: Times { names, absent, attributes: long }, ..config() });
+        let root = stage.root();
+        let made = stage.done(Call::Mkdir { dir: root.clone(), name: name("d"), mode: 0o755, umask: 0 });
+        let listed = stage.done(Call::List { dir: root });
+        for (what, response) in [("made", made), ("listed", listed)] {
+            let terms = response.grants.iter().filter(|grant| grant.covers == Covers::Names);
+            let terms: Vec<Term> = terms.map(|grant| grant.term).collect();
+            assert_eq!(terms, Vec::from_iter(expected), "{what}: names {names:?}, absence {absent:?}");
+        }
+    }
 }
 
 /// Of such a file its own fid tells, as long as that is still of it.

@@ -49,7 +49,8 @@ impl Desk {
         let mut given: Vec<Grant> = Vec::new();
         for (node, covers) in grants {
             let term = match covers {
-                Covers::Names | Covers::Entry => times.names,
+                Covers::Names => times.listing(),
+                Covers::Entry => times.names,
                 Covers::Absence => times.absent,
                 Covers::Inode | Covers::Data => times.attributes,
             };

@@ -44,9 +44,14 @@ pub struct Stage {
 impl Stage {
     /// Nothing is answered yet.
     pub fn silent() -> Stage {
+        Stage::with(config())
+    }
+
+    /// The same, configured so.
+    pub fn with(config: Config) -> Stage {
         let now = Time(1_000_000_000);
         let mut stage = Stage {
-            session: Session::new(now, config()),
+            session: Session::new(now, config),
             frames: FrameReader::new(1 << 20),
             asked: VecDeque::new(),
             events: VecDeque::new(),
@@ -60,7 +65,11 @@ impl Stage {
 
     /// Attached to the server.
     pub fn attached() -> Stage {
-        let mut stage = Stage::silent();
+        Stage::attached_with(config())
+    }
+
+    pub fn attached_with(config: Config) -> Stage {
+        let mut stage = Stage::with(config);
         stage.serve();
         let event = stage.events.pop_front();
         assert!(matches!(event, Some(Event::Attached(_))), "{event:?}");

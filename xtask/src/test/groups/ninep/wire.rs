@@ -103,6 +103,12 @@ pub fn no_time(world: &World) -> Result<()> {
     for look in 1..=5 {
         counted.costs(&[("Twalk", 1)], || missing(&path)).with_context(|| format!("G2: look {look}"))?;
     }
+    fs::create_dir(counted.source.join("dir"))?;
+    fs::write(counted.source.join("dir/there"), "x")?;
+    let listed = fs::read_dir(counted.at("dir"))?.count();
+    ensure!(listed == 1, "{listed} names");
+    let path = counted.at("dir/none");
+    counted.costs(&[("Twalk", 1)], || missing(&path)).context("G2: a listing does not answer for it")?;
     counted.mount.unmount()
 }
 
