@@ -40,19 +40,16 @@ impl Cache {
         if self.holds.has_name(dir, name) {
             return None;
         }
-        let single = self.dirs.get_mut(&dir).and_then(|directory| {
-            directory.used = true;
-            directory.singles.get(now, name)
-        });
-        if let Some((id, held)) = single {
-            return Some((id.map(|id| Child::bare(id, None)), held));
-        }
         let cookie = self.key.cookie(name.as_bytes());
-        let (directory, held) = self.names(now, dir)?;
-        match directory.rows.find(cookie, name.as_bytes()) {
-            Some(row) => Some((row.child.clone(), held)),
-            None => directory.knows_absence(cookie).then_some((None, held)),
+        if let Some((directory, held)) = self.names(now, dir)
+            && let Some(child) = directory.listed(cookie, name)
+        {
+            return Some((child.cloned(), held));
         }
+        let directory = self.dirs.get_mut(&dir)?;
+        let (id, held) = directory.singles.get(now, name)?;
+        directory.used = true;
+        Some((id.map(|id| Child::bare(id, None)), held))
     }
 
     fn lookup_remote(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {

@@ -83,11 +83,8 @@ impl Cache {
         if flight.sequence.is_none()
             && let Some((directory, _)) = self.names(now, dir.ino)
         {
-            let known = match directory.rows.find(cookie, name.as_bytes()) {
-                Some(row) => Some(row.child.as_ref().map(|child| child.id)),
-                None => directory.knows_absence(cookie).then_some(None),
-            };
-            if known.is_some_and(|known| known != id) {
+            let listed = directory.listed(cookie, name);
+            if listed.is_some_and(|child| child.map(|child| child.id) != id) {
                 self.end_names(dir.ino);
             }
         }
@@ -148,11 +145,8 @@ impl Cache {
             directory.singles.remove(name);
         }
         let Some(directory) = self.dirs.get(&dir).filter(|d| d.held.is_some()) else { return };
-        let known = match directory.rows.find(cookie, name.as_bytes()) {
-            Some(row) => Some(row.child.is_some()),
-            None => directory.knows_absence(cookie).then_some(false),
-        };
-        if known.is_none() || known == exists {
+        let listed = directory.listed(cookie, name).map(|child| child.is_some());
+        if listed.is_none() || listed == exists {
             return;
         }
         let stale = self.stale_names(directory.id);

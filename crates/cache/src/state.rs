@@ -2,7 +2,7 @@
 
 use crate::grants::Held;
 use crate::op::Caller;
-use crate::rows::Rows;
+use crate::rows::{Child, Rows};
 use crate::singles::Singles;
 use crate::stores::{Base, Old};
 use crate::whole::Whole;
@@ -221,9 +221,12 @@ impl Directory {
         self.pushed.is_some_and(|(last, ordered)| ordered && now < last.after(QUIET))
     }
 
-    /// Whether the absence of a row says that the name does not exist.
-    pub fn knows_absence(&self, cookie: Cookie) -> bool {
-        self.complete || self.progress.is_some_and(|p| cookie <= p)
+    /// What a name leads to by the rows (`Some(None)`: there is none), if they say that. They do while `held` lives.
+    pub fn listed(&self, cookie: Cookie, name: &Name) -> Option<Option<&Child>> {
+        match self.rows.find(cookie, name.as_bytes()) {
+            Some(row) => Some(row.child.as_ref()),
+            None => (self.complete || self.progress.is_some_and(|p| cookie <= p)).then_some(None),
+        }
     }
 }
 
