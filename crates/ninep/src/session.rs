@@ -19,6 +19,7 @@ use nodes::Numbers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// How long facts are believed: 9P tells nobody of changes.
@@ -109,7 +110,7 @@ pub struct Session {
     next_task: u64,
     by_call: BTreeMap<CallId, TaskId>,
     /// In the order in which they were made; answered ones are gone.
-    unanswered: BTreeMap<CallId, Request>,
+    unanswered: BTreeMap<CallId, Arc<Request>>,
     waiting: VecDeque<CallId>,
     /// A root was attached before.
     established: bool,
@@ -310,7 +311,7 @@ impl Remote for Session {
             // What it names was forgotten with the connection.
             return;
         }
-        self.unanswered.insert(id, request);
+        self.unanswered.insert(id, Arc::new(request));
         self.waiting.push_back(id);
         self.begin_waiting();
         self.run();

@@ -17,19 +17,19 @@ use super::answers::{Answer, Outcome};
 use super::desk::Desk;
 use nigh_remote::{Event, Output};
 use nigh_types::{Call, CallId, Errno, Reply, Request};
+use std::sync::Arc;
 
 /// Carries a call out and answers it.
-pub(super) async fn carry_out(desk: Desk, id: CallId, request: Request) {
+pub(super) async fn carry_out(desk: Desk, id: CallId, request: Arc<Request>) {
     let uid = desk.user(&request.credentials);
-    let is_answered = request.call.is_answered();
     if let Call::List { dir } = &request.call {
         return list::list(&desk, id, uid, dir).await;
     }
     if takes_names(&request.call) {
         desk.until_others(|shared| shared.keeping == 0).await;
     }
-    let outcome = outcome(&desk, id, uid, request).await;
-    if is_answered {
+    let outcome = outcome(&desk, id, uid, &request).await;
+    if request.call.is_answered() {
         let response = desk.respond(outcome, true);
         desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
     }
@@ -47,47 +47,46 @@ fn takes_names(call: &Call) -> bool {
     )
 }
 
-async fn outcome(desk: &Desk, id: CallId, uid: u32, request: Request) -> Outcome {
-    let gid = request.credentials.gid;
-    match request.call {
-        Call::Lookup { dir, name } => look::look_up(desk, uid, &dir, &name).await,
+async fn outcome(desk: &Desk, id: CallId, uid: u32, request: &Request) -> Outcome {
+    match &request.call {
+        Call::Lookup { dir, name } => look::look_up(desk, uid, dir, name).await,
         Call::Walk { node, names } => {
-            desk.walk_far(uid, node, &names).await.map(|()| Answer::plain(Reply::Done))
+            desk.walk_far(uid, *node, names).await.map(|()| Answer::plain(Reply::Done))
         }
-        Call::GetAttr { node } => attrs::get(desk, uid, &node).await,
-        Call::ReadLink { node } => look::read_link(desk, uid, &node).await,
-        Call::StatFs { node } => attrs::space(desk, uid, &node).await,
+        Call::GetAttr { node } => attrs::get(desk, uid, node).await,
+        Call::ReadLink { node } => look::read_link(desk, uid, node).await,
+        Call::StatFs { node } => attrs::space(desk, uid, node).await,
         Call::GetFlags { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } | Call::Tmpfile { .. } => {
             Err(Errno::OPNOTSUPP)
         }
-        Call::Xattrs { node } => xattrs::list(desk, uid, &node).await,
-        Call::Xattr { node, name } => xattrs::get(desk, uid, &node, name).await,
+        Call::Xattrs { node } => xattrs::list(desk, uid, node).await,
+        Call::Xattr { node, name } => xattrs::get(desk, uid, node, name).await,
         Call::SetXattr { node, name, value, flags, .. } => {
-            xattrs::set(desk, uid, &node, name, value, flags).await
+            xattrs::set(desk, uid, node, name, value, *flags).await
         }
-        Call::RemoveXattr { node, name } => xattrs::remove(desk, uid, &node, name).await,
-        Call::Open { node, access } => open::open(desk, uid, &node, access).await,
-        Call::Reopen { node, handle, access } => open::reopen(desk, uid, &node, handle, access).await,
-        Call::Keep { node, handle, .. } => open::keep(desk, uid, &node, handle).await,
+        Call::RemoveXattr { node, name } => xattrs::remove(desk, uid, node, name).await,
+        Call::Open { node, access } => open::open(desk, uid, node, *access).await,
+        Call::Reopen { node, handle, access } => open::reopen(desk, uid, node, *handle, *access).await,
+        Call::Keep { node, handle, .. } => open::keep(desk, uid, node, *handle).await,
         Call::Release { handles } => {
-            open::release(desk, &handles);
+            open::release(desk, handles);
             Ok(Answer::plain(Reply::Done))
         }
         Call::Read { node, handle, offset, length } => {
-            data::read(desk, uid, &node, handle, (offset, length)).await
+            data::read(desk, uid, node, *handle, (*offset, *length)).await
         }
-        Call::Seek { node, offset, data, .. } => attrs::seek(desk, uid, &node, offset, data).await,
+        Call::Seek { node, offset, data, .. } => attrs::seek(desk, uid, node, *offset, *data).await,
         Call::Write { node, handle, offset, data, flags } => {
-            data::write(desk, uid, (&node, handle), (offset, data), flags).await
+            data::write(desk, uid, (node, *handle), (*offset, data), *flags).await
         }
-        Call::Fsync { node, handle, data_only } => data::sync(desk, uid, &node, handle, data_only).await,
-        Call::SetAttr { node, handle, set } => attrs::set(desk, uid, &node, handle, set).await,
+        Call::Fsync { node, handle, data_only } => data::sync(desk, uid, node, *handle, *data_only).await,
+        Call::SetAttr { node, handle, set } => attrs::set(desk, uid, node, *handle, set).await,
         call @ (Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) => {
             locks::carry_out(desk, id, uid, call).await
         }
-        Call::Unlink { dir, name, keep } => remove::unlink(desk, uid, &dir, &name, keep).await,
-        Call::Rmdir { dir, name } => remove::rmdir(desk, uid, &dir, &name).await,
+        Call::Unlink { dir, name, keep } => remove::unlink(desk, uid, dir, name, *keep).await,
+        Call::Rmdir { dir, name } => remove::rmdir(desk, uid, dir, name).await,
         call @ Call::Rename { .. } => rename::rename(desk, uid, call).await,
-        call => make::make(desk, uid, gid, call).await,
+        call => make::make(desk, uid, request.credentials.gid, call).await,
     }
 }

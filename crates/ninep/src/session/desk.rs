@@ -160,13 +160,13 @@ impl Desk {
 
     /// Sends a message; its answer comes to whoever awaits it, also when that begins later.
     pub fn ask(&self, message: Tmessage) -> Asked {
-        let slot = self.shared().send(Some(self.task), &message, None);
+        let slot = self.shared().send(Some(self.task), message, None);
         Asked { desk: self.clone(), slot, taken: false }
     }
 
     /// The same of one that makes a fid: that stands once this is answered without an error.
     pub fn ask_for(&self, message: Tmessage, makes: &Fid) -> Asked {
-        let slot = self.shared().send(Some(self.task), &message, Some(makes.number()));
+        let slot = self.shared().send(Some(self.task), message, Some(makes.number()));
         Asked { desk: self.clone(), slot, taken: false }
     }
 
@@ -233,15 +233,15 @@ impl Drop for Asked {
 }
 
 impl Shared {
-    fn send(&mut self, task: Option<TaskId>, message: &Tmessage, makes: Option<u32>) -> u64 {
+    fn send(&mut self, task: Option<TaskId>, message: Tmessage, makes: Option<u32>) -> u64 {
         self.next_slot += 1;
         let slot = self.next_slot;
-        let ends = match message {
+        let ends = match &message {
             Tmessage::Clunk { fid } | Tmessage::Remove { fid } => Some(*fid),
             _ => None,
         };
         let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-        let most = match message {
+        let most = match &message {
             Tmessage::Read { count, .. } | Tmessage::Readdir { count, .. } => *count,
             Tmessage::Write { data, .. } => length(data.0.len()),
             Tmessage::Walk { names, .. } => length(names.0.len()),
@@ -265,8 +265,8 @@ impl Shared {
         self.slots.insert(slot, waits);
         match message {
             // What calls off others is not to wait for their tags.
-            Tmessage::Flush { .. } => self.queue.push_front((slot, message.clone())),
-            _ => self.queue.push_back((slot, message.clone())),
+            Tmessage::Flush { .. } => self.queue.push_front((slot, message)),
+            _ => self.queue.push_back((slot, message)),
         }
         self.send_queued();
         slot
@@ -409,7 +409,7 @@ impl Shared {
             Some(NO_TAG) => {}
             Some(tag) => {
                 waits.is_called_off = true;
-                let flush = self.send(None, &Tmessage::Flush { tag }, None);
+                let flush = self.send(None, Tmessage::Flush { tag }, None);
                 if let Some(flush) = self.slots.get_mut(&flush) {
                     flush.flushes = Some((slot, tag));
                 }
@@ -432,7 +432,7 @@ impl Shared {
         if self.spoken_of.contains_key(&fid) {
             self.fids.deferred.insert(fid);
         } else {
-            self.send(None, &Tmessage::Clunk { fid }, None);
+            self.send(None, Tmessage::Clunk { fid }, None);
         }
     }
 

@@ -41,27 +41,27 @@ pub(super) async fn set(
     uid: u32,
     place: &Place,
     handle: Option<Handle>,
-    set: SetAttr,
+    set: &SetAttr,
 ) -> Outcome {
     if set.size.is_some() && place.node.generation == DIRECTORY {
         return Err(Errno::ISDIR);
     }
     let open = handle.and_then(|handle| desk.shared().files.fid(handle, place.node));
     if let Some(fid) = open {
-        desk.ask(change(fid.number(), &set)).await?;
+        desk.ask(change(fid.number(), set)).await?;
         let (node, attr) = match desk.attributes_by(&fid, place.node).await {
             Err(Errno::STALE) => desk.attributes_of(uid, place).await?,
             told => (place.node, told?),
         };
         return Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]));
     }
-    let changed = desk.ask_of(uid, place, |fid| change(fid, &set)).await;
+    let changed = desk.ask_of(uid, place, |fid| change(fid, set)).await;
     if changed.as_ref().err() == Some(&Errno::STALE) {
         // It was moved, and has no name by which it is reached: its own fid serves if it is still of this file.
         let moved = handle.and_then(|handle| desk.shared().files.fid_moved(handle, place.node));
         let fid = moved.ok_or(Errno::STALE)?;
         desk.attributes_by(&fid, place.node).await?;
-        desk.ask(change(fid.number(), &set)).await?;
+        desk.ask(change(fid.number(), set)).await?;
     } else {
         changed?;
     }

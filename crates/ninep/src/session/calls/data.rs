@@ -91,7 +91,7 @@ pub(super) async fn write(
     desk: &Desk,
     uid: u32,
     (place, handle): (&Place, Option<Handle>),
-    (offset, data): (u64, Vec<u8>),
+    (offset, data): (u64, &[u8]),
     flags: WriteFlags,
 ) -> Outcome {
     let fid = writable(desk, uid, place, handle).await?;
@@ -101,12 +101,12 @@ pub(super) async fn write(
         before = Some(now);
         let is_own = desk.shared().files.is_own(place.node, since.stamp, DataStamp::of(&now));
         if !is_own {
-            return same(desk, uid, place, handle, (offset, &data)).await;
+            return same(desk, uid, place, handle, (offset, data)).await;
         }
     }
     let (offset, count) = match flags.append {
-        true => append(desk, uid, (place, handle), &fid, &data).await?,
-        false => (offset, put(desk, &fid, offset, &data, false).await?),
+        true => append(desk, uid, (place, handle), &fid, data).await?,
+        false => (offset, put(desk, &fid, offset, data, false).await?),
     };
     if flags.sync && count > 0 {
         desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;

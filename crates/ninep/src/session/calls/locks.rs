@@ -29,28 +29,27 @@ pub(in super::super) struct FileLocks {
     changes: u64,
 }
 
-pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: Call) -> Outcome {
+pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: &Call) -> Outcome {
     let (Call::Lock { node: place, .. }
     | Call::Unlock { node: place, .. }
-    | Call::GetLock { node: place, .. }) = &call
+    | Call::GetLock { node: place, .. }) = call
     else {
         return Err(Errno::NOSYS);
     };
-    let place = place.clone();
     if !matches!(call, Call::Unlock { .. }) {
-        desk.check_file(uid, &place).await?;
+        desk.check_file(uid, place).await?;
     }
     match call {
         // A server remembers no locks of a connection that has ended, and may have given them to others.
         Call::Lock { reclaim: true, .. } => Err(Errno::AGAIN),
-        Call::Lock { wait, kind, .. } => lock(desk, (id, wait), uid, (&place, kind), &call).await,
+        Call::Lock { wait, kind, .. } => lock(desk, (id, *wait), uid, (place, *kind), call).await,
         Call::Unlock { .. } => {
             let _turn = Turn::wait(desk, place.node).await;
-            execute(desk, place.node, &call)?;
+            execute(desk, place.node, call)?;
             settle(desk, place.node).await;
             Ok(Answer::plain(Reply::Done))
         }
-        _ => test(desk, uid, &place, &call).await,
+        _ => test(desk, uid, place, call).await,
     }
 }
 

@@ -41,37 +41,40 @@ async fn in_dir(
         .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })
 }
 
-pub(super) async fn make(desk: &Desk, uid: u32, gid: u32, call: Call) -> Outcome {
+pub(super) async fn make(desk: &Desk, uid: u32, gid: u32, call: &Call) -> Outcome {
     match call {
         Call::Create { dir, name, mode, umask, exclusive, access } => {
-            let how = How { mode: mode & !umask, gid: group(desk, uid, &dir, gid).await, access };
-            create(desk, uid, (&dir, &name), &how, exclusive).await
+            let how = How { mode: mode & !umask, gid: group(desk, uid, dir, gid).await, access: *access };
+            create(desk, uid, (dir, name), &how, *exclusive).await
         }
         Call::Mknod { dir, name, kind, mode, umask, rdev } => {
-            let gid = group(desk, uid, &dir, gid).await;
+            let gid = group(desk, uid, dir, gid).await;
             let (major, minor) = ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
             let mode = kind.mode_bits() | (mode & !umask & 0o7777);
-            let text = name.as_bytes().to_vec();
-            let message = |dir| Tmessage::Mknod { dir, name: text.clone(), mode, major, minor, gid };
-            let (answer, at) = in_dir(desk, uid, &dir, message).await?;
-            made(desk, uid, (&dir, &at, &name), &answer, None).await
+            let message = |at| Tmessage::Mknod { dir: at, name: text(name), mode, major, minor, gid };
+            let (answer, at) = in_dir(desk, uid, dir, message).await?;
+            made(desk, uid, (dir, &at, name), &answer, None).await
         }
         Call::Mkdir { dir, name, mode, umask } => {
-            let gid = group(desk, uid, &dir, gid).await;
-            let (mode, text) = (mode & !umask & 0o7777, name.as_bytes().to_vec());
-            let message = |dir| Tmessage::Mkdir { dir, name: text.clone(), mode, gid };
-            let (answer, at) = in_dir(desk, uid, &dir, message).await?;
-            made(desk, uid, (&dir, &at, &name), &answer, None).await
+            let gid = group(desk, uid, dir, gid).await;
+            let mode = mode & !umask & 0o7777;
+            let message = |at| Tmessage::Mkdir { dir: at, name: text(name), mode, gid };
+            let (answer, at) = in_dir(desk, uid, dir, message).await?;
+            made(desk, uid, (dir, &at, name), &answer, None).await
         }
         Call::Symlink { dir, name, target } => {
-            let (gid, text) = (group(desk, uid, &dir, gid).await, name.as_bytes().to_vec());
-            let message = |dir| Tmessage::Symlink { dir, name: text.clone(), target: target.clone(), gid };
-            let (answer, at) = in_dir(desk, uid, &dir, message).await?;
-            made(desk, uid, (&dir, &at, &name), &answer, Some(&target)).await
+            let gid = group(desk, uid, dir, gid).await;
+            let message = |at| Tmessage::Symlink { dir: at, name: text(name), target: target.clone(), gid };
+            let (answer, at) = in_dir(desk, uid, dir, message).await?;
+            made(desk, uid, (dir, &at, name), &answer, Some(target)).await
         }
-        Call::Link { node, dir, name } => link(desk, uid, &node, &dir, &name).await,
+        Call::Link { node, dir, name } => link(desk, uid, node, dir, name).await,
         _ => Err(Errno::NOSYS),
     }
+}
+
+fn text(name: &Name) -> Vec<u8> {
+    name.as_bytes().to_vec()
 }
 
 /// What stands at a name that was just made.
@@ -150,7 +153,7 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
     let ask = |fid: &Fid| {
         desk.ask(Tmessage::Lcreate {
             fid: fid.number(),
-            name: name.as_bytes().to_vec(),
+            name: text(name),
             flags: open::of_access(how.access) | flags::CREATE | flags::EXCL,
             mode: how.mode & 0o7777,
             gid: how.gid,
@@ -223,8 +226,8 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
         Err(Errno::STALE) => desk.reach(uid, place).await?.fid,
         Err(errno) => return Err(errno),
     };
-    let (number, text) = (fid.number(), name.as_bytes().to_vec());
-    let message = |dir| Tmessage::Link { dir, fid: number, name: text.clone() };
+    let number = fid.number();
+    let message = |at| Tmessage::Link { dir: at, fid: number, name: text(name) };
     let (_, at) = in_dir(desk, uid, dir, message).await?;
     {
         let mut shared = desk.shared();

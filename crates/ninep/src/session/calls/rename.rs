@@ -9,22 +9,22 @@ use super::{look, open};
 use crate::Tmessage;
 use nigh_types::{Attr, Call, Covers, Errno, Kind, Name, NodeId, Place, Reply};
 
-pub(super) async fn rename(desk: &Desk, uid: u32, call: Call) -> Outcome {
+pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
     let Call::Rename { from, name, to, new_name, no_replace, exchange, keep } = call else {
         return Err(Errno::NOSYS);
     };
-    if no_replace || exchange {
+    if *no_replace || *exchange {
         return Err(Errno::INVAL);
     }
-    let (from_fid, moved) = victim(desk, uid, &from, &name).await?;
+    let (from_fid, moved) = victim(desk, uid, from, name).await?;
     let moved = moved.ok_or(Errno::NOENT)?;
-    let (to_fid, replaced) = victim(desk, uid, &to, &new_name).await?;
+    let (to_fid, replaced) = victim(desk, uid, to, new_name).await?;
     let is_file = |victim: &&Victim| victim.attr.kind() == Kind::File;
-    let kept = match replaced.as_ref().filter(is_file).filter(|victim| keep == Some(victim.node)) {
+    let kept = match replaced.as_ref().filter(is_file).filter(|victim| *keep == Some(victim.node)) {
         Some(victim) if victim.node != moved.node => open::pin(desk, uid, &victim.fid, victim.node).await,
         _ => None,
     };
-    let done = move_it(desk, (&from_fid, &name), (&to_fid, &new_name), &moved.fid).await;
+    let done = move_it(desk, (&from_fid, name), (&to_fid, new_name), &moved.fid).await;
     if let Err(errno) = done {
         kept.into_iter().for_each(|handle| open::release(desk, &[handle]));
         return Err(errno);
@@ -36,12 +36,12 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: Call) -> Outcome {
         answer = answer.granting([(from.node, Covers::Absence)]);
         {
             let mut shared = desk.shared();
-            shared.nodes.name_left(moved.node, (from.node, &name), true);
+            shared.nodes.name_left(moved.node, (from.node, name), true);
             shared.files.moved(moved.node);
         }
-        let own = now_at(desk, uid, (&to, &to_fid, &new_name), &moved).await;
+        let own = now_at(desk, uid, (to, &to_fid, new_name), &moved).await;
         let gone = match &replaced {
-            Some(replaced) => Some(left(desk, uid, (to.node, &new_name), replaced).await),
+            Some(replaced) => Some(left(desk, uid, (to.node, new_name), replaced).await),
             None => None,
         };
         answer = answer.after([own, gone]);

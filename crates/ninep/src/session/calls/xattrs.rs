@@ -52,14 +52,14 @@ pub(super) async fn list(desk: &Desk, uid: u32, place: &Place) -> Outcome {
     Ok(Answer::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
 }
 
-pub(super) async fn get(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>) -> Outcome {
+pub(super) async fn get(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Outcome {
     if name.is_empty() {
         return Err(Errno::RANGE);
     }
-    bytes(desk, uid, place, &name).await.map(|value| Answer::plain(Reply::Value(value)))
+    bytes(desk, uid, place, name).await.map(|value| Answer::plain(Reply::Value(value)))
 }
 
-pub(super) async fn remove(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>) -> Outcome {
+pub(super) async fn remove(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Outcome {
     change(desk, uid, place, name, &[], REPLACE).await
 }
 
@@ -67,24 +67,24 @@ pub(super) async fn set(
     desk: &Desk,
     uid: u32,
     place: &Place,
-    name: Vec<u8>,
-    value: Vec<u8>,
+    name: &[u8],
+    value: &[u8],
     flags: u32,
 ) -> Outcome {
     if value.is_empty() {
         // To a server that is a removal.
         return Err(Errno::OPNOTSUPP);
     }
-    change(desk, uid, place, name, &value, flags).await
+    change(desk, uid, place, name, value, flags).await
 }
 
-async fn change(desk: &Desk, uid: u32, place: &Place, name: Vec<u8>, value: &[u8], flags: u32) -> Outcome {
+async fn change(desk: &Desk, uid: u32, place: &Place, name: &[u8], value: &[u8], flags: u32) -> Outcome {
     let reached = desk.reach(uid, place).await?;
-    match change_by(desk, uid, (place, &reached.fid), &name, value, flags).await {
+    match change_by(desk, uid, (place, &reached.fid), name, value, flags).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
             drop(desk.shared().nodes.forget(uid, place.node));
             let at = desk.reach_by_hint(uid, place).await?;
-            change_by(desk, uid, (place, &at), &name, value, flags).await?;
+            change_by(desk, uid, (place, &at), name, value, flags).await?;
         }
         changed => changed?,
     }
