@@ -123,8 +123,6 @@ pub struct Session {
     lapsed: bool,
     refusal: Option<String>,
     greeted: Time,
-    /// Nobody waits for these any more: they are not made again.
-    given_up: BTreeSet<CallId>,
     /// Of `tasks`, those that may wait for a lock.
     lock_tasks: usize,
 }
@@ -161,7 +159,6 @@ impl Session {
             lapsed: false,
             refusal: None,
             greeted: now,
-            given_up: BTreeSet::new(),
             lock_tasks: 0,
         };
         session.handle_connect(now);
@@ -201,8 +198,7 @@ impl Session {
             if request.is_some_and(|request| request.call.waits_for_lock()) {
                 self.lock_tasks -= 1;
             }
-            self.given_up.remove(&call);
-            self.desk.shared().cancelled.remove(&call);
+            self.desk.shared().given_up.remove(&call);
         }
     }
 
@@ -263,9 +259,10 @@ impl Session {
 
     fn answer(&mut self, call: CallId, errno: Errno) {
         self.unanswered.remove(&call);
-        self.given_up.remove(&call);
         let response = Response::plain(Err(errno));
-        self.desk.shared().out.push_back(Output::Event(Event::Response { call, response }));
+        let mut shared = self.desk.shared();
+        shared.given_up.remove(&call);
+        shared.out.push_back(Output::Event(Event::Response { call, response }));
     }
 
     fn event(&mut self, event: Event) {
@@ -322,7 +319,7 @@ impl Remote for Session {
     fn handle_cancel(&mut self, now: Time, id: CallId) {
         self.set_now(now);
         let Some(request) = self.unanswered.get(&id) else { return };
-        self.given_up.insert(id);
+        self.desk.shared().given_up.insert(id);
         if self.lapsed {
             // Nothing is said while the connection is away.
             return;
@@ -335,9 +332,7 @@ impl Remote for Session {
             }
             return;
         };
-        if matches!(request.call, Call::Lock { .. }) {
-            self.desk.shared().cancelled.insert(id);
-        } else if !request.call.is_mutation() && request.call.is_answered() && !goes_on(&request.call) {
+        if !request.call.is_mutation() && request.call.is_answered() && !goes_on(&request.call) {
             self.end(task);
             self.answer(id, Errno::INTR);
         }
@@ -400,9 +395,9 @@ impl Remote for Session {
     }
 }
 
-/// Whether it changes something here: its answer is of a file that is open from then on, or a lock is let go.
+/// Whether it changes something here: its answer is of a file that is open from then on, or of a lock.
 fn goes_on(call: &Call) -> bool {
-    matches!(call, Call::Open { .. } | Call::Reopen { .. } | Call::Unlock { .. })
+    matches!(call, Call::Open { .. } | Call::Reopen { .. } | Call::Lock { .. } | Call::Unlock { .. })
 }
 
 impl Carried for Session {

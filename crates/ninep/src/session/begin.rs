@@ -103,7 +103,8 @@ impl Session {
         // Claims of a session before are of no meaning, and what a release names was forgotten with the connection.
         self.unanswered.retain(|_, request| request.call.is_answered() && !request.call.is_claim());
         self.event(Event::Restored { session, kept: false });
-        for call in std::mem::take(&mut self.given_up) {
+        let given_up = std::mem::take(&mut self.desk.shared().given_up);
+        for call in given_up {
             if self.unanswered.contains_key(&call) {
                 self.answer(call, Errno::INTR);
             }
@@ -151,9 +152,7 @@ impl Session {
         self.lock_tasks = 0;
         self.by_call.clear();
         let gone = self.desk.grave.take();
-        let mut shared = self.desk.shared();
-        shared.forget_connection();
-        shared.cancelled.clear();
+        self.desk.shared().forget_connection();
         drop(gone);
     }
 

@@ -26,7 +26,7 @@ pub(super) async fn carry_out(desk: Desk, id: CallId, request: Arc<Request>) {
         return list::list(&desk, id, uid, dir).await;
     }
     if takes_names(&request.call) {
-        desk.until_others(|shared| shared.keeping == 0).await;
+        desk.until_others(|shared| !shared.files.is_keeping()).await;
     }
     let outcome = outcome(&desk, id, uid, &request).await;
     if request.call.is_answered() {

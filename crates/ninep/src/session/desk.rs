@@ -78,10 +78,8 @@ pub(crate) struct Shared {
     /// Whether the server knows Trenameat and Tunlinkat; it is asked until it says no.
     pub renameat: bool,
     pub unlinkat: bool,
-    /// Calls that must be done before those that take names away.
-    pub keeping: u32,
-    /// Calls for a lock that nobody waits for any more.
-    pub cancelled: BTreeSet<CallId>,
+    /// Calls that nobody waits for any more: they are not made again.
+    pub given_up: BTreeSet<CallId>,
     /// What came of the beginning.
     pub greeting: Option<Greeting>,
     /// The rule that the server broke.
@@ -127,8 +125,7 @@ impl Desk {
             files: Files::default(),
             renameat: true,
             unlinkat: true,
-            keeping: 0,
-            cancelled: BTreeSet::new(),
+            given_up: BTreeSet::new(),
             greeting: None,
             broken: None,
             counters: Counters::default(),
@@ -467,7 +464,6 @@ impl Shared {
         self.ready.clear();
         self.watching.clear();
         self.timers.clear();
-        self.keeping = 0;
         self.fids = Fids::default();
         self.nodes.forget_fids();
         self.users = Users::default();

@@ -50,6 +50,11 @@ impl Files {
         self.open.contains_key(&handle)
     }
 
+    /// Whether files are being opened so: what takes names away waits for them.
+    pub fn is_keeping(&self) -> bool {
+        !self.keeping.is_empty()
+    }
+
     /// A file is being opened under that number, and nobody waits for it.
     pub fn keep_begins(&mut self, handle: Handle) {
         self.keeping.insert(handle, false);

@@ -107,10 +107,10 @@ async fn lock(
         }
         let seen = desk.shared().files.locks.changes;
         let others = |shared: &super::super::desk::Shared| {
-            shared.cancelled.contains(&id) || shared.files.locks.changes != seen
+            shared.given_up.contains(&id) || shared.files.locks.changes != seen
         };
         desk.pause_unless(AGAIN, others).await;
-        if desk.shared().cancelled.contains(&id) {
+        if desk.shared().given_up.contains(&id) {
             return Err(Errno::INTR);
         }
     }

@@ -90,14 +90,9 @@ pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle,
 
 /// A file that the client's kernel has open stays readable under a number that the client chose.
 pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -> Outcome {
-    {
-        let mut shared = desk.shared();
-        shared.keeping += 1;
-        shared.files.keep_begins(handle);
-    }
+    desk.shared().files.keep_begins(handle);
     let fid = fresh(desk, uid, place, flags::RDONLY).await;
     let mut shared = desk.shared();
-    shared.keeping = shared.keeping.saturating_sub(1);
     let is_wanted = shared.files.keep_ends(handle) && !shared.files.is_open(handle);
     if let (Ok(fid), true) = (fid, is_wanted) {
         shared.files.add_as(handle, OpenFile { uid, node: place.node, fid, appends: None, is_moved: false });
