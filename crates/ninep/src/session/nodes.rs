@@ -4,6 +4,7 @@ use super::fids::Fid;
 use crate::values::{Qid, QidKind};
 use nigh_types::{Attr, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{RangeBounds, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Fids that are kept for nodes, of all users together.
@@ -23,8 +24,12 @@ pub(crate) struct Known {
     used: u64,
 }
 
-/// A user's view of a node.
-type Key = (u32, NodeId);
+/// A node as a user sees it; those of one node stand together.
+type Key = (NodeId, u32);
+
+fn all_views(node: NodeId) -> RangeInclusive<Key> {
+    (node, 0)..=(node, u32::MAX)
+}
 
 /// Paths that cannot be numbers, and the numbers that stand for them for the life of a mount.
 #[derive(Clone, Debug, Default)]
@@ -86,10 +91,10 @@ impl Nodes {
     /// How a user reaches a node, if that is known.
     pub fn known(&mut self, uid: u32, node: NodeId) -> Option<Known> {
         self.uses += 1;
-        let known = self.known.get_mut(&(uid, node))?;
+        let known = self.known.get_mut(&(node, uid))?;
         self.order.remove(&known.used);
         known.used = self.uses;
-        self.order.insert(self.uses, (uid, node));
+        self.order.insert(self.uses, (node, uid));
         Some(known.clone())
     }
 
@@ -100,29 +105,34 @@ impl Nodes {
             self.note_home(node, *dir, name);
         }
         self.uses += 1;
-        self.known.insert((uid, node), Known { fid, home, open, used: self.uses });
-        self.order.insert(self.uses, (uid, node));
+        self.known.insert((node, uid), Known { fid, home, open, used: self.uses });
+        self.order.insert(self.uses, (node, uid));
         while self.known.len() > MOST_KNOWN
-            && let Some((_, (uid, node))) = self.order.pop_first()
+            && let Some((_, key)) = self.order.pop_first()
         {
-            self.known.remove(&(uid, node));
-            self.attrs.remove(&node);
+            self.known.remove(&key);
+            self.attrs.remove(&key.0);
         }
     }
 
     /// That is no way to reach it any more.
     pub fn forget(&mut self, uid: u32, node: NodeId) -> Option<Known> {
-        let known = self.known.remove(&(uid, node))?;
+        let known = self.known.remove(&(node, uid))?;
         self.order.remove(&known.used);
         Some(known)
     }
 
-    /// It was just made: what had its number before is gone.
-    pub fn born(&mut self, node: NodeId) {
-        let before: Vec<Key> = self.known.keys().filter(|(_, known)| *known == node).copied().collect();
-        for (uid, node) in before {
+    fn forget_those(&mut self, keys: impl RangeBounds<Key>, is_one: impl Fn(&Key, &Known) -> bool) {
+        let those: Vec<Key> =
+            self.known.range(keys).filter(|(key, known)| is_one(key, known)).map(|(key, _)| *key).collect();
+        for (node, uid) in those {
             self.forget(uid, node);
         }
+    }
+
+    /// It was just made: what had its number before is gone.
+    pub fn born(&mut self, node: NodeId) {
+        self.forget_those(all_views(node), |_, _| true);
         self.attrs.remove(&node);
         self.links.remove(&node);
     }
@@ -130,21 +140,18 @@ impl Nodes {
     /// The fid of a node, if nobody else uses it, is taken away: it becomes something else.
     pub fn take_unused(&mut self, uid: u32, node: NodeId) -> Option<Known> {
         let is_unused =
-            self.known.get(&(uid, node)).is_some_and(|k| !k.open && Arc::strong_count(&k.fid) == 1);
+            self.known.get(&(node, uid)).is_some_and(|k| !k.open && Arc::strong_count(&k.fid) == 1);
         if is_unused { self.forget(uid, node) } else { None }
     }
 
     /// A name does not lead to that node any more: who was reached by it is not. Where a directory was moved, neither is any
     /// directory that may be below. (There are servers whose fids are paths; of files one sees it by their qids.)
     pub fn name_left(&mut self, node: NodeId, (dir, name): (NodeId, &Name), is_moved: bool) {
+        let was_there = |known: &Known| known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
+        self.forget_those(all_views(node), |_, known| was_there(known));
         let is_dir = |node: NodeId| node.generation == super::reach::DIRECTORY;
-        let left = self.known.iter().filter(|(key, known)| {
-            let was_there = known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
-            key.1 == node && was_there || is_moved && is_dir(node) && is_dir(key.1)
-        });
-        let left: Vec<Key> = left.map(|(key, _)| *key).collect();
-        for (uid, node) in left {
-            self.forget(uid, node);
+        if is_moved && is_dir(node) {
+            self.forget_those(.., |(node, _), _| is_dir(*node));
         }
         if self.homes.get(&node).is_some_and(|(d, n)| *d == dir && n == name) {
             self.homes.remove(&node);
