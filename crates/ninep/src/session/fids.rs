@@ -2,7 +2,6 @@
 
 use super::desk::Desk;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How it is with a fid at the server.
@@ -71,7 +70,7 @@ impl Grave {
 pub(crate) struct Fid {
     number: u32,
     epoch: u64,
-    state: AtomicU8,
+    state: Mutex<FidState>,
     grave: Grave,
 }
 
@@ -80,7 +79,7 @@ impl Fid {
     pub fn new(desk: &Desk) -> Arc<Fid> {
         let mut shared = desk.shared();
         let (number, epoch) = (shared.fids.take(), shared.epoch);
-        Arc::new(Fid { number, epoch, state: AtomicU8::new(0), grave: desk.grave.clone() })
+        Arc::new(Fid { number, epoch, state: Mutex::new(FidState::Asked), grave: desk.grave.clone() })
     }
 
     pub fn number(&self) -> u32 {
@@ -89,25 +88,22 @@ impl Fid {
 
     /// The server has it.
     pub fn stands(&self) {
-        self.state.store(1, Ordering::Relaxed);
+        self.set(FidState::Stands);
     }
 
     /// The server has let go of it by itself.
     pub fn ended(&self) {
-        self.state.store(2, Ordering::Relaxed);
+        self.set(FidState::Ended);
     }
 
-    fn state(&self) -> FidState {
-        match self.state.load(Ordering::Relaxed) {
-            0 => FidState::Asked,
-            1 => FidState::Stands,
-            _ => FidState::Ended,
-        }
+    fn set(&self, state: FidState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
 
 impl Drop for Fid {
     fn drop(&mut self) {
-        self.grave.bury(Gone::Fid { number: self.number, epoch: self.epoch, state: self.state() });
+        let state = *self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.grave.bury(Gone::Fid { number: self.number, epoch: self.epoch, state });
     }
 }

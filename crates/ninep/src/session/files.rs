@@ -20,6 +20,13 @@ pub(crate) struct OpenFile {
     pub is_moved: bool,
 }
 
+impl OpenFile {
+    /// One that was just opened.
+    pub fn new(uid: u32, node: NodeId, fid: Arc<Fid>) -> OpenFile {
+        OpenFile { uid, node, fid, appends: None, is_moved: false }
+    }
+}
+
 /// All that are open.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
@@ -123,9 +130,10 @@ impl Files {
         self.open.get(handle).map(|file| Arc::clone(&file.fid))
     }
 
-    /// The fid of a handle, as [`Files::any_moved`] has it.
-    pub fn fid_moved(&mut self, handle: Handle, node: NodeId) -> Option<Arc<Fid>> {
-        self.get(handle, node).ok().flatten().map(|file| Arc::clone(&file.fid))
+    /// The fid of a handle, as [`Files::any_moved`] has it; `None`: there is none, as [`Files::get`] says.
+    pub fn fid_moved(&mut self, handle: Option<Handle>, node: NodeId) -> Result<Option<Arc<Fid>>, Errno> {
+        let Some(handle) = handle else { return Ok(None) };
+        Ok(self.get(handle, node)?.map(|file| Arc::clone(&file.fid)))
     }
 
     /// An own write made one state of a file's data of another.

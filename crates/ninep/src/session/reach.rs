@@ -29,11 +29,11 @@ impl Desk {
     }
 
     /// What a name leads to, by a fid of its own.
-    pub async fn walk_one(&self, dir: &Fid, name: &Name) -> Result<(Arc<Fid>, NodeId, Qid), Errno> {
+    pub async fn walk_one(&self, dir: &Fid, name: &Name) -> Result<(Arc<Fid>, NodeId), Errno> {
         let (fid, qids) = self.walk(dir, std::slice::from_ref(name)).await?;
         let qid = *qids.first().ok_or(Errno::PROTO)?;
         let node = self.shared().nodes.node(qid);
-        Ok((fid, node, qid))
+        Ok((fid, node))
     }
 
     /// Walks from the root, in as few messages as there can be; `ESTALE` where that leads elsewhere.
@@ -57,11 +57,7 @@ impl Desk {
         // The root, and what each name led to.
         let mut passed = vec![self.shared().nodes.root()];
         for some in names.chunks(MOST_NAMES) {
-            let gone = |errno| match errno {
-                Errno::NOENT | Errno::NOTDIR => Errno::STALE,
-                other => other,
-            };
-            let (fid, qids) = self.walk(&at, some).await.map_err(gone)?;
+            let (fid, qids) = self.walk(&at, some).await.map_err(stale)?;
             let mut shared = self.shared();
             for (qid, name) in qids.into_iter().zip(some) {
                 let node = shared.nodes.node(qid);
@@ -115,7 +111,13 @@ impl Desk {
         Ok(fid)
     }
 
-    /// The same, for a fid that only the caller has.
+    /// The same of one whose fid that is remembered leads nowhere any more, or elsewhere.
+    pub async fn reach_anew(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+        self.shared().nodes.forget(uid, place.node);
+        self.reach_by_hint(uid, place).await
+    }
+
+    /// As [`Desk::reach_by_hint`], for a fid that only the caller has.
     async fn own_by_hint(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
         let (dir, name) = place.hint.as_ref().ok_or(Errno::STALE)?;
         let dir = if self.is_root(*dir) {
@@ -127,11 +129,7 @@ impl Desk {
                 None => return self.own_by_path(uid, place.node, (*dir, name)).await,
             }
         };
-        let found = self.walk_one(&dir, name).await;
-        let (fid, node, _) = found.map_err(|errno| match errno {
-            Errno::NOENT | Errno::NOTDIR => Errno::STALE,
-            other => other,
-        })?;
+        let (fid, node) = self.walk_one(&dir, name).await.map_err(stale)?;
         if node == place.node { Ok(fid) } else { Err(Errno::STALE) }
     }
 
@@ -162,7 +160,9 @@ impl Desk {
         let known = self.shared().nodes.known(uid, place.node).filter(|known| !known.open);
         if let Some(known) = known {
             match self.walk(&known.fid, &[]).await {
-                Err(Errno::NOENT | Errno::STALE) => drop(self.shared().nodes.forget(uid, place.node)),
+                Err(Errno::NOENT | Errno::STALE) => {
+                    self.shared().nodes.forget(uid, place.node);
+                }
                 cloned => return cloned.map(|(fid, _)| fid),
             }
         }
@@ -192,16 +192,15 @@ impl Desk {
                 _ if !reached.remembered => return Err(Errno::STALE),
                 _ => {}
             }
-            drop(self.shared().nodes.forget(uid, place.node));
-            let fid = self.reach_by_hint(uid, place).await?;
-            reached = Reached { fid, remembered: false };
+            reached = Reached { fid: self.reach_anew(uid, place).await?, remembered: false };
         }
     }
 
     /// Attributes of what a fid stands for.
     pub async fn attributes(&self, fid: &Fid) -> Result<(NodeId, Attr), Errno> {
-        let message = Tmessage::Getattr { fid: fid.number(), wanted: crate::mask::BASIC };
-        let Rmessage::Getattr { attributes } = self.ask(message).await? else { return Err(Errno::PROTO) };
+        let Rmessage::Getattr { attributes } = self.ask(getattr(fid.number())).await? else {
+            return Err(Errno::PROTO);
+        };
         self.note(&attributes)
     }
 
@@ -214,8 +213,16 @@ impl Desk {
         }
     }
 
+    /// Attributes that were asked beside something else, if they could be had.
+    pub fn told(&self, answer: Result<Rmessage, Errno>) -> Option<(NodeId, Attr)> {
+        match answer {
+            Ok(Rmessage::Getattr { attributes }) => self.note(&attributes).ok(),
+            _ => None,
+        }
+    }
+
     /// What was told of attributes.
-    pub fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
+    fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
         let attr = super::answers::attr(attributes)?;
         let mut shared = self.shared();
         let node = shared.nodes.node(attributes.qid);
@@ -244,8 +251,7 @@ impl Desk {
     /// Attributes of a node. Of a file that has lost its name and is open some servers tell none: then they are what was known
     /// of it, and what was done here since.
     pub async fn attributes_of(&self, uid: u32, place: &Place) -> Result<(NodeId, Attr), Errno> {
-        let wanted = crate::mask::BASIC;
-        let answer = self.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted }).await;
+        let answer = self.ask_of(uid, place, getattr).await;
         if answer.as_ref().err() == Some(&Errno::STALE) {
             let open = self.shared().files.any_moved(uid, place.node);
             if let Some(fid) = open
@@ -278,6 +284,19 @@ impl Desk {
             Kind::Symlink => Err(Errno::LOOP),
             _ => Err(Errno::INVAL),
         }
+    }
+}
+
+/// What asks for attributes.
+pub(super) fn getattr(fid: u32) -> Tmessage {
+    Tmessage::Getattr { fid, wanted: crate::mask::BASIC }
+}
+
+/// Of what was asked by a node and not by its name: nothing stands where that was.
+pub(super) fn stale(errno: Errno) -> Errno {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR => Errno::STALE,
+        other => other,
     }
 }
 

@@ -3,12 +3,16 @@
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
 use super::super::reach::DIRECTORY;
+use super::data;
 use crate::{Rmessage, Tmessage, mask};
-use nigh_types::{Covers, Errno, Handle, Place, Reply, SetAttr, SetTime, Space};
+use nigh_types::{Attr, Covers, Errno, Handle, NodeId, Place, Reply, SetAttr, SetTime, Space};
 
 pub(super) async fn get(desk: &Desk, uid: u32, place: &Place) -> Outcome {
-    let (node, attr) = desk.attributes_of(uid, place).await?;
-    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+    desk.attributes_of(uid, place).await.map(answer)
+}
+
+fn answer((node, attr): (NodeId, Attr)) -> Answer {
+    Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)])
 }
 
 pub(super) async fn space(desk: &Desk, uid: u32, place: &Place) -> Outcome {
@@ -49,24 +53,20 @@ pub(super) async fn set(
     let open = handle.and_then(|handle| desk.shared().files.fid(handle, place.node));
     if let Some(fid) = open {
         desk.ask(change(fid.number(), set)).await?;
-        let (node, attr) = match desk.attributes_by(&fid, place.node).await {
-            Err(Errno::STALE) => desk.attributes_of(uid, place).await?,
-            told => (place.node, told?),
-        };
-        return Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]));
+        let attr = data::attributes(desk, uid, &fid, place).await?;
+        return Ok(answer((place.node, attr)));
     }
     let changed = desk.ask_of(uid, place, |fid| change(fid, set)).await;
     if changed.as_ref().err() == Some(&Errno::STALE) {
         // It was moved, and has no name by which it is reached: its own fid serves if it is still of this file.
-        let moved = handle.and_then(|handle| desk.shared().files.fid_moved(handle, place.node));
+        let moved = desk.shared().files.fid_moved(handle, place.node).ok().flatten();
         let fid = moved.ok_or(Errno::STALE)?;
         desk.attributes_by(&fid, place.node).await?;
         desk.ask(change(fid.number(), set)).await?;
     } else {
         changed?;
     }
-    let (node, attr) = desk.attributes_of(uid, place).await?;
-    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+    get(desk, uid, place).await
 }
 
 pub(super) fn change(fid: u32, set: &SetAttr) -> Tmessage {

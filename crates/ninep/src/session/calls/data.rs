@@ -11,11 +11,9 @@ use std::sync::Arc;
 
 /// A fid to read from: of the handle, else one that is kept open for whoever reads.
 async fn readable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
-    if let Some(handle) = handle {
-        let mut shared = desk.shared();
-        if let Some(file) = shared.files.get(handle, place.node)? {
-            return Ok(Arc::clone(&file.fid));
-        }
+    let open = desk.shared().files.fid_moved(handle, place.node)?;
+    if let Some(fid) = open {
+        return Ok(fid);
     }
     let known = desk.shared().nodes.known(uid, place.node).filter(|known| known.open);
     if let Some(known) = known {
@@ -39,7 +37,7 @@ pub(super) async fn read(
     let before = desk.shared().nodes.attr(place.node);
     let data = match bytes(desk, &fid, (offset, length), before.map(|attr| attr.size)).await {
         Err(Errno::STALE | Errno::BADF | Errno::NOENT) if handle.is_none() => {
-            drop(desk.shared().nodes.forget(uid, place.node));
+            desk.shared().nodes.forget(uid, place.node);
             return Err(Errno::STALE);
         }
         read => read?,
@@ -150,7 +148,7 @@ fn note_end(desk: &Desk, node: NodeId, end: u64) {
 }
 
 /// Attributes of an open file: by its fid, unless that may be a path to something else; then by its name.
-async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) -> Result<Attr, Errno> {
+pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) -> Result<Attr, Errno> {
     match desk.attributes_by(fid, place.node).await {
         Err(Errno::STALE) => desk.attributes_of(uid, place).await.map(|(_, attr)| attr),
         told => told,
@@ -224,13 +222,11 @@ async fn without_suid(desk: &Desk, uid: u32, place: &Place, attr: Attr) -> Resul
 }
 
 async fn writable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
-    if let Some(handle) = handle {
-        let mut shared = desk.shared();
-        if let Some(file) = shared.files.get(handle, place.node)? {
-            return Ok(Arc::clone(&file.fid));
-        }
+    let open = desk.shared().files.fid_moved(handle, place.node)?;
+    match open {
+        Some(fid) => Ok(fid),
+        None => open::fresh(desk, uid, place, flags::RDWR).await,
     }
-    open::fresh(desk, uid, place, flags::RDWR).await
 }
 
 /// The same file, open to append: the server finds its end.
@@ -302,18 +298,10 @@ pub(super) async fn sync(
     data_only: bool,
 ) -> Outcome {
     let fid = if place.node.generation == DIRECTORY {
-        let fid = desk.own_fid(uid, place).await?;
-        let how = flags::RDONLY | flags::DIRECTORY;
-        desk.ask(Tmessage::Lopen { fid: fid.number(), flags: how }).await?;
-        fid
+        open::directory(desk, uid, place).await?
     } else {
         readable(desk, uid, place, handle).await?
     };
     desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: u32::from(data_only) }).await?;
     Ok(Answer::plain(Reply::Done))
-}
-
-/// The attributes of a node, if they can be had by a fid of it.
-pub(super) async fn known(desk: &Desk, fid: &Fid, node: NodeId) -> Option<(NodeId, Attr)> {
-    desk.attributes_by(fid, node).await.ok().map(|attr| (node, attr))
 }

@@ -2,8 +2,9 @@
 
 use super::super::answers::Answer;
 use super::super::desk::Desk;
+use super::open;
 use crate::values::{Qid, QidKind};
-use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents, flags};
+use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents};
 use nigh_remote::{Event, Output};
 use nigh_types::{CallId, Cookie, Covers, Errno, Kind, Name, NodeId, Place, Reply};
 use std::collections::BTreeMap;
@@ -45,16 +46,7 @@ pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
 }
 
 async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
-    desk.reach_dir(uid, dir).await?;
-    let fid = match open(desk, uid, dir).await {
-        Err(Errno::NOENT | Errno::STALE) => {
-            drop(desk.shared().nodes.forget(uid, dir.node));
-            open(desk, uid, dir)
-                .await
-                .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })?
-        }
-        opened => opened?,
-    };
+    let fid = open::directory(desk, uid, dir).await?;
     // A server may tell a name twice while others change the directory.
     let mut found = BTreeMap::new();
     let mut offset = 0;
@@ -79,13 +71,6 @@ async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
         }
     }
     Ok(found.into_iter().map(|(name, (node, kind))| (name, node, kind)).collect())
-}
-
-async fn open(desk: &Desk, uid: u32, dir: &Place) -> Result<std::sync::Arc<super::super::fids::Fid>, Errno> {
-    let fid = desk.own_fid(uid, dir).await?;
-    let message = Tmessage::Lopen { fid: fid.number(), flags: flags::RDONLY | flags::DIRECTORY };
-    let Rmessage::Lopen { qid, .. } = desk.ask(message).await? else { return Err(Errno::PROTO) };
-    if desk.shared().nodes.node(qid) == dir.node { Ok(fid) } else { Err(Errno::STALE) }
 }
 
 /// As far as the server says; `kind` is that of readdir(3).

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let found = match desk.walk_one(&at, name).await {
-        Ok((fid, node, _)) => found(desk, uid, (dir.node, name), fid, node).await,
+        Ok((fid, node)) => found(desk, uid, (dir.node, name), fid, node).await,
         Err(errno) => Err(errno),
     };
     match found {

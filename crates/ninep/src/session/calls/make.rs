@@ -4,10 +4,10 @@ use super::super::answers::{Answer, Outcome, entry};
 use super::super::desk::Desk;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
-use super::super::reach::DIRECTORY;
-use super::{data, look, open};
+use super::super::reach::{DIRECTORY, getattr, stale};
+use super::{look, open};
 use crate::{Rmessage, Tmessage, flags};
-use nigh_types::{Access, Call, Covers, Entry, Errno, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Access, Call, Covers, Entry, Errno, Kind, Name, Place, Reply};
 use std::sync::Arc;
 
 /// An inode's group is its directory's where that has setgid (as `v9fs_get_fsgid_for_create`).
@@ -33,12 +33,9 @@ async fn in_dir(
         Err(Errno::NOENT | Errno::STALE) if !desk.is_root(dir.node) => {}
         other => return other.map(|answer| (answer, fid)),
     }
-    drop(desk.shared().nodes.forget(uid, dir.node));
-    let fid = desk.reach_by_hint(uid, dir).await?;
-    let answer = desk.ask(message(fid.number())).await;
-    answer
-        .map(|answer| (answer, fid))
-        .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })
+    let fid = desk.reach_anew(uid, dir).await?;
+    let answer = desk.ask(message(fid.number())).await.map_err(stale)?;
+    Ok((answer, fid))
 }
 
 pub(super) async fn make(desk: &Desk, uid: u32, gid: u32, call: &Call) -> Outcome {
@@ -88,7 +85,7 @@ async fn made(
     let (Rmessage::Mkdir { qid } | Rmessage::Mknod { qid } | Rmessage::Symlink { qid }) = answer else {
         return Err(Errno::PROTO);
     };
-    let (fid, node, _) = desk.walk_one(at, name).await?;
+    let (fid, node) = desk.walk_one(at, name).await?;
     let is_it = {
         let mut shared = desk.shared();
         let is_it = shared.nodes.node(*qid) == node;
@@ -97,7 +94,7 @@ async fn made(
         }
         is_it
     };
-    let own = desk.ask(attributes_of(at));
+    let own = desk.ask(getattr(at.number()));
     let (node, attr) = look::found(desk, uid, (dir.node, name), fid, node).await?;
     let mut entry = entry(node, attr);
     entry.target = target.filter(|_| is_it).map(Into::into);
@@ -107,20 +104,8 @@ async fn made(
     if node.generation == DIRECTORY && is_it {
         grants.push((node, Covers::Names));
     }
-    let told = told_of(desk, own.await);
+    let told = desk.told(own.await);
     Ok(Answer::plain(reply).granting(grants).after([told]))
-}
-
-pub(super) fn attributes_of(fid: &Fid) -> Tmessage {
-    Tmessage::Getattr { fid: fid.number(), wanted: crate::mask::BASIC }
-}
-
-/// Attributes that were asked beside something else.
-pub(super) fn told_of(desk: &Desk, answer: Result<Rmessage, Errno>) -> Option<(NodeId, nigh_types::Attr)> {
-    match answer {
-        Ok(Rmessage::Getattr { attributes }) => desk.note(&attributes).ok(),
-        _ => None,
-    }
 }
 
 struct How {
@@ -167,39 +152,33 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
         (Some(fid), Ok(answer)) => (fid, answer, at),
         (_, Err(Errno::NOENT | Errno::STALE)) => {
             // The directory is not where it was.
-            drop(desk.shared().nodes.forget(uid, dir.node));
-            let at = if desk.is_root(dir.node) { at } else { desk.reach_by_hint(uid, dir).await? };
-            let gone = |errno| if errno == Errno::NOENT { Errno::STALE } else { errno };
-            let fid = desk.walk(&at, &[]).await.map_err(gone)?.0;
-            let answer = ask(&fid).await.map_err(gone)?;
+            let at = if desk.is_root(dir.node) { at } else { desk.reach_anew(uid, dir).await? };
+            let fid = desk.walk(&at, &[]).await.map_err(stale)?.0;
+            let answer = ask(&fid).await.map_err(stale)?;
             (fid, answer, at)
         }
         (_, answer) => return Err(answer.err().unwrap_or(Errno::IO)),
     };
     let Rmessage::Lcreate { qid, .. } = answer else { return Err(Errno::PROTO) };
-    let own = desk.ask(attributes_of(&at));
+    let own = desk.ask(getattr(at.number()));
     let node = {
         let mut shared = desk.shared();
         let node = shared.nodes.node(qid);
         shared.nodes.born(node);
         node
     };
-    let (told, attr) = desk.attributes(&fid).await?;
-    if told != node {
-        return Err(Errno::STALE);
-    }
-    let file = OpenFile { uid, node, fid, appends: None, is_moved: false };
-    let handle = Some(desk.shared().files.add(file));
+    let attr = desk.attributes_by(&fid, node).await?;
+    let handle = Some(desk.shared().files.add(OpenFile::new(uid, node, fid)));
     let entry = Entry { no_xattrs: true, ..entry(node, attr) };
     let reply = Reply::Made { entry, handle, existed: false };
     let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
-    let told = told_of(desk, own.await);
+    let told = desk.told(own.await);
     Ok(Answer::plain(reply).granting(grants).after([told]))
 }
 
 async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), access: Access) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
-    let (fid, node, _) = desk.walk_one(&at, name).await?;
+    let (fid, node) = desk.walk_one(&at, name).await?;
     let (node, _) = look::found(desk, uid, (dir.node, name), fid, node).await?;
     let place = Place { node, hint: Some((dir.node, name.clone())) };
     let outcome = open::open(desk, uid, &place, access).await;
@@ -207,7 +186,7 @@ async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), acce
     let Reply::Opened { handle, attr } = answer.reply else { return Err(Errno::PROTO) };
     let reply = Reply::Made { entry: entry(node, attr), handle: Some(handle), existed: true };
     let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
-    let told = data::known(desk, &at, dir.node).await;
+    let told = desk.told(desk.ask(getattr(at.number())).await);
     Ok(Answer::plain(reply).granting(grants).after([told]))
 }
 
@@ -219,8 +198,7 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
         return Err(Errno::PERM);
     }
     // What is remembered of it may lead nowhere: it is looked at before it gets another name.
-    let fid = desk.ask_of(uid, place, |fid| Tmessage::Getattr { fid, wanted: crate::mask::BASIC }).await;
-    let fid = match fid {
+    let fid = match desk.ask_of(uid, place, getattr).await {
         Ok((_, fid)) => fid,
         // Of what is open without a name some servers tell nothing.
         Err(Errno::STALE) => desk.reach(uid, place).await?.fid,
@@ -236,15 +214,15 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
             shared.nodes.note_link(place.node, dir, &name);
         }
     }
-    let own = desk.ask(attributes_of(&at));
+    let own = desk.ask(getattr(at.number()));
     let (node, attr) = match desk.attributes(&fid).await {
         Ok(told) => told,
         Err(_) => {
-            let (fid, node, _) = desk.walk_one(&at, name).await?;
+            let (fid, node) = desk.walk_one(&at, name).await?;
             look::found(desk, uid, (dir.node, name), fid, node).await?
         }
     };
     let reply = Reply::Made { entry: entry(node, attr), handle: None, existed: false };
-    let told = told_of(desk, own.await);
+    let told = desk.told(own.await);
     Ok(Answer::plain(reply).granting([(dir.node, Covers::Entry), (node, Covers::Inode)]).after([told]))
 }

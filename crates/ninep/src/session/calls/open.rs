@@ -4,6 +4,7 @@ use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
+use super::super::reach::stale;
 use crate::{Rmessage, Tmessage, flags};
 use nigh_types::{Access, Covers, Errno, Handle, NodeId, Place, Reply};
 use std::sync::Arc;
@@ -20,21 +21,33 @@ pub(super) fn of_access(access: Access) -> u32 {
     way | truncate | sync
 }
 
-/// Opens what a place names by a fid that nobody else has.
+/// Opens a file by a fid that nobody else has.
 pub(super) async fn fresh(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
     desk.check_file(uid, place).await?;
+    opened(desk, uid, place, how).await
+}
+
+/// Opens a directory to be read.
+pub(super) async fn directory(desk: &Desk, uid: u32, dir: &Place) -> Result<Arc<Fid>, Errno> {
+    // What is asked of it later is asked by this fid.
+    desk.reach_dir(uid, dir).await?;
+    opened(desk, uid, dir, flags::RDONLY | flags::DIRECTORY).await
+}
+
+/// Where what is remembered leads nowhere it is walked to anew, once.
+async fn opened(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
     let known = desk.shared().nodes.known(uid, place.node).is_some();
-    match opened(desk, uid, place, how).await {
+    match open_once(desk, uid, place, how).await {
         Err(Errno::NOENT | Errno::STALE) if known => {
-            drop(desk.shared().nodes.forget(uid, place.node));
-            opened(desk, uid, place, how).await
+            desk.shared().nodes.forget(uid, place.node);
+            open_once(desk, uid, place, how).await
         }
         other => other,
     }
-    .map_err(|errno| if errno == Errno::NOENT { Errno::STALE } else { errno })
+    .map_err(stale)
 }
 
-async fn opened(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
+async fn open_once(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
     let fid = desk.own_fid(uid, place).await?;
     open_fid(desk, &fid, place.node, how).await?;
     Ok(fid)
@@ -46,25 +59,10 @@ async fn open_fid(desk: &Desk, fid: &Fid, node: NodeId, how: u32) -> Result<(), 
     if desk.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
 }
 
-/// What is told of a file that was opened.
-async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
-    let (told, attr) = desk.attributes(fid).await?;
-    if told != node {
-        return Err(Errno::STALE);
-    }
-    let grants = [(node, Covers::Inode), (node, Covers::Data)];
-    Ok(Answer::plain(Reply::Opened { handle, attr }).granting(grants))
-}
-
 pub(super) async fn open(desk: &Desk, uid: u32, place: &Place, access: Access) -> Outcome {
     let fid = fresh(desk, uid, place, of_access(access)).await?;
-    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None, is_moved: false };
-    let handle = desk.shared().files.add(file);
-    let outcome = told(desk, &fid, place.node, handle).await;
-    if outcome.is_err() {
-        desk.shared().files.remove(handle);
-    }
-    outcome
+    let handle = desk.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
+    told(desk, &fid, place.node, handle).await
 }
 
 pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle, access: Access) -> Outcome {
@@ -73,19 +71,28 @@ pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle,
     }
     let access = Access { truncate: false, ..access };
     let fid = fresh(desk, uid, place, of_access(access)).await?;
-    let file = OpenFile { uid, node: place.node, fid: Arc::clone(&fid), appends: None, is_moved: false };
     {
         let mut shared = desk.shared();
         if shared.files.is_open(handle) {
             return Err(Errno::INVAL);
         }
-        shared.files.add_as(handle, file);
+        shared.files.add_as(handle, OpenFile::new(uid, place.node, Arc::clone(&fid)));
     }
-    let outcome = told(desk, &fid, place.node, handle).await;
-    if outcome.is_err() {
-        desk.shared().files.remove(handle);
+    told(desk, &fid, place.node, handle).await
+}
+
+/// What is told of a file that was opened; without that it is not.
+async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
+    match desk.attributes_by(fid, node).await {
+        Ok(attr) => {
+            let grants = [(node, Covers::Inode), (node, Covers::Data)];
+            Ok(Answer::plain(Reply::Opened { handle, attr }).granting(grants))
+        }
+        Err(errno) => {
+            desk.shared().files.remove(handle);
+            Err(errno)
+        }
     }
-    outcome
 }
 
 /// A file that the client's kernel has open stays readable under a number that the client chose.
@@ -95,7 +102,7 @@ pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -
     let mut shared = desk.shared();
     let is_wanted = shared.files.keep_ends(handle) && !shared.files.is_open(handle);
     if let (Ok(fid), true) = (fid, is_wanted) {
-        shared.files.add_as(handle, OpenFile { uid, node: place.node, fid, appends: None, is_moved: false });
+        shared.files.add_as(handle, OpenFile::new(uid, place.node, fid));
     }
     Ok(Answer::plain(Reply::Done))
 }
@@ -107,8 +114,7 @@ pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Optio
         let Ok((own, _)) = desk.walk(fid, &[]).await else { continue };
         access.write = write;
         if open_fid(desk, &own, node, of_access(access)).await.is_ok() {
-            let file = OpenFile { uid, node, fid: own, appends: None, is_moved: false };
-            return Some(desk.shared().files.add(file));
+            return Some(desk.shared().files.add(OpenFile::new(uid, node, own)));
         }
     }
     None

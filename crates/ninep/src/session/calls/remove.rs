@@ -3,8 +3,7 @@
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
 use super::super::fids::Fid;
-use super::super::reach::{DIRECTORY, Reached};
-use super::make::{attributes_of, told_of};
+use super::super::reach::{DIRECTORY, Reached, getattr};
 use super::open;
 use crate::{Tmessage, flags};
 use nigh_types::{Attr, Covers, Errno, Kind, Name, NodeId, Place, Reply};
@@ -31,13 +30,12 @@ pub(super) async fn victim(
     let mut walked = desk.walk_one(&at, name).await;
     if matches!(walked, Err(Errno::NOENT | Errno::STALE)) && remembered {
         // It may be the directory that is not where it was.
-        drop(desk.shared().nodes.forget(uid, dir.node));
-        at = desk.reach_by_hint(uid, dir).await?;
+        at = desk.reach_anew(uid, dir).await?;
         walked = desk.walk_one(&at, name).await;
     }
     let (fid, node) = match walked {
         Err(Errno::NOENT) => return Ok((at, None)),
-        walked => walked.map(|(fid, node, _)| (fid, node))?,
+        walked => walked?,
     };
     match desk.attributes(&fid).await {
         Ok((told, attr)) if told == node => Ok((at, Some(Victim { fid, node, attr }))),
@@ -94,9 +92,9 @@ async fn removed(
     victim: &Victim,
     kept: Option<nigh_types::Handle>,
 ) -> Outcome {
-    let own = desk.ask(attributes_of(at));
+    let own = desk.ask(getattr(at.number()));
     let left = left(desk, uid, (dir.node, name), victim).await;
-    let told = told_of(desk, own.await);
+    let told = desk.told(own.await);
     let grants = [(dir.node, Covers::Absence)];
     let reply = Reply::Removed { node: victim.node, kept };
     Ok(Answer::plain(reply).granting(grants).after([told, Some(left)]))

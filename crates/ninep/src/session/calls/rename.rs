@@ -3,7 +3,7 @@
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
 use super::super::fids::Fid;
-use super::make::{attributes_of, told_of};
+use super::super::reach::getattr;
 use super::remove::{Victim, left, victim};
 use super::{look, open};
 use crate::Tmessage;
@@ -30,7 +30,7 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
         return Err(errno);
     }
     let reply = Reply::Renamed { moved: moved.node, replaced: replaced.as_ref().map(|v| v.node), kept };
-    let (asked_from, asked_to) = (desk.ask(attributes_of(&from_fid)), desk.ask(attributes_of(&to_fid)));
+    let (asked_from, asked_to) = (desk.ask(getattr(from_fid.number())), desk.ask(getattr(to_fid.number())));
     let mut answer = Answer::plain(reply).granting([(to.node, Covers::Entry)]);
     if replaced.as_ref().is_none_or(|replaced| replaced.node != moved.node) {
         answer = answer.granting([(from.node, Covers::Absence)]);
@@ -46,8 +46,8 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
         };
         answer = answer.after([own, gone]);
     }
-    let from_told = told_of(desk, asked_from.await);
-    let to_told = told_of(desk, asked_to.await).filter(|_| to.node != from.node);
+    let from_told = desk.told(asked_from.await);
+    let to_told = desk.told(asked_to.await).filter(|_| to.node != from.node);
     Ok(answer.after([from_told, to_told]))
 }
 
@@ -78,7 +78,7 @@ async fn now_at(
     (to, at, new_name): (&Place, &Fid, &Name),
     moved: &Victim,
 ) -> Option<(NodeId, Attr)> {
-    let (fid, node, _) = desk.walk_one(at, new_name).await.ok()?;
+    let (fid, node) = desk.walk_one(at, new_name).await.ok()?;
     desk.shared().nodes.forget(uid, moved.node);
     look::found(desk, uid, (to.node, new_name), fid, node).await.ok().filter(|(node, _)| *node == moved.node)
 }

@@ -3,7 +3,7 @@
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
 use super::super::fids::Fid;
-use super::data;
+use super::{attrs, data};
 use crate::{Data, Rmessage, Tmessage};
 use nigh_types::{Covers, Errno, Place, Reply, XattrSet};
 use std::sync::Arc;
@@ -18,8 +18,7 @@ async fn bytes(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Result<Vec<
     let reached = desk.reach(uid, place).await?;
     match bytes_by(desk, &reached.fid, name).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
-            drop(desk.shared().nodes.forget(uid, place.node));
-            let at = desk.reach_by_hint(uid, place).await?;
+            let at = desk.reach_anew(uid, place).await?;
             bytes_by(desk, &at, name).await
         }
         bytes => bytes,
@@ -82,14 +81,12 @@ async fn change(desk: &Desk, uid: u32, place: &Place, name: &[u8], value: &[u8],
     let reached = desk.reach(uid, place).await?;
     match change_by(desk, uid, (place, &reached.fid), name, value, flags).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
-            drop(desk.shared().nodes.forget(uid, place.node));
-            let at = desk.reach_by_hint(uid, place).await?;
+            let at = desk.reach_anew(uid, place).await?;
             change_by(desk, uid, (place, &at), name, value, flags).await?;
         }
         changed => changed?,
     }
-    let (node, attr) = desk.attributes_of(uid, place).await?;
-    Ok(Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)]))
+    attrs::get(desk, uid, place).await
 }
 
 async fn change_by(
@@ -124,7 +121,7 @@ async fn unopened(desk: &Desk, uid: u32, place: &Place, at: &Arc<Fid>) -> Result
         Ok((fid, _)) => Ok(fid),
         // It is open, and from such a one nothing is walked.
         Err(_) => {
-            drop(desk.shared().nodes.forget(uid, place.node));
+            desk.shared().nodes.forget(uid, place.node);
             desk.own_fid(uid, place).await
         }
     }
