@@ -32,21 +32,8 @@ impl Target {
     pub fn over_tcp(rest: &str) -> Result<(Target, Vec<u8>)> {
         let bad = || Usage(format!("9p://{rest}: want 9p://HOST[:PORT]/TREE, an IPv6 address in brackets"));
         let (address, tree) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-        let (host, port) = match address.strip_prefix('[') {
-            Some(inner) => {
-                let (host, rest) = inner.split_once(']').ok_or_else(bad)?;
-                (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) })
-            }
-            None => match address.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (address, None),
-            },
-        };
-        if host.is_empty() || host.contains(['@', ' ']) {
-            bail!(bad());
-        }
-        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| bad()))?;
-        Ok((Target::Tcp(host.to_owned(), port), tree.as_bytes().to_vec()))
+        let (host, port) = units::host(address, PORT).ok_or_else(bad)?;
+        Ok((Target::Tcp(host, port), tree.as_bytes().to_vec()))
     }
 
     /// `/SOCKET[:TREE]`.

@@ -1,8 +1,8 @@
 //! What is mounted, and how it is reached.
 
 use crate::args::MountArgs;
-use crate::ninep;
 use crate::options::Usage;
+use crate::{ninep, units};
 use anyhow::{Context, Result, bail};
 use nigh_client::{Link, Reconnect};
 use nigh_link::ssh::Asking;
@@ -140,20 +140,7 @@ fn own_server() -> io::Result<Link> {
 fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u8>)> {
     let bad = || Usage(format!("nigh://{rest}: want nigh://HOST[:PORT]/EXPORT, an IPv6 address in brackets"));
     let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
-    let (host, port) = match address.strip_prefix('[') {
-        Some(inner) => {
-            let (host, rest) = inner.split_once(']').ok_or_else(bad)?;
-            (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) })
-        }
-        None => match address.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (address, None),
-        },
-    };
-    if host.is_empty() || host.contains([':', '@']) && !address.starts_with('[') {
-        bail!(bad());
-    }
-    let port = port.map_or(Ok(tcp::PORT), |port| port.parse().map_err(|_| bad()))?;
+    let (host, port) = units::host(address, tcp::PORT).ok_or_else(bad)?;
     let trust = match (&args.ca, args.plaintext) {
         (Some(file), _) => tcp::Trust::Authority(absolute(file)?),
         (None, true) => tcp::Trust::Plaintext,
@@ -164,7 +151,7 @@ fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u
         // What is wrong with it is said before anything is begun.
         nigh_link::Token::read(file)?;
     }
-    let target = tcp::Target { host: host.to_owned(), port, trust, token };
+    let target = tcp::Target { host, port, trust, token };
     Ok((Way::Tcp(target), export.as_bytes().to_vec()))
 }
 
