@@ -15,8 +15,6 @@ use std::path::PathBuf;
 
 /// Where 9P servers listen.
 const PORT: u16 = 564;
-/// Longest message that is asked for: what one request of the kernel carries, and a header.
-const MSIZE: u32 = (1 << 20) + 24;
 const SECOND: Term = Term::Limited(Span::from_secs(1));
 const NEVER: Term = Term::Limited(Span::ZERO);
 
@@ -113,15 +111,15 @@ pub fn begin(args: &MountArgs, options: &Options, tree: &[u8], client: u64, sour
     }
     let uid = rustix::process::geteuid().as_raw();
     let told = &options.ninep;
+    let config = Config::new(times(args, options)?, cookie_key(client, source));
     Ok(sessions(Config {
         aname: told.aname.clone().map_or_else(|| tree.to_vec(), String::into_bytes),
         uname: told.uname.clone().unwrap_or_default().into_bytes(),
         uid,
         gid: rustix::process::getegid().as_raw(),
         all_users: uid == 0,
-        msize: told.msize.unwrap_or(MSIZE),
-        times: times(args, options)?,
-        cookie_key: cookie_key(client, source),
+        msize: told.msize.unwrap_or(config.msize),
+        ..config
     }))
 }
 

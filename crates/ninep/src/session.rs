@@ -60,6 +60,26 @@ pub struct Config {
     pub times: Times,
     /// Durable for server and tree.
     pub cookie_key: CookieKey,
+    /// A server that tells more names of one directory is not listened to: listing it is `EOVERFLOW`.
+    pub most_names: u64,
+}
+
+impl Config {
+    /// As the superuser alone, to the server's own tree, with messages that carry what one request of the kernel does.
+    #[must_use]
+    pub fn new(times: Times, cookie_key: CookieKey) -> Config {
+        Config {
+            aname: Vec::new(),
+            uname: Vec::new(),
+            uid: 0,
+            gid: 0,
+            all_users: false,
+            msize: (1 << 20) + 24,
+            times,
+            cookie_key,
+            most_names: 10_000_000,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

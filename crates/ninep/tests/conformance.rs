@@ -20,16 +20,8 @@ struct Served {
 
 pub fn config() -> Config {
     let second = Term::Limited(Span::from_secs(1));
-    Config {
-        aname: Vec::new(),
-        uname: Vec::new(),
-        uid: 0,
-        gid: 0,
-        all_users: false,
-        msize: 1 << 20,
-        times: Times { names: second, absent: second, attributes: second },
-        cookie_key: CookieKey(*b"sixteen bytes ok"),
-    }
+    let times = Times { names: second, absent: second, attributes: second };
+    Config { msize: 1 << 20, ..Config::new(times, CookieKey(*b"sixteen bytes ok")) }
 }
 
 impl Harness for Served {

@@ -4,10 +4,10 @@ mod common;
 #[path = "common/stage.rs"]
 mod stage;
 
-use nigh_ninep::{Data, Few, Qid, Rmessage, Tmessage, VERSION};
+use nigh_ninep::{Config, Data, Few, Qid, Rmessage, Tmessage, VERSION};
 use nigh_remote::{Carried, Event, Remote};
-use nigh_types::{Access, Call, Handle, LockKind, NodeId, Place, Span};
-use stage::{Stage, name, written};
+use nigh_types::{Access, Call, Errno, Handle, LockKind, NodeId, Place, Response, Span};
+use stage::{Stage, config, name, written};
 
 #[test]
 fn nobody_there_is_one_error() {
@@ -191,17 +191,16 @@ fn errors_to_everything_are_answers() {
     }
 }
 
-#[test]
-fn a_listing_that_does_not_go_on_ends_the_session() {
-    let mut stage = Stage::attached();
+/// Lists the root at a server that has always one more name: told the offset that was asked for, the one after it.
+fn list_without_end(stage: &mut Stage, next: impl Fn(u64) -> u64) -> Option<Response> {
     let root = stage.root();
-    stage.call(Call::List { dir: root });
+    let id = stage.call(Call::List { dir: root });
     let mut turns = 0;
     while let Some((tag, message)) = stage.asked.pop_front() {
         let answer = match message {
-            Tmessage::Readdir { .. } => {
+            Tmessage::Readdir { offset, .. } => {
                 let mut bytes = vec![0; 13];
-                bytes.extend(0u64.to_le_bytes());
+                bytes.extend(next(offset).to_le_bytes());
                 bytes.push(8);
                 bytes.extend([1, 0, b'x']);
                 Rmessage::Readdir { entries: Data(bytes) }
@@ -210,7 +209,26 @@ fn a_listing_that_does_not_go_on_ends_the_session() {
         };
         stage.answer(tag, &answer);
         turns += 1;
-        assert!(turns < 100, "it goes on and on");
+        assert!(turns < 2_000, "it goes on and on");
     }
+    stage.response(id)
+}
+
+#[test]
+fn a_listing_that_does_not_go_on_ends_the_session() {
+    let mut stage = Stage::attached();
+    list_without_end(&mut stage, |_| 0);
     assert!(stage.session.is_lost());
+}
+
+#[test]
+fn a_listing_of_more_names_than_can_be_is_an_error() {
+    let mut stage = Stage::attached_with(Config { most_names: 1_000, ..config() });
+    // New offsets for ever, and such as come again.
+    for next in [|offset| offset + 1, |offset| (offset + 1) % 10] {
+        let response = list_without_end(&mut stage, next);
+        assert_eq!(response.map(|response| response.result), Some(Err(Errno::OVERFLOW)));
+        stage.check_fids();
+    }
+    assert!(stage.session.is_linked());
 }

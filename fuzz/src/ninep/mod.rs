@@ -70,16 +70,9 @@ struct Script<'a> {
 pub fn session(input: &[u8]) -> Reached {
     let now = Time(1_000_000_000);
     let second = Term::Limited(Span::from_secs(1));
-    let config = Config {
-        aname: b"/tree".to_vec(),
-        uname: Vec::new(),
-        uid: 0,
-        gid: 0,
-        all_users: true,
-        msize: MSIZE,
-        times: Times { names: second, absent: second, attributes: second },
-        cookie_key: CookieKey(*b"sixteen bytes ok"),
-    };
+    let times = Times { names: second, absent: second, attributes: second };
+    let config = Config::new(times, CookieKey(*b"sixteen bytes ok"));
+    let config = Config { aname: b"/tree".to_vec(), all_users: true, msize: MSIZE, ..config };
     let mut server = TreeServer::new(Tree::default());
     server.is_strict = false;
     let mut script = Script {

@@ -14,16 +14,9 @@ use std::collections::VecDeque;
 
 pub fn config() -> Config {
     let second = Term::Limited(Span::from_secs(1));
-    Config {
-        aname: b"/tree".to_vec(),
-        uname: Vec::new(),
-        uid: 0,
-        gid: 0,
-        all_users: true,
-        msize: 1 << 20,
-        times: Times { names: second, absent: second, attributes: second },
-        cookie_key: CookieKey(*b"sixteen bytes ok"),
-    }
+    let times = Times { names: second, absent: second, attributes: second };
+    let config = Config::new(times, CookieKey(*b"sixteen bytes ok"));
+    Config { aname: b"/tree".to_vec(), all_users: true, msize: 1 << 20, ..config }
 }
 
 pub fn name(text: &str) -> Name {

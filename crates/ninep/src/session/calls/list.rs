@@ -49,9 +49,12 @@ async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
     let fid = open::directory(desk, uid, dir).await?;
     // A server may tell a name twice while others change the directory.
     let mut found = BTreeMap::new();
-    let mut offset = 0;
+    let (mut offset, mut told) = (0, 0);
+    let (count, most_names) = {
+        let shared = desk.shared();
+        (shared.most_data(), shared.config.most_names)
+    };
     loop {
-        let count = desk.shared().most_data();
         let Rmessage::Readdir { entries } =
             desk.ask(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
         else {
@@ -63,6 +66,10 @@ async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
             return Err(desk.break_off(ProtocolError::Malformed("a listing does not go on")));
         }
         offset = last.offset;
+        told += entries.len() as u64;
+        if told > most_names {
+            return Err(Errno::OVERFLOW);
+        }
         let mut shared = desk.shared();
         for Dirent { qid, kind, name, .. } in entries {
             if let Ok(name) = Name::new(&name) {

@@ -48,19 +48,10 @@ impl Harness for Served<'_> {
         let stream = server.connect().expect("it listens");
         self.current = Some((server, stream));
         let second = Term::Limited(Span::from_secs(1));
-        Box::new(Session::new(
-            self.moment(),
-            Config {
-                aname: tree.as_os_str().as_bytes().to_vec(),
-                uname: Vec::new(),
-                uid: 0,
-                gid: 0,
-                all_users: false,
-                msize: 1 << 20,
-                times: Times { names: second, absent: second, attributes: second },
-                cookie_key: CookieKey(*b"sixteen bytes ok"),
-            },
-        ))
+        let times = Times { names: second, absent: second, attributes: second };
+        let config = Config::new(times, CookieKey(*b"sixteen bytes ok"));
+        let aname = tree.as_os_str().as_bytes().to_vec();
+        Box::new(Session::new(self.moment(), Config { aname, msize: 1 << 20, ..config }))
     }
 
     fn now(&self) -> Time {
