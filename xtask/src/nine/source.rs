@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::root;
+use crate::test::packages;
 
 /// What a build needs besides a compiler.
 const PACKAGES: &[&str] = &[
@@ -41,19 +42,10 @@ pub fn system() -> PathBuf {
 
 /// Installs and fetches what is not there.
 pub fn prepare() -> Result<()> {
-    let missing = |package: &&&str| {
-        let mut asked = Command::new("dpkg-query");
-        asked.args(["-W", "-f", "${db:Status-Status}"]).arg(package).stderr(Stdio::null());
-        !asked.output().is_ok_and(|out| out.stdout == b"installed")
-    };
-    let missing: Vec<&str> = PACKAGES.iter().filter(missing).copied().collect();
-    if !missing.is_empty() {
-        println!("installing: {}", missing.join(" "));
-        run(Command::new("apt-get").args(["-qq", "update"]))?;
-        let mut install = Command::new("apt-get");
-        install.args(["-qq", "-y", "install", "--no-install-recommends"]).args(&missing);
-        run(install.env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()))?;
+    if !missing().is_empty() {
+        packages::install(&missing());
     }
+    ensure!(missing().is_empty(), "apt-get install {}", missing().join(" "));
     if tree().is_err() {
         fetch()?;
     }
@@ -61,6 +53,15 @@ pub fn prepare() -> Result<()> {
         make_system()?;
     }
     Ok(())
+}
+
+fn missing() -> Vec<&'static str> {
+    let is_missing = |package: &&&str| {
+        let mut asked = Command::new("dpkg-query");
+        asked.args(["-W", "-f", "${db:Status-Status}"]).arg(package).stderr(Stdio::null());
+        !asked.output().is_ok_and(|out| out.stdout == b"installed")
+    };
+    PACKAGES.iter().filter(is_missing).copied().collect()
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -5,7 +5,7 @@ pub mod ending;
 pub mod groups;
 pub mod mount;
 pub mod over;
-mod packages;
+pub mod packages;
 mod pulse;
 mod reclaim;
 pub mod table;

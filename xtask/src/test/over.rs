@@ -54,6 +54,10 @@ pub struct Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            // Its number may be another's by now.
+            return;
+        }
         process::signal(self.child.id(), libc::SIGTERM);
         if !matches!(process::wait(&mut self.child, Duration::from_secs(2)), Ok(Some(_))) {
             process::kill_group(self.child.id());
@@ -191,11 +195,16 @@ pub fn diod(world: &World) -> Result<u16> {
         return Ok(serving.port);
     }
     let port = free_port()?;
+    servers.insert("diod".to_owned(), diod_on(world, &world.root, port)?);
+    Ok(port)
+}
+
+/// One that exports that directory, on that port.
+pub fn diod_on(world: &World, export: &Path, port: u16) -> Result<Serving> {
     let mut command = Command::new("/usr/sbin/diod");
     command.args(["-f", "-n", "-N", "-l", &format!("127.0.0.1:{port}"), "-L", "stderr", "-e"]);
-    command.arg(&world.root);
-    servers.insert("diod".to_owned(), Serving::start(world, command, port)?);
-    Ok(port)
+    command.arg(export);
+    Serving::start(world, command, port)
 }
 
 /// A user has one server. That of earlier mounts stays for a minute after the last of them.

@@ -95,7 +95,7 @@ fn apt(arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-fn install(missing: &[&str]) {
+pub fn install(missing: &[&str]) {
     let mut simulate = vec!["install", "--no-install-recommends", "--assume-no"];
     simulate.extend(missing);
     println!("installing: {} (about a minute)", missing.join(" "));

@@ -13,21 +13,22 @@ use nigh_remote::conformance::{Harness, Report, run};
 use nigh_remote::{Event, Output, Remote};
 use nigh_types::{CookieKey, Credentials, Span, Term, Time};
 
-use super::server::Server;
+use super::server::{self, connect};
+use crate::test::over::{Serving, diod_on, free_port};
 use crate::test::world::{World, in_memory};
 
 /// Nothing more comes when a server was silent for so long.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Where a case finds a tree of its own: the server, and the tree's name there.
-type Stage<'a> = Box<dyn FnMut(u32) -> Result<(Rc<Server>, PathBuf)> + 'a>;
+type Stage<'a> = Box<dyn FnMut(u32) -> Result<(Rc<Serving>, PathBuf)> + 'a>;
 
 struct Served<'a> {
     stage: Stage<'a>,
     started: Instant,
     count: u32,
     /// The server of the latest case, and a connection to it.
-    current: Option<(Rc<Server>, TcpStream)>,
+    current: Option<(Rc<Serving>, TcpStream)>,
     lacks: Vec<&'static str>,
 }
 
@@ -45,7 +46,7 @@ impl Harness for Served<'_> {
     fn attach(&mut self) -> Box<dyn Remote> {
         self.count += 1;
         let (server, tree) = (self.stage)(self.count).expect("a server");
-        let stream = server.connect().expect("it listens");
+        let stream = connect(&server).expect("it listens");
         self.current = Some((server, stream));
         let second = Term::Limited(Span::from_secs(1));
         let times = Times { names: second, absent: second, attributes: second };
@@ -124,7 +125,8 @@ const DIOD_LACKS: &[&str] = &["unlinked_files_are_cut_and_changed_while_open"];
 
 pub fn diod(world: &World) -> Result<()> {
     let export = in_memory(&world.root).unwrap_or_else(|| world.root.clone()).join("diod");
-    let server = Rc::new(Server::diod(world, &export)?);
+    std::fs::create_dir_all(&export)?;
+    let server = Rc::new(diod_on(world, &export, free_port()?)?);
     let stage = |count| {
         let tree = export.join(format!("case-{count}"));
         std::fs::create_dir(&tree)?;
@@ -173,7 +175,7 @@ pub fn unpfs(world: &World) -> Result<()> {
     // It has one tree, whatever its name.
     let stage = |count| {
         let tree = export.join(format!("case-{count}"));
-        Ok((Rc::new(Server::unpfs(world, &tree)?), PathBuf::new()))
+        Ok((Rc::new(server::unpfs(world, &tree)?), PathBuf::new()))
     };
     judge(&run(&mut Served::new(Box::new(stage), &[NINEP_LACKS, UNPFS_LACKS])))
 }

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::server::Server;
 use crate::test::mount::{How, Mount};
-use crate::test::over::{Over, free_port};
+use crate::test::over::{self, Over, free_port};
 use crate::test::world::{As, World};
 
 /// What is open goes on, what waits is answered, and what others did meanwhile is seen.
 pub fn killed(world: &World) -> Result<()> {
     let port = free_port()?;
-    let server = Server::diod_on(world, &world.root, port)?;
+    let mut server = over::diod_on(world, &world.root, port)?;
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
     fs::create_dir_all(source.join("a/b"))?;
     fs::write(source.join("a/b/read"), "to be read")?;
@@ -24,17 +23,17 @@ pub fn killed(world: &World) -> Result<()> {
     let mut reads = fs::File::open(point.join("a/b/read"))?;
     let mut log = fs::OpenOptions::new().create(true).append(true).open(point.join("a/b/log"))?;
     log.write_all(b"one\n")?;
-    let mut server = Some(server);
     for round in 0..3 {
         let name = format!("new-{round}");
-        drop(server.take());
+        server.child.kill()?;
+        server.child.wait()?;
         fs::write(source.join(&name), "made meanwhile")?;
         let path = point.join(&name);
         // It waits until the server is back.
         let waits = std::thread::spawn(move || fs::read_to_string(path));
         std::thread::sleep(Duration::from_millis(300));
         ensure!(!waits.is_finished(), "without a server nobody can know that");
-        server = Some(Server::diod_on(world, &world.root, port)?);
+        server = over::diod_on(world, &world.root, port)?;
         let found = waits.join().map_err(|_| anyhow::anyhow!("it died"))??;
         ensure!(found == "made meanwhile", "{found:?}");
         log.write_all(b"more\n")?;
