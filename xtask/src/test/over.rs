@@ -71,6 +71,8 @@ impl Serving {
     pub fn start(world: &World, mut command: Command, port: u16) -> Result<Serving> {
         let log = world.log();
         let file = File::create(&log)?;
+        // diod may crash when it is ended, and what it leaves then goes with the world.
+        command.current_dir(&world.root);
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().context("starting a server")?;
         let mut serving = Serving { child, port, log };
