@@ -5,7 +5,7 @@ use crate::options::{Ninep, Options, Usage};
 use crate::units;
 use anyhow::{Result, bail};
 use nigh_client::Begin;
-use nigh_link::{Link, tcp, unix};
+use nigh_link::{Link, address, tcp, unix};
 use nigh_ninep::{Config, Times, sessions};
 use nigh_types::{CookieKey, Span, Term};
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -30,7 +30,7 @@ impl Target {
     pub fn over_tcp(rest: &str) -> Result<(Target, Vec<u8>)> {
         let bad = || Usage(format!("9p://{rest}: want 9p://HOST[:PORT]/TREE, an IPv6 address in brackets"));
         let (address, tree) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-        let (host, port) = units::host(address, PORT).ok_or_else(bad)?;
+        let (host, port) = address::parse(address, PORT).ok_or_else(bad)?;
         Ok((Target::Tcp(host, port), tree.as_bytes().to_vec()))
     }
 

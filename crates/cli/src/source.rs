@@ -1,12 +1,12 @@
 //! What is mounted, and how it is reached.
 
 use crate::args::MountArgs;
+use crate::ninep;
 use crate::options::Usage;
-use crate::{ninep, units};
 use anyhow::{Context, Result, bail};
 use nigh_client::{Link, Reconnect};
 use nigh_link::ssh::Asking;
-use nigh_link::{ssh, tcp, unix};
+use nigh_link::{address, ssh, tcp, unix};
 use nigh_server::{Places, daemon};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -140,7 +140,7 @@ fn own_server() -> io::Result<Link> {
 fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u8>)> {
     let bad = || Usage(format!("nigh://{rest}: want nigh://HOST[:PORT]/EXPORT, an IPv6 address in brackets"));
     let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
-    let (host, port) = units::host(address, tcp::PORT).ok_or_else(bad)?;
+    let (host, port) = address::parse(address, tcp::PORT).ok_or_else(bad)?;
     let trust = match (&args.ca, args.plaintext) {
         (Some(file), _) => tcp::Trust::Authority(absolute(file)?),
         (None, true) => tcp::Trust::Plaintext,

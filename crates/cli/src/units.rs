@@ -1,4 +1,4 @@
-//! Times, sizes and addresses as people write them.
+//! Times and sizes as people write them.
 
 use crate::options::Usage;
 use nigh_types::{Span, Term};
@@ -61,25 +61,6 @@ pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
     }
 }
 
-/// `HOST[:PORT]`, an IPv6 address in brackets; `None`: it is none.
-pub fn host(text: &str, default_port: u16) -> Option<(String, u16)> {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(inner) => {
-            let (host, rest) = inner.split_once(']')?;
-            (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
-        }
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    if host.is_empty() || host.contains(['@', ' ']) {
-        return None;
-    }
-    let port = port.map_or(Some(default_port), |port| port.parse().ok())?;
-    Some((host.to_owned(), port))
-}
-
 /// A quarter of the machine's memory, at most 1 GiB.
 pub fn default_cache_size() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -104,22 +85,6 @@ mod tests {
         assert_eq!(positive("t", "1500ms").unwrap(), Span::from_millis(1_500));
         for bad in ["0s", "off", "forever", "5"] {
             assert!(positive("t", bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn hosts_may_have_ports() {
-        let found = |text| host(text, 564).map(|(host, port)| format!("{host} {port}"));
-        for (text, expected) in [
-            ("a.example", "a.example 564"),
-            ("a.example:7", "a.example 7"),
-            ("[::1]", "::1 564"),
-            ("[::1]:7", "::1 7"),
-        ] {
-            assert_eq!(found(text).as_deref(), Some(expected));
-        }
-        for bad in ["", ":7", "::1", "[::1", "[::1]7", "[]:7", "a:", "a:b", "a:65536", "me@a", "a b"] {
-            assert_eq!(found(bad), None, "{bad}");
         }
     }
 

@@ -11,7 +11,9 @@
 //! | `tcp`, `lobby` | connections over TCP; how much those may cost who have proved nothing |
 //! | `ssh` | connections by the user's own ssh |
 //! | `unix` | connections on this machine |
+//! | `address` | hosts and ports as people write them |
 
+pub mod address;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;

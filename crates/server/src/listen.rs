@@ -49,18 +49,7 @@ impl Listen {
             return path.starts_with('/').then(|| Listen::Unix(path.into()));
         }
         let address = text.strip_prefix("tcp://")?.trim_end_matches('/');
-        let (host, port) = match address.strip_prefix('[') {
-            Some(rest) => {
-                let (host, rest) = rest.split_once(']')?;
-                (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
-            }
-            None => match address.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (address, None),
-            },
-        };
-        let port = port.map_or(Some(PORT), |port| port.parse().ok())?;
-        (!host.is_empty()).then(|| Listen::Tcp { host: host.to_owned(), port })
+        nigh_link::address::parse(address, PORT).map(|(host, port)| Listen::Tcp { host, port })
     }
 }
 
