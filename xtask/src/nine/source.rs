@@ -42,10 +42,11 @@ pub fn system() -> PathBuf {
 
 /// Installs and fetches what is not there.
 pub fn prepare() -> Result<()> {
-    if !missing().is_empty() {
-        packages::install(&missing());
+    let absent = missing();
+    if !absent.is_empty() {
+        packages::install(&absent);
+        ensure!(missing().is_empty(), "apt-get install {}", absent.join(" "));
     }
-    ensure!(missing().is_empty(), "apt-get install {}", missing().join(" "));
     if tree().is_err() {
         fetch()?;
     }
