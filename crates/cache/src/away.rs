@@ -98,6 +98,7 @@ impl Cache {
     /// The term has run out: all grants have ended, calls that are out stay out.
     pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
         if matches!(self.standing, Standing::Stands | Standing::Claiming) {
+            self.end_walks(now);
             tracing::warn!(target: "nigh::session", why, "the server is away for longer than its term");
             self.grants_end();
             self.leave(now, Standing::Lapsed);
@@ -121,6 +122,7 @@ impl Cache {
             left_out.push((flight.waiters, pages));
         }
         self.deferred.clear();
+        self.lose_walks();
         (self.lookups, self.attrs, self.xattrs) = Default::default();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
         self.locks.lose_all();
@@ -187,6 +189,7 @@ impl Cache {
     pub(crate) fn handle_session(&mut self, now: Time, session: Session, kept: bool) {
         match self.standing {
             Standing::Stands | Standing::Claiming => {
+                self.end_walks(now);
                 self.grants_end();
                 self.have_all_forgotten(!kept);
             }
@@ -227,6 +230,7 @@ impl Cache {
         }
         self.key = session.cookie_key;
         self.has_acls = session.has_acls;
+        self.walks.possible = session.walks_ahead;
         self.root = session.root.ino;
         self.term = session.term;
         let root = self.inode(session.root);

@@ -1,5 +1,6 @@
 //! The cache and its contract.
 
+use crate::ahead::Walks;
 use crate::away::Standing;
 use crate::behind::{Behinds, Late};
 use crate::buried::LastTold;
@@ -85,6 +86,7 @@ pub struct Cache {
     pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
     pub(crate) attrs: FxHashMap<u64, CallId>,
     pub(crate) xattrs: FxHashMap<u64, CallId>,
+    pub(crate) walks: Walks,
     pub(crate) overlay: Overlay,
     pub(crate) locks: Locks,
     pub(crate) holds: Holds,
@@ -148,6 +150,7 @@ impl Cache {
             lookups: FxHashMap::default(),
             attrs: FxHashMap::default(),
             xattrs: FxHashMap::default(),
+            walks: Walks::default(),
             overlay: Overlay::new(config.client, config.incarnation),
             locks: Locks::default(),
             holds: Holds::default(),
@@ -385,7 +388,7 @@ impl Cache {
             }
             Purpose::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
             Purpose::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
-            Purpose::List { .. } => return,
+            Purpose::List { .. } | Purpose::Ahead => return,
             Purpose::Open { ino, file } => self.open_arrived(now, &flight, *ino, *file, &response),
             Purpose::Make { dir, name, file } => self.made(now, &flight, (*dir, name), *file, &response),
             Purpose::Tmpfile { file } => self.tmpfile_made(now, &flight, *file, &response),

@@ -1,5 +1,6 @@
 //! What a mount was asked to be.
 
+use crate::ahead::Prefetch;
 use crate::kernel::Level;
 use nigh_types::Span;
 
@@ -33,6 +34,7 @@ pub struct Config {
     /// A kernel drops pages before it writes past them (since Linux 6.6; it comes with `FUSE_DIRECT_IO_ALLOW_MMAP`).
     pub direct_appends: bool,
     pub on_disconnect: OnDisconnect,
+    pub prefetch: Prefetch,
     /// Symlink targets are kept; else they are asked each time.
     pub keeps_targets: bool,
     /// Durable identity of this client; see `OpName`.
@@ -52,6 +54,7 @@ impl Default for Config {
             entry_size: (24, 152),
             direct_appends: false,
             on_disconnect: OnDisconnect::Wait,
+            prefetch: Prefetch::Auto,
             keeps_targets: true,
             client: 0,
             incarnation: 0,

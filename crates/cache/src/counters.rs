@@ -15,6 +15,12 @@ pub struct Counters {
     /// Of these, the ones that joined a call already in flight.
     pub joins: u64,
     pub evictions: u64,
+    /// Walks ahead that were begun; the entries that came in them, a directory counting one more than its names; those of them that
+    /// were asked for later, and those that were forgotten before.
+    pub ahead_walks: u64,
+    pub ahead_fetched: u64,
+    pub ahead_used: u64,
+    pub ahead_wasted: u64,
     pub recalled: u64,
     pub updated_in_place: u64,
     /// How often the kernel was told to forget all names at once without having been slow to forget one.

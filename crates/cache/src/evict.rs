@@ -105,6 +105,9 @@ impl Cache {
                 rows.chain(d.singles.inodes().map(|id| id.ino))
             })
             .collect();
+        if let Some((call, cost)) = self.dirs.get_mut(&node.ino).and_then(|d| d.ahead.take()) {
+            self.waste(call, cost);
+        }
         self.drop_singles(node);
         self.forget_names(node.ino);
         self.dirs.remove(&node.ino);

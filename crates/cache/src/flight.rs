@@ -23,6 +23,8 @@ pub(crate) enum Purpose {
     List {
         dir: u64,
     },
+    /// Directories that nobody has asked for yet.
+    Ahead,
     Target {
         ino: u64,
     },
@@ -289,6 +291,28 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
+    pub fn new(purpose: Purpose, kind: &'static str, sent: Time) -> Flight {
+        Flight {
+            purpose,
+            kind,
+            handles: [None; 2],
+            sent,
+            caller: None,
+            again: None,
+            walks: 0,
+            sequence: None,
+            waiters: Vec::new(),
+            seen: Seen::default(),
+            begun: false,
+            grants: Vec::new(),
+            aside: None,
+            drop_data: false,
+            goes: None,
+            overtaken: false,
+            flush: None,
+        }
+    }
+
     /// Whether those facts were recalled after this call was sent: what it says of them may be older than
     /// what is known now.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
@@ -332,7 +356,7 @@ impl Cache {
         });
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
-            Call::Walk { .. } => true,
+            Call::Walk { .. } | Call::Ahead { .. } => true,
             _ => false,
         };
         let goes = self.directory_to_go(&purpose);
@@ -340,23 +364,12 @@ impl Cache {
         self.flights.insert(
             id,
             Flight {
-                purpose,
-                kind: call.type_name(),
                 handles: handles_of(&call),
-                sent: now,
                 caller,
                 again: (!handled).then(|| call.clone()),
-                walks: 0,
                 sequence: name.map(|n| n.sequence),
-                waiters: Vec::new(),
-                seen: Seen::default(),
-                begun: false,
-                grants: Vec::new(),
-                aside: None,
-                drop_data: false,
                 goes,
-                overtaken: false,
-                flush: None,
+                ..Flight::new(purpose, call.type_name(), now)
             },
         );
         self.out.push_back(Output::Call { id, caller, name, call });
@@ -452,6 +465,10 @@ impl Cache {
                 self.flights.insert(id, flight);
             }
             return;
+        }
+        if matches!(flight.purpose, Purpose::Ahead) {
+            self.walked(now, id, flight, response);
+            return self.trim(now);
         }
         if let Some(sequence) = flight.sequence {
             self.overlay.finish(sequence);

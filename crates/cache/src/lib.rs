@@ -12,10 +12,12 @@
 //! | `facts`, `names`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
 //! | `lookup`, `listing`, `snapshots`, `readdir`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
+//! | `ahead` | directories that come before they are asked for |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
 //! | `events` | what others changed, for those who watch |
 //! | `recall`, `stores`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
 
+mod ahead;
 mod away;
 mod behind;
 mod buried;
@@ -57,6 +59,7 @@ mod stores;
 mod whole;
 mod xattr;
 
+pub use ahead::Prefetch;
 pub use cache::Cache;
 pub use config::{Config, OnDisconnect};
 pub use counters::{Counters, Gauges};

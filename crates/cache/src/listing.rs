@@ -51,6 +51,9 @@ impl Cache {
         {
             return Ok((call, true));
         }
+        if let Some(call) = self.list_promised(now, dir) {
+            return Ok((call, true));
+        }
         let place = self.place(dir).ok_or(Errno::STALE)?;
         let node = place.node;
         let call = self.send(now, None, Purpose::List { dir }, Call::List { dir: place });
@@ -60,7 +63,7 @@ impl Cache {
 
     /// A new listing takes over; one that was under way goes on for those who wait for it, and is no fact any
     /// more.
-    fn supersede(&mut self, node: NodeId, call: CallId) {
+    pub(crate) fn supersede(&mut self, node: NodeId, call: CallId) {
         self.directory(node);
         let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
         let old = directory.listing.replace(call).and_then(|old| self.flights.get_mut(&old));
@@ -152,7 +155,7 @@ impl Cache {
         }
     }
 
-    fn list_again(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
+    pub(crate) fn list_again(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
         let (Some(place), false) = (self.place(dir), late.is_empty()) else { return };
         let node = place.node;
         self.ask_again(now, late, Purpose::List { dir }, Call::List { dir: place });
@@ -316,6 +319,10 @@ impl Cache {
             && let Some(directory) = self.dirs.get_mut(&dir)
         {
             directory.rows.drop_missing();
+            if flight.again.is_some() {
+                // Told because it was asked for, and not ahead of that.
+                self.walks.account.demanded += directory.rows.there() + 1;
+            }
             directory.complete = directory.held.is_some();
             // What says otherwise is older.
             let (rows, key) = (&directory.rows, self.key);
@@ -331,7 +338,7 @@ impl Cache {
         self.learn_after(now, flight, &whole);
     }
 
-    fn listing_ended(&mut self, call: CallId, dir: u64) {
+    pub(crate) fn listing_ended(&mut self, call: CallId, dir: u64) {
         self.watches.note_listed();
         if let Some(directory) = self.dirs.get_mut(&dir)
             && directory.listing == Some(call)

@@ -311,6 +311,7 @@ pub(crate) mod tests {
             host_bound: String::new(),
             not_given: Vec::new(),
             acts_as: (0, 0),
+            walks_ahead: false,
             names: Vec::new(),
         }
     }

@@ -259,6 +259,8 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         Call::Link { node, dir, .. } => return [Some(dir.node), Some(node.node)],
         Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
         Call::Walk { .. }
+        | Call::Ahead { .. }
+        | Call::Steer { .. }
         | Call::Release { .. }
         | Call::Keep { .. }
         | Call::Unlock { .. }
@@ -467,6 +469,7 @@ mod tests {
                 host_bound: String::new(),
                 not_given: Vec::new(),
                 acts_as: (0, 0),
+                walks_ahead: false,
                 names: Vec::new(),
             }),
         );

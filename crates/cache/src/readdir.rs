@@ -43,11 +43,14 @@ impl Cache {
         if self.is_gone(ino) {
             return Some(Answer::Opened(self.opened_dir(now, ino)));
         }
+        let descent = self.note_descent(now, ino);
+        self.use_ahead(now, ino);
         if self.names(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
             return Some(Answer::Opened(self.opened_dir(now, ino)));
         }
+        let began = self.is_to_be_listed(ino) && self.walk_from(now, ino, descent).is_some();
         match self.list(now, ino) {
-            Ok((call, joined)) => self.wait(op, caller, call, Want::OpenDir { ino }, joined),
+            Ok((call, joined)) => self.wait(op, caller, call, Want::OpenDir { ino }, joined && !began),
             Err(errno) => Some(Answer::Failed(errno)),
         }
     }

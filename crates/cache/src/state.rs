@@ -158,6 +158,11 @@ pub(crate) struct Directory {
     pub pushed: Option<(Time, bool)>,
     /// The kernel was told of names that do not exist.
     pub missing_given: bool,
+    /// It came in that walk ahead, nobody has used it, and so much did it cost.
+    pub ahead: Option<(CallId, u64)>,
+    /// Of the directories in it, the one that was opened last; and it was itself opened by who knew what is beside it.
+    pub last_child: Option<u64>,
+    pub via: bool,
     /// Used since eviction last came by.
     pub used: bool,
     /// Bytes counted in the cache's total.
@@ -181,6 +186,9 @@ impl Directory {
             gaps: 0,
             pushed: None,
             missing_given: false,
+            ahead: None,
+            last_child: None,
+            via: false,
             used: true,
             counted: 0,
         }

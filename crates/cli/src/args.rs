@@ -72,6 +72,10 @@ pub struct MountArgs {
     /// Whether symlink targets are kept in memory (`keep`) or asked each time (`ask`)
     #[arg(long, value_name = "keep|ask", default_value = "keep", value_parser = ["keep", "ask"])]
     pub symlinks: String,
+    /// Directories that are fetched before anybody asks: none (`off`); those that whoever walks a tree comes to next (`auto`); or all
+    /// below a directory that is opened, as far as there is room (`all`)
+    #[arg(long, value_name = "off|auto|all", default_value = "auto", value_parser = ["off", "auto", "all"])]
+    pub prefetch: String,
     /// What becomes of requests while the server is away: they `wait` until it is back; `fail` with an I/O error
     /// when they have waited for --request-timeout; or are answered from what was held (`stale`): changes are
     /// refused then

@@ -11,8 +11,8 @@ use nigh_client::events::{Program, play};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
-use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect};
-use nigh_native::{COMPRESSED, ClientConfig, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions};
+use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
+use nigh_native::{AHEAD, COMPRESSED, ClientConfig, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions};
 use nigh_server::Places;
 use nigh_types::{Bug, Span, Term, plant};
 use std::path::Path;
@@ -93,6 +93,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
             client,
             incarnation,
             keeps_targets,
+            prefetch: prefetch(&args.prefetch),
             ..CacheConfig::default()
         },
         wanted,
@@ -114,11 +115,20 @@ fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: L
         (nigh_client::names_alone(level), NAMES_ALONE),
         (pushes, PUSHES),
         (options.compress, COMPRESSED),
+        (true, AHEAD),
         (trusts_watch, TRUSTS_WATCH),
         (idmap.wants_names(), ID_NAMES),
     ];
     let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
     wanted.fold(0, |features, (_, feature)| features | feature)
+}
+
+fn prefetch(word: &str) -> Prefetch {
+    match word {
+        "off" => Prefetch::Off,
+        "all" => Prefetch::All,
+        _ => Prefetch::Auto,
+    }
 }
 
 /// Children that tell watchers are this program, whatever lies at its path by then.

@@ -46,7 +46,7 @@ pub use events::EventsConfig;
 pub use idmap::{IdMapChoice, IdMapError};
 pub use link::{Begin, Reconnect};
 pub use mount::{Mount, MountConfig, StartError, names_alone};
-pub use nigh_cache::{Config as CacheConfig, OnDisconnect};
+pub use nigh_cache::{Config as CacheConfig, OnDisconnect, Prefetch};
 /// What a command needs of the kernel's side: mounting, and transports of its own.
 pub use nigh_fuse as fuse;
 pub use nigh_link::Link;

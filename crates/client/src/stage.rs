@@ -43,6 +43,7 @@ impl Server {
                         has_acls: true,
                         host_bound: String::new(),
                         not_given: Vec::new(),
+                        walks_ahead: false,
                         acts_as: (0, 0),
                         names: Vec::new(),
                     });

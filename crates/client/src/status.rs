@@ -93,6 +93,7 @@ impl Source {
                 "hits": counters.hits,
                 "misses": counters.misses,
                 "evictions": counters.evictions,
+                "ahead": ahead(&counters),
                 "inodes": gauges.inodes,
                 "open_files": gauges.open_files,
             },
@@ -169,6 +170,16 @@ impl Source {
             (bound, ..) => json!(bound),
         }
     }
+}
+
+/// Entries that came before they were asked for.
+fn ahead(counters: &Counters) -> Value {
+    json!({
+        "walks": counters.ahead_walks,
+        "fetched": counters.ahead_fetched,
+        "used": counters.ahead_used,
+        "wasted": counters.ahead_wasted,
+    })
 }
 
 fn leases(counters: &Counters, gauges: &Gauges) -> Value {

@@ -11,6 +11,9 @@ const MAX_XATTR_NAME: usize = 255;
 /// The longest value of an xattr, in bytes (Linux `XATTR_SIZE_MAX`).
 const MAX_XATTR_VALUE: usize = 65_536;
 
+/// Bytes of a place, at the most.
+const ROOT_BYTES: usize = 300;
+
 /// Makes from one table the tag of each call and the order of its fields.
 macro_rules! calls {
     ($($tag:literal $variant:ident { $($field:ident),* $(,)? })*) => {
@@ -57,6 +60,8 @@ calls! {
     16 GetLock { node, owner, flock, kind, start, end }
     17 Keep { node, names, handle }
     18 Reopen { node, handle, access }
+    19 Ahead { roots, order, credit }
+    20 Steer { walk, credit, want }
     32 Create { dir, name, mode, umask, exclusive, access }
     33 Tmpfile { dir, mode, umask, access }
     34 Mknod { dir, name, kind, mode, umask, rdev }
@@ -103,6 +108,7 @@ pub(crate) fn payload_bytes(call: &Call) -> usize {
         Call::SetXattr { value, .. } => value.len(),
         Call::Symlink { target, .. } => target.len(),
         Call::Release { handles } => handles.len() * 8,
+        Call::Ahead { roots, .. } => roots.len() * ROOT_BYTES,
         Call::Walk { names, .. } | Call::Keep { names, .. } => {
             names.iter().map(|name| name.as_bytes().len() + 2).sum()
         }
@@ -126,6 +132,7 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
             Err(ProtocolError::Malformed("a chosen handle lacks its mark"))
         }
         Call::Walk { names, .. } | Call::Keep { names, .. } => check_count(names.len(), Call::MOST_NAMES),
+        Call::Ahead { roots, .. } => check_count(roots.len(), Call::MOST_ROOTS),
         Call::Release { handles } => check_count(handles.len(), Call::MOST_HANDLES),
         _ => Ok(()),
     }

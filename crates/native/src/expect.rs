@@ -1,9 +1,11 @@
 //! What a client expects in answer to a call; a server cannot lead it elsewhere (invariant 9).
 
 use crate::ProtocolError;
+use crate::ahead::Walk;
 use crate::call::CallType;
+use crate::order::Behind;
 use nigh_types::{
-    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, Listed, Name, NodeId, Reply, Response, Time,
+    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, Place, Reply, Response, Time,
 };
 
 /// An outstanding call.
@@ -26,10 +28,12 @@ pub(crate) struct Expected {
     kind: Option<Kind>,
     /// Whether the reply may carry a kept handle.
     keep: bool,
-    /// The last cookie of the parts of a listing so far.
-    behind: Option<Cookie>,
+    /// How far a listing came.
+    behind: Behind,
     /// Of a listing that began anew: up to where it was passed on before.
     seen: Option<Cookie>,
+    /// Of a walk ahead.
+    walk: Option<Box<Walk>>,
 }
 
 impl Expected {
@@ -66,14 +70,30 @@ impl Expected {
         };
         let (lock_wait, call_type) = (call.waits_for_lock(), CallType::of(call));
         let renews = !call.is_flush();
-        let (behind, seen) = (None, None);
-        Expected { sent, lock_wait, renews, call_type, node, handle, count, kind, keep, behind, seen }
+        let walk = match call {
+            Call::Ahead { roots, credit, .. } => Some(Box::new(Walk::new(roots, *credit))),
+            _ => None,
+        };
+        let (behind, seen) = (Behind::default(), None);
+        Expected { sent, lock_wait, renews, call_type, node, handle, count, kind, keep, behind, seen, walk }
+    }
+
+    /// A walk ahead goes on.
+    pub(crate) fn steer(&mut self, credit: u32, want: Option<&Place>) {
+        if let Some(walk) = &mut self.walk {
+            walk.steer(credit, want);
+        }
+    }
+
+    /// Whether it is a walk ahead.
+    pub(crate) fn is_walk(&self) -> bool {
+        self.walk.is_some()
     }
 
     /// The call is put out again, and answered from the beginning.
     pub(crate) fn begin_again(&mut self, sent: Time) {
         self.sent = sent;
-        self.seen = self.behind.take().max(self.seen);
+        self.seen = self.behind.begin_again().max(self.seen);
     }
 
     /// Takes out of a part of a listing what was passed on before: a scan goes on where it was (S7).
@@ -91,12 +111,19 @@ impl Expected {
         key: CookieKey,
     ) -> Result<(), ProtocolError> {
         let wrong = |what| Err(ProtocolError::WrongReply { call, what });
-        if !response.last && (self.call_type != CallType::List || response.result.is_err()) {
+        let parted = matches!(self.call_type, CallType::List | CallType::Ahead);
+        if !response.last && (!parted || response.result.is_err()) {
             return wrong("more is to follow");
         }
         match &response.result {
             Err(_) => Ok(()),
-            Ok(Reply::Listed(listed)) if self.call_type == CallType::List => self.order(call, listed, key),
+            Ok(Reply::Listed(listed)) if self.call_type == CallType::List => {
+                self.behind.take(call, listed, key)
+            }
+            Ok(Reply::Ahead(steps)) => match &mut self.walk {
+                Some(walk) => walk.check(call, steps, key),
+                None => wrong("another kind of reply"),
+            },
             Ok(reply) if self.fits(reply) => self.check_fields(reply).or_else(wrong),
             Ok(_) => wrong("another kind of reply"),
         }
@@ -111,7 +138,7 @@ impl Expected {
                 C::GetAttr | C::SetAttr | C::Fallocate | C::SetXattr | C::RemoveXattr
             ),
             Reply::Listed(_) => self.call_type == C::List,
-            Reply::Names(_) => false,
+            Reply::Names(_) | Reply::Ahead(_) => false,
             Reply::Target(_) => self.call_type == C::ReadLink,
             Reply::Xattrs(_) => self.call_type == C::Xattrs,
             Reply::Value(_) => self.call_type == C::Xattr,
@@ -159,27 +186,5 @@ impl Expected {
             Some(kind) if entry.attr.kind() != kind => Err("an inode of another type"),
             _ => Ok(()),
         }
-    }
-
-    /// Names strictly after each other: by cookie, and parted only between different cookies.
-    fn order(&mut self, call: CallId, listed: &Listed, key: CookieKey) -> Result<(), ProtocolError> {
-        let before = self.behind;
-        let mut same_cookie: Vec<&Name> = Vec::new();
-        let mut last: Option<Cookie> = None;
-        for (name, _) in &listed.entries {
-            let cookie = key.cookie(name.as_bytes());
-            if last != Some(cookie) {
-                same_cookie.clear();
-            }
-            let backwards = last.is_some_and(|last| cookie < last);
-            let split = before.is_some_and(|before| cookie <= before);
-            if backwards || split || same_cookie.contains(&name) {
-                return Err(ProtocolError::Order(call));
-            }
-            same_cookie.push(name);
-            last = Some(cookie);
-        }
-        self.behind = last.or(before);
-        Ok(())
     }
 }

@@ -28,8 +28,10 @@ pub const COMPRESSED: u64 = 8;
 /// A feature: the term of the hello is for grants on what the server does not watch; others live as long as the
 /// session (docs/decisions/0015-host-watch.md).
 pub const TRUSTS_WATCH: u64 = 32;
+/// A feature: the server walks ahead ([`nigh_types::Call::Ahead`]; docs/decisions/0019-walks-ahead.md).
+pub const AHEAD: u64 = 64;
 /// The features that a server of this build knows.
-pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH;
+pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD;
 
 /// Bytes of the longest frame.
 pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
@@ -240,6 +242,8 @@ impl Wire for Session {
             host_bound: String::parse(r)?,
             not_given: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
             acts_as: (r.u32()?, r.u32()?),
+            // A feature of the welcome says so.
+            walks_ahead: false,
             names: r.sequence(9, IdName::parse)?,
         };
         if session.names.len() > IdName::MOST {

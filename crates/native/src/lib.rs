@@ -6,6 +6,7 @@
 //! [`ServerConnection::transmit_encoded`]. What its sessions hold, and who is asked for it, is in one
 //! [`LeaseTable`]; in which order they are told of it, [`lease::Desk`] says.
 
+mod ahead;
 mod attr;
 mod call;
 mod client;
@@ -17,6 +18,7 @@ pub mod lease;
 mod load;
 mod locks;
 mod message;
+mod order;
 mod pack;
 mod push;
 mod reply;
@@ -29,14 +31,15 @@ pub use client::{ClientConfig, ClientSession, sessions};
 pub use error::ProtocolError;
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
-    COMPRESSED, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, PUSHES, Refused, Resume,
-    Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
+    AHEAD, COMPRESSED, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, PUSHES, Refused,
+    Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
 };
 pub use lease::LeaseTable;
 pub use load::MAX_UNANSWERED_BYTES;
 pub use locks::{Claim, LockOwner, LockTable, MAX_LOCK_WAITS, Tried};
 pub use message::{Message, encode_request, encode_response, listed_bytes};
 pub use nigh_remote::Session;
+pub use order::MOST_LISTED;
 pub use pack::pack;
 pub use server::{ServerConfig, ServerConnection, ServerEvent};
 pub use stream::WINDOW_BYTES;

@@ -5,7 +5,7 @@ use crate::call::{check_range, check_target, check_xattr};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
     Attr, Entry, Errno, Grant, Handle, Listed, LockInfo, LockKind, Name, NodeId, Reply, Response, Space,
-    XattrSet,
+    Step, XattrSet,
 };
 
 /// Bytes of an entry in a listing beyond its name and target, at the most.
@@ -80,6 +80,7 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Listed(_) => 3,
         // Our server tells attributes; no peer knows this tag.
         Reply::Names(_) => 0,
+        Reply::Ahead(_) => 18,
         Reply::Target(_) => 4,
         Reply::Xattrs(_) => 5,
         Reply::Value(_) => 6,
@@ -104,10 +105,8 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             node.put(w);
             attr.put(w);
         }
-        Reply::Listed(listed) => w.sequence(&listed.entries, |w, (name, entry)| {
-            name.put(w);
-            entry.put(w);
-        }),
+        Reply::Listed(listed) => put_listed(w, listed),
+        Reply::Ahead(steps) => w.sequence(steps, |w, step| step.put(w)),
         Reply::Names(_) => {}
         Reply::Target(target) => target.put(w),
         Reply::Xattrs(set) => w.sequence(&set.items, |w, (name, value)| {
@@ -149,7 +148,7 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
     Ok(match tag {
         1 => Reply::Looked(Option::parse(r)?),
         2 => Reply::Attr(NodeId::parse(r)?, Attr::parse(r)?),
-        3 => Reply::Listed(Listed { entries: r.sequence(7, |r| Ok((Name::parse(r)?, Entry::parse(r)?)))? }),
+        3 => Reply::Listed(take_listed(r)?),
         4 => Reply::Target(take_target(r)?),
         5 => Reply::Xattrs(XattrSet { items: r.sequence(5, take_xattr)? }),
         6 => Reply::Value(Vec::parse(r)?),
@@ -166,8 +165,20 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         15 => Reply::Written { offset: r.u64()?, count: r.u64()? },
         16 => Reply::Done,
         17 => Reply::Locked(Option::parse(r)?),
+        18 => Reply::Ahead(r.sequence(17, Step::parse)?),
         _ => return Err(ProtocolError::Malformed("unknown reply")),
     })
+}
+
+pub(crate) fn put_listed(w: &mut Writer, listed: &Listed) {
+    w.sequence(&listed.entries, |w, (name, entry)| {
+        name.put(w);
+        entry.put(w);
+    });
+}
+
+pub(crate) fn take_listed(r: &mut Reader<'_>) -> Result<Listed, ProtocolError> {
+    Ok(Listed { entries: r.sequence(7, |r| Ok((Name::parse(r)?, Entry::parse(r)?)))? })
 }
 
 fn take_target(r: &mut Reader<'_>) -> Result<Box<[u8]>, ProtocolError> {
@@ -226,12 +237,17 @@ pub(crate) fn checked_errno(number: u16) -> Result<Errno, ProtocolError> {
     }
 }
 
+fn listed_size(listed: &Listed) -> usize {
+    listed.entries.iter().map(|(name, entry)| crate::message::listed_bytes(name, entry)).sum()
+}
+
 /// About how many bytes a response takes, so that it is encoded without growing.
 pub(crate) fn size_hint(response: &Response) -> usize {
     let reply = match &response.result {
         Ok(Reply::Data(bytes) | Reply::Value(bytes)) => bytes.len(),
-        Ok(Reply::Listed(listed)) => {
-            listed.entries.iter().map(|(name, entry)| crate::message::listed_bytes(name, entry)).sum()
+        Ok(Reply::Listed(listed)) => listed_size(listed),
+        Ok(Reply::Ahead(steps)) => {
+            steps.iter().map(|step| 32 + step.listed.as_ref().map_or(0, listed_size)).sum()
         }
         _ => 256,
     };

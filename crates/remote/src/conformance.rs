@@ -4,6 +4,7 @@
 //! in-memory [`crate::tree`]. A remote need not hand out grants, but none for another node than those
 //! that the call is about.
 
+mod ahead;
 mod caller;
 mod files;
 mod links;
@@ -57,6 +58,7 @@ pub fn cases() -> Vec<Case> {
         links::CASES,
         renames::CASES,
         listing::CASES,
+        ahead::CASES,
         xattrs::CASES,
         places::CASES,
         locks::CASES,

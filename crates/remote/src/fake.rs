@@ -4,6 +4,7 @@
 //! inputs say. A recall or an answer may come out of a fake without an input of its own, because
 //! another client or the test caused it; poll all of them after each step.
 
+mod ahead;
 mod away;
 mod core;
 mod pending;

@@ -9,8 +9,8 @@ use crate::grace::Grace;
 use crate::handle::Opener;
 use crate::holding::OpenChange;
 use crate::ids::Ids;
-use crate::ops::list::Listing;
-use crate::ops::{Context, Outcome, attributes, data, list, look, make, open, remove, rename};
+use crate::ops::ahead::{self, Begun};
+use crate::ops::{Context, Outcome, attributes, data, look, make, open, remove, rename};
 use crate::orphans::Orphans;
 use crate::reach::{Bounds, Node, Reach, hides, link};
 use crate::record::{Log, Record};
@@ -37,7 +37,7 @@ pub(crate) enum Progress {
     /// It did nothing yet, and waits for others to give back what it changes.
     Waits(OpenChange),
     /// A part of it is answered, and there is no room for more.
-    Pauses(Box<Listing>),
+    Pauses(Begun),
 }
 
 /// How much an export remembers. Descriptors are bounded by `directories + readers`, besides those
@@ -214,6 +214,7 @@ impl Export {
             host_bound: self.host_bound(files),
             not_given: not_given(&filesystem, &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            walks_ahead: false,
             names: Vec::new(),
         })
     }
@@ -295,7 +296,7 @@ impl Export {
         files: &SessionFiles,
         call: CallId,
         request: &Request,
-        (change, listing): (Option<OpenChange>, Option<Box<Listing>>),
+        (change, begun): (Option<OpenChange>, Option<Begun>),
         sink: &mut dyn FnMut(Response) -> bool,
     ) -> Progress {
         let what = &request.call;
@@ -315,8 +316,10 @@ impl Export {
             Call::Keep { node, names, handle } => {
                 self.keep(files, &request.credentials, (node, names), *handle);
             }
-            Call::List { dir } => match list::list(cx, dir, listing, &mut sink) {
-                Ok(Some(listing)) => return Progress::Pauses(listing),
+            // Heard of by who takes calls in.
+            Call::Steer { .. } => {}
+            Call::List { .. } | Call::Ahead { .. } => match ahead::in_parts(cx, what, begun, &mut sink) {
+                Ok(Some(begun)) => return Progress::Pauses(begun),
                 Ok(None) => {}
                 Err(fault) => {
                     sink(refuse(fault));
@@ -429,8 +432,7 @@ fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
         Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
         Call::GetFlags { node } => look::flags(cx, node),
-        // Answered by `execute`, the one in parts and the others not at all.
-        Call::List { .. } | Call::Release { .. } | Call::Keep { .. } => Err(Fault(Errno::PROTO)),
+        // What is answered in parts, or not at all, is answered by `attempt`.
         _ => mutate(cx, call),
     }
 }

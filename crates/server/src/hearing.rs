@@ -2,6 +2,7 @@
 
 use crate::connection::Ended;
 use crate::intake;
+use crate::ops::ahead::{Ahead, Begun};
 use crate::pool::Job;
 use crate::server::Server;
 use crate::session::{Session, now};
@@ -122,6 +123,14 @@ impl Server {
                 session.answer(call, Response::plain(result));
                 return None;
             }
+            Call::Steer { .. } => {
+                if !session.walks.steer(&request.call) {
+                    session.end("more is wanted of a walk ahead than may be");
+                    return Some(Ended::Broken);
+                }
+                session.outbox.send(); // a walk that waited for it goes on
+                return None;
+            }
             _ => {}
         }
         if let Some(name) = request.name.filter(|_| again)
@@ -134,8 +143,15 @@ impl Server {
         if request.call.waits_for_lock() {
             self.locks.expect(session.id, call);
         }
+        let begun = match &request.call {
+            Call::Ahead { .. } => session
+                .walks
+                .begin(call)
+                .map(|steering| Begun::Walk(Box::new(Ahead::new(steering, &request.call)))),
+            _ => None,
+        };
         let session = Arc::clone(session);
-        let job = self.grace.admit(Job { session, call, request, change: None, taken, listing: None });
+        let job = self.grace.admit(Job { session, call, request, change: None, taken, begun });
         job.into_iter().for_each(|job| self.pool.submit(job));
         None
     }
@@ -143,6 +159,7 @@ impl Server {
     /// Noted before looking, so that a call on its way from one to the other is not missed.
     fn cancel(&self, session: &Arc<Session>, call: CallId) {
         let Some(locks) = session.note_cancelled(call) else { return };
+        session.walks.end(call);
         let job = self.grace.take_back(session, call);
         let job = job.or_else(|| self.pool.take_back(session, call));
         let job = job.or_else(|| self.leases.take_back(session, call));

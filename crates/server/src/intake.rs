@@ -29,12 +29,18 @@ pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admi
 pub(crate) fn check(export: &Export, request: &Request) -> Result<(), Broken> {
     let (places, bare) = named(&request.call);
     for place in places.into_iter().flatten() {
-        check_id(export, place.node)?;
-        if let Some((parent, _)) = place.hint {
-            check_id(export, parent)?;
-        }
+        check_place(export, place)?;
     }
-    bare.map_or(Ok(()), |node| check_id(export, node))
+    bare.map_or(Ok(()), |node| check_id(export, node))?;
+    match &request.call {
+        Call::Ahead { roots, .. } => roots.iter().try_for_each(|place| check_place(export, place)),
+        _ => Ok(()),
+    }
+}
+
+fn check_place(export: &Export, place: &Place) -> Result<(), Broken> {
+    check_id(export, place.node)?;
+    place.hint.as_ref().map_or(Ok(()), |(parent, _)| check_id(export, *parent))
 }
 
 fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
@@ -44,7 +50,9 @@ fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
 /// All that a call names: places, and an id without one. A handle names something only within its session.
 fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
     match call {
-        Call::Release { handles: _ } => ([None, None], None),
+        // Where a walk begins is looked at by who asks this.
+        Call::Release { handles: _ } | Call::Ahead { roots: _, .. } => ([None, None], None),
+        Call::Steer { want, .. } => ([want.as_ref(), None], None),
         Call::Walk { node, names: _ } => ([None, None], Some(*node)),
         Call::Keep { node: place, .. }
         | Call::Lookup { dir: place, .. }
@@ -85,7 +93,7 @@ fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{Credentials, Name};
+    use nigh_types::{CallId, Credentials, Name, Order};
     use std::path::Path;
 
     fn export(dir: &Path, state: &Path) -> Export {
@@ -113,6 +121,7 @@ mod tests {
             exchange: false,
             keep,
         };
+        let ahead = |roots| Call::Ahead { roots, order: Order::Cookie, credit: 1 };
         let link = |node, dir| Call::Link { node, dir, name: name() };
         let good = [
             Call::Walk { node: real, names: vec![] },
@@ -120,6 +129,8 @@ mod tests {
             link(place(real), Place::bare(real)),
             rename(place(real), place(real), Some(real)),
             Call::Release { handles: vec![] },
+            ahead(vec![place(real), Place::bare(real)]),
+            Call::Steer { walk: CallId(1), credit: 1, want: Some(place(real)) },
         ];
         for call in good {
             assert_eq!(check(&export, &asking(call)), Ok(()));
@@ -135,6 +146,9 @@ mod tests {
             rename(place(forged), place(real), None),
             rename(place(real), place(forged), None),
             rename(place(real), place(real), Some(forged)),
+            ahead(vec![place(real), Place::bare(forged)]),
+            ahead(vec![Place { node: real, hint: Some((forged, name())) }]),
+            Call::Steer { walk: CallId(1), credit: 1, want: Some(place(forged)) },
         ];
         for call in bad {
             assert_eq!(check(&export, &asking(call.clone())), Err(Broken::ForgedId(forged)), "{call:?}");

@@ -48,6 +48,7 @@ mod server;
 mod session;
 mod stake;
 mod stat;
+mod steering;
 mod told;
 mod users;
 mod watch;

@@ -1,5 +1,6 @@
 //! What waits to be written to a client.
 
+use crate::ops::ahead::Begun;
 use crate::pool::{Job, Pool};
 use nigh_link::Link;
 use nigh_native::{FrameBytes, WINDOW_BYTES, is_urgent, pack};
@@ -100,7 +101,8 @@ impl Queue {
 
     fn may_go(&self, job: &Job) -> bool {
         match job.request.call {
-            Call::List { .. } if job.listing.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
+            Call::List { .. } if job.begun.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
+            Call::Ahead { .. } => self.has_room() && !job.begun.as_ref().is_some_and(Begun::waits),
             Call::List { .. } | Call::Read { .. } => self.has_room(),
             _ => job.change.is_some() || self.is_confirmed(),
         }
@@ -242,12 +244,12 @@ impl Outbox {
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
         let mut queue = self.queue.lock();
         if queue.ending || queue.may_go(&job) {
-            let begins = matches!(job.request.call, Call::List { .. }) && job.listing.is_none();
+            let begins = matches!(job.request.call, Call::List { .. }) && job.begun.is_none();
             queue.listings += u32::from(begins);
             queue.promised += promised(&job.request.call);
             return Some(job);
         }
-        if job.listing.is_some() {
+        if job.begun.as_ref().is_some_and(|begun| !begun.waits()) {
             queue.held.push_front(job);
         } else {
             queue.held.push_back(job);
@@ -271,6 +273,17 @@ impl Outbox {
         let mut queue = self.queue.lock();
         let at = queue.held.iter().position(|job| job.call == call)?;
         queue.held.remove(at)
+    }
+
+    /// Drops walks that are held, and answers none of them.
+    pub(crate) fn drop_walks(&self) {
+        let mut queue = self.queue.lock();
+        let held = std::mem::take(&mut queue.held);
+        let (walks, held) = held.into_iter().partition(|job| matches!(job.request.call, Call::Ahead { .. }));
+        queue.held = held;
+        drop(queue);
+        let walks: VecDeque<Job> = walks;
+        drop(walks); // ends what they had begun, which takes other locks
     }
 
     /// Drops the calls that are held. None of them has changed anything.

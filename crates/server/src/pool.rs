@@ -1,7 +1,7 @@
 //! The threads that execute calls.
 
 use crate::holding::OpenChange;
-use crate::ops::list::Listing;
+use crate::ops::ahead::Begun;
 use crate::session::Session;
 use crate::work::Taken;
 use nigh_types::{Call, CallId, Errno, Request, Response};
@@ -17,15 +17,15 @@ pub(crate) struct Job {
     /// The change that it began when it was executed before.
     pub(crate) change: Option<OpenChange>,
     pub(crate) taken: Taken,
-    /// How far a listing came when it was executed before.
-    pub(crate) listing: Option<Box<Listing>>,
+    /// How far a call came that answers in parts, when it was executed before.
+    pub(crate) begun: Option<Begun>,
 }
 
 impl Job {
     /// Nobody waits for it, and it changed nothing.
     pub(crate) fn give_up(self) {
         drop(self.change);
-        if self.listing.is_some() {
+        if matches!(self.begun, Some(Begun::Listing(_))) {
             self.session.outbox.done(&self.request.call);
         }
         if self.request.call.waits_for_lock()
@@ -192,7 +192,14 @@ fn take_all<T>(queue: &mut VecDeque<T>, is_so: impl Fn(&T) -> bool) -> VecDeque<
 }
 
 fn is_long(call: &Call) -> bool {
-    matches!(call, Call::List { .. } | Call::CopyRange { .. } | Call::Fsync { .. } | Call::Fallocate { .. })
+    matches!(
+        call,
+        Call::List { .. }
+            | Call::Ahead { .. }
+            | Call::CopyRange { .. }
+            | Call::Fsync { .. }
+            | Call::Fallocate { .. }
+    )
 }
 
 #[cfg(test)]
@@ -223,7 +230,7 @@ mod tests {
                 Request { credentials: Credentials::default(), name: None, call: Call::GetAttr { node } };
             let session = Arc::clone(&session);
             let taken = under_way.take().unwrap();
-            let job = Job { session, call: call_id, request, change: None, taken, listing: None };
+            let job = Job { session, call: call_id, request, change: None, taken, begun: None };
             queues.short.push_back(Box::new(job));
             queues.long.push_back(Work::Other(Box::new(|| ())));
         }

@@ -190,8 +190,14 @@ impl Server {
     pub fn stop_taking(&self) {
         self.work.stop();
         drop(self.grace.take_parked());
-        let away = self.all_sessions().into_iter().filter(|session| session.away().is_some());
-        away.for_each(|session| session.outbox.drop_held());
+        for session in self.all_sessions() {
+            session.walks.end_all();
+            if session.away().is_some() {
+                session.outbox.drop_held();
+            } else {
+                session.outbox.drop_walks();
+            }
+        }
     }
 
     /// Calls that were taken and are not finished. Those that wait for a lock do not count: that may take

@@ -11,6 +11,7 @@ use crate::memory::{Answers, Memory};
 use crate::ops::{self};
 use crate::outbox::Outbox;
 use crate::pool::Job;
+use crate::steering::Walks;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
 use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
@@ -42,6 +43,7 @@ pub(crate) struct Session {
     wire: Mutex<Wire>,
     /// Calls that are not answered yet and for which nobody waits. Changed under `wire`, which knows the former.
     cancelled: Mutex<FxHashSet<CallId>>,
+    pub(crate) walks: Walks,
     /// Calls that threads of the pool execute.
     running: Running,
     pub(crate) outbox: Outbox,
@@ -126,6 +128,7 @@ impl Session {
                 held,
             }),
             cancelled: Mutex::default(),
+            walks: Walks::default(),
             running: Running::default(),
             outbox,
         }
@@ -444,7 +447,7 @@ impl Session {
         while let Some(job) = next {
             let waits = self.attempt(job);
             let goes_on =
-                waits.and_then(|job| if job.listing.is_some() { Some(job) } else { self.leases.park(job) });
+                waits.and_then(|job| if job.begun.is_some() { Some(job) } else { self.leases.park(job) });
             next = goes_on.and_then(|job| self.hold(job));
         }
     }
@@ -462,13 +465,13 @@ impl Session {
     /// The call, if it waits.
     fn attempt(&self, job: Job) -> Option<Job> {
         let Attached { export, files, .. } = self.attached()?;
-        let Job { session, call, request, change, taken, listing } = job;
+        let Job { session, call, request, change, taken, begun } = job;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if let Call::Lock { node, .. } | Call::GetLock { node, .. } = &request.call {
                 self.lock(call, &request, node);
                 return Progress::Answered;
             }
-            export.attempt(files, call, &request, (change, listing), &mut |response| {
+            export.attempt(files, call, &request, (change, begun), &mut |response| {
                 self.answer_named(call, request.name, response);
                 self.outbox.has_room()
             })
@@ -476,15 +479,16 @@ impl Session {
         // One that waits is admitted again when it returns; a listing that pauses goes on from there.
         if !matches!(done, Ok(Progress::Pauses(_))) {
             self.outbox.done(&request.call);
+            self.walks.forget(call);
         }
         match done {
             Ok(Progress::Answered) => None,
             Ok(Progress::Waits(change)) => {
-                Some(Job { session, call, request, change: Some(change), taken, listing: None })
+                Some(Job { session, call, request, change: Some(change), taken, begun: None })
             }
-            Ok(Progress::Pauses(mut listing)) => {
-                listing.count(&self.tally);
-                Some(Job { session, call, request, change: None, taken, listing: Some(listing) })
+            Ok(Progress::Pauses(mut begun)) => {
+                begun.count(&self.tally);
+                Some(Job { session, call, request, change: None, taken, begun: Some(begun) })
             }
             Err(_) => {
                 self.end("the server has a bug; its log says where");

@@ -60,6 +60,7 @@ fn prepared() -> (Cache, Fh) {
             host_bound: String::new(),
             not_given: Vec::new(),
             acts_as: (0, 0),
+            walks_ahead: false,
             names: Vec::new(),
         }),
     );
@@ -146,7 +147,7 @@ fn fitting(call: &Call) -> usize {
         | Call::Fallocate { .. }
         | Call::SetXattr { .. }
         | Call::RemoveXattr { .. } => 1,
-        Call::List { .. } => 2,
+        Call::List { .. } | Call::Ahead { .. } => 2,
         Call::ReadLink { .. } => 3,
         Call::Xattrs { .. } => 4,
         Call::Xattr { .. } => 5,
@@ -167,6 +168,7 @@ fn fitting(call: &Call) -> usize {
         Call::Fsync { .. }
         | Call::Walk { .. }
         | Call::Release { .. }
+        | Call::Steer { .. }
         | Call::Keep { .. }
         | Call::Lock { .. }
         | Call::Unlock { .. }

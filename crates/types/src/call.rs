@@ -1,6 +1,8 @@
 //! What a cache asks of its remote.
 
-use crate::{Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place, SetAttr};
+use crate::{
+    CallId, Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place, SetAttr,
+};
 
 /// Names a mutation for ever: the remote can tell a repeated one from a new one.
 /// See docs/decisions/0003-operation-names.md.
@@ -74,6 +76,15 @@ pub enum Call {
     GetAttr { node: Place },
     /// A whole directory in cookie order → several `Reply::Listed` or `Reply::Names`.
     List { dir: Place },
+    /// What is below directories, whole directories one after the other: each of `roots`, then what is found in it, before the
+    /// next; at most [`Call::MOST_ROOTS`] → several `Reply::Ahead`. See docs/decisions/0019-walks-ahead.md.
+    /// `credit`: so many entries may come, a directory counting one more than its names; none is begun where none is left.
+    /// One of more than [`Call::MOST_AHEAD`] names is left out. The last reply comes when nothing is left to be told, or the call
+    /// was cancelled.
+    Ahead { roots: Vec<Place>, order: Order, credit: u32 },
+    /// Of a walk ahead that is under way: so much more credit, and the directory that is to come next, whatever it costs.
+    /// It is told in any case, unless it was before. No reply is sent.
+    Steer { walk: CallId, credit: u32, want: Option<Place> },
     /// → `Reply::Target`
     ReadLink { node: Place },
     /// All names, and the values as far as they fit → `Reply::Xattrs`
@@ -175,7 +186,23 @@ pub enum Call {
     Fsync { node: Place, handle: Option<Handle>, data_only: bool },
 }
 
+/// In which order the directories in a directory are walked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Order {
+    /// As listings are.
+    #[default]
+    Cookie,
+    /// By the bytes of their names.
+    Name,
+    /// By the numbers of their inodes.
+    Number,
+}
+
 impl Call {
+    /// Directories that a walk ahead begins with.
+    pub const MOST_ROOTS: u32 = 1_024;
+    /// Names of a directory that a walk ahead tells without being asked for it.
+    pub const MOST_AHEAD: u32 = 16_384;
     /// Names that lead from the root to an inode (Linux's PATH_MAX allows 2,048).
     pub const MOST_NAMES: u32 = 4_096;
     /// Handles that are released at once.
@@ -189,6 +216,8 @@ impl Call {
             | Call::Walk { .. }
             | Call::GetAttr { .. }
             | Call::List { .. }
+            | Call::Ahead { .. }
+            | Call::Steer { .. }
             | Call::ReadLink { .. }
             | Call::Xattrs { .. }
             | Call::Xattr { .. }
@@ -226,7 +255,7 @@ impl Call {
     /// Whether a reply is sent.
     #[must_use]
     pub fn is_answered(&self) -> bool {
-        !matches!(self, Call::Release { .. } | Call::Keep { .. })
+        !matches!(self, Call::Release { .. } | Call::Keep { .. } | Call::Steer { .. })
     }
 
     /// Whether its answer may wait for what other callers do: such calls do not count among those that a
@@ -262,6 +291,8 @@ impl Call {
             Call::Walk { .. } => "walk",
             Call::GetAttr { .. } => "getattr",
             Call::List { .. } => "list",
+            Call::Ahead { .. } => "ahead",
+            Call::Steer { .. } => "steer",
             Call::ReadLink { .. } => "readlink",
             Call::Xattrs { .. } => "xattrs",
             Call::Xattr { .. } => "xattr",

@@ -51,6 +51,8 @@ pub struct Session {
     pub not_given: Vec<(String, String)>,
     /// (uid, gid) as which the server does what this client asks for its own user.
     pub acts_as: (u32, u32),
+    /// Whether the remote walks ahead ([`crate::Call::Ahead`]).
+    pub walks_ahead: bool,
     /// What the server's machine calls its users and groups, at most [`IdName::MOST`]; empty unless the
     /// client asked for it.
     pub names: Vec<IdName>,

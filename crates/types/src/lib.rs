@@ -19,7 +19,7 @@ mod reply;
 mod time;
 
 pub use attr::{Attr, DataStamp, Kind, SetAttr, SetTime, Timestamp};
-pub use call::{Access, Call, OpName, Request, Since, WriteFlags};
+pub use call::{Access, Call, OpName, Order, Request, Since, WriteFlags};
 pub use cookie::{Cookie, CookieKey, FIRST_NAME_COOKIE};
 pub use errno::Errno;
 pub use event::{Event, IdKind, IdName, Session};
@@ -30,5 +30,5 @@ pub use name::{BadName, Name};
 pub use place::{Credentials, Place};
 pub use planted::{Bug, plant, planted};
 pub use push::{Commit, Fact, Held, Hold};
-pub use reply::{Entry, Listed, Reply, Response, Space, XattrSet, XattrValue};
+pub use reply::{Entry, Listed, Reply, Response, Space, Step, XattrSet, XattrValue};
 pub use time::{Span, Time};

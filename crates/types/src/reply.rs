@@ -19,6 +19,16 @@ pub struct Listed {
     pub entries: Vec<(Name, Entry)>,
 }
 
+/// Of a walk ahead: the names of a directory, or more of them; those of one are not parted by those of another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Step {
+    pub dir: NodeId,
+    /// `None`: it is not told, for whatever reason; who wants it asks.
+    pub listed: Option<Listed>,
+    /// Nothing more of this directory is to come.
+    pub last: bool,
+}
+
 /// All xattrs of an inode as far as they fit a reply.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct XattrSet {
@@ -54,6 +64,7 @@ pub enum Reply {
     Listed(Listed),
     /// The same where attributes are not told: `None`, where the type is not either.
     Names(Vec<(Name, NodeId, Option<Kind>)>),
+    Ahead(Vec<Step>),
     Target(Box<[u8]>),
     Xattrs(XattrSet),
     Value(Vec<u8>),
@@ -91,7 +102,7 @@ pub enum Reply {
     Locked(Option<LockInfo>),
 }
 
-/// One message that answers a call. All but `List` have exactly one, with `last` set.
+/// One message that answers a call. All but `List` and `Ahead` have exactly one, with `last` set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
     pub result: Result<Reply, Errno>,

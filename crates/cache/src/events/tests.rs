@@ -175,6 +175,7 @@ impl Stage {
             host_bound: String::new(),
             not_given: Vec::new(),
             acts_as: (0, 0),
+            walks_ahead: false,
             names: Vec::new(),
         };
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });

@@ -31,6 +31,7 @@ fn session() -> Session {
         host_bound: String::new(),
         not_given: Vec::new(),
         acts_as: (0, 0),
+        walks_ahead: false,
         names: Vec::new(),
     }
 }

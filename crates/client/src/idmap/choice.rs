@@ -197,6 +197,7 @@ mod tests {
             has_acls: true,
             host_bound: String::new(),
             not_given: Vec::new(),
+            walks_ahead: false,
             acts_as: (2000, 200),
             names: names.iter().map(name).collect(),
         }

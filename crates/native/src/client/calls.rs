@@ -76,6 +76,10 @@ impl ClientSession {
             return self.answer(call, Errno::NOLCK);
         }
         *self.counters.by_type.entry(type_name).or_default() += 1;
+        if let Call::Steer { walk, credit, want } = &request.call {
+            let Some(outstanding) = self.outstanding.get_mut(walk) else { return };
+            outstanding.expected.steer(*credit, want.as_ref());
+        }
         if expects_answer {
             self.counters.requests += 1;
             let expected = Expected::of(&request.call, now);
@@ -168,6 +172,15 @@ impl ClientSession {
         Ok(())
     }
 
+    /// Where a walk ahead was nobody knows any more.
+    fn end_walks(&mut self) {
+        let walks = self.again.iter().filter(|(_, outstanding)| outstanding.expected.is_walk());
+        for call in walks.map(|(call, _)| *call).collect::<Vec<_>>() {
+            self.again.remove(&call);
+            self.answer(call, Errno::CANCELED);
+        }
+    }
+
     /// All grants have ended: so has what the answers to calls that are out grant.
     pub(super) fn outdate_calls(&mut self) {
         self.pushes.forget();
@@ -183,6 +196,7 @@ impl ClientSession {
             waiting.filter(|(_, request)| request.call.is_answered() && !request.call.is_claim()).collect();
         self.again.append(&mut self.outstanding);
         self.again.retain(|_, outstanding| !outstanding.claim);
+        self.end_walks();
         if !same_ids {
             // It would take them for forged.
             let all = std::mem::take(&mut self.again).into_keys();

@@ -4,7 +4,7 @@ use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{
-    COMPRESSED, Hello, Limits, MAX_VERSION, MIN_VERSION, PUSHES, Refused, Resume, Resumed, Welcome,
+    AHEAD, COMPRESSED, Hello, Limits, MAX_VERSION, MIN_VERSION, PUSHES, Refused, Resume, Resumed, Welcome,
 };
 use crate::message::Message;
 use crate::stream::{Incoming, Outgoing};
@@ -133,12 +133,13 @@ impl ClientSession {
     }
 
     pub(super) fn take_welcome(&mut self, now: Time, welcome: Welcome) -> Result<(), ProtocolError> {
-        let Welcome { version, features, session_id, session_term, limits, session, resumed } = welcome;
+        let Welcome { version, features, session_id, session_term, limits, mut session, resumed } = welcome;
         if !(MIN_VERSION..=MAX_VERSION).contains(&version) {
             return Err(ProtocolError::Version(version));
         }
         self.packs = features & self.config.features & COMPRESSED != 0;
         self.pushes.agree(features & self.config.features & PUSHES != 0);
+        session.walks_ahead = features & self.config.features & AHEAD != 0;
         self.limits = limits;
         self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
         self.session_term = session_term;

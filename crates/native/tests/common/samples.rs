@@ -57,6 +57,7 @@ pub fn session() -> Session {
         host_bound: "changes are seen within 5 s".to_owned(),
         not_given: vec![("S4".to_owned(), "overlayfs".to_owned())],
         acts_as: (1000, 100),
+        walks_ahead: false,
         names: vec![
             IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
             IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
@@ -126,7 +127,14 @@ pub fn queries() -> Vec<Call> {
             names: vec![name("a"), name("b")],
             handle: Handle(Handle::CHOSEN | 5),
         },
-        Call::Reopen { node, handle: Handle(4), access: Access { truncate: false, ..access() } },
+        Call::Reopen {
+            node: node.clone(),
+            handle: Handle(4),
+            access: Access { truncate: false, ..access() },
+        },
+        Call::Ahead { roots: vec![dir(), node.clone()], order: Order::Name, credit: 1_024 },
+        Call::Steer { walk: CallId(5), credit: 7, want: Some(node) },
+        Call::Steer { walk: CallId(5), credit: 0, want: None },
     ]
 }
 
@@ -228,6 +236,10 @@ pub fn replies() -> Vec<Reply> {
         Reply::Done,
         Reply::Locked(None),
         Reply::Locked(Some(LockInfo { kind: LockKind::Read, start: 1 << 33, end: u64::MAX, pid: 4711 })),
+        Reply::Ahead(vec![
+            Step { dir: id(7), listed: Some(Listed { entries: vec![(name("a"), file())] }), last: false },
+            Step { dir: id(8), listed: None, last: true },
+        ]),
     ]
 }
 

@@ -131,6 +131,7 @@ impl Session {
             has_acls: false,
             host_bound: bound(&config.times),
             not_given: not_given(&config.times),
+            walks_ahead: false,
             acts_as: (config.uid, config.gid),
             names: Vec::new(),
         }

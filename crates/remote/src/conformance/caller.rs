@@ -95,6 +95,21 @@ impl<'a> Caller<'a> {
         responses
     }
 
+    /// Responses to a walk that goes on, when so many directories have come.
+    #[track_caller]
+    pub(super) fn so_far(&mut self, id: CallId, dirs: usize) -> Vec<Response> {
+        let whole = |response: &Response| match &response.result {
+            Ok(Reply::Ahead(steps)) => steps.iter().filter(|step| step.last).count(),
+            _ => 0,
+        };
+        while self.responses.get(&id).is_none_or(|parts| parts.iter().map(whole).sum::<usize>() < dirs) {
+            let events = self.harness.pump(&mut *self.remote);
+            assert!(!events.is_empty(), "no more of {:?}", self.calls[&id]);
+            events.into_iter().for_each(|event| self.take(event));
+        }
+        self.responses[&id].clone()
+    }
+
     #[track_caller]
     fn take(&mut self, event: Event) {
         match event {
@@ -321,6 +336,11 @@ fn check_grants(call: &Call, responses: &[Response]) {
             Ok(Reply::Listed(part)) => {
                 known.extend(part.entries.iter().map(|(_, entry)| (entry.id, Some(entry.attr))));
             }
+            Ok(Reply::Ahead(steps)) => {
+                known.extend(steps.iter().map(|step| (step.dir, None)));
+                let entries = steps.iter().filter_map(|step| step.listed.as_ref()).flat_map(|l| &l.entries);
+                known.extend(entries.map(|(_, entry)| (entry.id, Some(entry.attr))));
+            }
             Ok(Reply::Renamed { moved, .. }) => {
                 known.entry(*moved).or_default();
             }
@@ -359,6 +379,8 @@ fn named(call: &Call) -> Vec<NodeId> {
         Call::Link { node, dir, .. } => vec![node, dir],
         Call::Rename { from, to, .. } | Call::CopyRange { from, to, .. } => vec![from, to],
         Call::Keep { node, .. } => vec![node],
+        Call::Ahead { roots, .. } => roots.iter().collect(),
+        Call::Steer { want, .. } => want.iter().collect(),
         Call::Walk { .. } | Call::Release { .. } => vec![],
     };
     places

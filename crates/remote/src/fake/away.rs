@@ -102,6 +102,7 @@ impl Core {
         session.held.clear();
         session.held_replies.clear();
         session.outstanding.retain(|_, request| !request.call.is_claim());
+        session.walks.clear();
         let again: Vec<CallId> = session.outstanding.keys().copied().collect();
         let cancelled: BTreeSet<CallId> = cancelled.iter().chain(&session.cancelled).copied().collect();
         session.absence.again = Some(again);
@@ -125,6 +126,10 @@ impl Core {
         self.locks.claimed(client);
         for call in again {
             if let Some(request) = self.client(client).outstanding.get(&call).cloned() {
+                if let Some(response) = super::ahead::forgotten(&request) {
+                    self.send(client, Span::ZERO, Event::Response { call, response });
+                    continue;
+                }
                 self.put(client, call, request);
             }
         }

@@ -1,5 +1,6 @@
 //! The server's side of the fake: sessions, plans, recalls.
 
+use super::ahead::Walk;
 use super::away::Absence;
 use super::pending::Pending;
 use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
@@ -59,6 +60,7 @@ pub(super) struct Client {
     /// Calls whose last response was not delivered.
     pub(super) outstanding: BTreeMap<CallId, Request>,
     pub(super) absence: Absence,
+    pub(super) walks: BTreeMap<CallId, Walk>,
 }
 
 impl Client {
@@ -70,7 +72,7 @@ impl Client {
         self.grants.get(&(node, covers)).is_some_and(|granted| now < granted.until)
     }
 
-    fn fate(&self, call: CallId, request: &Request) -> Fate {
+    pub(super) fn fate(&self, call: CallId, request: &Request) -> Fate {
         let rank = |which: &Which| match which {
             Which::Every => Some(0),
             Which::Type(name) => (*name == request.call.type_name()).then_some(1),
@@ -134,6 +136,7 @@ impl Core {
             host_bound: String::new(),
             not_given: Vec::new(),
             acts_as: (0, 0),
+            walks_ahead: true,
             names: Vec::new(),
         }
     }
@@ -196,7 +199,8 @@ impl Core {
         let before = session.arriving.len() + session.held.len();
         session.arriving.retain(|_, (arriving, ..)| *arriving != call);
         session.held.remove(&call);
-        let stopped = session.arriving.len() + session.held.len() < before;
+        let walked = session.walks.remove(&call).is_some();
+        let stopped = walked || session.arriving.len() + session.held.len() < before;
         let waiting = self.pending.len();
         self.drop_pending(|pending| (pending.client, pending.call) == (client, call));
         let unlocked = self.locks.cancel(client, call);
@@ -316,7 +320,7 @@ impl Core {
     }
 
     /// A key for what happens `span` from now, behind all else of that moment.
-    fn later(&mut self, span: Span) -> (Time, u64) {
+    pub(super) fn later(&mut self, span: Span) -> (Time, u64) {
         self.sequence += 1;
         (self.now.after(span), self.sequence)
     }
@@ -349,6 +353,12 @@ impl Core {
         }
         if matches!(request.call, Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) {
             return self.execute_lock(client, call, &request.call, fate);
+        }
+        if matches!(request.call, Call::Ahead { .. }) {
+            return self.walk_ahead(client, call, request.clone(), fate);
+        }
+        if matches!(request.call, Call::Steer { .. }) {
+            return self.steer(client, &request.call);
         }
         self.vouch(client, request);
         let mut responses = self.execute_noting(request);
@@ -432,7 +442,7 @@ impl Core {
     }
 
     /// Notes what a response hands out; takes out grants of what is being recalled.
-    fn register(&mut self, client: u64, response: &mut Response, fate: Fate) {
+    pub(super) fn register(&mut self, client: u64, response: &mut Response, fate: Fate) {
         let changing = |node: NodeId, covers: Covers| {
             let mut changes = self.pending.iter().flat_map(|pending| &pending.changes);
             let mut recalls = self.clients[&client].recalls.values();

@@ -160,7 +160,7 @@ impl Tree {
     }
 
     /// All parts of a listing, as of now.
-    pub(super) fn list(&mut self, place: &Place) -> Vec<Response> {
+    pub(crate) fn list(&mut self, place: &Place) -> Vec<Response> {
         let dir = match self.reach_dir(place) {
             Ok(dir) => dir,
             Err(errno) => return vec![Response::plain(Err(errno))],

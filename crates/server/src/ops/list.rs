@@ -6,6 +6,7 @@ use crate::error::{Fault, Result};
 use crate::keeper::{Held, Tally};
 use crate::reach::{Node, hides, open_beneath, reopen, without_atime};
 use crate::stat;
+use nigh_native::lease::Object;
 use nigh_types::{
     Cookie, CookieKey, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response,
 };
@@ -15,9 +16,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A part of a listing is sent when it has this many bytes.
-const PART_BYTES: usize = 128 << 10;
+pub(super) const PART_BYTES: usize = 128 << 10;
 /// What a grant takes on the wire, about.
-const GRANT_BYTES: usize = 64;
+pub(super) const GRANT_BYTES: usize = 64;
 
 /// How far a listing came.
 pub(crate) struct Listing {
@@ -27,6 +28,10 @@ pub(crate) struct Listing {
     at: usize,
     /// Its names were granted, and all of them could be looked at so far.
     granted: bool,
+    /// Bytes of the latest part, about.
+    part_bytes: usize,
+    /// The directories in it on the same mount, where that is wanted.
+    below: Option<Vec<Place>>,
     /// It waited for its client, so its names count among what is kept for that.
     counted: Option<Held>,
 }
@@ -46,7 +51,7 @@ pub(crate) fn list(
     let mut grants = Vec::new();
     let mut listing = match begun {
         // It may have been moved out of the export meanwhile.
-        Some(listing) if !cx.reach().contains(&listing.dir.fd) => return Err(Fault::STALE),
+        Some(listing) if !listing.is_within(cx) => return Err(Fault::STALE),
         Some(listing) => listing,
         None => Box::new(begin(cx, place, &mut grants)?),
     };
@@ -71,7 +76,7 @@ pub(crate) fn list(
     }
 }
 
-fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
+pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
     let dir = cx.reach().directory(place, cx.files)?;
     let open = {
         let _acting = cx.act()?;
@@ -83,7 +88,7 @@ fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<List
     let granted = cx.grant(grants, &dir, Covers::Names);
     let open = without_atime(open);
     let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
-    Ok(Listing { dir, names, at: 0, granted, counted: None })
+    Ok(Listing { dir, names, at: 0, granted, part_bytes: 0, below: None, counted: None })
 }
 
 impl Listing {
@@ -93,12 +98,42 @@ impl Listing {
         self.counted.get_or_insert_with(|| Held::new(tally, bytes));
     }
 
-    fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.at == self.names.rows.len()
     }
 
+    /// Whether its directory is in the export still.
+    pub(super) fn is_within(&self, cx: Context<'_>) -> bool {
+        cx.reach().contains(&self.dir.fd)
+    }
+
+    pub(super) fn count_names(&self) -> u64 {
+        self.names.rows.len() as u64
+    }
+
+    pub(super) fn part_bytes(&self) -> usize {
+        self.part_bytes
+    }
+
+    pub(super) fn is_granted(&self) -> bool {
+        self.granted
+    }
+
+    pub(super) fn object(&self) -> Object {
+        self.dir.object
+    }
+
+    /// The directories in it are to be noted.
+    pub(super) fn note_below(&mut self) {
+        self.below = Some(Vec::new());
+    }
+
+    pub(super) fn take_below(&mut self) -> Vec<Place> {
+        self.below.take().unwrap_or_default()
+    }
+
     /// The next names, with what they lead to. Equal cookies are in one part.
-    fn part(&mut self, cx: Context<'_>, grants: &mut Vec<Grant>) -> Result<Listed> {
+    pub(super) fn part(&mut self, cx: Context<'_>, grants: &mut Vec<Grant>) -> Result<Listed> {
         let mut part = Listed::default();
         // A directory that may be read but not searched can still be seen to be empty.
         if self.is_done() {
@@ -109,7 +144,12 @@ impl Listing {
         while let Some(row) = self.names.rows.get(self.at) {
             self.at += 1;
             match look(cx, &self.dir, self.names.name(row), grants) {
-                Ok(Some((name, entry))) => {
+                Ok(Some((name, entry, mount))) => {
+                    if let Some(below) = self.below.as_mut().filter(|_| entry.attr.is_dir())
+                        && mount == self.dir.stat.mount
+                    {
+                        below.push(Place { node: entry.id, hint: Some((self.dir.id, name.clone())) });
+                    }
                     bytes += nigh_native::listed_bytes(&name, &entry);
                     part.entries.push((name, entry));
                 }
@@ -127,12 +167,18 @@ impl Listing {
                 break;
             }
         }
+        self.part_bytes = bytes;
         Ok(part)
     }
 }
 
-/// What one name of the directory that this thread is in leads to; `None` where it is gone by now.
-fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Result<Option<(Name, Entry)>> {
+/// What one name of the directory that this thread is in leads to, and on which mount; `None` where it is gone by now.
+fn look(
+    cx: Context<'_>,
+    dir: &Node,
+    name: &[u8],
+    grants: &mut Vec<Grant>,
+) -> Result<Option<(Name, Entry, u64)>> {
     let Ok(checked) = Name::new(name) else { return Ok(None) };
     let mut stat = match stat::of_name(&dir.fd, name) {
         Err(Fault(Errno::NOENT)) => return Ok(None),
@@ -175,7 +221,7 @@ fn look(cx: Context<'_>, dir: &Node, name: &[u8], grants: &mut Vec<Grant>) -> Re
         _ => Ok(stat.attr),
     };
     let attr = cx.shown(object, stat.attr, again)?;
-    Ok(Some((checked, Entry { id, attr, target, no_xattrs })))
+    Ok(Some((checked, Entry { id, attr, target, no_xattrs }, stat.mount)))
 }
 
 /// A directory's names, sorted by cookie: 24 bytes each and the name.

@@ -5,6 +5,7 @@
 //! been looked at ([`crate::affected`]), and its change is open: it makes its effects, says [`Stake::done`],
 //! asks for grants, and then reads what it answers.
 
+pub(crate) mod ahead;
 pub(crate) mod attributes;
 pub(crate) mod data;
 pub(crate) mod list;

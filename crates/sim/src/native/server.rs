@@ -223,6 +223,7 @@ impl Server {
             host_bound: String::new(),
             not_given: Vec::new(),
             acts_as: (0, 0),
+            walks_ahead: false,
             names: Vec::new(),
         }
     }

@@ -1,0 +1,316 @@
+//! Walks ahead: what is told of directories before anybody asks (docs/decisions/0019-walks-ahead.md).
+//!
+//! One call tells many directories. Each of them is a listing with a call of its own that is never put out, so that whoever asks
+//! for it meanwhile joins it, and all that holds of listings holds of these. The server reads what it tells next only after it has
+//! sent what came before: so of what happened since a call was sent, a directory has to know only what happened since the answer
+//! before the one that begins it.
+
+mod choose;
+mod credit;
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, Seen};
+use crate::op::Output;
+use credit::Account;
+use nigh_types::{
+    Call, CallId, Covers, Errno, Grant, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
+};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// When directories are fetched before they are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Prefetch {
+    Off,
+    /// When somebody walks a tree, and as far ahead as that needs.
+    #[default]
+    Auto,
+    /// All that is below a directory that somebody opens, as far as there is room.
+    All,
+}
+
+/// Walks of one mount.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Walks {
+    /// The remote makes them.
+    pub possible: bool,
+    going: BTreeMap<CallId, Walk>,
+    /// Directories that will be told, and in which walk.
+    promised: FxHashMap<u64, CallId>,
+    pub account: Account,
+}
+
+/// One that is under way, or of which not all was used.
+#[derive(Clone, Debug, Default)]
+struct Walk {
+    ended: bool,
+    /// Listings that are not whole: the directory, and its call.
+    listings: BTreeMap<u64, CallId>,
+    /// Of these, the ones that the remote was asked for.
+    wanted: BTreeSet<u64>,
+    /// Entries that may be told beyond what was used.
+    window: u64,
+    /// Entries that may still come.
+    credit: i64,
+    /// Entries that came and were not used.
+    unused: u64,
+    /// When something of it was asked for.
+    last_used: Time,
+}
+
+/// Walks at a time.
+const MOST_WALKS: usize = 4;
+/// Entries that the first request of a walk asks for.
+const FIRST_WINDOW: u64 = 1_024;
+const LARGEST_WINDOW: u64 = 65_536;
+/// What an entry takes in the cache, in bytes, about.
+const ENTRY_BYTES: u64 = 160;
+
+impl Cache {
+    /// Whether a directory has to be asked for: nobody has, and no walk is to tell it.
+    pub(crate) fn is_to_be_listed(&self, dir: u64) -> bool {
+        let listing = self.dirs.get(&dir).and_then(|d| d.listing);
+        listing.is_none() && !self.walks.promised.contains_key(&dir)
+    }
+
+    /// The listing of a directory that a walk is to tell, if one is.
+    pub(crate) fn list_promised(&mut self, now: Time, dir: u64) -> Option<CallId> {
+        let walk_call = *self.walks.promised.get(&dir)?;
+        let node = self.id_of(dir)?;
+        let call = self.begin_told(walk_call, node)?;
+        let walk = self.walks.going.get_mut(&walk_call)?;
+        if walk.credit <= 0 {
+            walk.window = (walk.window * 4).min(largest_window(self.config.budget_bytes));
+            self.want(now, walk_call, dir);
+        }
+        Some(call)
+    }
+
+    /// A directory is listed by a walk from now on, unless it is already.
+    fn begin_told(&mut self, walk_call: CallId, node: NodeId) -> Option<CallId> {
+        let going = self.walks.going.get(&walk_call)?;
+        if let Some(call) = going.listings.get(&node.ino) {
+            return Some(*call);
+        }
+        let walk = self.flights.get(&walk_call)?;
+        self.next_call += 1;
+        let call = CallId(self.next_call);
+        let told = Flight {
+            seen: walk.seen.clone(),
+            ..Flight::new(Purpose::List { dir: node.ino }, "list", walk.sent)
+        };
+        self.flights.insert(call, told);
+        self.supersede(node, call);
+        self.walks.going.get_mut(&walk_call)?.listings.insert(node.ino, call);
+        Some(call)
+    }
+
+    /// Sends a walk that begins with these directories.
+    fn walk(&mut self, now: Time, order: Order, roots: Vec<Place>, window: u64) -> Option<CallId> {
+        self.make_room_for_walk(now);
+        let credit = u32::try_from(window).unwrap_or(u32::MAX);
+        let dirs: Vec<u64> = roots.iter().map(|place| place.node.ino).collect();
+        let call = self.send(now, None, Purpose::Ahead, Call::Ahead { roots, order, credit });
+        self.flights.get(&call)?;
+        self.counters.ahead_walks += 1;
+        let walk = Walk { window, credit: i64::from(credit), last_used: now, ..Walk::default() };
+        self.walks.going.insert(call, walk);
+        self.walks.promised.extend(dirs.into_iter().map(|dir| (dir, call)));
+        Some(call)
+    }
+
+    fn make_room_for_walk(&mut self, now: Time) {
+        let going = self.walks.going.iter().filter(|(_, walk)| !walk.ended);
+        let mut by_use: Vec<(Time, CallId)> = going.map(|(call, walk)| (walk.last_used, *call)).collect();
+        by_use.sort_unstable();
+        let beyond = (by_use.len() + 1).saturating_sub(MOST_WALKS);
+        for (_, call) in by_use.into_iter().take(beyond) {
+            self.out.push_back(Output::Cancel(call));
+            self.end_walk(now, call);
+        }
+    }
+
+    /// Asks a walk for more, or for one directory before all others.
+    fn steer(&mut self, walk: CallId, credit: u64, want: Option<Place>) {
+        let credit = u32::try_from(credit).unwrap_or(u32::MAX);
+        self.next_call += 1;
+        let call = Call::Steer { walk, credit, want };
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
+    }
+
+    fn want(&mut self, now: Time, walk_call: CallId, dir: u64) {
+        let Some(place) = self.place(dir) else { return };
+        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        if walk.wanted.insert(dir) {
+            walk.last_used = now;
+            let more = walk.more();
+            self.steer(walk_call, more, Some(place));
+        }
+    }
+
+    /// An answer of a walk.
+    pub(crate) fn walked(&mut self, now: Time, call: CallId, mut flight: Flight, response: Response) {
+        let Ok(Reply::Ahead(steps)) = response.result else {
+            return self.end_walk(now, call);
+        };
+        if self.walks.going.get(&call).is_none_or(|walk| walk.ended) {
+            // It was given up, and what still comes of it is not kept; but its end is waited for.
+            if !response.last {
+                self.flights.insert(call, flight);
+            }
+            return self.return_unkept(&response.grants);
+        }
+        let mut own: FxHashMap<NodeId, Vec<Grant>> = FxHashMap::default();
+        for grant in response.grants {
+            own.entry(grant.node).or_default().push(grant);
+        }
+        // Listings that begin with this answer have to know what was seen since the one before; later ones do not.
+        let seen = std::mem::take(&mut flight.seen);
+        let (sent, last) = (flight.sent, response.last);
+        self.flights.insert(call, Flight { seen, ..flight });
+        for step in steps {
+            self.step(now, call, step, &own);
+        }
+        if last {
+            self.flights.remove(&call);
+            return self.end_walk(now, call);
+        }
+        if let Some(walk) = self.flights.get_mut(&call) {
+            (walk.seen, walk.sent) = (Seen::default(), sent);
+        }
+        self.want_waited_for(now, call);
+    }
+
+    fn step(&mut self, now: Time, walk_call: CallId, step: Step, own: &FxHashMap<NodeId, Vec<Grant>>) {
+        let Step { dir: node, listed, last } = step;
+        let dir = node.ino;
+        self.walks.promised.remove(&dir);
+        let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
+            return self.told_not(now, walk_call, dir);
+        };
+        let Some(call) = self.begin_told(walk_call, node) else { return };
+        let Some(flight) = self.flights.remove(&call) else { return };
+        let below: Vec<u64> =
+            listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
+        let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
+        let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());
+        let of_entries = of_entries.filter_map(|(_, e)| own.get(&e.id)).flatten();
+        let grants = names.chain(of_entries.filter(|grant| grant.covers == Covers::Inode)).copied().collect();
+        let count = listed.entries.len() as u64;
+        let waited = !flight.waiters.is_empty();
+        let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
+        if let Some(flight) = self.handle_listed(now, call, dir, flight, response) {
+            self.flights.insert(call, flight);
+        }
+        for dir in below {
+            let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
+            if !known && self.inodes.contains_key(&dir) {
+                self.walks.promised.insert(dir, walk_call);
+            }
+        }
+        self.count_told(now, (walk_call, dir), count, (waited, last));
+    }
+
+    /// Entries of a directory came; `last`: all of them have.
+    fn count_told(
+        &mut self,
+        now: Time,
+        (walk_call, dir): (CallId, u64),
+        count: u64,
+        (waited, last): (bool, bool),
+    ) {
+        let cost = count + u64::from(last);
+        let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
+        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        if !walk.wanted.contains(&dir) {
+            walk.credit = walk.credit.saturating_sub_unsigned(cost);
+        }
+        if last {
+            walk.listings.remove(&dir);
+            walk.wanted.remove(&dir);
+        }
+        walk.unused += cost;
+        self.counters.ahead_fetched += cost;
+        let Some(directory) = self.dirs.get_mut(&dir) else { return self.waste(walk_call, cost) };
+        let before = directory.ahead.take().map_or(0, |(_, cost)| cost);
+        directory.ahead = Some((walk_call, before + cost));
+        directory.used &= is_read;
+        if is_read && last {
+            self.use_ahead(now, dir);
+        }
+    }
+
+    /// What was promised of a directory is not kept: who waits for it asks for itself.
+    fn told_not(&mut self, now: Time, walk_call: CallId, dir: u64) {
+        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        walk.wanted.remove(&dir);
+        if let Some(call) = walk.listings.remove(&dir) {
+            self.ask_instead(now, dir, call);
+        }
+    }
+
+    fn ask_instead(&mut self, now: Time, dir: u64, call: CallId) {
+        let Some(flight) = self.flights.remove(&call) else { return };
+        self.listing_ended(call, dir);
+        let waiters: Vec<OpId> =
+            flight.waiters.into_iter().filter(|op| self.waiting.contains_key(op)).collect();
+        if !waiters.is_empty() && self.place(dir).is_none() {
+            return self.answer_all(&waiters, &crate::op::Answer::Failed(Errno::STALE));
+        }
+        self.list_again(now, dir, waiters);
+    }
+
+    /// Nothing more comes of a walk.
+    fn end_walk(&mut self, now: Time, call: CallId) {
+        self.walks.promised.retain(|_, walk| *walk != call);
+        let Some(walk) = self.walks.going.get_mut(&call) else { return };
+        (walk.ended, walk.credit) = (true, 0);
+        let listings = std::mem::take(&mut walk.listings);
+        for (dir, listing) in listings {
+            self.ask_instead(now, dir, listing);
+        }
+        self.fold_walks();
+    }
+
+    /// All grants end: no walk tells anything any more that may be kept.
+    pub(crate) fn end_walks(&mut self, now: Time) {
+        let going: Vec<CallId> =
+            self.walks.going.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
+        for call in going {
+            self.out.push_back(Output::Cancel(call));
+            self.end_walk(now, call);
+        }
+    }
+
+    /// The session is lost, and all calls with it.
+    pub(crate) fn lose_walks(&mut self) {
+        let account = self.walks.account;
+        self.walks = Walks { account, ..Walks::default() };
+    }
+
+    /// An answer came, and somebody waits for directories that were not in it.
+    fn want_waited_for(&mut self, now: Time, walk_call: CallId) {
+        let Some(walk) = self.walks.going.get(&walk_call) else { return };
+        let waits = |(dir, call): (&u64, &CallId)| {
+            let flight = self.flights.get(call)?;
+            (!flight.begun && !flight.waiters.is_empty() && !walk.wanted.contains(dir)).then_some(*dir)
+        };
+        let waited: Vec<u64> = walk.listings.iter().filter_map(waits).collect();
+        for dir in waited {
+            self.want(now, walk_call, dir);
+        }
+    }
+
+    fn return_unkept(&mut self, grants: &[Grant]) {
+        if !grants.is_empty() {
+            self.out.push_back(Output::Return(grants.iter().map(|grant| grant.id).collect()));
+        }
+    }
+}
+
+fn largest_window(budget: u64) -> u64 {
+    (budget / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW)
+}
+
+#[cfg(test)]
+mod tests;

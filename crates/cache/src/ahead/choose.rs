@@ -1,0 +1,125 @@
+//! When a walk ahead begins, where, and in which order it goes.
+
+use super::{FIRST_WINDOW, Prefetch, largest_window};
+use crate::cache::Cache;
+use nigh_types::{Call, CallId, Cookie, Name, NodeId, Order, Place, Time};
+
+/// A directory in a directory.
+struct Below {
+    cookie: Cookie,
+    name: Name,
+    id: NodeId,
+}
+
+/// Rows of a directory that are looked at for that.
+const LOOKED_AT: usize = 16_384;
+
+impl Cache {
+    /// Somebody opens a directory: who opened one after the other below it is remembered by that. What may begin a walk is the
+    /// one opened before in the same directory, and whether that one was come to in the same way.
+    pub(crate) fn note_descent(&mut self, now: Time, dir: u64) -> Option<(u64, Option<u64>, bool)> {
+        let parent = self.inodes.get(&dir)?.home.as_ref().map(|(parent, _)| *parent)?;
+        let above = self.dirs.get_mut(&parent)?;
+        if !above.complete || !above.held.is_some_and(|held| held.lives(now)) {
+            return None;
+        }
+        let before = above.last_child.replace(dir);
+        let via = above.via;
+        if let Some(id) = self.id_of(dir) {
+            self.directory(id).via = true;
+        }
+        Some((parent, before.filter(|before| *before != dir), via))
+    }
+
+    /// A directory is opened that is not known: begins a walk with it, if somebody walks. `descent`: see
+    /// [`Cache::note_descent`].
+    pub(crate) fn walk_from(
+        &mut self,
+        now: Time,
+        dir: u64,
+        descent: Option<(u64, Option<u64>, bool)>,
+    ) -> Option<CallId> {
+        if !self.walks.possible || self.answers_stale() {
+            return None;
+        }
+        match (self.config.prefetch, descent) {
+            (Prefetch::Off, _) => None,
+            (Prefetch::All, _) => {
+                let window = largest_window(self.config.budget_bytes);
+                let roots = vec![self.place(dir)?];
+                self.walk(now, Order::Cookie, roots, window)
+            }
+            // The second below one directory, or the first two levels below one.
+            (Prefetch::Auto, Some((parent, before, via))) if before.is_some() || via => {
+                let order = self.order_of(now, parent, before, dir)?;
+                let roots = self.may_walk(now).then(|| self.roots(now, order, parent, dir))?;
+                self.walk(now, order, roots, FIRST_WINDOW)
+            }
+            (Prefetch::Auto, _) => None,
+        }
+    }
+
+    /// The order in which `dir` comes next after `before`, or first. `None`: in none; nobody walks there.
+    fn order_of(&self, now: Time, parent: u64, before: Option<u64>, dir: u64) -> Option<Order> {
+        let mut below = self.below(parent);
+        for order in [Order::Cookie, Order::Name, Order::Number] {
+            sort(&mut below, order);
+            let from = match before {
+                Some(before) => below.iter().position(|b| b.id.ino == before).map_or(0, |at| at + 1),
+                None => 0,
+            };
+            let is_open = |b: &&Below| b.id.ino == dir || !self.is_listed(now, b.id.ino);
+            let next = below.get(from..)?.iter().find(is_open);
+            if next.is_some_and(|next| next.id.ino == dir) {
+                return Some(order);
+            }
+        }
+        None
+    }
+
+    /// Where a walk begins: with `dir`, then what comes after it there, then after that where it is, as far up as somebody walked
+    /// down.
+    fn roots(&self, now: Time, order: Order, mut parent: u64, mut dir: u64) -> Vec<Place> {
+        let mut roots: Vec<Place> = self.place(dir).into_iter().collect();
+        loop {
+            let mut below = self.below(parent);
+            sort(&mut below, order);
+            let after = below.iter().position(|b| b.id.ino == dir).map_or(below.len(), |at| at + 1);
+            let room = (Call::MOST_ROOTS as usize).saturating_sub(roots.len());
+            let open = below[after..]
+                .iter()
+                .filter(|b| !self.is_listed(now, b.id.ino) && !self.walks.promised.contains_key(&b.id.ino));
+            roots.extend(open.take(room).filter_map(|b| self.place(b.id.ino)));
+            let above = self.dirs.get(&parent).filter(|d| d.via);
+            let above = above.and_then(|_| self.inodes.get(&parent)?.home.as_ref().map(|(above, _)| *above));
+            match above.filter(|above| self.dirs.get(above).is_some_and(|d| d.complete)) {
+                Some(above) if roots.len() < Call::MOST_ROOTS as usize => (dir, parent) = (parent, above),
+                _ => return roots,
+            }
+        }
+    }
+
+    fn is_listed(&self, now: Time, dir: u64) -> bool {
+        let directory = self.dirs.get(&dir);
+        directory
+            .is_some_and(|d| d.listing.is_some() || d.complete && d.held.is_some_and(|held| held.lives(now)))
+    }
+
+    fn below(&self, parent: u64) -> Vec<Below> {
+        let Some(directory) = self.dirs.get(&parent) else { return Vec::new() };
+        let rows = directory.rows.iter().take(LOOKED_AT);
+        let dirs = rows.filter_map(|row| {
+            let child = row.child.as_ref().filter(|child| child.attr().is_dir())?;
+            Some(Below { cookie: row.cookie, name: row.name.clone(), id: child.id })
+        });
+        dirs.collect()
+    }
+}
+
+fn sort(below: &mut [Below], order: Order) {
+    match order {
+        Order::Cookie => below.sort_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name))),
+        Order::Name => below.sort_by(|a, b| a.name.cmp(&b.name)),
+        Order::Number => below.sort_by_key(|b| b.id.ino),
+    }
+}

@@ -1,0 +1,91 @@
+//! What walks ahead may cost, and what of it was used.
+
+use super::Walk;
+use crate::cache::Cache;
+use nigh_types::{CallId, Span, Time};
+
+/// Entries over a cache's life, a directory counting one more than its names.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Account {
+    /// Because somebody asked for them.
+    pub demanded: u64,
+    /// Ahead of that, and asked for later.
+    pub used: u64,
+    /// Ahead of that, and forgotten before anybody did.
+    pub wasted: u64,
+}
+
+/// What may be fetched in vain, beside a tenth of what was not.
+const FREE_WASTE: u64 = 2_048;
+const USED_SHARE: u64 = 10;
+/// Whoever walks and has not come so far in this time has gone elsewhere.
+const PATIENCE: Span = Span::from_millis(1_000);
+/// Ended walks of which something is not used.
+const MOST_ENDED: usize = 16;
+
+impl Walk {
+    /// So much more may come.
+    pub(super) fn more(&mut self) -> u64 {
+        if self.ended {
+            return 0;
+        }
+        let outstanding = self.unused.saturating_add_signed(self.credit.max(0));
+        let more = self.window.saturating_sub(outstanding);
+        if more < self.window / 2 {
+            return 0;
+        }
+        self.credit = self.credit.saturating_add_unsigned(more);
+        more
+    }
+}
+
+impl Cache {
+    /// Whether another walk may begin.
+    pub(super) fn may_walk(&self, now: Time) -> bool {
+        let walks = &self.walks;
+        let idle = walks.going.values().filter(|walk| walk.ended || now >= walk.last_used.after(PATIENCE));
+        let unused: u64 = idle.map(|walk| walk.unused).sum();
+        let Account { demanded, used, wasted, .. } = walks.account;
+        wasted + unused <= FREE_WASTE + (demanded + used) / USED_SHARE
+    }
+
+    /// A directory is opened, or a name in it is asked for.
+    pub(crate) fn use_ahead(&mut self, now: Time, dir: u64) {
+        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        let Some((call, cost)) = directory.ahead.take() else { return };
+        if !directory.complete && directory.listing.is_none() {
+            // It was forgotten meanwhile.
+            return self.waste(call, cost);
+        }
+        self.walks.account.used += cost;
+        self.counters.ahead_used += cost;
+        let Some(walk) = self.walks.going.get_mut(&call) else { return };
+        walk.unused = walk.unused.saturating_sub(cost);
+        walk.last_used = now;
+        let more = walk.more();
+        if more > 0 {
+            self.steer(call, more, None);
+        }
+    }
+
+    /// What was fetched ahead is gone, or was never kept.
+    pub(crate) fn waste(&mut self, call: CallId, cost: u64) {
+        self.walks.account.wasted += cost;
+        self.counters.ahead_wasted += cost;
+        if let Some(walk) = self.walks.going.get_mut(&call) {
+            walk.unused = walk.unused.saturating_sub(cost);
+        }
+    }
+
+    /// Ended walks of which all was used are forgotten; of the others the earliest, whose rest counts as wasted.
+    pub(super) fn fold_walks(&mut self) {
+        self.walks.going.retain(|_, walk| !walk.ended || walk.unused > 0);
+        while self.walks.going.values().filter(|walk| walk.ended).count() > MOST_ENDED {
+            let first =
+                self.walks.going.iter().find(|(_, walk)| walk.ended).map(|(call, walk)| (*call, walk.unused));
+            let Some((call, unused)) = first else { return };
+            self.walks.account.wasted += unused;
+            self.walks.going.remove(&call);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Walks ahead: layouts, and what a server may tell in one (docs/decisions/0019-walks-ahead.md).
+
+use crate::ProtocolError;
+use crate::order::Behind;
+use crate::reply::{put_listed, take_listed};
+use crate::wire::{Reader, Wire, Writer};
+use nigh_types::{Call, CallId, CookieKey, Listed, NodeId, Order, Place, Step};
+use std::collections::BTreeSet;
+
+impl Wire for Order {
+    fn put(&self, w: &mut Writer) {
+        w.u8(match self {
+            Order::Cookie => 0,
+            Order::Name => 1,
+            Order::Number => 2,
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Order, ProtocolError> {
+        Ok(match r.u8()? {
+            0 => Order::Cookie,
+            1 => Order::Name,
+            2 => Order::Number,
+            _ => return Err(ProtocolError::Malformed("an unknown order")),
+        })
+    }
+}
+
+impl Wire for CallId {
+    fn put(&self, w: &mut Writer) {
+        w.u64(self.0);
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<CallId, ProtocolError> {
+        r.u64().map(CallId)
+    }
+}
+
+/// Where a walk begins.
+impl Wire for Vec<Place> {
+    fn put(&self, w: &mut Writer) {
+        w.sequence(self, |w, place| place.put(w));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Vec<Place>, ProtocolError> {
+        r.bounded((21, Call::MOST_ROOTS), Place::parse)
+    }
+}
+
+impl Wire for Step {
+    fn put(&self, w: &mut Writer) {
+        self.dir.put(w);
+        w.u8(u8::from(self.last) | u8::from(self.listed.is_some()) << 1);
+        if let Some(listed) = &self.listed {
+            put_listed(w, listed);
+        }
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Step, ProtocolError> {
+        let (dir, flags) = (NodeId::parse(r)?, r.u8()?);
+        let listed = match flags {
+            1 => None,
+            2 | 3 => Some(take_listed(r)?),
+            _ => return Err(ProtocolError::Malformed("a step of a walk is neither told nor left out")),
+        };
+        Ok(Step { dir, listed, last: flags & 1 == 1 })
+    }
+}
+
+/// A walk ahead as its client knows it: what may be told in it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Walk {
+    /// Entries that may still come.
+    credit: i64,
+    /// Directories that were told of and not begun.
+    known: BTreeSet<NodeId>,
+    /// Directories that were asked for, which cost nothing and may come twice.
+    wanted: BTreeSet<NodeId>,
+    /// The one that was begun and not ended.
+    open: Option<Open>,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    dir: NodeId,
+    names: u64,
+    costs: bool,
+    behind: Behind,
+}
+
+impl Walk {
+    pub(crate) fn new(roots: &[Place], credit: u32) -> Walk {
+        let known = roots.iter().map(|place| place.node).collect();
+        Walk { credit: i64::from(credit), known, ..Walk::default() }
+    }
+
+    pub(crate) fn steer(&mut self, credit: u32, want: Option<&Place>) {
+        self.credit = self.credit.saturating_add(i64::from(credit));
+        self.wanted.extend(want.map(|place| place.node));
+    }
+
+    /// Checks the steps of one response.
+    pub(crate) fn check(
+        &mut self,
+        call: CallId,
+        steps: &[Step],
+        key: CookieKey,
+    ) -> Result<(), ProtocolError> {
+        steps.iter().try_for_each(|step| self.step(call, step, key))
+    }
+
+    fn step(&mut self, call: CallId, step: &Step, key: CookieKey) -> Result<(), ProtocolError> {
+        let wrong = |what| Err(ProtocolError::WrongReply { call, what });
+        let mut open = match self.open.take() {
+            Some(open) if open.dir == step.dir => open,
+            Some(_) => return wrong("names of two directories among each other"),
+            None => {
+                let wanted = self.wanted.remove(&step.dir);
+                if !self.known.remove(&step.dir) && !wanted {
+                    return wrong("a directory that was not asked for");
+                }
+                let costs = !wanted && step.listed.is_some();
+                if costs && self.credit <= 0 {
+                    return wrong("more than was asked for");
+                }
+                Open { dir: step.dir, names: 0, costs, behind: Behind::default() }
+            }
+        };
+        let Some(listed) = &step.listed else {
+            return if step.last { Ok(()) } else { wrong("more is to follow") };
+        };
+        open.behind.take(call, listed, key)?;
+        open.names += listed.entries.len() as u64;
+        if open.costs && open.names > u64::from(Call::MOST_AHEAD) {
+            return wrong("a larger directory than may come unasked");
+        }
+        self.note(listed);
+        if step.last {
+            let cost = i64::try_from(open.names).unwrap_or(i64::MAX).saturating_add(1);
+            self.credit -= if open.costs { cost } else { 0 };
+        } else {
+            self.open = Some(open);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, listed: &Listed) {
+        let dirs = listed.entries.iter().filter(|(_, entry)| entry.attr.is_dir());
+        self.known.extend(dirs.map(|(_, entry)| entry.id));
+    }
+}
+
+#[cfg(test)]
+mod tests;

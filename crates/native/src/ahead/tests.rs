@@ -1,0 +1,100 @@
+use super::*;
+use nigh_types::{Attr, Entry, Name};
+
+const KEY: CookieKey = CookieKey([0; 16]);
+const CALL: CallId = CallId(1);
+
+fn id(ino: u64) -> NodeId {
+    NodeId { ino, generation: 1 }
+}
+
+fn listed(names: &[(&str, u64, u32)]) -> Listed {
+    let entry = |&(text, ino, mode): &(&str, u64, u32)| {
+        let attr = Attr { mode, nlink: 1, ..Attr::default() };
+        (Name::new(text.as_bytes()).unwrap(), Entry { id: id(ino), attr, target: None, no_xattrs: true })
+    };
+    let mut entries: Vec<_> = names.iter().map(entry).collect();
+    entries.sort_by_key(|(name, _)| KEY.cookie(name.as_bytes()));
+    Listed { entries }
+}
+
+fn step(dir: u64, names: &[(&str, u64, u32)], last: bool) -> Step {
+    Step { dir: id(dir), listed: Some(listed(names)), last }
+}
+
+fn walk(credit: u32) -> Walk {
+    Walk::new(&[Place::bare(id(2)), Place::bare(id(3))], credit)
+}
+
+fn why(result: Result<(), ProtocolError>) -> &'static str {
+    match result {
+        Err(ProtocolError::WrongReply { call: CALL, what }) => what,
+        other => panic!("{other:?}"),
+    }
+}
+
+const DIR: u32 = 0o040_755;
+const FILE: u32 = 0o100_644;
+
+#[test]
+fn what_was_asked_for_and_what_is_in_it_may_be_told_once() {
+    let mut walk = walk(10);
+    let steps = [step(2, &[("a", 4, DIR), ("b", 5, FILE)], true), step(4, &[], true), step(3, &[], true)];
+    assert_eq!(walk.check(CALL, &steps, KEY), Ok(()));
+    assert_eq!(why(walk.check(CALL, &[step(4, &[], true)], KEY)), "a directory that was not asked for");
+}
+
+#[test]
+fn nothing_else_may_be_told() {
+    for other in [5, 6] {
+        let mut walk = walk(10);
+        assert_eq!(walk.check(CALL, &[step(2, &[("b", 5, FILE)], true)], KEY), Ok(()));
+        let told = walk.check(CALL, &[step(other, &[], true)], KEY);
+        assert_eq!(why(told), "a directory that was not asked for");
+    }
+}
+
+#[test]
+fn no_directory_is_begun_without_credit_but_one_that_is_wanted() {
+    let mut walk = walk(3);
+    assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, DIR), ("b", 5, FILE)], true)], KEY), Ok(()));
+    let mut spent = walk.clone();
+    assert_eq!(why(spent.check(CALL, &[step(4, &[], true)], KEY)), "more than was asked for");
+    walk.steer(0, Some(&Place::bare(id(3))));
+    assert_eq!(walk.check(CALL, &[step(3, &[("c", 6, FILE)], true)], KEY), Ok(()));
+    walk.steer(1, None);
+    assert_eq!(walk.check(CALL, &[step(4, &[], true)], KEY), Ok(()));
+}
+
+#[test]
+fn one_that_is_left_out_costs_nothing_and_is_not_told_later() {
+    let mut walk = walk(1);
+    let out = |dir| Step { dir: id(dir), listed: None, last: true };
+    assert_eq!(walk.check(CALL, &[out(2), out(3)], KEY), Ok(()));
+    assert_eq!(why(walk.check(CALL, &[out(2)], KEY)), "a directory that was not asked for");
+}
+
+#[test]
+fn names_of_two_directories_are_not_mixed() {
+    let mut walk = walk(10);
+    assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, DIR)], false)], KEY), Ok(()));
+    let told = walk.check(CALL, &[step(3, &[], true)], KEY);
+    assert_eq!(why(told), "names of two directories among each other");
+}
+
+#[test]
+fn a_name_is_told_once_over_all_parts() {
+    let mut walk = walk(10);
+    assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, FILE)], false)], KEY), Ok(()));
+    let again = walk.check(CALL, &[step(2, &[("a", 4, FILE)], true)], KEY);
+    assert_eq!(again, Err(ProtocolError::Order(CALL)));
+}
+
+#[test]
+fn a_directory_without_end_does_not_come_unasked() {
+    let mut walk = Walk::new(&[Place::bare(id(2))], u32::MAX);
+    let names: Vec<String> = (0..=Call::MOST_AHEAD).map(|n| n.to_string()).collect();
+    let entries: Vec<(&str, u64, u32)> = names.iter().map(|name| (name.as_str(), 9, FILE)).collect();
+    let told = walk.check(CALL, &[step(2, &entries, false)], KEY);
+    assert_eq!(why(told), "a larger directory than may come unasked");
+}

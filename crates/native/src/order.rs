@@ -1,0 +1,54 @@
+//! The order of a listing's names, as whoever hears them checks it.
+
+use crate::ProtocolError;
+use nigh_types::{CallId, Cookie, CookieKey, Listed, Name};
+
+/// The most names that one directory may be said to have: what a server tells for ever is not taken for a directory.
+pub const MOST_LISTED: u64 = 1 << 25;
+
+/// Up to where names were told.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Behind {
+    /// The last cookie of the parts so far.
+    pub(crate) cookie: Option<Cookie>,
+    names: u64,
+}
+
+impl Behind {
+    /// Names strictly after each other: by cookie, and parted only between different cookies.
+    pub(crate) fn take(
+        &mut self,
+        call: CallId,
+        listed: &Listed,
+        key: CookieKey,
+    ) -> Result<(), ProtocolError> {
+        let before = self.cookie;
+        let mut same_cookie: Vec<&Name> = Vec::new();
+        let mut last: Option<Cookie> = None;
+        for (name, _) in &listed.entries {
+            let cookie = key.cookie(name.as_bytes());
+            if last != Some(cookie) {
+                same_cookie.clear();
+            }
+            let backwards = last.is_some_and(|last| cookie < last);
+            let split = before.is_some_and(|before| cookie <= before);
+            if backwards || split || same_cookie.contains(&name) {
+                return Err(ProtocolError::Order(call));
+            }
+            same_cookie.push(name);
+            last = Some(cookie);
+        }
+        self.cookie = last.or(before);
+        self.names += listed.entries.len() as u64;
+        match self.names > MOST_LISTED {
+            true => Err(ProtocolError::WrongReply { call, what: "more names than a directory may have" }),
+            false => Ok(()),
+        }
+    }
+
+    /// It is told from its beginning again.
+    pub(crate) fn begin_again(&mut self) -> Option<Cookie> {
+        self.names = 0;
+        self.cookie.take()
+    }
+}

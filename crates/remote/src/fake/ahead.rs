@@ -1,0 +1,122 @@
+//! Walks ahead: one directory after the other, each read once what came before it was sent.
+
+use super::core::Core;
+use super::{Event, Fate, Span, Tree};
+use nigh_types::{
+    Call, CallId, CookieKey, Entry, Errno, Name, NodeId, Order, Place, Reply, Request, Response, Step,
+};
+use std::collections::BTreeSet;
+
+/// One that is under way.
+#[derive(Default)]
+pub(super) struct Walk {
+    /// What is to come, the next one last.
+    stack: Vec<Place>,
+    told: BTreeSet<NodeId>,
+    /// Of these, the ones that cost nothing.
+    wanted: BTreeSet<NodeId>,
+    order: Order,
+    credit: i64,
+    /// It waits for credit.
+    pub(super) waits: bool,
+}
+
+impl Walk {
+    fn next(&mut self) -> Option<Place> {
+        let next = self.stack.last()?;
+        if self.credit <= 0 && !self.wanted.contains(&next.node) {
+            self.waits = true;
+            return None;
+        }
+        self.stack.pop()
+    }
+
+    fn steer(&mut self, credit: u32, want: Option<&Place>) {
+        self.credit += i64::from(credit);
+        if let Some(want) = want.filter(|want| !self.told.contains(&want.node)) {
+            self.stack.retain(|place| place.node != want.node);
+            self.stack.push(want.clone());
+            self.wanted.insert(want.node);
+        }
+    }
+
+    fn push(&mut self, dir: NodeId, mut children: Vec<(Name, Entry)>, key: CookieKey) {
+        match self.order {
+            Order::Cookie => children.sort_by_key(|(name, _)| key.cookie(name.as_bytes())),
+            Order::Name => children.sort_by(|(a, _), (b, _)| a.cmp(b)),
+            Order::Number => children.sort_by_key(|(_, entry)| entry.id.ino),
+        }
+        let places = children.into_iter().rev();
+        self.stack.extend(places.map(|(name, entry)| Place { node: entry.id, hint: Some((dir, name)) }));
+    }
+}
+
+impl Core {
+    /// A walk begins, or goes on.
+    pub(super) fn walk_ahead(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
+        let Call::Ahead { roots, order, credit } = &request.call else { return };
+        let key = self.tree.config().cookie_key;
+        let mut walk = self.client_mut(client).walks.remove(&call).unwrap_or_else(|| {
+            let stack = roots.iter().rev().cloned().collect();
+            Walk { stack, order: *order, credit: i64::from(*credit), ..Walk::default() }
+        });
+        walk.waits = false;
+        let Some(place) = walk.next() else {
+            if walk.waits {
+                self.client_mut(client).walks.insert(call, walk);
+            } else {
+                let response = Response::plain(Ok(Reply::Ahead(Vec::new())));
+                self.send(client, Span::ZERO, Event::Response { call, response });
+            }
+            return;
+        };
+        let wanted = walk.wanted.remove(&place.node);
+        walk.told.insert(place.node);
+        let (steps, found) = steps(&mut self.tree, &place);
+        walk.credit -= if wanted { 0 } else { found.len() as i64 + 1 };
+        let dirs = found.into_iter().filter(|(_, entry)| entry.attr.is_dir()).collect();
+        walk.push(place.node, dirs, key);
+        let mut delay = Span::ZERO;
+        for mut response in steps {
+            self.register(client, &mut response, fate);
+            self.send(client, delay, Event::Response { call, response });
+            delay = Span(delay.0.saturating_add(fate.part_pause.0));
+        }
+        self.client_mut(client).walks.insert(call, walk);
+        let key = self.later(delay);
+        self.client_mut(client).arriving.insert(key, (call, request, fate));
+    }
+
+    pub(super) fn steer(&mut self, client: u64, what: &Call) {
+        let Call::Steer { walk: call, credit, want } = what else { return };
+        let session = self.client_mut(client);
+        let Some(walk) = session.walks.get_mut(call) else { return };
+        walk.steer(*credit, want.as_ref());
+        if walk.waits
+            && let Some(request) = session.outstanding.get(call).cloned()
+        {
+            let fate = session.fate(*call, &request);
+            self.walk_ahead(client, *call, request, fate);
+        }
+    }
+}
+
+/// One directory as of now, and what it has.
+fn steps(tree: &mut Tree, place: &Place) -> (Vec<Response>, Vec<(Name, Entry)>) {
+    let mut found = Vec::new();
+    let listed = tree.list(place).into_iter().map(|part| {
+        let (listed, last) = match part.result {
+            Ok(Reply::Listed(listed)) => (Some(listed), part.last),
+            _ => (None, true),
+        };
+        found.extend(listed.iter().flat_map(|listed| listed.entries.iter().cloned()));
+        let result = Ok(Reply::Ahead(vec![Step { dir: place.node, listed, last }]));
+        Response { result, after: Vec::new(), grants: part.grants, last: false }
+    });
+    (listed.collect(), found)
+}
+
+/// What a walk is answered whose session was forgotten.
+pub(super) fn forgotten(request: &Request) -> Option<Response> {
+    matches!(request.call, Call::Ahead { .. }).then(|| Response::plain(Err(Errno::CANCELED)))
+}

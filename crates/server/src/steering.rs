@@ -1,0 +1,131 @@
+//! What the clients of walks ahead say of them while they are under way.
+
+use nigh_types::{Call, CallId, Place};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One session's walks. The locks are held for a moment, and no other is taken under them.
+#[derive(Default)]
+pub(crate) struct Walks(Mutex<BTreeMap<CallId, Arc<Steering>>>);
+
+/// What was said of one walk and it has not heard yet.
+#[derive(Default)]
+pub(crate) struct Steering(Mutex<Said>);
+
+#[derive(Default)]
+pub(crate) struct Said {
+    pub(crate) credit: u64,
+    pub(crate) wants: Vec<Place>,
+    /// It is to end.
+    pub(crate) ends: bool,
+    /// It goes on only when something is said.
+    waits: bool,
+}
+
+/// Walks of one session at a time.
+const MOST: usize = 16;
+/// Directories that are asked for and not heard of.
+const MOST_WANTS: usize = 1_024;
+
+impl Walks {
+    /// One begins. `None`: there are enough.
+    pub(crate) fn begin(&self, call: CallId) -> Option<Arc<Steering>> {
+        let mut walks = self.0.lock();
+        if walks.len() >= MOST {
+            return None;
+        }
+        Some(Arc::clone(walks.entry(call).or_default()))
+    }
+
+    /// False: there is no such walk any more, or it is asked for too much.
+    pub(crate) fn steer(&self, call: &Call) -> bool {
+        let Call::Steer { walk, credit, want } = call else { return false };
+        let walks = self.0.lock();
+        let Some(steering) = walks.get(walk) else { return true };
+        let mut said = steering.0.lock();
+        said.credit = said.credit.saturating_add(u64::from(*credit));
+        said.wants.extend(want.clone());
+        said.waits = false;
+        said.wants.len() <= MOST_WANTS
+    }
+
+    /// That one is to end, if it is a walk.
+    pub(crate) fn end(&self, call: CallId) {
+        self.0.lock().get(&call).into_iter().for_each(|steering| steering.end());
+    }
+
+    pub(crate) fn end_all(&self) {
+        self.0.lock().values().for_each(|steering| steering.end());
+    }
+
+    /// That one is answered.
+    pub(crate) fn forget(&self, call: CallId) {
+        self.0.lock().remove(&call);
+    }
+}
+
+impl Steering {
+    fn end(&self) {
+        let mut said = self.0.lock();
+        (said.ends, said.waits) = (true, false);
+    }
+
+    /// What was said since this was asked.
+    pub(crate) fn hear(&self) -> Said {
+        let mut said = self.0.lock();
+        let ends = said.ends;
+        Said { ends, ..std::mem::take(&mut *said) }
+    }
+
+    /// There is nothing to do until something is said. False: something was.
+    pub(crate) fn wait(&self) -> bool {
+        let mut said = self.0.lock();
+        said.waits = said.credit == 0 && said.wants.is_empty() && !said.ends;
+        said.waits
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        self.0.lock().waits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_types::NodeId;
+
+    fn steer(walk: u64, credit: u32, want: bool) -> Call {
+        let place = Place::bare(NodeId { ino: 7, generation: 1 });
+        Call::Steer { walk: CallId(walk), credit, want: want.then_some(place) }
+    }
+
+    #[test]
+    fn a_walk_waits_until_something_is_said_and_hears_it_once() {
+        let walks = Walks::default();
+        let one = walks.begin(CallId(1)).unwrap();
+        assert!(one.wait() && one.waits());
+        assert!(walks.steer(&steer(2, 5, true)), "of another one, that has ended");
+        assert!(one.waits());
+        assert!(walks.steer(&steer(1, 5, false)) && walks.steer(&steer(1, 6, true)));
+        assert!(!one.waits() && !one.wait());
+        let said = one.hear();
+        assert_eq!((said.credit, said.wants.len(), said.ends), (11, 1, false));
+        assert!(one.wait());
+        walks.end(CallId(1));
+        assert!(!one.waits() && !one.wait() && one.hear().ends);
+    }
+
+    #[test]
+    fn nobody_has_more_walks_or_wants_than_there_may_be() {
+        let walks = Walks::default();
+        for call in 0..MOST as u64 {
+            assert!(walks.begin(CallId(call)).is_some());
+        }
+        assert!(walks.begin(CallId(99)).is_none());
+        walks.forget(CallId(3));
+        assert!(walks.begin(CallId(99)).is_some());
+        assert!((0..MOST_WANTS).all(|_| walks.steer(&steer(1, 0, true))));
+        assert!(!walks.steer(&steer(1, 0, true)));
+    }
+}

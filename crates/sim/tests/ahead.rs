@@ -1,0 +1,265 @@
+//! Walks ahead: who walks a tree waits a few times for the network, and who does not moves little in vain.
+
+use nigh_cache::{Answer, Config, Fh, Level, Op, Prefetch};
+use nigh_remote::fake::{Fate, Which};
+use nigh_remote::tree::TreeConfig;
+use nigh_sim::world::World;
+use nigh_types::{Cookie, Name, Span, Time};
+use std::collections::BTreeSet;
+
+const ROUND_TRIP: Span = Span::from_millis(10);
+
+/// What a walker does with the directories that it finds in one.
+type Sort = fn(&mut [(String, u64)]);
+
+fn world(paths: &[String]) -> World {
+    world_with(paths, Prefetch::Auto)
+}
+
+fn world_with(paths: &[String], prefetch: Prefetch) -> World {
+    let mut world = World::new(TreeConfig::default());
+    world
+        .server
+        .edit(|tree| paths.iter().for_each(|path| assert_ne!(tree.plant_file(Time(0), path, b"x").ino, 0)));
+    world.connect_with(Config { prefetch, ..Config::default() });
+    slow(&mut world);
+    world
+}
+
+fn slow(world: &mut World) {
+    let fate = Fate { arrives_after: ROUND_TRIP, part_pause: Span(50_000), ..Fate::default() };
+    world.clients[0].control.plan(Which::Every, fate);
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// The answer, however long it takes.
+fn answer(world: &mut World, op: Op) -> Answer {
+    let id = world.ask(0, op);
+    for _ in 0..10_000 {
+        if let Some(at) = world.answers.iter().position(|(_, of, ..)| *of == id) {
+            return world.answers.swap_remove(at).3;
+        }
+        world.advance(Span(100_000));
+    }
+    panic!("no answer: {:?}", world.trace)
+}
+
+fn open(world: &mut World, ino: u64) -> Fh {
+    match answer(world, Op::OpenDir { ino }) {
+        Answer::Opened(opened) => opened.fh,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Names of a directory, and the inodes of those that are directories.
+fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
+    let fh = open(world, ino);
+    let (mut names, mut dirs, mut offset) = (Vec::new(), Vec::new(), Cookie(0));
+    loop {
+        let read = Op::ReadDir { ino, fh, offset, size: 32 << 10, plus: true };
+        let Answer::Page(page) = answer(world, read) else { panic!("no page") };
+        let Some(last) = page.entries.last() else { break };
+        offset = last.next;
+        let mut rest = page.names.as_slice();
+        for entry in &page.entries {
+            let (one, others) = rest.split_at(usize::from(entry.name_len));
+            rest = others;
+            let text = String::from_utf8(one.to_vec()).unwrap();
+            if text != "." && text != ".." {
+                if entry.mode & 0o170_000 == 0o040_000 {
+                    dirs.push((text.clone(), entry.ino));
+                }
+                names.push(text);
+            }
+        }
+    }
+    answer(world, Op::ReleaseDir { fh });
+    (names, dirs)
+}
+
+/// Depth first; how many names there are.
+fn walk(world: &mut World, ino: u64, sort: Sort) -> u64 {
+    let (names, mut dirs) = list(world, ino);
+    sort(&mut dirs);
+    let below: u64 = dirs.into_iter().map(|(_, ino)| walk(world, ino, sort)).sum();
+    names.len() as u64 + below
+}
+
+/// Requests that waited for something that was not on its way, and the time that it all took.
+fn cost(world: &mut World, sort: Sort) -> (u64, u64, Span) {
+    let began = world.now;
+    let count = walk(world, 1, sort);
+    let counters = world.clients[0].cache.counters();
+    (count, counters.waits - counters.joins, Span(world.now.0 - began.0))
+}
+
+fn as_listed(_: &mut [(String, u64)]) {}
+
+fn by_name(dirs: &mut [(String, u64)]) {
+    dirs.sort();
+}
+
+fn by_number(dirs: &mut [(String, u64)]) {
+    dirs.sort_by_key(|(_, ino)| *ino);
+}
+
+fn backwards(dirs: &mut [(String, u64)]) {
+    dirs.sort_by(|a, b| b.cmp(a));
+}
+
+fn tree() -> Vec<String> {
+    let digits = || 0..8;
+    let leaves = digits().flat_map(|a| digits().flat_map(move |b| digits().map(move |c| (a, b, c))));
+    leaves.flat_map(|(a, b, c)| (0..2).map(move |f| format!("d{a}/e{b}/g{c}/f{f}"))).collect()
+}
+
+fn chain(depth: usize) -> Vec<String> {
+    vec![format!("{}f", "d/".repeat(depth))]
+}
+
+/// Not recursion: a thousand levels are many for a test's stack.
+fn walk_chain(world: &mut World) -> u64 {
+    let (mut dir, mut levels) = (1, 0);
+    loop {
+        let (_, dirs) = list(world, dir);
+        let Some((_, next)) = dirs.first() else { return levels };
+        (dir, levels) = (*next, levels + 1);
+    }
+}
+
+#[test]
+fn who_walks_a_tree_in_any_order_waits_a_few_times() {
+    for (sort, most) in [(as_listed as Sort, 4), (by_name, 4), (by_number, 4)] {
+        let mut world = world(&tree());
+        let (count, waits, took) = cost(&mut world, sort);
+        assert_eq!(count, 8 + 64 + 512 + 1_024);
+        assert!(waits <= most, "{waits} waits");
+        // 585 directories come at 50 µs each; the rest are round trips.
+        let round_trips = (took.0 - 585 * 50_000) / ROUND_TRIP.0;
+        assert!(round_trips <= 8, "{round_trips} round trips");
+    }
+}
+
+#[test]
+fn an_order_that_nobody_knows_costs_no_more_than_without() {
+    let mut ahead = world(&tree());
+    let (_, waits, took) = cost(&mut ahead, backwards);
+    let mut plain = world_with(&tree(), Prefetch::Off);
+    let (_, waits_without, took_without) = cost(&mut plain, backwards);
+    assert!(
+        waits <= waits_without && took <= took_without,
+        "{waits} {waits_without} {took:?} {took_without:?}"
+    );
+    assert_eq!(plain.clients[0].control.calls("ahead"), 0);
+}
+
+#[test]
+fn a_chain_of_directories_is_walked_in_a_few_round_trips() {
+    let mut world = world(&chain(1_000));
+    let began = world.now;
+    assert_eq!(walk_chain(&mut world), 1_000);
+    let counters = world.clients[0].cache.counters();
+    assert!(counters.waits - counters.joins <= 3, "{counters:?}");
+    let round_trips = (world.now.0 - began.0 - 1_001 * 50_000) / ROUND_TRIP.0;
+    assert!(round_trips <= 8, "{round_trips}");
+    assert_eq!(counters.ahead_wasted, 0);
+}
+
+#[test]
+fn all_that_is_below_comes_at_once_where_that_is_wanted() {
+    let mut world = world_with(&tree(), Prefetch::All);
+    let (_, waits, _) = cost(&mut world, backwards);
+    assert_eq!(waits, 1);
+}
+
+/// A directory out of turn is asked for, and does not wait for all before it.
+#[test]
+fn a_reader_elsewhere_jumps_the_queue() {
+    let paths: Vec<String> = (0..400).flat_map(|d| (0..30).map(move |f| format!("d{d:03}/f{f}"))).collect();
+    let mut world = world(&paths);
+    let (_, mut dirs) = list(&mut world, 1);
+    by_name(&mut dirs);
+    for (_, dir) in &dirs[..2] {
+        list(&mut world, *dir);
+    }
+    assert_eq!(world.clients[0].control.calls("ahead"), 1);
+    let began = world.now;
+    list(&mut world, dirs[399].1);
+    let took = Span(world.now.0 - began.0);
+    assert!(took < Span(ROUND_TRIP.0 * 2), "{took:?}");
+    let counters = world.clients[0].cache.counters();
+    assert_eq!((counters.waits - counters.joins, world.clients[0].control.calls("steer")), (3, 1));
+}
+
+#[test]
+fn who_opens_directories_at_random_moves_little_in_vain() {
+    let paths: Vec<String> = (0..3_000).map(|d| format!("d{d}/f")).collect();
+    let mut world = world(&paths);
+    let (_, dirs) = list(&mut world, 1);
+    let (mut at, mut opened) = (1_u64, BTreeSet::new());
+    while opened.len() < 1_500 {
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let dir = dirs[usize::try_from((at >> 33) % 3_000).unwrap()].1;
+        if opened.insert(dir) {
+            list(&mut world, dir);
+        }
+    }
+    let counters = world.clients[0].cache.counters();
+    let vain = counters.ahead_fetched - counters.ahead_used;
+    // Each of those opened is an entry and a half of thousands; a tenth of them, and what the first try is free to cost.
+    assert!(vain <= 2_048 + 600, "{counters:?}");
+}
+
+#[test]
+fn what_others_change_while_it_comes_is_seen() {
+    let mut world = world(&tree());
+    let other = world.connect(Level::All);
+    let (_, dirs) = list(&mut world, 1);
+    list(&mut world, dirs[0].1);
+    let (_, below) = list(&mut world, dirs[1].1);
+    // The walk is under way: the second one below this one has come, or is about to.
+    let (text, dir) = below[3].clone();
+    world.ask(other, Op::Lookup { dir: 1, name: name(&dirs[1].0) });
+    world.ask(other, Op::Lookup { dir: dirs[1].1, name: name(&text) });
+    let made = Op::Mkdir { dir, name: name("new"), mode: 0o755, umask: 0 };
+    world.ask(other, made);
+    world.advance(Span::from_millis(100));
+    let (names, _) = list(&mut world, dir);
+    assert!(names.contains(&"new".to_owned()), "{text}: {names:?}");
+    let gone = Op::Rmdir { dir, name: name("new") };
+    world.ask(other, gone);
+    world.advance(Span::from_millis(100));
+    assert!(!list(&mut world, dir).0.contains(&"new".to_owned()));
+}
+
+#[test]
+fn who_waits_for_a_walk_is_answered_though_the_session_lapses_or_is_lost() {
+    for lost in [false, true] {
+        let mut world = world(&tree());
+        let (_, dirs) = list(&mut world, 1);
+        list(&mut world, dirs[0].1);
+        let op = Op::OpenDir { ino: dirs[1].1 };
+        let id = world.ask(0, op);
+        world.advance(Span::from_millis(1));
+        assert!(world.clients[0].cache.is_waiting(id));
+        let control = world.clients[0].control.clone();
+        if lost {
+            control.lose("gone");
+            world.advance(Span::from_millis(50));
+        } else {
+            control.lapse("away");
+            world.advance(Span::from_millis(50));
+            control.restore(true);
+            world.advance(Span::from_millis(100));
+        }
+        let told = world.answers.iter().find(|(_, of, ..)| *of == id).map(|(.., answer)| answer);
+        match told {
+            Some(Answer::Opened(_)) if !lost => {}
+            Some(Answer::Failed(_)) if lost => {}
+            other => panic!("{lost}: {other:?}"),
+        }
+    }
+}
