@@ -25,6 +25,8 @@ pub enum Command {
         #[arg(long)]
         lazy: bool,
     },
+    /// Have all names and attributes below a directory of a mount in memory
+    Prefetch { path: PathBuf },
     /// Say how mounts are, or a server
     Status {
         mountpoint: Option<PathBuf>,

@@ -8,6 +8,7 @@ mod mount;
 mod ninep;
 mod options;
 mod passed;
+mod prefetch;
 mod serve;
 mod source;
 mod status;
@@ -55,6 +56,7 @@ fn run(command: Command) -> Result<()> {
         Command::Umount { mountpoint, lazy } => Ok(nigh_client::fuse::mount::unmount(&mountpoint, lazy)?),
         Command::Status { mountpoint, server: None, json } => status::mounts(mountpoint, json),
         Command::Status { server: Some(socket), json, .. } => status::server(socket.as_deref(), json),
+        Command::Prefetch { path } => prefetch::run(&path),
         Command::Serve(args) => serve::run(*args),
         Command::Replay { mountpoint, device } => mount::replay(&mountpoint, &device),
     }

@@ -115,6 +115,11 @@ impl<'w> Distant<'w> {
 
     /// A fresh mount: nothing is known, and the server's own cache is warm.
     pub fn mount(&self, world: &'w World) -> Result<Mount<'w>> {
+        self.mount_with(world, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn mount_with(&self, world: &'w World, arguments: &[&str]) -> Result<Mount<'w>> {
         let point = world.root.join("mnt");
         fs::create_dir_all(&point)?;
         let mut how = How::new(As::Us);
@@ -125,6 +130,10 @@ impl<'w> Distant<'w> {
         if self.compress {
             how = how.with("-ocompress");
         }
-        Mount::new(world, &self.source, &point, &how.with(&format!("--host-timeout={}", self.host_timeout)))
+        if !arguments.iter().any(|argument| argument.starts_with("--host-timeout=")) {
+            how = how.with(&format!("--host-timeout={}", self.host_timeout));
+        }
+        let how = arguments.iter().fold(how, |how, argument| how.with(argument));
+        Mount::new(world, &self.source, &point, &how)
     }
 }

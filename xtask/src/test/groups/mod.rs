@@ -3,6 +3,7 @@
 mod badinput;
 mod beside;
 mod checker;
+mod cold;
 mod crowd;
 mod demo;
 mod events;
@@ -83,6 +84,7 @@ pub fn all() -> &'static [Group] {
             false,
         ),
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
+        group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
         group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),

@@ -1,0 +1,131 @@
+//! `nigh prefetch`: reads a tree's names and attributes, so that they are there when they are asked for.
+//!
+//! It walks as anybody does, with the caller's rights; the mount has its server walk ahead of it.
+
+use anyhow::{Context, Result, bail};
+use nigh_client::fuse::mount::{FILESYSTEM_TYPE, mounts};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::ffi::CString;
+use std::io::{IsTerminal, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often it is said how far it is.
+const SAID_EVERY: Duration = Duration::from_millis(250);
+
+/// Reads all that is below `path` on its mount.
+pub fn run(path: &Path) -> Result<()> {
+    let about = std::fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
+    let device = (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()));
+    let is_ours = mounts().iter().any(|mount| mount.fstype == FILESYSTEM_TYPE && mount.device == device);
+    if !is_ours {
+        bail!("{}: not in a mount of nigh; `nigh status` lists yours", path.display());
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = rustix::fs::open(path, flags, Mode::empty()).with_context(|| path.display().to_string())?;
+    // One descriptor for each level.
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let mut walk = Walk::new(about.dev());
+    walk.read(top).with_context(|| path.display().to_string())?;
+    walk.go_on()?;
+    walk.say_all(path)
+}
+
+/// Directories that were read, and are not left.
+struct Level {
+    fd: OwnedFd,
+    /// Directories in it that are to be read, the next one last.
+    below: Vec<CString>,
+}
+
+struct Walk {
+    device: u64,
+    levels: Vec<Level>,
+    directories: u64,
+    entries: u64,
+    /// Directories that could not be read, and why the first.
+    unread: (u64, Option<(CString, Errno)>),
+    began: Instant,
+    /// When it was said how far it is; `None`: nobody looks.
+    said: Option<Instant>,
+}
+
+impl Walk {
+    fn new(device: u64) -> Walk {
+        let now = Instant::now();
+        let said = std::io::stderr().is_terminal().then_some(now);
+        Walk { device, levels: Vec::new(), directories: 0, entries: 0, unread: (0, None), began: now, said }
+    }
+
+    fn go_on(&mut self) -> Result<()> {
+        while let Some(level) = self.levels.last_mut() {
+            let Some(name) = level.below.pop() else {
+                self.levels.pop();
+                continue;
+            };
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let read = rustix::fs::openat(&level.fd, &name, flags, Mode::empty());
+            match read.and_then(|fd| self.read(fd)) {
+                // It went, or is something else by now.
+                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {}
+                Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                    return Err(errno).context("more levels of directories than files may be open");
+                }
+                Err(errno) => {
+                    self.unread.0 += 1;
+                    self.unread.1.get_or_insert((name, errno));
+                }
+            }
+            self.say()?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, fd: OwnedFd) -> rustix::io::Result<()> {
+        let mut below = Vec::new();
+        for entry in Dir::read_from(&fd)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            self.entries += 1;
+            // Attributes are in memory from then on, also where a listing brings none.
+            let Ok(about) = rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if FileType::from_raw_mode(about.st_mode) == FileType::Directory && about.st_dev == self.device {
+                below.push(name.to_owned());
+            }
+        }
+        below.reverse();
+        self.directories += 1;
+        self.levels.push(Level { fd, below });
+        Ok(())
+    }
+
+    fn say(&mut self) -> Result<()> {
+        if self.said.is_some_and(|said| said.elapsed() >= SAID_EVERY) {
+            write!(std::io::stderr(), "\r{} directories, {} entries", self.directories, self.entries)?;
+            self.said = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    fn say_all(self, path: &Path) -> Result<()> {
+        if self.said.is_some() {
+            write!(std::io::stderr(), "\r\x1b[K")?;
+        }
+        let (took, path) = (self.began.elapsed().as_secs_f64(), path.display());
+        println!("{path}: {} directories, {} entries in {took:.1} s", self.directories, self.entries);
+        match self.unread {
+            (count, Some((name, errno))) => {
+                bail!("{count} directories could not be read, the first {}: {errno}", name.to_string_lossy())
+            }
+            _ => Ok(()),
+        }
+    }
+}

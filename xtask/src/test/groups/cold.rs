@@ -1,0 +1,157 @@
+//! Trees that nobody has looked at: how often who walks them waits for a link of 10 ms.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::bench::places::Distant;
+use crate::tally::Tally;
+use crate::test::mount::Mount;
+use crate::test::over::Over;
+use crate::test::world::{As, World};
+
+/// What workloads.md allows who walks, and who lists one directory.
+const MOST_WALKING: u64 = 8;
+const MOST_FLAT: u64 = 3;
+/// These ask for the free space too.
+const FTS: &[&str] = &["find", "du"];
+const LIMIT: Duration = Duration::from_secs(120);
+
+const WALKS: &[&str] = &["ls -R", "ls -lR", "find . -type f -size +0c", "du -s .", "tar cf - ."];
+
+pub fn run(world: &World, tally: &mut Tally) {
+    let start = Instant::now();
+    let distant = match prepared(world) {
+        Ok(distant) => distant,
+        Err(e) => return tally.fail("cold: the trees", &format!("{e:#}")),
+    };
+    tally.record("cold: the trees", start.elapsed(), Ok(()));
+    for (tree, most) in [("deep", MOST_WALKING), ("chain", MOST_WALKING), ("flat", MOST_FLAT)] {
+        for walk in WALKS.iter().filter(|walk| !walk.starts_with("tar") || tree == "deep") {
+            let start = Instant::now();
+            let space = u64::from(tree == "flat" && FTS.iter().any(|name| walk.starts_with(name)));
+            let result = cold(world, &distant, tree, walk, most + space);
+            tally.record(&format!("cold: {walk}, {tree}"), start.elapsed(), result);
+        }
+    }
+    type Test = fn(&World, &Distant<'_>) -> Result<()>;
+    let tests: [(&str, Test); 3] = [
+        ("cold: nothing comes ahead where that is not wanted", off),
+        ("cold: `nigh prefetch` has a tree in memory", prefetched),
+        ("cold: leases cost no round trips", with_leases),
+    ];
+    for (name, test) in tests {
+        let start = Instant::now();
+        tally.record(name, start.elapsed(), test(world, &distant));
+    }
+}
+
+/// `deep`: directories in levels, two small files each; `chain`: each in the one before; `flat`: one large one.
+fn prepared(world: &World) -> Result<Distant<'_>> {
+    let source = world.dir("cold-source", As::Us)?;
+    let mut made = vec![source.join("deep")];
+    fs::create_dir(&made[0])?;
+    for level in [12, 12, 10] {
+        let above = std::mem::take(&mut made);
+        for dir in above {
+            for n in 0..level {
+                let dir = dir.join(format!("dir-{n}"));
+                fs::create_dir(&dir)?;
+                fs::write(dir.join("one"), b"1\n")?;
+                fs::write(dir.join("two"), b"2\n")?;
+                made.push(dir);
+            }
+        }
+    }
+    let mut chain = source.join("chain");
+    for _ in 0..1_000 {
+        fs::create_dir(&chain)?;
+        chain.push("d");
+    }
+    let flat = source.join("flat");
+    fs::create_dir(&flat)?;
+    for n in 0..20_000 {
+        fs::write(flat.join(format!("file-{n:05}")), b"")?;
+    }
+    world.give_all(&source, As::Us)?;
+    Distant::start(world, &source, Over::Local, ("10ms", "1Gbit"), "forever")
+}
+
+/// Requests that waited for something that was not on its way, and all that waited.
+fn waits(status: &Value) -> Result<(u64, u64)> {
+    let of = |key: &str| status["remote"][key].as_u64().with_context(|| format!("no {key}"));
+    let (waits, joins) = (of("waits")?, of("joins")?);
+    Ok((waits - joins, waits))
+}
+
+fn shell(world: &World, mount: &Mount<'_>, dir: &str, script: &str) -> Result<()> {
+    let mut command = world.command("sh", As::Us);
+    command.args(["-euc", &format!("{{ {script}; }} > /dev/null")]);
+    command.current_dir(mount.point.join(Path::new(dir)));
+    let ended = mount.run(command, LIMIT)?;
+    ensure!(ended.ok(), "{}", ended.tail(5));
+    Ok(())
+}
+
+fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64) -> Result<()> {
+    let mount = distant.mount(world)?;
+    // `cd` asks for the name of the tree.
+    let before = waits(&mount.status()?)?.0;
+    let start = Instant::now();
+    shell(world, &mount, tree, walk)?;
+    let took = start.elapsed();
+    let status = mount.status()?;
+    let (alone, all) = waits(&status)?;
+    println!("  {walk}, {tree}: {} waits, {all} with joins, {} ms", alone - before, took.as_millis());
+    let opens = status["remote"]["by_type"]["open"].as_u64().unwrap_or(0);
+    let reads = status["remote"]["by_type"]["read"].as_u64().unwrap_or(0);
+    // Contents are asked for file by file.
+    let data = if walk.starts_with("tar") { opens.max(reads) } else { 0 };
+    ensure!(alone - before <= most + data, "{} waits, at most {most}: {}", alone - before, status["remote"]);
+    let ahead = |key: &str| status["cache"]["ahead"][key].as_u64().unwrap_or(0);
+    ensure!(ahead("wasted") == 0, "{}", status["cache"]["ahead"]);
+    mount.unmount()
+}
+
+fn off(world: &World, distant: &Distant<'_>) -> Result<()> {
+    let mount = distant.mount_with(world, &["--prefetch=off"])?;
+    shell(world, &mount, "deep/dir-1", "ls -R")?;
+    let status = mount.status()?;
+    ensure!(status["cache"]["ahead"]["walks"] == 0, "{}", status["cache"]["ahead"]);
+    ensure!(waits(&status)?.0 >= 100, "{}", status["remote"]);
+    mount.unmount()
+}
+
+fn prefetched(world: &World, distant: &Distant<'_>) -> Result<()> {
+    let mount = distant.mount(world)?;
+    let mut command = world.command(world.nigh(), As::Us);
+    command.arg("prefetch").arg(mount.point.join("deep"));
+    let ended = mount.run(command, LIMIT)?;
+    ensure!(ended.ok() && ended.said.contains(" directories, "), "{}", ended.tail(5));
+    let before = waits(&mount.status()?)?;
+    shell(world, &mount, "deep", "ls -lR; ls -R")?;
+    let after = waits(&mount.status()?)?;
+    ensure!(before == after, "{before:?}, then {after:?}");
+    let mut command = world.command(world.nigh(), As::Us);
+    command.arg("prefetch").arg(&world.root);
+    let ended = world.run(command, LIMIT)?;
+    ensure!(!ended.ok() && ended.tail(2).contains("not in a mount of nigh"), "{}", ended.tail(5));
+    mount.unmount()
+}
+
+/// The same walk without anything that may be kept costs as many at least.
+fn with_leases(world: &World, distant: &Distant<'_>) -> Result<()> {
+    let mut seen = Vec::new();
+    for arguments in [&[][..], &["--host-timeout=off"]] {
+        let mount = distant.mount_with(world, arguments)?;
+        shell(world, &mount, "deep/dir-1", "ls -R")?;
+        seen.push(waits(&mount.status()?)?.1);
+        mount.unmount()?;
+    }
+    println!("  {} waits with joins under leases, {} without", seen[0], seen[1]);
+    ensure!(seen[0] <= seen[1], "{seen:?}");
+    Ok(())
+}
