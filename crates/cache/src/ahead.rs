@@ -16,7 +16,7 @@ use nigh_types::{
     Call, CallId, Covers, Errno, Grant, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
 };
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// When directories are fetched before they are asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,6 +37,8 @@ pub(crate) struct Walks {
     going: BTreeMap<CallId, Walk>,
     /// Directories that will be told, and in which walk.
     promised: FxHashMap<u64, CallId>,
+    /// Directories that came so, in their order: who walks passes each once, so these go first where memory is short.
+    pub told: VecDeque<u64>,
     pub account: Account,
 }
 
@@ -235,9 +237,22 @@ impl Cache {
         let before = directory.ahead.take().map_or(0, |(_, cost)| cost);
         directory.ahead = Some((walk_call, before + cost));
         directory.used &= is_read;
+        if last {
+            self.walks.told.push_back(dir);
+            self.tidy_told();
+        }
         if is_read && last {
             self.use_ahead(now, dir);
         }
+    }
+
+    /// Directories that came more than once, or are gone, are not noted for ever.
+    fn tidy_told(&mut self) {
+        if self.walks.told.len() <= 1_024 + 2 * self.dirs.len() {
+            return;
+        }
+        let (mut noted, dirs) = (BTreeSet::new(), &self.dirs);
+        self.walks.told.retain(|dir| dirs.contains_key(dir) && noted.insert(*dir));
     }
 
     /// What was promised of a directory is not kept: who waits for it asks for itself.

@@ -41,6 +41,7 @@ impl Cache {
         }
         let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
         let reading: BTreeSet<u64> = open.map(|open| open.ino).chain(self.watches.dirs()).collect();
+        self.trim_passed(now, budget, &reading);
         self.trim_to(now, budget, &reading);
         if self.exceeds(budget.saturating_mul(2)) {
             self.trim_to(now, budget, &BTreeSet::from([self.last_read]));
@@ -50,6 +51,24 @@ impl Cache {
         }
         let left = self.bytes();
         self.trim_above = if left > budget { left.saturating_add(budget / TRIM_STEP) } else { 0 };
+    }
+
+    /// What walks brought and left behind goes before all that others use.
+    fn trim_passed(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
+        let mut turns = self.walks.told.len();
+        while self.exceeds(budget) && turns > 0 {
+            turns -= 1;
+            let Some(ino) = self.walks.told.pop_front() else { return };
+            let Some(directory) = self.dirs.get(&ino) else { continue };
+            if directory.ahead.is_none() && directory.passed.is_none() {
+                continue;
+            }
+            if directory.listing.is_some() || spared.contains(&ino) {
+                self.walks.told.push_back(ino);
+                continue;
+            }
+            self.evict(now, directory.id);
+        }
     }
 
     fn trim_to(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {

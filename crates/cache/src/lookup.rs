@@ -17,6 +17,7 @@ impl Cache {
         dir: u64,
         name: Name,
     ) -> Option<Answer> {
+        self.use_ahead(now, dir);
         if let Some((child, held)) = self.name_known(now, dir, &name) {
             let Some(child) = child else { return Some(self.missing(now, dir, &name, Some(held))) };
             if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {

@@ -160,6 +160,8 @@ pub(crate) struct Directory {
     pub missing_given: bool,
     /// It came in that walk ahead, nobody has used it, and so much did it cost.
     pub ahead: Option<(CallId, u64)>,
+    /// It came so and was used, then for the first time; not since, but for what follows such a use at once.
+    pub passed: Option<Time>,
     /// Of the directories in it, the one that was opened last; and it was itself opened by who knew what is beside it.
     pub last_child: Option<u64>,
     pub via: bool,
@@ -187,6 +189,7 @@ impl Directory {
             pushed: None,
             missing_given: false,
             ahead: None,
+            passed: None,
             last_child: None,
             via: false,
             used: true,

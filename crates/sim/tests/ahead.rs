@@ -75,6 +75,10 @@ fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
                 names.push(text);
             }
         }
+        // A kernel with other uses for its memory than files that nobody opens.
+        let files = page.entries.iter().filter(|entry| entry.mode & 0o170_000 != 0o040_000);
+        let known: Vec<u64> = files.filter_map(|entry| entry.node.map(|node| node.number)).collect();
+        known.into_iter().for_each(|number| world.clients[0].cache.handle_forget(number, 1));
     }
     answer(world, Op::ReleaseDir { fh });
     (names, dirs)
@@ -262,4 +266,40 @@ fn who_waits_for_a_walk_is_answered_though_the_session_lapses_or_is_lost() {
             other => panic!("{lost}: {other:?}"),
         }
     }
+}
+
+/// A walk that is larger than the budget keeps to it, and takes nothing away from who works elsewhere.
+#[test]
+fn who_walks_past_the_budget_takes_nothing_from_others() {
+    let mut paths: Vec<String> =
+        (0..100).flat_map(|d| (0..100).map(move |f| format!("all/d{d:03}/file-{f}"))).collect();
+    paths.extend((0..8).flat_map(|d| (0..100).map(move |f| format!("mine/m{d}/file-{f}"))));
+    let mut world = World::new(TreeConfig::default());
+    world
+        .server
+        .edit(|tree| paths.iter().for_each(|path| assert_ne!(tree.plant_file(Time(0), path, b"x").ino, 0)));
+    let budget_bytes = 1 << 20;
+    world.connect_with(Config { budget_bytes, ..Config::default() });
+    slow(&mut world);
+    let (_, dirs) = list(&mut world, 1);
+    let of = |text: &str| dirs.iter().find(|(name, _)| name == text).unwrap().1;
+    let (all, mine) = (of("all"), of("mine"));
+    let (_, below) = list(&mut world, mine);
+    // Who walked there has come back since, and works there.
+    for _ in 0..2 {
+        below.iter().for_each(|(_, dir)| drop(list(&mut world, *dir)));
+        world.advance(Span::from_secs(3));
+    }
+    let before = world.clients[0].control.requests();
+    assert_eq!(walk(&mut world, all, as_listed), 100 + 100 * 100);
+    let gauges = world.clients[0].cache.gauges();
+    assert!(world.clients[0].control.calls("ahead") > 0);
+    assert!(gauges.bytes <= budget_bytes, "{gauges:?}");
+    assert!(world.clients[0].cache.counters().evictions > 20);
+    let walked = world.clients[0].control.requests();
+    assert!(walked > before);
+    for (_, dir) in &below {
+        list(&mut world, *dir);
+    }
+    assert_eq!(world.clients[0].control.requests(), walked, "all is there");
 }

@@ -20,6 +20,8 @@ const FREE_WASTE: u64 = 2_048;
 const USED_SHARE: u64 = 10;
 /// Whoever walks and has not come so far in this time has gone elsewhere.
 const PATIENCE: Span = Span::from_millis(1_000);
+/// For so long who walks is at a directory that it opened.
+const PASSING: Span = Span::from_millis(2_000);
 /// Ended walks of which something is not used.
 const MOST_ENDED: usize = 16;
 
@@ -52,7 +54,12 @@ impl Cache {
     /// A directory is opened, or a name in it is asked for.
     pub(crate) fn use_ahead(&mut self, now: Time, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        if directory.passed.is_some_and(|passed| now >= passed.after(PASSING)) {
+            // Somebody came back.
+            directory.passed = None;
+        }
         let Some((call, cost)) = directory.ahead.take() else { return };
+        directory.passed = Some(now);
         if !directory.complete && directory.listing.is_none() {
             // It was forgotten meanwhile.
             return self.waste(call, cost);
