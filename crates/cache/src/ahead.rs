@@ -191,6 +191,8 @@ impl Cache {
             return self.told_not(now, walk_call, dir);
         };
         let Some(call) = self.begin_told(walk_call, node) else { return };
+        // As for a listing that was asked for: a deadline that passed puts what came so far aside, before more comes.
+        self.names(now, dir);
         let Some(flight) = self.flights.remove(&call) else { return };
         let below: Vec<u64> =
             listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();

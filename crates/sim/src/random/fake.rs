@@ -2,7 +2,7 @@
 
 use super::{Dice, History, Kinds};
 use crate::world::{World, name_of};
-use nigh_cache::{Config, Level, OnDisconnect};
+use nigh_cache::{Config, Level, OnDisconnect, Prefetch};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_types::{OpId, Span, Term};
@@ -52,7 +52,7 @@ impl History {
         };
         let mut history = History::begin(World::new(config), kinds, dice);
         let History { world, dice, .. } = &mut history;
-        for _ in 0..plan.clients {
+        for number in 0..plan.clients {
             let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
             let budget_bytes = if kinds.tiny { 3_000 } else { 1 << 30 };
             let on_disconnect = match dice.below(8) {
@@ -60,7 +60,10 @@ impl History {
                 2 => OnDisconnect::Stale,
                 _ => OnDisconnect::Wait,
             };
-            let at = world.connect_with(Config { level, budget_bytes, on_disconnect, ..Config::default() });
+            let walks = (plan.seed / 16 + u64::from(number)).is_multiple_of(3);
+            let prefetch = if walks { Prefetch::All } else { Prefetch::Auto };
+            let config = Config { level, budget_bytes, on_disconnect, prefetch, ..Config::default() };
+            let at = world.connect_with(config);
             if plan.pushes {
                 world.take_pushes(at);
             }
