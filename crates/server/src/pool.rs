@@ -28,6 +28,7 @@ impl Job {
         if matches!(self.begun, Some(Begun::Listing(_))) {
             self.session.outbox.done(&self.request.call);
         }
+        self.session.walks.forget(self.call);
         if self.request.call.waits_for_lock()
             && let Some(attached) = self.session.attached()
         {
