@@ -151,7 +151,7 @@ impl Cache {
     }
 
     /// An answer of a walk.
-    pub(crate) fn walked(&mut self, now: Time, call: CallId, mut flight: Flight, response: Response) {
+    pub(crate) fn walked(&mut self, now: Time, call: CallId, flight: Flight, response: Response) {
         let Ok(Reply::Ahead(steps)) = response.result else {
             return self.end_walk(now, call);
         };
@@ -167,19 +167,15 @@ impl Cache {
             own.entry(grant.node).or_default().push(grant);
         }
         // Listings that begin with this answer have to know what was seen since the one before; later ones do not.
-        let seen = std::mem::take(&mut flight.seen);
-        let (sent, last) = (flight.sent, response.last);
-        self.flights.insert(call, Flight { seen, ..flight });
+        self.flights.insert(call, flight);
         for step in steps {
             self.step(now, call, step, &own);
         }
-        if last {
+        if response.last {
             self.flights.remove(&call);
             return self.end_walk(now, call);
         }
-        if let Some(walk) = self.flights.get_mut(&call) {
-            (walk.seen, walk.sent) = (Seen::default(), sent);
-        }
+        self.flights.get_mut(&call).into_iter().for_each(|walk| walk.seen = Seen::default());
         self.want_waited_for(now, call);
     }
 
@@ -226,9 +222,9 @@ impl Cache {
         let cost = count + u64::from(last);
         let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
         let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
-        if !walk.wanted.contains(&dir) {
-            walk.credit = walk.credit.saturating_sub_unsigned(cost);
-        }
+        // Also of what was wanted: the server may have begun it before it heard that. So it has as much left as is counted here, or
+        // more, and whoever waits while there is some waits for what is on its way.
+        walk.credit = walk.credit.saturating_sub_unsigned(cost);
         if last {
             walk.listings.remove(&dir);
             walk.wanted.remove(&dir);
@@ -328,6 +324,3 @@ impl Cache {
 fn largest_window(budget: u64) -> u64 {
     (budget / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW)
 }
-
-#[cfg(test)]
-mod tests;

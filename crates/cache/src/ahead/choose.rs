@@ -18,6 +18,9 @@ impl Cache {
     /// Somebody opens a directory: who opened one after the other below it is remembered by that. What may begin a walk is the
     /// one opened before in the same directory, and whether that one was come to in the same way.
     pub(crate) fn note_descent(&mut self, now: Time, dir: u64) -> Option<(u64, Option<u64>, bool)> {
+        if !self.walks.possible {
+            return None;
+        }
         let parent = self.inodes.get(&dir)?.home.as_ref().map(|(parent, _)| *parent)?;
         let above = self.dirs.get_mut(&parent)?;
         if !above.complete || !above.held.is_some_and(|held| held.lives(now)) {
