@@ -56,10 +56,31 @@ fn led_to(what: &What) -> Option<u64> {
 pub(crate) type Behinds = VecDeque<Behind>;
 
 impl Cache {
-    /// Has the kernel forget, as soon as that is no harm to who reads.
-    pub(crate) fn tell_behind(&mut self, id: Invalidation, stale: Vec<Stale>) {
+    /// Has the kernel forget, as soon as that is no harm to who reads. Names and listings harm none: they go at once, unless an answer
+    /// waits that may give one, or `acknowledged` all in one.
+    pub(crate) fn tell_behind(&mut self, id: Invalidation, mut stale: Vec<Stale>, acknowledged: bool) {
         let asked = self.readers_of(&stale);
+        let waits = !(asked.is_empty() && self.behind.is_empty());
+        if waits && !self.behind.iter().any(|behind| matches!(behind.what, What::Answers(..))) {
+            let names = stale.iter().filter(|one| self.is_of_names(one)).count();
+            if names == stale.len() {
+                return self.put_out(What::Forget(id, stale));
+            }
+            if names > 0 && !acknowledged {
+                let names = stale.extract_if(.., |one| self.is_of_names(one)).collect();
+                let id = self.new_invalidation();
+                self.put_out(What::Forget(id, names));
+            }
+        }
         self.put_behind(What::Forget(id, stale), asked);
+    }
+
+    fn is_of_names(&self, stale: &Stale) -> bool {
+        match stale {
+            Stale::Entry { .. } | Stale::Epoch(_) => true,
+            Stale::Data { ino, .. } => self.is_directory(*ino),
+            Stale::Attr { .. } => false,
+        }
     }
 
     /// Attributes that the kernel does not believe, and has not been told since it was to forget them, it need not forget: it would
@@ -79,7 +100,7 @@ impl Cache {
         let follows = files.iter().any(|ino| self.tells_of(*ino));
         let files: Vec<Stale> = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
         let asked = self.readers_of(&files);
-        if asked.is_empty() && !follows {
+        if ops.is_empty() || asked.is_empty() && !follows {
             return self.answer_no_older(ops, late.answer, late.sent);
         }
         self.put_behind(What::Answers(ops.to_vec(), late), asked);

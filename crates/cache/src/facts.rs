@@ -421,7 +421,7 @@ impl Cache {
         for one in &stale {
             self.untell(one);
         }
-        let id = self.new_invalidation();
+        let (id, acknowledged) = (self.new_invalidation(), then.is_some());
         if let Some(then) = then {
             self.after_invalidation.insert(id, then);
         }
@@ -434,7 +434,7 @@ impl Cache {
         if !dropping.is_empty() {
             self.dropping.insert(id, dropping);
         }
-        self.tell_behind(id, stale);
+        self.tell_behind(id, stale, acknowledged);
         id
     }
 

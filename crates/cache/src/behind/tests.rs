@@ -323,6 +323,23 @@ fn what_nobody_is_told_of_that_waits_while_the_kernel_forgets_is_not_kept_open()
     assert_eq!((cache.inodes[&7].opens, cache.inodes[&7].lookups), (opens - 1, lookups - 1));
 }
 
+/// Who waits for attributes goes by no name.
+#[test]
+fn names_are_forgotten_before_what_waits_for_who_asks_how_long_a_file_is() {
+    let mut cache = opened();
+    let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
+    let entry = |name: &[u8]| Stale::Entry { dir: 1, name: Name::new(name).unwrap() };
+    cache.inodes.get_mut(&7).unwrap().attr_told = true;
+    cache.invalidate(vec![entry(b"f"), Stale::Attr { ino: 7 }], None);
+    cache.invalidate(vec![entry(b"g")], None);
+    let told = |output: Output| if let Output::Invalidate { stale, .. } = output { stale } else { Vec::new() };
+    let told: Vec<Vec<Stale>> = outputs(&mut cache).into_iter().map(told).collect();
+    assert_eq!(told, [[entry(b"f")], [entry(b"g")]]);
+    let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
+    assert_eq!(answered(&said[..1]), [(3, 2)]);
+    assert!(matches!(&said[1..], [Output::Invalidate { stale, .. }] if *stale == [Stale::Attr { ino: 7 }]));
+}
+
 fn answered_op(output: &Output) -> Option<u64> {
     if let Output::Answer { op, .. } = output { Some(op.0) } else { None }
 }
