@@ -206,7 +206,7 @@ impl Cache {
             let directory = self.dirs.get(dir)?;
             let held = directory.held.filter(|held| held.lives(now))?;
             let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-            row.child.as_ref().filter(|child| child.id == id)?;
+            row.child.filter(|child| child.id == id)?;
             Some(self.config.level.name_validity(&held, now))
         };
         named().unwrap_or(Span::ZERO)

@@ -45,7 +45,7 @@ impl Cache {
         };
         let row = || {
             let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-            row.child.as_ref().filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
+            row.child.filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
         };
         let told = self.last_told.at((dir, name)).or_else(row)?;
         let known = self.inodes.get(&told.ino).filter(|inode| inode.id == told && inode.lookups > 0);

@@ -349,7 +349,7 @@ impl Cache {
         }
         let (dir, name) = inode.home.as_ref()?;
         let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        row.child.as_ref().filter(|child| child.id == inode.id).map(|child| child.attr().kind())
+        row.child.filter(|child| child.id == inode.id).map(|child| child.attr().kind())
     }
 
     /// What watchers are to be told next, and its number; each is answered by [`Cache::handle_told`].
@@ -571,9 +571,9 @@ impl Cache {
 }
 
 /// What a row says of a name that is there.
-fn seen(row: &Row) -> Option<(Name, Seen)> {
-    let child = row.child.as_ref()?;
-    Some((row.name.clone(), seen_child(child)))
+fn seen(row: Row<'_>) -> Option<(Name, Seen)> {
+    let child = row.child?;
+    Some((row.to_name(), seen_child(child)))
 }
 
 fn seen_child(child: &Child) -> Seen {

@@ -120,7 +120,7 @@ impl Cache {
             .get(&node.ino)
             .into_iter()
             .flat_map(|d| {
-                let rows = d.rows.iter().filter_map(|row| row.child.as_ref().map(|c| c.id.ino));
+                let rows = d.rows.iter().filter_map(|row| row.child.map(|c| c.id.ino));
                 rows.chain(d.singles.inodes().map(|id| id.ino))
             })
             .collect();

@@ -23,7 +23,7 @@ impl Cache {
         let directory = self.dirs.get(dir)?;
         let held = directory.held.filter(|h| h.lives(now))?;
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        let child = row.child.as_ref().filter(|c| c.id == id)?;
+        let child = row.child.filter(|c| c.id == id)?;
         (child.attr_known && child.attr().covered_by_parent()).then_some((child.attr(), held))
     }
 
@@ -316,7 +316,7 @@ impl Cache {
 
     /// Whether the kernel knows an inode under that name, and goes on believing it. Telling it again
     /// would make it forget ACLs (`forget_all_cached_acls` in `fuse_direntplus_link`).
-    pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &Name, id: NodeId) -> bool {
+    pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &[u8], id: NodeId) -> bool {
         let known = self.inodes.get(&id.ino).filter(|i| i.id == id && i.lookups > 0 && now < i.told_until);
         known.is_some_and(|inode| inode.is_at(dir, name))
     }
@@ -390,7 +390,7 @@ impl Cache {
                     .dirs
                     .get(dir)
                     .and_then(|d| d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes()));
-                row.and_then(|r| r.child.as_ref()).map(|c| c.id.ino)
+                row.and_then(|r| r.child).map(|c| c.id.ino)
             }
             Stale::Epoch(_) => {
                 self.counters.epoch_planned += 1;

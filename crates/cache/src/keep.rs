@@ -115,7 +115,7 @@ impl Cache {
     /// What a name leads to, as far as is known, whether it is granted or not.
     fn child_at(&self, dir: u64, name: &Name) -> Option<u64> {
         let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        row.child.as_ref().filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
+        row.child.filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
     }
 
     /// The same, if it is open.

@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
 use crate::op::{Answer, Fh, Op};
-use crate::rows::{Child, Row};
+use crate::rows::Child;
 use nigh_types::{
     Call, CallId, Cookie, Covers, Entry, Errno, Grant, Kind, Name, NodeId, OpId, Reply, Response, Time,
 };
@@ -112,7 +112,7 @@ impl Cache {
             let key = self.key;
             for (name, told) in &entries {
                 let cookie = key.cookie(name.as_bytes());
-                rows.insert(Row { cookie, name: name.clone(), child: Some(told.child.clone()) });
+                rows.insert(cookie, name.as_bytes(), Some(told.child.clone()));
             }
         }
         if last {
@@ -214,7 +214,7 @@ impl Cache {
             let cookie = self.key.cookie(name.as_bytes());
             let own_change = flight.seen.name(dir, name).is_some();
             let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
-            if own_change && row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == id) {
+            if own_change && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
                 continue;
             }
             if self.is_known_better(&flight.seen, dir, name) {
@@ -233,9 +233,10 @@ impl Cache {
                 self.list_own(now, flight, entry, (dir, name), own.get(&id).copied());
                 self.learn_no_xattrs(now, flight, entry);
             }
-            let row = Row { cookie, name: name.clone(), child: Some(child) };
-            if let Some(old) = self.dirs.get_mut(&dir).and_then(|d| d.rows.insert(row)) {
-                stale.extend(self.displaced(dir, old, Some(id)));
+            if let Some(old) =
+                self.dirs.get_mut(&dir).and_then(|d| d.rows.insert(cookie, name.as_bytes(), Some(child)))
+            {
+                stale.extend(self.displaced((dir, name), old.as_ref(), Some(id)));
             }
         }
         stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), &under_way));
@@ -318,7 +319,7 @@ impl Cache {
         if flight.aside.is_none()
             && let Some(directory) = self.dirs.get_mut(&dir)
         {
-            directory.rows.drop_missing();
+            directory.rows.complete();
             if flight.again.is_some() {
                 // Told because it was asked for, and not ahead of that.
                 self.walks.account.demanded += directory.rows.there() + 1;
@@ -328,7 +329,7 @@ impl Cache {
             let (rows, key) = (&directory.rows, self.key);
             directory.singles.retain(|name, (id, _)| {
                 let row = rows.find(key.cookie(name.as_bytes()), name.as_bytes());
-                row.and_then(|row| row.child.as_ref()).map(|child| child.id) == *id
+                row.and_then(|row| row.child).map(|child| child.id) == *id
             });
         }
         self.listing_ended(call, dir);

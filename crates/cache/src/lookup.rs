@@ -154,7 +154,7 @@ impl Cache {
         }
         let (dir, name) = inode.home.as_ref()?;
         let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        let child = row.child.as_ref().filter(|c| c.id == id)?;
+        let child = row.child.filter(|c| c.id == id)?;
         child.target.as_ref().map(|t| t.to_vec())
     }
 

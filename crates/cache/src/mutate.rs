@@ -5,7 +5,7 @@ use crate::flight::{Flight, NewFile, Purpose};
 use crate::grants::Held;
 use crate::kernel::Level;
 use crate::op::{Answer, Caller, Fh, Op, Stale};
-use crate::rows::{Child, Row};
+use crate::rows::Child;
 use crate::state::Stamp;
 use nigh_types::{
     Attr, Call, Covers, DataStamp, Entry, Errno, Grant, Handle, Kind, Name, NodeId, OpId, Place, Reply,
@@ -244,7 +244,7 @@ impl Cache {
     fn tell_left(&mut self, node: NodeId, (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
-        let foreseen = row.and_then(|r| r.child.as_ref()).is_some_and(|c| c.id == node);
+        let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
         let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.lookups > 0);
         if known && !foreseen && self.config.level.may_keep_pages() {
             self.invalidate(vec![Stale::Attr { ino: node.ino }], None);
@@ -259,7 +259,7 @@ impl Cache {
         }
         let (dir, name) = inode.home.as_ref()?;
         let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        row.child.as_ref().filter(|c| c.id == node).map(Child::attr)
+        row.child.filter(|c| c.id == node).map(Child::attr)
     }
 
     pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
@@ -288,7 +288,7 @@ impl Cache {
     fn file_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
-        let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.attr().kind() == Kind::File);
+        let child = row.and_then(|r| r.child).filter(|c| c.attr().kind() == Kind::File);
         let open = || self.open_unknown_at(dir, name).and_then(|ino| self.id_of(ino));
         child.map(|c| c.id).or_else(open)
     }
@@ -350,7 +350,7 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
-        let is_there = row.and_then(|row| row.child.as_ref()).is_some_and(|child| child.id == id);
+        let is_there = row.and_then(|row| row.child).is_some_and(|child| child.id == id);
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
             // For how long that was is not known any more, if it was told of a further name since.
             inode.named_until = Time::FAR;
@@ -381,7 +381,7 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
-        if let Some(child) = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id) {
+        if let Some(child) = row.and_then(|r| r.child).filter(|c| c.id == id) {
             // Of a row that did not answer for the inode nobody kept true that there are none; nor of one that others are at, who say what
             // became of the name, and not of what was there.
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
@@ -425,7 +425,7 @@ impl Cache {
         if child.is_none() && directory.complete {
             directory.rows.remove(cookie, name.as_bytes());
         } else {
-            directory.rows.insert(Row { cookie, name: name.clone(), child });
+            directory.rows.insert(cookie, name.as_bytes(), child);
         }
         self.recount(dir);
     }

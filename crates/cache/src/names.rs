@@ -5,7 +5,7 @@ use crate::config::OnDisconnect;
 use crate::flight::Flight;
 use crate::grants::Held;
 use crate::op::Stale;
-use crate::rows::{Child, Row};
+use crate::rows::Child;
 use crate::state::Directory;
 use nigh_types::{Bug, Covers, Entry, Grant, Name, NodeId, Time, planted};
 
@@ -123,12 +123,12 @@ impl Cache {
             directory.rows.remove(cookie, name.as_bytes())
         } else {
             let child = entry.map(Child::new);
-            directory.rows.insert(Row { cookie, name: name.clone(), child })
+            directory.rows.insert(cookie, name.as_bytes(), child)
         };
         self.recount(dir.ino);
         // Of its own changes the kernel knows.
         if let Some(old) = old.filter(|_| flight.sequence.is_none()) {
-            let stale = self.displaced(dir.ino, old, entry.map(|e| e.id));
+            let stale = self.displaced((dir.ino, name), old.as_ref(), entry.map(|e| e.id));
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, None);
             }

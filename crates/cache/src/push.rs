@@ -8,7 +8,7 @@ use crate::events::Pushed;
 use crate::flight::{Purpose, Seen};
 use crate::op::{Answer, Caller, Op, Stale};
 use crate::recall::After;
-use crate::rows::{Child, Row};
+use crate::rows::Child;
 use nigh_types::{
     Attr, Call, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, OpId, RecallId, Span, Time,
 };
@@ -197,7 +197,7 @@ impl Cache {
             stale.push(Stale::Data { ino: dir, offset: 0, length: 0 });
         }
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
-        let child = row.and_then(|row| row.child.as_ref()).map(|child| (child.id, child.attr()));
+        let child = row.and_then(|row| row.child).map(|child| (child.id, child.attr()));
         let mut known = self.missing_given.remove(&(dir, name.clone()));
         if let Some((id, attr)) = child {
             self.mark_told(id.ino);
@@ -333,7 +333,7 @@ impl Cache {
         if child.is_none() && directory.complete {
             directory.rows.remove(cookie, name.as_bytes());
         } else {
-            directory.rows.insert(Row { cookie, name: name.clone(), child });
+            directory.rows.insert(cookie, name.as_bytes(), child);
         }
         self.recount(dir.ino);
         if let Some(entry) = entry {

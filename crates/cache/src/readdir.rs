@@ -6,13 +6,16 @@ use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Opened, Page, PageEntry, Stale};
 use crate::rows::Row;
 use crate::state::{Directory, OpenDir};
-use nigh_types::{Attr, Cookie, Errno, NodeId, OpId, Time};
+use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
 const DIRECTORY: u32 = 0o040_000;
 
 /// An entry chosen for a page; attributes if the kernel is to know the inode.
 struct Chosen {
-    row: Row,
+    cookie: Cookie,
+    name: Name,
+    ino: u64,
+    mode: u32,
     next: Cookie,
     node: Option<(NodeId, Attr, Held)>,
 }
@@ -187,7 +190,7 @@ impl Cache {
             let held = self.names(now, ino)?.1;
             let directory = self.dirs.get(&ino)?;
             let until = if directory.complete { None } else { Some(directory.progress?) };
-            let known = |row: &&Row| row.child.is_some() && until.is_none_or(|p| row.cookie <= p);
+            let known = |row: &Row| row.child.is_some() && until.is_none_or(|p| row.cookie <= p);
             let rows = directory.rows.after(offset).filter(known);
             let (chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some(held));
             (chosen, full || until.is_none())
@@ -225,7 +228,7 @@ impl Cache {
         &self,
         now: Time,
         dir: u64,
-        rows: impl Iterator<Item = &'a Row>,
+        rows: impl Iterator<Item = Row<'a>>,
         offset: Cookie,
         size: u32,
         plus: bool,
@@ -234,22 +237,25 @@ impl Cache {
         let mut room = self.room(offset, size, plus);
         let mut chosen: Vec<Chosen> = Vec::new();
         for row in rows {
-            if !room.take(row.name.as_bytes().len()) {
-                let whole = chosen.iter().rposition(|c| c.row.cookie != row.cookie).map_or(0, |at| at + 1);
+            if !room.take(row.name.len()) {
+                let whole = chosen.iter().rposition(|c| c.cookie != row.cookie).map_or(0, |at| at + 1);
                 if whole > 0 {
                     chosen.truncate(whole);
                 }
                 return (chosen, true);
             }
-            if let Some(before) = chosen.last_mut().filter(|c| c.row.cookie == row.cookie) {
+            if let Some(before) = chosen.last_mut().filter(|c| c.cookie == row.cookie) {
                 before.next = Cookie(row.cookie.0 - 1);
             }
-            let node = held.filter(|_| plus).and_then(|held| {
-                let child = row.child.as_ref().filter(|c| !self.kernel_knows(now, dir, &row.name, c.id))?;
+            let Some(child) = row.child else { continue };
+            let is_new = |_: &Held| plus && !self.kernel_knows(now, dir, row.name, child.id);
+            let node = held.filter(is_new).and_then(|held| {
                 let (attr, under) = self.child_attr(now, child, held)?;
                 Some((child.id, attr, under))
             });
-            chosen.push(Chosen { row: row.clone(), next: row.cookie, node });
+            let (cookie, next, ino) = (row.cookie, row.cookie, child.id.ino);
+            let mode = child.attr().mode & 0o170_000;
+            chosen.push(Chosen { cookie, name: row.to_name(), ino, mode, next, node });
         }
         (chosen, false)
     }
@@ -275,18 +281,12 @@ impl Cache {
             }
         }
         let held = self.dirs.get(&ino).and_then(|d| d.held);
-        for Chosen { row, next, node } in chosen {
-            let Some(child) = &row.child else { continue };
-            let name = row.name.as_bytes();
-            let node = node
-                .map(|(id, attr, under)| self.node(now, Some((ino, &row.name)), id, attr, held, Some(under)));
-            page.entries.push(PageEntry {
-                ino: child.id.ino,
-                mode: child.attr().mode & 0o170_000,
-                next,
-                name_len: u16::try_from(name.len()).unwrap_or(0),
-                node,
-            });
+        for Chosen { name, ino: child, mode, next, node, .. } in chosen {
+            let node =
+                node.map(|(id, attr, under)| self.node(now, Some((ino, &name)), id, attr, held, Some(under)));
+            let name = name.as_bytes();
+            let name_len = u16::try_from(name.len()).unwrap_or(0);
+            page.entries.push(PageEntry { ino: child, mode, next, name_len, node });
             page.names.extend_from_slice(name);
         }
         page

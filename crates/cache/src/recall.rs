@@ -111,7 +111,7 @@ impl Cache {
         let drops = directory.held.is_some_and(|held| self.config.level.drops_names(&held));
         let mut names: Vec<(u64, Name)> = Vec::new();
         for row in directory.rows.iter() {
-            let Some(child) = &row.child else { continue };
+            let Some(child) = row.child else { continue };
             let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
                 continue;
             };
@@ -125,7 +125,7 @@ impl Cache {
                 stale.push(Stale::Attr { ino: child.id.ino });
             }
             if drops {
-                names.push((ino, row.name.clone()));
+                names.push((ino, row.to_name()));
             }
         }
         if self.config.level == Level::All && (missing || names.len() as u64 > NAMES_ONE_BY_ONE) {
@@ -152,9 +152,8 @@ impl Cache {
         let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.lookups > 0);
         dirs.iter_mut().for_each(|(dir, directory)| {
             directory.missing_given = false;
-            let rows =
-                directory.rows.iter().filter(|row| row.child.as_ref().is_some_and(|c| known(c.id.ino)));
-            names.extend(rows.map(|row| (*dir, row.name.clone())));
+            let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
+            names.extend(rows.map(|row| (*dir, row.to_name())));
         });
         Some((self.new_invalidation(), names.into_iter().collect()))
     }

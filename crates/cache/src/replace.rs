@@ -5,7 +5,7 @@ use crate::flight::Flight;
 use crate::grants::Held;
 use crate::listing::Told;
 use crate::op::Stale;
-use crate::rows::Row;
+use crate::rows::Child;
 use nigh_types::{Cookie, Covers, Grant, Name, NodeId, Time};
 use rustc_hash::FxHashSet;
 
@@ -39,14 +39,19 @@ impl Cache {
     }
 
     /// A row has gone, or leads to `id` now: no recall speaks of what the kernel was told under it any more.
-    pub(crate) fn displaced(&mut self, dir: u64, old: Row, id: Option<NodeId>) -> Vec<Stale> {
-        if id == old.child.as_ref().map(|c| c.id) {
+    pub(crate) fn displaced(
+        &mut self,
+        (dir, name): (u64, &Name),
+        old: Option<&Child>,
+        id: Option<NodeId>,
+    ) -> Vec<Stale> {
+        if id == old.map(|c| c.id) {
             return Vec::new();
         }
         let held = self.dirs.get(&dir).and_then(|d| d.held);
         let drops = held.is_none_or(|held| self.config.level.drops_names(&held));
-        let entry = drops.then_some(Stale::Entry { dir, name: old.name });
-        let Some(child) = old.child else { return entry.into_iter().collect() };
+        let entry = drops.then_some(Stale::Entry { dir, name: name.clone() });
+        let Some(child) = old else { return entry.into_iter().collect() };
         let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
             return Vec::new();
         };
@@ -73,21 +78,20 @@ impl Cache {
         if rows().filter(|row| row.child.is_some()).count() == entries.len() {
             return Vec::new();
         }
-        let listed: FxHashSet<&Name> = entries.iter().map(|(name, _)| name).collect();
-        let gone = rows().filter(|row| {
+        let listed: FxHashSet<&[u8]> = entries.iter().map(|(name, _)| name.as_bytes()).collect();
+        let is_own = |name: &Name| {
             let seen = &flight.seen;
-            let own = || {
-                under_way.contains(&row.name)
-                    || seen.name(dir, &row.name).is_some()
-                    || self.is_known_better(seen, dir, &row.name)
-            };
-            row.child.is_some() && !listed.contains(&row.name) && !own()
-        });
-        let gone: Vec<(Cookie, Name)> = gone.map(|row| (row.cookie, row.name.clone())).collect();
+            under_way.contains(name)
+                || seen.name(dir, name).is_some()
+                || self.is_known_better(seen, dir, name)
+        };
+        let gone = rows().filter(|row| row.child.is_some() && !listed.contains(row.name));
+        let gone = gone.map(|row| (row.cookie, row.to_name())).filter(|(_, name)| !is_own(name));
+        let gone: Vec<(Cookie, Name)> = gone.collect();
         let mut stale = Vec::new();
         for (cookie, name) in gone {
             let row = self.dirs.get_mut(&dir).and_then(|d| d.rows.remove(cookie, name.as_bytes()));
-            stale.extend(row.into_iter().flat_map(|row| self.displaced(dir, row, None)));
+            stale.extend(row.into_iter().flat_map(|old| self.displaced((dir, &name), old.as_ref(), None)));
         }
         stale
     }

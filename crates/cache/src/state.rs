@@ -111,8 +111,9 @@ impl Inode {
     }
 
     /// Whether that name last led to it.
-    pub fn is_at(&self, dir: u64, name: &Name) -> bool {
-        self.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name)
+    pub fn is_at(&self, dir: u64, name: impl AsRef<[u8]>) -> bool {
+        let name = name.as_ref();
+        self.home.as_ref().is_some_and(|(d, n)| *d == dir && n.as_bytes() == name)
     }
 
     /// Another inode took the number: nothing that was known of the old one holds.
@@ -235,7 +236,7 @@ impl Directory {
     /// What a name leads to by the rows (`Some(None)`: there is none), if they say that. They do while `held` lives.
     pub fn listed(&self, cookie: Cookie, name: &Name) -> Option<Option<&Child>> {
         match self.rows.find(cookie, name.as_bytes()) {
-            Some(row) => Some(row.child.as_ref()),
+            Some(row) => Some(row.child),
             None => (self.complete || self.progress.is_some_and(|p| cookie <= p)).then_some(None),
         }
     }

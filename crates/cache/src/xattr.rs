@@ -77,7 +77,7 @@ impl Cache {
             return false;
         };
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
-        let child = row.and_then(|r| r.child.as_ref()).filter(|c| c.id == id);
+        let child = row.and_then(|r| r.child).filter(|c| c.id == id);
         // Of others, rows under several names may say so, and only the one at home is kept true.
         child.is_some_and(|c| c.no_xattrs && c.attr_known && c.attr().covered_by_parent())
     }

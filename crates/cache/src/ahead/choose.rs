@@ -112,8 +112,8 @@ impl Cache {
         let Some(directory) = self.dirs.get(&parent) else { return Vec::new() };
         let rows = directory.rows.iter().take(LOOKED_AT);
         let dirs = rows.filter_map(|row| {
-            let child = row.child.as_ref().filter(|child| child.attr().is_dir())?;
-            Some(Below { cookie: row.cookie, name: row.name.clone(), id: child.id })
+            let child = row.child.filter(|child| child.attr().is_dir())?;
+            Some(Below { cookie: row.cookie, name: row.to_name(), id: child.id })
         });
         dirs.collect()
     }

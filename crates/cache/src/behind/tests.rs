@@ -332,7 +332,8 @@ fn names_are_forgotten_before_what_waits_for_who_asks_how_long_a_file_is() {
     cache.inodes.get_mut(&7).unwrap().attr_told = true;
     cache.invalidate(vec![entry(b"f"), Stale::Attr { ino: 7 }], None);
     cache.invalidate(vec![entry(b"g")], None);
-    let told = |output: Output| if let Output::Invalidate { stale, .. } = output { stale } else { Vec::new() };
+    let told =
+        |output: Output| if let Output::Invalidate { stale, .. } = output { stale } else { Vec::new() };
     let told: Vec<Vec<Stale>> = outputs(&mut cache).into_iter().map(told).collect();
     assert_eq!(told, [[entry(b"f")], [entry(b"g")]]);
     let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));

@@ -138,7 +138,7 @@ impl Cache {
         seen.or_else(|| {
             let cookie = self.key.cookie(new_name.as_bytes());
             let row = self.dirs.get(&to)?.rows.find(cookie, new_name.as_bytes())?;
-            row.child.as_ref().filter(|child| child.id == id).map(seen_child)
+            row.child.filter(|child| child.id == id).map(seen_child)
         })
     }
 }
