@@ -111,7 +111,7 @@ impl Cache {
         if self.reads_by_size(ino)
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
-            inode.last_told = Some(Box::new((self.clock, attr)));
+            inode.more().last_told = Some(Box::new((self.clock, attr)));
         }
     }
 

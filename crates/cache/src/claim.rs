@@ -4,7 +4,7 @@ use crate::away::Standing;
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::op::{Answer, Fh, Op, Output};
-use crate::state::{OpenFile, Stamp};
+use crate::state::{Inode, OpenFile, Stamp};
 use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
 
 /// What pins an inode was opened for reading.
@@ -188,7 +188,7 @@ impl Cache {
                 let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.pinned == Some(handle)) else {
                     return;
                 };
-                inode.pinned = None;
+                inode.more().pinned = None;
                 let id = inode.id;
                 let pinned = |file: &OpenFile| file.ino == ino && file.is_unknown_of(id);
                 if errno == Errno::STALE {
@@ -202,7 +202,7 @@ impl Cache {
             if file.handle.take().is_some() {
                 self.unpinned += 1;
                 if let Some(inode) = self.inodes.get_mut(&ino) {
-                    inode.opens_unpinned += 1;
+                    inode.more().opens_unpinned += 1;
                 }
             }
             let path = self.shown_path(ino);
@@ -223,10 +223,11 @@ impl Cache {
         );
         self.files.values_mut().for_each(|file| (file.handle, file.lost) = (None, true));
         self.unpinned = self.files.len() as u64;
-        self.inodes.values_mut().for_each(|inode| (inode.opens_unpinned, inode.pinned) = (0, None));
+        let all = self.inodes.values_mut().filter_map(Inode::more_if_any);
+        all.for_each(|more| (more.opens_unpinned, more.pinned) = (0, None));
         for file in self.files.values() {
             if let Some(inode) = self.inodes.get_mut(&file.ino) {
-                inode.opens_unpinned += 1;
+                inode.more().opens_unpinned += 1;
             }
         }
         self.locks.lose_all();

@@ -4,16 +4,18 @@ use crate::cache::Cache;
 use crate::kernel::Level;
 use crate::op::Stale;
 use crate::recall::After;
+use crate::state::{Directory, Inode, More};
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
-/// What an inode's record costs, in bytes, with its place in the table.
-const INODE_BYTES: u64 = (size_of::<crate::state::Inode>() + 24) as u64;
+/// What an inode's record costs, in bytes, with its place in the table and the name that it has.
+const INODE_BYTES: u64 = (size_of::<Inode>() + 24 + 32) as u64;
 /// The part of the budget that is left for names at least.
 const LEFT_FOR_NAMES: u64 = 4;
 /// The part of the budget by which memory grows before what could not be freed is tried again.
 const TRIM_STEP: u64 = 64;
-const DIRECTORY_BYTES: u64 = (size_of::<crate::state::Directory>() + 24) as u64;
+/// The same for a directory, which has attributes of its own.
+const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<More>()) as u64;
 
 impl Cache {
     /// Memory held, in bytes.
@@ -132,7 +134,7 @@ impl Cache {
         self.dirs.remove(&node.ino);
         for ino in children {
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
-            if inode.lookups == 0 && inode.own.take().is_some() {
+            if inode.lookups == 0 && inode.forget_own().is_some() {
                 self.drop_if_idle(ino);
             }
         }

@@ -52,7 +52,7 @@ impl Cache {
         }
         self.pass_number(id);
         let numbers = &mut self.numbers;
-        let new = || Inode { lookups: numbers.take_back(id), ..Inode::new(id) };
+        let new = || Inode::new(id, numbers.take_back(id));
         let inode = self.inodes.entry(id.ino).or_insert_with(new);
         if inode.id != id {
             inode.renew(id);
@@ -107,10 +107,10 @@ impl Cache {
         self.note_symlink(id, &attr);
         let mut under = None;
         if let Some(held) = fresh {
-            self.inode(id).own = Some((attr, held));
+            self.inode(id).more().own = Some((attr, held));
             under = Some(held);
         } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
-            match &mut inode.own {
+            match inode.more_if_any().and_then(|more| more.own.as_mut()) {
                 Some((_, held)) if flight.recalled(id, Covers::Inode) && held.lives(now) => {
                     if flight.sequence.is_some() {
                         self.doubt_attr(id);
@@ -123,7 +123,7 @@ impl Cache {
                     *own = attr;
                     under = Some(*held);
                 }
-                own => *own = None,
+                _ => drop(inode.forget_own()),
             }
         }
         let covered = self.learn_at_home(now, flight, id, attr, grants);
@@ -192,7 +192,7 @@ impl Cache {
         }
         let Some(inode) = self.inodes.get_mut(&id.ino) else { return };
         if inode.own.is_some_and(|(own, _)| own.ctime != attr.ctime) {
-            inode.target = None;
+            inode.more_if_any().into_iter().for_each(|more| more.target = None);
             self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
         }
     }
@@ -220,8 +220,8 @@ impl Cache {
     /// It is not known which attributes are the later ones: nothing is kept.
     pub(crate) fn forget_attr(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.own = None;
-        inode.xattrs = None;
+        inode.forget_own();
+        inode.forget_xattrs();
         if let Some(child) = self.child_at_home(ino) {
             child.attr_known = false;
         }
@@ -241,8 +241,10 @@ impl Cache {
     pub(crate) fn drop_expired(&mut self, ino: u64) {
         let clock = self.clock;
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.own = inode.own.filter(|(_, held)| held.lives(clock));
-        inode.xattrs = inode.xattrs.take().filter(|xattrs| clock < xattrs.1);
+        if let Some(more) = inode.more_if_any() {
+            more.own = more.own.filter(|(_, held)| held.lives(clock));
+            more.xattrs = more.xattrs.take().filter(|xattrs| clock < xattrs.1);
+        }
         if let Some(dir) = inode.home.as_ref().map(|(dir, _)| *dir) {
             self.drop_expired_names(dir);
         }
@@ -275,7 +277,7 @@ impl Cache {
         let number = self.number(id);
         let node = Node { id, number, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, attr_held) };
         let inode = self.inode(id);
-        inode.gone = None;
+        inode.more_if_any().into_iter().for_each(|more| more.gone = None);
         inode.lookups += 1;
         if let Some((dir, name)) = home {
             self.last_told.put((dir, name), attr.is_dir().then_some(id));
@@ -368,11 +370,14 @@ impl Cache {
     pub(crate) fn drop_if_idle(&mut self, ino: u64) {
         let (root, clock) = (self.root, self.clock);
         let keeps_expired = self.config.on_disconnect == OnDisconnect::Stale;
-        let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.lookups == 0 && i.opens == 0) else {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.settle();
+        if inode.lookups > 0 || inode.opens > 0 {
             return;
-        };
+        }
         let is_known = inode.own.is_some_and(|(_, held)| held.lives(clock) || keeps_expired);
-        let (pinned, needed) = (inode.pinned.take(), is_known || ino == root);
+        let pinned = inode.more_if_any().and_then(|more| more.pinned.take());
+        let needed = is_known || ino == root;
         if let Some(handle) = pinned {
             self.release_handle(handle);
         }

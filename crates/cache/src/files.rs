@@ -69,7 +69,7 @@ impl Cache {
         let lives = inode.data.held.filter(|h| h.lives(now));
         let same = inode.data.pages == Pages::Of(Stamp::of(attr));
         if lives.is_none() && same {
-            inode.data.held = under;
+            inode.more().data.held = under;
         }
         let mixed = inode.data.pages == Pages::Mixed;
         let told = lives.filter(|h| h.on.1 == Covers::Data);
@@ -97,13 +97,14 @@ impl Cache {
         let inode = self.inode(id);
         // Who locks a file must be heard when it closes any descriptor of it.
         let may_lock = inode.locked || inode.opens > 0;
-        inode.opens += 1;
-        inode.writers += u32::from(file.access.write);
+        let more = inode.more();
+        more.opens += 1;
+        more.writers += u32::from(file.access.write);
         if handle.is_none() {
-            inode.opens_unpinned += 1;
+            more.opens_unpinned += 1;
         }
         if !keep_cache {
-            inode.data.pages = Pages::None;
+            inode.more().data.pages = Pages::None;
         }
         self.unpinned += u64::from(handle.is_none());
         self.files.insert(
@@ -143,7 +144,7 @@ impl Cache {
         };
         if flight.sequence.is_some() {
             self.mark_inode(ino);
-            self.inode(id).data.pages = Pages::None;
+            self.inode(id).more().data.pages = Pages::None;
         }
         let under = self.learn_attr(now, flight, id, attr, &response.grants);
         if flight.waiters.is_empty() {
@@ -164,8 +165,7 @@ impl Cache {
         if !limited || !matches!(inode.data.pages, Pages::Of(stamp) if stamp != Stamp::of(attr)) {
             return;
         }
-        inode.data.held = None;
-        inode.data.pages = Pages::None;
+        inode.forget_pages();
         // Of one that is not open they go when it is opened.
         if inode.opens > 0 {
             self.grow_old(id.ino, false);
@@ -192,13 +192,13 @@ impl Cache {
             let same = stamp.is_some_and(|stamp| inode.data.pages == Pages::Of(stamp));
             let later =
                 fresh.filter(|h| same && h.recallable && held.recallable && h.deadline > held.deadline);
-            inode.data.held = Some(later.unwrap_or(held));
-            if let (Some(later), Some(base)) = (later, &mut inode.base) {
+            inode.more().data.held = Some(later.unwrap_or(held));
+            if let (Some(later), Some(base)) = (later, &mut inode.more().base) {
                 base.under = (later.id, later.on.1);
             }
             return;
         }
-        inode.data.held = fresh;
+        inode.more().data.held = fresh;
         if inode.opens > 0 {
             self.watch_data(id.ino);
         }
@@ -260,7 +260,7 @@ impl Cache {
         if let Some(&op) = flight.waiters.first() {
             self.answer(op, Answer::Data(data));
         }
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.make());
         let Some(id) = self.id_of(ino) else { return };
         let response = Response { result: Ok(Reply::Done), ..response };
         self.learn_after(now, flight, &response);
@@ -271,7 +271,7 @@ impl Cache {
         let inode = self.inode(id);
         let lives = inode.data.held.is_some_and(|h| h.lives(now));
         let before = inode.data.pages;
-        inode.data.pages = match (before, stamp) {
+        inode.more().data.pages = match (before, stamp) {
             (Pages::None, Some(stamp)) if !changed => Pages::Of(stamp),
             (Pages::Of(old), Some(stamp)) if !changed && old != stamp => Pages::Of(stamp),
             (Pages::Of(old), _) if !changed => Pages::Of(old),
@@ -383,7 +383,7 @@ impl Cache {
             (Ok(Reply::Attr(node, attr)), _) if node.ino == ino => Some(*attr),
             (_, after) => after,
         };
-        inode.data.pages = match (inode.data.pages, after) {
+        inode.more().data.pages = match (inode.data.pages, after) {
             (Pages::None, Some(attr)) => Pages::Of(Stamp::of(&attr)),
             (Pages::Of(_), Some(attr)) if told => Pages::Of(Stamp::of(&attr)),
             _ => Pages::Mixed,
@@ -400,27 +400,28 @@ impl Cache {
         }
         let mut idle_pin = None;
         if let Some(inode) = self.inodes.get_mut(&file.ino) {
-            inode.opens -= 1;
-            inode.writers -= u32::from(file.access.write);
-            if inode.writers == 0 {
-                inode.old = None;
+            let more = inode.more();
+            more.opens -= 1;
+            more.writers -= u32::from(file.access.write);
+            if more.writers == 0 {
+                more.old = None;
             }
-            if inode.opens == 0 {
-                inode.base = None;
-                inode.last_told = None;
+            if more.opens == 0 {
+                more.base = None;
+                more.last_told = None;
             }
             if file.handle.is_none() {
-                inode.opens_unpinned -= 1;
+                more.opens_unpinned -= 1;
             }
             // Nobody looks at it again before that grant ends: the next open compares its attributes.
-            if inode.opens == 0 && inode.data.held.is_some_and(|h| h.on.1 != Covers::Data) {
-                inode.data.held = None;
+            if more.opens == 0 && more.data.held.is_some_and(|h| h.on.1 != Covers::Data) {
+                more.data.held = None;
             }
-            if inode.opens_unpinned == 0 {
+            if more.opens_unpinned == 0 {
                 // The server gives it back before it does what was asked earlier: then it stays until the inode is forgotten.
                 let flights = &self.flights;
                 let used = |handle: &Handle| flights.values().any(|f| f.handles.contains(&Some(*handle)));
-                idle_pin = inode.pinned.take_if(|handle| !used(handle));
+                idle_pin = more.pinned.take_if(|handle| !used(handle));
             }
         }
         if let Some(handle) = idle_pin {

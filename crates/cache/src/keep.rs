@@ -37,7 +37,7 @@ impl Cache {
         self.next_call += 1;
         let handle = self.chosen_handle();
         if let Some(inode) = self.inodes.get_mut(&ino) {
-            inode.pinned = Some(handle);
+            inode.more().pinned = Some(handle);
         }
         handle
     }
@@ -181,7 +181,7 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.files.values_mut().for_each(|file| file.handle = None);
-        (cache.unpinned, cache.inodes.get_mut(&7).unwrap().opens_unpinned) = (1, 1);
+        (cache.unpinned, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
         let rename = |cache: &mut Cache| {
             let (new_name, from) = (name(b"f"), name(b"g"));
             let (id, call) = ask(

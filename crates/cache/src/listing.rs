@@ -288,7 +288,7 @@ impl Cache {
         self.drop_foreign_data(now, entry.id, &entry.attr);
         if entry.attr.covered_by_parent() {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
-                inode.own = None;
+                inode.forget_own();
             }
             self.found_at(entry.id, home);
             return;
@@ -300,7 +300,7 @@ impl Cache {
         let held = grant.filter(|_| !recalled).map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let inode = self.inode(entry.id);
-            inode.own = Some((entry.attr, held));
+            inode.more().own = Some((entry.attr, held));
             if inode.home.is_none() {
                 inode.home = Some((home.0, home.1.clone()));
             }

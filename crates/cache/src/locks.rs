@@ -175,7 +175,7 @@ impl Cache {
             held.ranges = Ranges::default();
         }
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| !flock) {
-            inode.locked = true;
+            inode.more().locked = true;
         }
         let range = if flock { (0, u64::MAX) } else { (start, end) };
         let range = Range { start: range.0, end: range.1, kind, pid };

@@ -271,7 +271,7 @@ impl Cache {
         let inode = self.inode(entry.id);
         let is_same = inode.own.is_some_and(|(own, _)| own.ctime == entry.attr.ctime);
         if entry.target.is_some() || !is_same {
-            inode.target = entry.target.clone().filter(|_| keeps);
+            inode.put_target(entry.target.clone().filter(|_| keeps));
         }
     }
 
@@ -282,7 +282,7 @@ impl Cache {
                     && self.config.keeps_targets
                     && let Some(inode) = self.inodes.get_mut(&ino)
                 {
-                    inode.target = Some(target.clone());
+                    inode.more().target = Some(target.clone());
                 }
                 Answer::Target(target.into_vec())
             }

@@ -62,7 +62,7 @@ impl Cache {
         self.mark_name(flight, dir, name, Some(&Child::new(&entry)));
         self.mark_inode(dir);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
-        self.inode(entry.id).target = entry.target.clone();
+        self.inode(entry.id).put_target(entry.target.clone());
         let under = self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
         self.learn_no_xattrs(now, flight, &entry);
         self.mark_inode(entry.id.ino);
@@ -222,13 +222,13 @@ impl Cache {
             inode.home = None;
         }
         if let Some(attr) = last.filter(Attr::is_dir) {
-            inode.gone = Some(Attr { nlink: 0, ..attr });
+            inode.more().gone = Some(Attr { nlink: 0, ..attr });
         }
         let is_open = inode.opens > 0;
         match kept {
             // Whoever has looked its name up may be about to open it.
             Some(_) if inode.pinned.is_none() && (inode.opens_unpinned > 0 || inode.lookups > 0) => {
-                inode.pinned = kept;
+                inode.more().pinned = kept;
             }
             Some(handle) => self.release_handle(handle),
             None => {}

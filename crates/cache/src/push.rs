@@ -205,7 +205,7 @@ impl Cache {
                 // Under another name it may have been told long ago.
                 known |= inode.lookups > 0 && (now < inode.named_until || !inode.is_at(dir, name));
                 if attr.covered_by_parent() {
-                    inode.xattrs = None;
+                    inode.forget_xattrs();
                     stale.extend((inode.lookups > 0).then_some(Stale::Attr { ino: id.ino }));
                 }
                 if inode.data.held.is_some_and(|data| data.on == (node, Covers::Names)) {
@@ -236,7 +236,7 @@ impl Cache {
         }
         let mut stale = self.stale_pages((node, Covers::Inode));
         if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
-            inode.xattrs = None;
+            inode.forget_xattrs();
             stale.extend((inode.lookups > 0).then_some(Stale::Attr { ino: node.ino }));
         }
         stale
@@ -347,8 +347,8 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
             return;
         };
-        inode.xattrs = None;
-        inode.target.clone_from(&entry.target);
+        inode.forget_xattrs();
+        inode.put_target(entry.target.clone());
         // Of one with several names the others may be as true as this.
         if entry.attr.covered_by_parent() || entry.attr.is_dir() {
             self.found_at(entry.id, home);
@@ -360,8 +360,8 @@ impl Cache {
         self.mark_attr_under_way(node.ino);
         self.drop_foreign_data(now, node, &attr);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
-        inode.xattrs = None;
-        if let Some((own, held)) = &mut inode.own
+        inode.forget_xattrs();
+        if let Some((own, held)) = inode.more_if_any().and_then(|more| more.own.as_mut())
             && held.lives(now)
         {
             *own = attr;

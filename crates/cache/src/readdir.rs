@@ -87,7 +87,7 @@ impl Cache {
             OpenDir { ino, snapshot: None, reading: true, kernel_keeps: opened.cache_dir },
         );
         if let Some(id) = self.id_of(ino) {
-            self.inode(id).opens += 1;
+            self.inode(id).more().opens += 1;
         }
         opened
     }
@@ -97,7 +97,7 @@ impl Cache {
         if let Some(open) = self.open_dirs.remove(&fh)
             && let Some(inode) = self.inodes.get_mut(&open.ino)
         {
-            inode.opens -= 1;
+            inode.more().opens -= 1;
             self.drop_if_idle(open.ino);
         }
         Some(Answer::Done)

@@ -79,7 +79,7 @@ impl Cache {
             self.follow(then);
         }
         for (ino, all) in self.dropping.remove(&id).unwrap_or_default() {
-            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.dropped(id));
+            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.dropped(id));
             self.dropped(id, ino, all);
         }
         self.end_claiming(now);
@@ -116,7 +116,7 @@ impl Cache {
                 continue;
             };
             if child.attr().covered_by_parent() {
-                inode.xattrs = None;
+                inode.forget_xattrs();
             }
             if inode.lookups == 0 {
                 continue;
@@ -179,7 +179,7 @@ impl Cache {
     /// goes. `still`: the directory whose grant goes on covering it.
     pub(crate) fn uncover(&mut self, ino: u64, still: Option<u64>) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.xattrs = None;
+        inode.forget_xattrs();
         let id = inode.id;
         let names = inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == Covers::Names);
         if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
@@ -194,8 +194,8 @@ impl Cache {
     fn recall_inode(&mut self, node: NodeId) -> Vec<Stale> {
         let mut stale = self.stale_pages((node, Covers::Inode));
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
-        inode.own = None;
-        inode.xattrs = None;
+        inode.forget_own();
+        inode.forget_xattrs();
         let known = inode.lookups > 0;
         self.drop_if_idle(node.ino);
         if known {
@@ -209,8 +209,7 @@ impl Cache {
     pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<Stale> {
         let ino = node.ino;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
-        inode.data.held = None;
-        inode.data.pages = Pages::None;
+        inode.forget_pages();
         if inode.lookups == 0 {
             return Vec::new();
         }
@@ -236,7 +235,7 @@ impl Cache {
         theirs.for_each(|flight| flight.drop_data = true);
         let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
         if (offset, length) == (0, 0) && self.dropping.get(&why).is_some_and(|all| all.iter().any(is_all)) {
-            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.told(why));
+            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.told(why));
         }
         within(gaps(busy), offset, length)
     }
@@ -286,7 +285,7 @@ impl Cache {
     pub(crate) fn watch_data(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let Some(held) = inode.data.held else { return };
-        inode.data.watched = held.deadline;
+        inode.more().data.watched = held.deadline;
         self.watch(held.deadline, ino);
     }
 
@@ -336,8 +335,8 @@ impl Cache {
                 }
                 return;
             }
-            inode.data.held = None;
-            inode.data.pages = Pages::None;
+            inode.more().data.held = None;
+            inode.more().data.pages = Pages::None;
             self.grow_old(ino, false);
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
         }
@@ -355,12 +354,12 @@ impl Cache {
         let until = inode.data.held.map_or(now, |held| held.deadline);
         let fresh = fresh.filter(|h| h.deadline > until && same && flight.seen.is_empty());
         if let Some(held) = fresh {
-            inode.data.held = Some(held);
+            inode.more().data.held = Some(held);
             self.watch_data(ino);
             self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
         } else if !same {
-            inode.data.held = None;
-            inode.data.pages = Pages::None;
+            inode.more().data.held = None;
+            inode.more().data.pages = Pages::None;
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }], None);
         }
     }
@@ -410,9 +409,9 @@ impl Cache {
             let lived = self.inodes.get(&ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
             self.grow_old(ino, unbroken && lived);
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
-            inode.own = None;
-            inode.xattrs = None;
-            inode.data = Data::default();
+            if let Some(more) = inode.more_if_any() {
+                (more.own, more.xattrs, more.data) = (None, None, Data::none());
+            }
             if inode.lookups > 0 {
                 told.extend([(idle, false, ino), (idle, true, ino)]);
             }
@@ -439,10 +438,10 @@ impl Cache {
             dir.held = dir.held.map(Held::into_stale);
             dir.singles.keep_as_stale();
         });
-        self.inodes.values_mut().for_each(|inode| {
-            inode.own = inode.own.map(|(attr, held)| (attr, held.into_stale()));
-            inode.data.held = inode.data.held.map(Held::into_stale);
-            if let Some(xattrs) = &mut inode.xattrs {
+        self.inodes.values_mut().filter_map(Inode::more_if_any).for_each(|more| {
+            more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
+            more.data.held = more.data.held.map(Held::into_stale);
+            if let Some(xattrs) = &mut more.xattrs {
                 xattrs.1 = Time::FAR;
             }
         });

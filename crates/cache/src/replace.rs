@@ -55,7 +55,7 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
             return Vec::new();
         };
-        inode.xattrs = None;
+        inode.forget_xattrs();
         inode.told_until = Time(0);
         if inode.lookups == 0 {
             return Vec::new();

@@ -17,8 +17,18 @@ pub(crate) struct Inode {
     /// Until then the kernel believes what it was told under `home`, and until then that the name leads there.
     pub told_until: Time,
     pub named_until: Time,
+    /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
+    /// its attributes are if the directory's grant covers them.
+    pub home: Option<(u64, Name)>,
+    /// Read through `Deref`; `None`: as it is of one of which nothing more is known.
+    more: Option<Box<More>>,
     /// The kernel was told attributes for some time, and not to forget them since.
     pub attr_told: bool,
+}
+
+/// What is known of few inodes: of millions the kernel was just told.
+#[derive(Clone, Debug)]
+pub(crate) struct More {
     /// What who asked for attributes was answered last, and when: of a file that is open.
     pub last_told: Option<Box<(Time, Attr)>>,
     /// How many [`crate::Fh`]s stand for it.
@@ -30,9 +40,6 @@ pub(crate) struct Inode {
     pub writers: u32,
     /// Somebody of this mount wanted an fcntl(2) lock on it.
     pub locked: bool,
-    /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
-    /// its attributes are if the directory's grant covers them.
-    pub home: Option<(u64, Name)>,
     /// Of a directory that an own change removed: what a process that is still in it sees.
     pub gone: Option<Attr>,
     /// Attributes under the inode's own grant.
@@ -50,8 +57,18 @@ pub(crate) struct Inode {
     pub pinned: Option<Handle>,
 }
 
+static NOTHING: More = More::nothing();
+
+impl std::ops::Deref for Inode {
+    type Target = More;
+
+    fn deref(&self) -> &More {
+        self.more.as_deref().unwrap_or(&NOTHING)
+    }
+}
+
 /// What the kernel's page cache may hold of a file.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Data {
     pub held: Option<Held>,
     /// The end of `held` that is watched, where the file is open: this one or an earlier.
@@ -59,11 +76,16 @@ pub(crate) struct Data {
     pub pages: Pages,
 }
 
+impl Data {
+    pub const fn none() -> Data {
+        Data { held: None, watched: Time(0), pages: Pages::None }
+    }
+}
+
 /// Of which state of the file the kernel's pages are, as far as attributes tell.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pages {
     /// There are none.
-    #[default]
     None,
     Of(Stamp),
     /// Own writes and others' may be mixed: true only while the grant lives.
@@ -84,30 +106,86 @@ impl Stamp {
     }
 }
 
-impl Inode {
-    pub fn new(id: NodeId) -> Inode {
-        Inode {
-            id,
-            lookups: 0,
-            told_until: Time(0),
-            named_until: Time(0),
+impl More {
+    const fn nothing() -> More {
+        More {
             last_told: None,
-            attr_told: false,
             opens: 0,
             opens_unpinned: 0,
             writers: 0,
             locked: false,
-            home: None,
             gone: None,
             own: None,
             target: None,
             xattrs: None,
-            data: Data::default(),
-            whole: Whole::default(),
+            data: Data::none(),
+            whole: Whole::none(),
             base: None,
             old: None,
             pinned: None,
         }
+    }
+
+    /// Whether it need not be kept.
+    fn is_nothing(&self) -> bool {
+        let More { last_told, opens, opens_unpinned, writers, locked, gone, own, target, xattrs, .. } = self;
+        let More { data, whole, base, old, pinned, .. } = self;
+        let counts = *opens == 0 && *opens_unpinned == 0 && *writers == 0 && !locked;
+        let facts = gone.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
+        let pages = data.held.is_none() && data.pages == Pages::None && whole.is_none();
+        // What it was answered last is of no use where it is not open.
+        let _ = last_told;
+        counts && facts && pages && base.is_none() && old.is_none() && pinned.is_none()
+    }
+}
+
+impl Inode {
+    pub fn new(id: NodeId, lookups: u64) -> Inode {
+        Inode {
+            id,
+            lookups,
+            told_until: Time(0),
+            named_until: Time(0),
+            home: None,
+            more: None,
+            attr_told: false,
+        }
+    }
+
+    /// To change what few inodes have.
+    pub fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_with(|| Box::new(More::nothing()))
+    }
+
+    /// The same if there is something, as where something is taken away.
+    pub fn more_if_any(&mut self) -> Option<&mut More> {
+        self.more.as_deref_mut()
+    }
+
+    pub fn forget_xattrs(&mut self) {
+        self.more_if_any().into_iter().for_each(|more| more.xattrs = None);
+    }
+
+    pub fn put_target(&mut self, target: Option<Box<[u8]>>) {
+        if self.target != target {
+            self.more().target = target;
+        }
+    }
+
+    /// No pages of it are believed in.
+    pub fn forget_pages(&mut self) {
+        self.more_if_any()
+            .into_iter()
+            .for_each(|more| (more.data.held, more.data.pages) = (None, Pages::None));
+    }
+
+    pub fn forget_own(&mut self) -> Option<(Attr, Held)> {
+        self.more_if_any()?.own.take()
+    }
+
+    /// Frees what is not needed.
+    pub fn settle(&mut self) {
+        self.more.take_if(|more| more.is_nothing());
     }
 
     /// Whether that name last led to it.
@@ -118,12 +196,12 @@ impl Inode {
 
     /// Another inode took the number: nothing that was known of the old one holds.
     pub fn renew(&mut self, id: NodeId) {
-        let old = std::mem::replace(self, Inode::new(id));
-        self.lookups = old.lookups;
+        let old = std::mem::replace(self, Inode::new(id, self.lookups));
         self.attr_told = old.attr_told;
-        self.opens = old.opens;
-        self.opens_unpinned = old.opens_unpinned;
-        self.writers = old.writers;
+        if old.opens > 0 {
+            let (opens, opens_unpinned, writers) = (old.opens, old.opens_unpinned, old.writers);
+            self.more = Some(Box::new(More { opens, opens_unpinned, writers, ..More::nothing() }));
+        }
     }
 }
 
@@ -279,4 +357,25 @@ pub(crate) struct OpenDir {
     pub reading: bool,
     /// The kernel keeps what it reads here (`FOPEN_CACHE_DIR`).
     pub kernel_keeps: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_record_of_an_inode_that_the_kernel_was_just_told_of_is_small() {
+        assert!(size_of::<Inode>() <= 80, "{}", size_of::<Inode>());
+        let mut inode = Inode::new(NodeId { ino: 7, generation: 1 }, 1);
+        inode.forget_xattrs();
+        inode.forget_pages();
+        inode.put_target(None);
+        assert!(inode.more.is_none());
+        inode.more().opens += 1;
+        inode.settle();
+        assert_eq!(inode.opens, 1);
+        inode.more().opens -= 1;
+        inode.settle();
+        assert!(inode.more.is_none());
+    }
 }

@@ -70,7 +70,7 @@ impl Cache {
         let crossed = flight.is_none_or(|flight| flight.seen.inodes.contains(&ino));
         let is_own = flight.is_some_and(|flight| flight.sequence.is_some());
         let order = |stamp: DataStamp| (stamp.mtime.pair(), stamp.size);
-        match &mut inode.base {
+        match &mut inode.more().base {
             Some(base) if crossed && !(is_own && order(stamp) > order(base.stamp)) => base.under = under,
             base => *base = Some(Base { stamp, under }),
         }
@@ -98,12 +98,12 @@ impl Cache {
     /// time. Without an open file that may be written there are no stores.
     pub(crate) fn grow_old(&mut self, ino: u64, unbroken: bool) {
         let after = Invalidation(self.next_invalidation);
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        let base = inode.base.take();
-        if inode.writers == 0 {
+        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()) else { return };
+        let base = more.base.take();
+        if more.writers == 0 {
             return;
         }
-        match (&mut inode.old, base) {
+        match (&mut more.old, base) {
             (Some(old), base) => {
                 old.unbroken = false;
                 if base.is_some() {
@@ -121,8 +121,8 @@ impl Cache {
     /// The kernel was told to drop pages of a file, `all` of them or some, and has; but for those that own requests had locked.
     pub(crate) fn dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
         let left_out = if all { self.left_out(ino) } else { BTreeSet::new() };
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        if let Some(old) = &mut inode.old {
+        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()) else { return };
+        if let Some(old) = &mut more.old {
             if all && old.all_until.is_some_and(|after| after < id) {
                 (old.all_until, old.left_out) = (None, left_out);
             }
@@ -130,11 +130,11 @@ impl Cache {
             if old.all_until.is_some() || !old.left_out.is_empty() || is_untold {
                 return;
             }
-            inode.old = None;
+            more.old = None;
         }
         // What a recall left out is not of that state either, or no more.
-        if all && inode.data.held.is_none() {
-            inode.base = None;
+        if all && more.data.held.is_none() {
+            more.base = None;
         }
     }
 
@@ -159,7 +159,7 @@ impl Cache {
 
     /// What requests that were answered may have kept of a file is dropped by that.
     pub(crate) fn goes_behind(&mut self, ops: &[OpId], ino: u64, id: Invalidation) {
-        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.old.as_mut()) else { return };
+        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut()) else { return };
         let were_left_out = ops.iter().filter(|op| old.left_out.remove(op)).count() > 0;
         // While all are to go it is not told yet which are left out.
         if old.all_until.is_some() || were_left_out {
@@ -193,15 +193,15 @@ impl Cache {
         let inode = self.inode(id);
         let is_own = |old: &Old| !old.lost && (old.unbroken || old.stamp == stamp || old.tip == stamp);
         if inode.old.as_ref().is_some_and(is_own) {
-            inode.old = None;
-            inode.base = Some(Base { stamp, under: (grant.id, Covers::Data) });
+            inode.more().old = None;
+            inode.more().base = Some(Base { stamp, under: (grant.id, Covers::Data) });
         }
     }
 
     /// A session was forgotten: what was being written back is written in the next one, with what is known then of its pages.
     pub(crate) fn park_flushes(&mut self) {
         // What the server knew of our own writes is forgotten with the session.
-        let old = self.inodes.values_mut().filter_map(|inode| inode.old.as_mut());
+        let old = self.inodes.values_mut().filter_map(|inode| inode.more_if_any()?.old.as_mut());
         old.for_each(|old| old.stamp = old.tip);
         let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_flush());
         let calls: Vec<CallId> = flushes.map(|(call, _)| *call).collect();
@@ -220,7 +220,7 @@ impl Cache {
 
     /// Stores were written back.
     pub(crate) fn flushed(&mut self, ino: u64, response: &Response) {
-        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.old.as_mut());
+        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut());
         if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
             && old.tip.mtime.pair() <= attr.mtime.pair()
         {
@@ -230,7 +230,7 @@ impl Cache {
 
     /// The remote has refused them: somebody else has changed the file.
     pub(crate) fn lose_stores(&mut self, ino: u64) {
-        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.old.as_mut());
+        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut());
         if !old.is_some_and(|old| std::mem::replace(&mut old.lost, true)) {
             let path = self.shown_path(ino);
             tracing::error!(

@@ -13,7 +13,7 @@ use crate::recall::{PAGE, meet, pages, within};
 use nigh_types::{SetAttr, WriteFlags};
 
 /// Whether a kernel may have whole pages of a file.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole {
     /// How often it got some.
     made: u64,
@@ -24,6 +24,15 @@ pub(crate) struct Whole {
 }
 
 impl Whole {
+    pub const fn none() -> Whole {
+        Whole { made: 0, gone: 0, told: None }
+    }
+
+    /// Whether it got none ever.
+    pub fn is_none(self) -> bool {
+        self.made == 0 && self.told.is_none()
+    }
+
     /// A read or a write of whole pages begins or is answered.
     pub fn make(&mut self) {
         self.made += 1;
@@ -56,7 +65,7 @@ impl Cache {
             && has_whole_page((*offset, data.len() as u64))
             && !self.is_direct(op)
         {
-            self.inodes.get_mut(ino).into_iter().for_each(|inode| inode.whole.make());
+            self.inodes.get_mut(ino).into_iter().for_each(|inode| inode.more().whole.make());
         }
     }
 
@@ -64,14 +73,14 @@ impl Cache {
     pub(crate) fn write_ends(&mut self, purpose: &Purpose, is_done: bool) {
         let Purpose::Write { ino, offset, size, direct, .. } = *purpose else { return };
         let inode = self.inodes.get_mut(&ino).filter(|_| direct.is_none());
-        inode.into_iter().for_each(|inode| inode.whole.answered(has_whole_page((offset, size))));
+        inode.into_iter().for_each(|inode| inode.more().whole.answered(has_whole_page((offset, size))));
         let file = direct.filter(|_| is_done).and_then(|fh| self.files.get_mut(&fh));
         file.into_iter().for_each(|file| file.unanswered_at = None);
     }
 
     /// A page of it could not be tried: the kernel may have it whole for longer.
     pub fn keeps_part(&mut self, ino: u64) {
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.whole.make());
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.make());
     }
 
     /// Whether stores into maps have to be written back before that part of a file (offset, length) is dropped for that reason, as for
@@ -182,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_was_read_while_all_was_dropped_may_be_there() {
-        let mut whole = Whole::default();
+        let mut whole = Whole::none();
         assert!(!whole.may_be());
         whole.make();
         whole.told(Invalidation(1));

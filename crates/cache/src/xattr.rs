@@ -94,7 +94,7 @@ impl Cache {
         }
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|i| i.id == entry.id) else { return };
         if let Some((_, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
-            inode.xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
+            inode.more().xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
         }
     }
 
@@ -163,7 +163,7 @@ impl Cache {
             // Attributes may have been asked later, and stand longer.
             let own = flight.granted(&grants, id, Covers::Inode).map(|grant| Held::begin(grant, flight.sent));
             let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
-            inode.xattrs = Some(Box::new((set, deadline)));
+            inode.more().xattrs = Some(Box::new((set, deadline)));
         }
     }
 
@@ -194,7 +194,7 @@ impl Cache {
     /// What was known of an inode's xattrs is no longer true.
     pub(crate) fn forget_xattrs(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.xattrs = None;
+        inode.forget_xattrs();
         if let Some(child) = self.child_at_home(ino) {
             child.no_xattrs = false;
         }
