@@ -13,6 +13,7 @@ use crate::locks::Locks;
 use crate::numbers::Numbers;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
+use crate::prune::Told;
 use crate::push::Holds;
 use crate::recall::After;
 use crate::snapshots::Snapshots;
@@ -51,6 +52,9 @@ pub struct Cache {
     /// Directories in the order in which eviction looks at them.
     pub(crate) order: VecDeque<u64>,
     pub(crate) row_bytes: u64,
+    /// What the kernel was told of, and when idle directories are looked for.
+    pub(crate) told: Told,
+    pub(crate) idle_due: Option<Time>,
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
@@ -127,6 +131,8 @@ impl Cache {
             dirs: FxHashMap::default(),
             order: VecDeque::new(),
             row_bytes: 0,
+            told: Told::default(),
+            idle_due: None,
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
             snapshots: Snapshots::default(),
@@ -500,6 +506,7 @@ impl Cache {
             (self.forget_by, Reason::SlowKernel),
             (self.holds.due(), Reason::Commit),
             (self.behind_due(), Reason::Behind),
+            (self.idle_due, Reason::Idleness),
             (self.watches.due().filter(|_| self.standing == Standing::Stands), Reason::Watch),
         ];
         let first =

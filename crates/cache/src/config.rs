@@ -28,6 +28,13 @@ pub struct Config {
     pub kernel_listing_below: u64,
     /// Beyond so many missing names given to the kernel it is given none.
     pub kernel_missing_most: u64,
+    /// Listings tell the kernel of no more inodes than this.
+    pub kernel_inodes_most: u64,
+    /// The kernel can be asked to forget inodes that it does not use (`FUSE_NOTIFY_PRUNE`).
+    pub prunes: bool,
+    /// Directories of which something is kept, and for how long nobody may have asked for one; `None`: for ever.
+    pub most_dirs: u64,
+    pub dir_timeout: Option<Span>,
     /// Bytes that an entry costs the kernel's buffer beside its name (padded to 8): without and with
     /// attributes (`struct fuse_dirent`, `struct fuse_direntplus`).
     pub entry_size: (u32, u32),
@@ -51,6 +58,10 @@ impl Default for Config {
             misses_before_listing: 4,
             kernel_listing_below: 1_000,
             kernel_missing_most: 100_000,
+            kernel_inodes_most: 900_000,
+            prunes: false,
+            most_dirs: u64::MAX,
+            dir_timeout: None,
             entry_size: (24, 152),
             direct_appends: false,
             on_disconnect: OnDisconnect::Wait,

@@ -15,6 +15,10 @@ pub struct Counters {
     /// Of these, the ones that joined a call already in flight.
     pub joins: u64,
     pub evictions: u64,
+    /// How often memory was short, and half of it was given back.
+    pub squeezed: u64,
+    /// Inodes that the kernel was asked to forget because it knew too many.
+    pub pruned: u64,
     /// Walks ahead that were begun; the entries that came in them, a directory counting one more than its names; those of them that
     /// were asked for later, and those that were forgotten before.
     pub ahead_walks: u64,

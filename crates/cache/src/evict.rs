@@ -9,7 +9,7 @@ use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
 /// What an inode's record costs, in bytes, with its place in the table and the name that it has.
-const INODE_BYTES: u64 = (size_of::<Inode>() + 24 + 32) as u64;
+pub(crate) const INODE_BYTES: u64 = (size_of::<Inode>() + 24 + 32) as u64;
 /// The part of the budget that is left for names at least.
 const LEFT_FOR_NAMES: u64 = 4;
 /// The part of the budget by which memory grows before what could not be freed is tried again.
@@ -31,6 +31,14 @@ impl Cache {
     /// Whether eviction goes on. Inodes that the kernel knows stay until it forgets them: however many they are, a
     /// quarter of the budget is left for names.
     fn exceeds(&self, budget: u64) -> bool {
+        self.has_too_many() || self.exceeds_bytes(budget)
+    }
+
+    fn has_too_many(&self) -> bool {
+        self.dirs.len() as u64 > self.config.most_dirs
+    }
+
+    fn exceeds_bytes(&self, budget: u64) -> bool {
         self.bytes() > budget && self.names_bytes() > self.config.budget_bytes / LEFT_FOR_NAMES
     }
 
@@ -38,14 +46,13 @@ impl Cache {
     /// somebody is reading stay, and so the budget may be exceeded, up to twice; then only the one read last stays.
     pub(crate) fn trim(&mut self, now: Time) {
         let budget = self.config.budget_bytes;
-        if self.bytes() <= budget.max(self.trim_above) {
+        if self.bytes() <= budget.max(self.trim_above) && !self.has_too_many() {
             return;
         }
-        let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
-        let reading: BTreeSet<u64> = open.map(|open| open.ino).chain(self.watches.dirs()).collect();
+        let reading = self.being_read();
         self.trim_passed(now, budget, &reading);
         self.trim_to(now, budget, &reading);
-        if self.exceeds(budget.saturating_mul(2)) {
+        if self.exceeds_bytes(budget.saturating_mul(2)) {
             self.trim_to(now, budget, &BTreeSet::from([self.last_read]));
         }
         if self.bytes() > budget {
@@ -77,16 +84,24 @@ impl Cache {
         let mut turns = self.order.len() * 2;
         while self.exceeds(budget) && turns > 0 {
             turns -= 1;
-            let Some(ino) = self.order.pop_front() else { return };
-            let Some(directory) = self.dirs.get_mut(&ino) else { continue };
-            let used = std::mem::take(&mut directory.used);
-            if used || directory.listing.is_some() || spared.contains(&ino) {
-                self.order.push_back(ino);
-                continue;
+            if !self.evict_next(now, spared) {
+                return;
             }
-            let id = directory.id;
-            self.evict(now, id);
         }
+    }
+
+    /// Gives back the next directory, or leaves it for its second turn; `false`: there is none.
+    pub(crate) fn evict_next(&mut self, now: Time, spared: &BTreeSet<u64>) -> bool {
+        let Some(ino) = self.order.pop_front() else { return false };
+        let Some(directory) = self.dirs.get_mut(&ino) else { return true };
+        let used = std::mem::take(&mut directory.used);
+        if used || directory.listing.is_some() || spared.contains(&ino) {
+            self.order.push_back(ino);
+            return true;
+        }
+        let id = directory.id;
+        self.evict(now, id);
+        true
     }
 
     /// What the kernel believes of single names ends by itself, if it ends. Of the rest nobody would know any more that it is to be
@@ -103,7 +118,7 @@ impl Cache {
         }
     }
 
-    fn evict(&mut self, now: Time, node: NodeId) {
+    pub(crate) fn evict(&mut self, now: Time, node: NodeId) {
         self.counters.evictions += 1;
         tracing::debug!(target: "nigh::evict", ino = node.ino);
         let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.lives(now));

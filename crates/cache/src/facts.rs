@@ -62,16 +62,19 @@ impl Cache {
     }
 
     pub(crate) fn directory(&mut self, id: NodeId) -> &mut Directory {
-        let order = &mut self.order;
+        let (order, clock) = (&mut self.order, self.clock);
         let directory = self.dirs.entry(id.ino).or_insert_with(|| {
             order.push_back(id.ino);
             Directory::new(id)
         });
+        if let Some(limit) = self.config.dir_timeout {
+            self.idle_due.get_or_insert(clock.after(limit));
+        }
         if directory.id != id {
             directory.forget();
             directory.id = id;
         }
-        (directory.used, directory.is_one) = (true, true);
+        (directory.used, directory.used_at, directory.is_one) = (true, clock, true);
         directory
     }
 
@@ -279,6 +282,9 @@ impl Cache {
         let inode = self.inode(id);
         inode.more_if_any().into_iter().for_each(|more| more.gone = None);
         inode.lookups += 1;
+        if inode.lookups == 1 {
+            self.note_new_to_kernel(id.ino);
+        }
         if let Some((dir, name)) = home {
             self.last_told.put((dir, name), attr.is_dir().then_some(id));
             let inode = self.inode(id);

@@ -444,6 +444,8 @@ pub enum Output {
         /// waits for nothing that the remote has to answer.
         first: bool,
     },
+    /// The kernel is to forget inodes that it does not use: see [`crate::Cache::poll_prune`].
+    Prune,
     Acknowledge(RecallId),
     Return(Vec<GrantId>),
     /// Open files and locks have been claimed from a session that had forgotten them: for the remote.
@@ -469,4 +471,6 @@ pub enum Reason {
     Watch,
     /// Those who read have been waited for as long as they may, by what the kernel is to forget.
     Behind,
+    /// Directories may have been idle for as long as they may.
+    Idleness,
 }

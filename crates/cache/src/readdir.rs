@@ -234,7 +234,7 @@ impl Cache {
         plus: bool,
         held: Option<Held>,
     ) -> (Vec<Chosen>, bool) {
-        let mut room = self.room(offset, size, plus);
+        let (mut room, may_tell) = (self.room(offset, size, plus), self.may_tell());
         let mut chosen: Vec<Chosen> = Vec::new();
         for row in rows {
             if !room.take(row.name.len()) {
@@ -248,7 +248,7 @@ impl Cache {
                 before.next = Cookie(row.cookie.0 - 1);
             }
             let Some(child) = row.child else { continue };
-            let is_new = |_: &Held| plus && !self.kernel_knows(now, dir, row.name, child.id);
+            let is_new = |_: &Held| plus && may_tell && !self.kernel_knows(now, dir, row.name, child.id);
             let node = held.filter(is_new).and_then(|held| {
                 let (attr, under) = self.child_attr(now, child, held)?;
                 Some((child.id, attr, under))

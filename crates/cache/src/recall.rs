@@ -307,6 +307,7 @@ impl Cache {
             self.end_claiming(now);
         }
         self.end_waits_for_commits(now);
+        self.give_back_idle(now);
         while let Some(&(due, ino)) = self.watched.first() {
             if due > now {
                 break;

@@ -244,8 +244,9 @@ pub(crate) struct Directory {
     /// Of the directories in it, the one that was opened last; and it was itself opened by who knew what is beside it.
     pub last_child: Option<u64>,
     pub via: bool,
-    /// Used since eviction last came by.
+    /// Used since eviction last came by, and when it was last.
     pub used: bool,
+    pub used_at: Time,
     /// Bytes counted in the cache's total.
     pub counted: u64,
 }
@@ -272,6 +273,7 @@ impl Directory {
             last_child: None,
             via: false,
             used: true,
+            used_at: Time(0),
             counted: 0,
         }
     }

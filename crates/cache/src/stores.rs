@@ -159,7 +159,9 @@ impl Cache {
 
     /// What requests that were answered may have kept of a file is dropped by that.
     pub(crate) fn goes_behind(&mut self, ops: &[OpId], ino: u64, id: Invalidation) {
-        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut()) else { return };
+        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut()) else {
+            return;
+        };
         let were_left_out = ops.iter().filter(|op| old.left_out.remove(op)).count() > 0;
         // While all are to go it is not told yet which are left out.
         if old.all_until.is_some() || were_left_out {

@@ -94,6 +94,13 @@ pub struct MountArgs {
     /// Memory for cached metadata, for example 256M [default: a quarter of the memory, at most 1G]
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<String>,
+    /// Directories of which something is kept in memory: a number, or `unlimited` [default: unlimited, within --cache-size]
+    #[arg(long, value_name = "N|unlimited")]
+    pub max_dirs: Option<String>,
+    /// For how long a directory is kept that nobody asks for: a time with its unit, or `forever` [default: forever, within
+    /// --cache-size]
+    #[arg(long, value_name = "TIME|forever")]
+    pub dir_timeout: Option<String>,
     /// nigh://: the file with the server's token, which only you may read
     #[arg(long, value_name = "FILE")]
     pub token: Option<PathBuf>,

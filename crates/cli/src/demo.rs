@@ -90,6 +90,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
         threads: 1,
         reconnect: None,
         events: None,
+        pressure: None,
         runtime: room.join("run"),
     })
 }

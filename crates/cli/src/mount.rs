@@ -11,6 +11,7 @@ use nigh_client::events::{Program, play};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
+use nigh_client::pressure::{Pressure, SHORT, Trigger};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
 use nigh_native::{AHEAD, COMPRESSED, ClientConfig, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions};
 use nigh_server::Places;
@@ -52,6 +53,9 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         Some(text) => units::size("--cache-size", text)?,
         None => units::default_cache_size(),
     };
+    let most_dirs = args.max_dirs.as_ref().map(|text| units::number("--max-dirs", text)).transpose()?;
+    let dir_timeout =
+        args.dir_timeout.as_ref().map(|text| units::lasting("--dir-timeout", text)).transpose()?;
     let on_disconnect = on_disconnect(args, &options)?;
     let idmap = match options.idmap.as_ref().or(args.idmap.as_ref()) {
         Some(word) => IdMapChoice::load(word)?,
@@ -93,6 +97,8 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
             client,
             incarnation,
             keeps_targets,
+            most_dirs: most_dirs.flatten().unwrap_or(u64::MAX),
+            dir_timeout: dir_timeout.flatten(),
             prefetch: prefetch(&args.prefetch),
             ..CacheConfig::default()
         },
@@ -103,6 +109,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         threads: args.threads,
         reconnect: Some(source.reconnect()),
         events: events(options.events.as_ref().unwrap_or(&args.events)),
+        pressure: pressure(),
         runtime: places.runtime.clone(),
     })
 }
@@ -121,6 +128,12 @@ fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: L
     ];
     let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
     wanted.fold(0, |features, (_, feature)| features | feature)
+}
+
+/// Tests have it hear of less.
+fn pressure() -> Option<Box<dyn Pressure>> {
+    let trigger = std::env::var("NIGH_PRESSURE").unwrap_or_else(|_| SHORT.to_owned());
+    Some(Box::new(Trigger::of_system(&trigger)?))
 }
 
 fn prefetch(word: &str) -> Prefetch {

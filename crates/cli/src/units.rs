@@ -22,6 +22,20 @@ pub fn positive(option: &str, text: &str) -> Result<Span, Usage> {
     }
 }
 
+/// `30s`, `5m`, …, more than nothing; `forever`: `None`.
+pub fn lasting(option: &str, text: &str) -> Result<Option<Span>, Usage> {
+    if text == "forever" { Ok(None) } else { positive(option, text).map(Some) }
+}
+
+/// A number, more than nothing; `unlimited`: `None`.
+pub fn number(option: &str, text: &str) -> Result<Option<u64>, Usage> {
+    match text.parse() {
+        _ if text == "unlimited" => Ok(None),
+        Ok(number @ 1..) => Ok(Some(number)),
+        _ => Err(Usage(format!("{option} {text}: want a number such as 1000, or unlimited"))),
+    }
+}
+
 fn span(option: &str, text: &str) -> Result<Span, Usage> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -72,6 +86,16 @@ pub fn default_cache_size() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_more_than_nothing_or_none() {
+        assert_eq!(number("n", "16").unwrap(), Some(16));
+        assert_eq!(number("n", "unlimited").unwrap(), None);
+        assert!(number("n", "0").is_err() && number("n", "-1").is_err() && number("n", "many").is_err());
+        assert_eq!(lasting("t", "30s").unwrap(), Some(Span::from_secs(30)));
+        assert_eq!(lasting("t", "forever").unwrap(), None);
+        assert!(lasting("t", "0s").is_err() && lasting("t", "30").is_err());
+    }
 
     #[test]
     fn times_need_a_unit() {

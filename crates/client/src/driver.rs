@@ -390,6 +390,7 @@ impl Driver {
                     core.remote.handle_reclaimed(now);
                 }
                 Output::Invalidate { id, stale, first } => self.notifier.queue(id, stale, first),
+                Output::Prune => self.notifier.prune(),
                 Output::Timeout(at, _) => return at,
             }
         }

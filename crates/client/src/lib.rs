@@ -12,6 +12,7 @@
 //! | `worker` | threads that tell the kernel what may get stuck |
 //! | `below` | what is mounted below the mount |
 //! | `events` | inotify(7) for what others change |
+//! | `pressure` | hears when memory is short |
 //! | `interrupts` | which signals are fatal |
 //! | `lengths` | tells the kernel how long an open file is |
 //! | `credentials` | the groups of a caller |
@@ -34,6 +35,7 @@ mod link;
 mod mount;
 mod notifier;
 mod openers;
+pub mod pressure;
 mod readers;
 mod scheduled;
 #[cfg(test)]
@@ -50,3 +52,4 @@ pub use nigh_cache::{Config as CacheConfig, OnDisconnect, Prefetch};
 /// What a command needs of the kernel's side: mounting, and transports of its own.
 pub use nigh_fuse as fuse;
 pub use nigh_link::Link;
+pub use pressure::Pressure;

@@ -11,6 +11,7 @@ use crate::events::EventsConfig;
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
 use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
+use crate::pressure::{Pressure, give_back_freed};
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
@@ -24,6 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+/// Of the protocol's versions, the first with `FUSE_NOTIFY_PRUNE`.
+const PRUNES_SINCE: u32 = 45;
 /// How long an attempt to reach the remote may outlast the mount; then it is left to itself.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -42,6 +45,8 @@ pub struct MountConfig {
     pub reconnect: Option<Reconnect>,
     /// Whether programs that watch by inotify(7) are told what others change; needs a mount point.
     pub events: Option<EventsConfig>,
+    /// Tells when memory is short.
+    pub pressure: Option<Box<dyn Pressure>>,
     /// The directory of this user's sockets.
     pub runtime: std::path::PathBuf,
 }
@@ -128,7 +133,8 @@ impl Mount {
     ) -> io::Result<Mount> {
         let level = transport.level();
         let direct_appends = agreed.has(nigh_fuse::abi::flags::init::DIRECT_IO_ALLOW_MMAP);
-        let cache = Cache::new(Config { level: cache_level(level), direct_appends, ..config.cache });
+        let prunes = agreed.minor >= PRUNES_SINCE;
+        let cache = Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
         let about = About {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,
             source: config.options.source.clone(),
@@ -163,6 +169,9 @@ impl Mount {
         if let Some(events) = config.events {
             mount.start_events(events);
         }
+        if let Some(pressure) = config.pressure {
+            mount.heed(pressure);
+        }
         mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
             .ok();
@@ -193,6 +202,25 @@ impl Mount {
             let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
             self.readers.push(thread::spawn(move || serve_kernel(&driver, &interrupts, &agreed)));
         }
+    }
+
+    /// Gives memory back when it is short.
+    fn heed(&mut self, mut pressure: Box<dyn Pressure>) {
+        let driver = Arc::clone(&self.driver);
+        self.others.push(thread::spawn(move || {
+            loop {
+                match pressure.wait(driver.notifier.ended()) {
+                    Ok(true) => {
+                        driver.with(|core, now| core.cache.handle_pressure(now));
+                        give_back_freed();
+                    }
+                    Ok(false) => return,
+                    Err(error) => {
+                        return tracing::warn!(%error, "nothing says any more when memory is short");
+                    }
+                }
+            }
+        }));
     }
 
     fn start_events(&mut self, config: EventsConfig) {

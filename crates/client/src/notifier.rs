@@ -19,11 +19,12 @@ mod tests;
 use crate::driver::Driver;
 use crate::worker::Crew;
 use nigh_cache::{Invalidation, Stale};
+use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use teller::Teller;
@@ -51,6 +52,10 @@ pub(crate) struct Notifier {
     /// Can be read from when something was queued or it is to stop, until that was seen.
     wake: OwnedFd,
     stopped: AtomicBool,
+    /// Can be read from when it is to stop.
+    ended: OwnedFd,
+    /// The kernel knows too many inodes. It is told when there is nothing else, since nobody waits for that.
+    prunes: AtomicBool,
     crew: Crew,
     /// How often names were dropped all at once because one could not be dropped alone.
     pub epoch_fallbacks: AtomicU64,
@@ -66,6 +71,8 @@ impl Notifier {
             jobs: Mutex::default(),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopped: AtomicBool::new(false),
+            ended: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
+            prunes: AtomicBool::new(false),
             crew: Crew::default(),
             epoch_fallbacks: AtomicU64::new(0),
         })
@@ -84,9 +91,20 @@ impl Notifier {
         self.wake();
     }
 
+    pub fn prune(&self) {
+        self.prunes.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.ended, &1_u64.to_ne_bytes());
         self.wake();
+    }
+
+    /// For others who wait for something, and are to stop when this does.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
     }
 
     /// Fails only where the count is at its end: then it can be read from anyway.
@@ -101,9 +119,13 @@ impl Notifier {
         loop {
             // Before what is queued is looked at: what comes later can be read from again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-            while let Some(job) = self.next(&mut teller) {
-                driver.pass_gate();
-                self.tell(&mut teller, job);
+            loop {
+                if let Some(job) = self.next(&mut teller) {
+                    driver.pass_gate();
+                    self.tell(&mut teller, job);
+                } else if !self.tell_to_prune(driver) {
+                    break;
+                }
             }
             if self.is_stopped() {
                 return;
@@ -130,6 +152,22 @@ impl Notifier {
         } else {
             jobs.rest.push_front(left);
         }
+    }
+
+    /// Has the kernel forget some inodes; whether there may be more.
+    fn tell_to_prune(&self, driver: &Driver) -> bool {
+        if self.is_stopped() || !self.prunes.load(Ordering::SeqCst) {
+            return false;
+        }
+        let inos = driver.with(|core, _| core.cache.poll_prune());
+        if inos.is_empty() {
+            self.prunes.store(false, Ordering::SeqCst);
+            return false;
+        }
+        if let Err(error) = driver.transport.notify(&Notification::Prune { inos: inos.into() }) {
+            tracing::debug!(target: "nigh::kernel", %error, "inodes are not pruned");
+        }
+        true
     }
 
     fn is_stopped(&self) -> bool {

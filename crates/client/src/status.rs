@@ -59,12 +59,6 @@ impl Source {
                     cache.watching(),
                 )
             });
-        let kernel: Map<String, Value> = self
-            .driver
-            .opcode_counts()
-            .into_iter()
-            .map(|(code, count)| (opcode_name(code).to_owned(), json!(count)))
-            .collect();
         let fallbacks = self.driver.notifier.epoch_fallbacks.load(Ordering::Relaxed);
         json!({
             "mountpoint": self.about.mountpoint.to_string_lossy(),
@@ -93,6 +87,8 @@ impl Source {
                 "hits": counters.hits,
                 "misses": counters.misses,
                 "evictions": counters.evictions,
+                "squeezed": counters.squeezed,
+                "pruned": counters.pruned,
                 "ahead": ahead(&counters),
                 "inodes": gauges.inodes,
                 "open_files": gauges.open_files,
@@ -101,7 +97,7 @@ impl Source {
             "pending": { "operations": gauges.pending_operations, "bytes": 0 },
             "errors": { "unreported": 0, "total": 0 },
             "kernel": {
-                "requests": kernel,
+                "requests": self.requests_of_kernel(),
                 "protocol": format!("7.{}", self.about.agreed.minor),
                 "notifications": level_name(level),
                 "epoch_fallbacks": fallbacks,
@@ -110,6 +106,11 @@ impl Source {
             "events": self.events(watching),
             "guarantees": self.guarantees(stale, gauges.grants_limited),
         })
+    }
+
+    fn requests_of_kernel(&self) -> Map<String, Value> {
+        let counts = self.driver.opcode_counts().into_iter();
+        counts.map(|(code, count)| (opcode_name(code).to_owned(), json!(count))).collect()
     }
 
     fn events(&self, watching: Watching) -> Value {

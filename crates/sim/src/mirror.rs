@@ -68,11 +68,13 @@ impl Mirror {
         let level = [Level::All, Level::NoEpoch, Level::None][usize::try_from(dice.below(3)).unwrap_or(0)];
         let mut world = World::new(config.clone());
         world.wordy = true;
-        world.connect_with(Config { level, ..Config::default() });
+        let kernel_inodes_most = 16 + dice.below(3) * 1_000;
+        world.connect_with(Config { level, prunes: true, kernel_inodes_most, ..Config::default() });
         Mirror { world, twin: Twin::new(config), dice, files: Vec::new(), known: BTreeMap::from([(1, 0)]) }
     }
 
     fn step(&mut self) -> Result<(), String> {
+        self.prune();
         match self.dice.below(20) {
             0 => {
                 let span = [Span::from_millis(700), Span::from_secs(2), Span::from_secs(6)];
@@ -202,7 +204,16 @@ impl Mirror {
 
     /// A kernel that needs its memory forgets all that is no directory and not open.
     fn forget_files(&mut self) {
-        let inos: Vec<u64> = self.known.keys().copied().collect();
+        self.forget_unused(self.known.keys().copied().collect());
+    }
+
+    /// Of what it is asked to forget it forgets as much.
+    fn prune(&mut self) {
+        let pruned = std::mem::take(&mut self.world.clients[0].pruned);
+        self.forget_unused(pruned);
+    }
+
+    fn forget_unused(&mut self, inos: Vec<u64>) {
         for ino in inos {
             let attr = self.twin.tree.attr(self.twin.id(ino));
             if attr.is_some_and(|attr| !attr.is_dir()) && !self.files.iter().any(|file| file.ino == ino) {

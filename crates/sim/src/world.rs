@@ -44,6 +44,8 @@ pub struct Client<B: Backend = FakeServer> {
     /// So many droppings of pages may be stuck at the same time.
     pub workers: u32,
     telling: Telling,
+    /// What its kernel was asked to forget, and may.
+    pub pruned: Vec<u64>,
     pub(crate) remote: B::Remote,
     pub(crate) ops: BTreeMap<OpId, Op>,
     /// Changes whose callers were killed: their outcome is unknown until the remote has answered.
@@ -165,6 +167,7 @@ impl<B: Backend> World<B> {
             takes_pushes: false,
             workers: 64,
             telling: Telling::default(),
+            pruned: Vec::new(),
             remote,
             ops: BTreeMap::new(),
             abandoned: Vec::new(),
@@ -424,6 +427,12 @@ impl<B: Backend> World<B> {
                 self.observe();
             }
             Output::Invalidate { id, stale, first } => self.queue(at, id, stale, first),
+            Output::Prune => {
+                let cache = &mut self.clients[at].cache;
+                let inos = std::iter::from_fn(|| Some(cache.poll_prune()).filter(|inos| !inos.is_empty()));
+                let inos: Vec<u64> = inos.flatten().collect();
+                self.clients[at].pruned.extend(inos);
+            }
             Output::Timeout(..) => {}
         }
     }

@@ -252,6 +252,7 @@ impl Reader {
                     session.handle_acknowledge(now, id);
                 }
                 Output::Return(grants) => session.handle_return(now, grants),
+                Output::Prune => {}
                 Output::Reclaimed => session.handle_reclaimed(now),
                 Output::Invalidate { id, stale, .. } => {
                     let behind = self.telling.back().map_or(at, |(due, ..)| at.max(*due));

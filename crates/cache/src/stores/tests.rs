@@ -169,7 +169,7 @@ impl Rig {
                 Output::Call { id, call, .. } => self.calls.push((id, call)),
                 Output::Cancel(call) => self.cancelled.push(call),
                 Output::Invalidate { id, stale, .. } => self.stale.push((id, stale)),
-                Output::Acknowledge(_) | Output::Return(_) | Output::Reclaimed => {}
+                Output::Prune | Output::Acknowledge(_) | Output::Return(_) | Output::Reclaimed => {}
             }
         }
     }

@@ -17,6 +17,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
+        Stage::with(None)
+    }
+
+    fn with(pressure: Option<Box<dyn Pressure>>) -> Stage {
         let dir = tempfile::tempdir().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = Arc::new(parking_lot::Mutex::new(Server::new(boot_time())));
@@ -50,6 +54,7 @@ impl Stage {
             threads: 1,
             reconnect: None,
             events: None,
+            pressure,
             runtime: dir.path().to_owned(),
         };
         let mount = Mount::start_on(config, ours.into(), Box::new(Arc::clone(&kernel)), agreed).unwrap();
@@ -75,6 +80,45 @@ impl Stage {
 
 fn mkdir<'a>(name: &'a [u8], extensions: Extensions<'a>) -> Operation<'a> {
     Operation::Mkdir { name, mode: 0o755, umask: 0, extensions }
+}
+
+/// Memory is short whenever somebody says so.
+struct Said(std::fs::File);
+
+impl Pressure for Said {
+    fn wait(&mut self, stop: std::os::fd::BorrowedFd<'_>) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        poll(&mut fds, None)?;
+        if !fds[1].revents().is_empty() {
+            return Ok(false);
+        }
+        let mut byte = [0];
+        match io::Read::read(&mut self.0, &mut byte)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(true),
+        }
+    }
+}
+
+#[test]
+fn memory_is_given_back_each_time_that_it_is_short() {
+    let (hears, mut says) = io::pipe().unwrap();
+    let mut stage = Stage::with(Some(Box::new(Said(std::os::fd::OwnedFd::from(hears).into()))));
+    assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
+    for times in 1..=3 {
+        io::Write::write_all(&mut says, b"!").unwrap();
+        let until = Instant::now() + Duration::from_secs(5);
+        let squeezed = || stage.mount.status()["cache"]["squeezed"].as_u64();
+        while squeezed() < Some(times) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(squeezed(), Some(times));
+    }
+    assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
+    // Who says nothing is waited for by nobody.
+    let (took, _dir) = stage.end();
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 /// The kernel takes ENOSYS for "never ask again".

@@ -62,7 +62,20 @@ impl History {
             };
             let walks = (plan.seed / 16 + u64::from(number)).is_multiple_of(3);
             let prefetch = if walks { Prefetch::All } else { Prefetch::Auto };
-            let config = Config { level, budget_bytes, on_disconnect, prefetch, ..Config::default() };
+            let gives_back = plan.seed % 11 == 3;
+            let (most_dirs, kernel_inodes_most) = if gives_back { (2, 16) } else { (u64::MAX, 900_000) };
+            let dir_timeout = gives_back.then_some(Span::from_millis(300));
+            let config = Config {
+                level,
+                budget_bytes,
+                on_disconnect,
+                prefetch,
+                prunes: true,
+                kernel_inodes_most,
+                most_dirs,
+                dir_timeout,
+                ..Config::default()
+            };
             let at = world.connect_with(config);
             if plan.pushes {
                 world.take_pushes(at);

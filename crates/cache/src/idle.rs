@@ -1,0 +1,51 @@
+//! Directories that nobody has used for a while, and memory that others need. See docs/decisions/0021-memory.md.
+
+use crate::cache::Cache;
+use nigh_types::{Span, Time};
+use std::collections::BTreeSet;
+
+/// How often idle directories are looked for while they may be idle once.
+const LOOKS: u64 = 4;
+
+impl Cache {
+    /// Gives back what was not used for `--dir-timeout`.
+    pub(crate) fn give_back_idle(&mut self, now: Time) {
+        let Some(limit) = self.config.dir_timeout.filter(|_| self.idle_due.is_some_and(|due| due <= now))
+        else {
+            return;
+        };
+        let spared = self.being_read();
+        let idle = |ino: &u64| {
+            let directory = self.dirs.get(ino).filter(|d| d.listing.is_none() && !spared.contains(ino))?;
+            (directory.used_at.after(limit) <= now && (directory.held.is_some() || directory.bytes() > 0))
+                .then_some(directory.id)
+        };
+        let idle: Vec<_> = self.order.iter().filter_map(idle).collect();
+        idle.into_iter().for_each(|id| self.evict(now, id));
+        self.order.retain(|ino| self.dirs.contains_key(ino));
+        let next = Span(limit.0 / LOOKS).max(Span::from_millis(100));
+        self.idle_due = (!self.order.is_empty()).then(|| now.after(next));
+    }
+
+    /// Memory is short: what is held halves, but for what somebody is reading, and so does what the kernel knows.
+    pub fn handle_pressure(&mut self, now: Time) {
+        self.clock = now;
+        self.counters.squeezed += 1;
+        let (half, spared) = (self.bytes() / 2, self.being_read());
+        let mut turns = self.order.len() * 2;
+        while self.bytes() > half && turns > 0 {
+            turns -= 1;
+            if !self.evict_next(now, &spared) {
+                break;
+            }
+        }
+        self.drop_snapshots();
+        self.prune_half();
+    }
+
+    /// Directories that somebody is reading, or watches.
+    pub(crate) fn being_read(&self) -> BTreeSet<u64> {
+        let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
+        open.map(|open| open.ino).chain(self.watches.dirs()).collect()
+    }
+}
