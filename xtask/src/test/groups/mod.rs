@@ -10,6 +10,7 @@ mod events;
 mod exercisers;
 mod filesystems;
 mod host;
+mod huge;
 mod levels;
 mod links;
 mod ninep;
@@ -85,6 +86,7 @@ pub fn all() -> &'static [Group] {
         ),
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
+        group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
         group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),

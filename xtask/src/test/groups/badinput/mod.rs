@@ -28,6 +28,8 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("a mount point that is a file", point_is_file),
         ("a mount point that is busy", point_busy),
         ("a cache of size 0", |w| refused_option(w, &["--cache-size", "0"], &[1, 2])),
+        ("no directories at all", |w| refused_option(w, &["--max-dirs", "0"], &[2])),
+        ("directories kept for no time", |w| refused_option(w, &["--dir-timeout", "0s"], &[2])),
         ("a bare number for a time", |w| refused_option(w, &["--host-timeout=5"], &[1, 2])),
         ("a limit of nothing", |w| refused_option(w, &["--request-timeout=0s"], &[2])),
         ("a way to go on that nobody knows", |w| refused_option(w, &["--on-disconnect=hope"], &[2])),

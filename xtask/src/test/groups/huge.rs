@@ -1,0 +1,268 @@
+//! More names than memory: a walk over millions of files, and a directory of a million, within `--cache-size`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::filesystems::Disk;
+use crate::process;
+use crate::root;
+use crate::tally::Tally;
+use crate::test::mount::{How, Mount};
+use crate::test::world::{As, World};
+
+const LIMIT: Duration = Duration::from_secs(900);
+const MIB: u64 = 1 << 20;
+
+/// How much of everything; with `--short` a fiftieth, and as much less may be taken.
+struct Scale {
+    dirs: u64,
+    files: u64,
+    one: u64,
+    cache: &'static str,
+    client: u64,
+    server: u64,
+    kernel: u64,
+}
+
+const FULL: Scale = Scale {
+    dirs: 5_000,
+    files: 1_000,
+    one: 1_000_000,
+    cache: "256M",
+    client: 400 * MIB,
+    server: 200 * MIB,
+    kernel: 1_000_000,
+};
+
+/// Of what a process takes in any case 32 MiB are left.
+const SHORT: Scale = Scale {
+    dirs: 200,
+    files: 500,
+    one: 50_000,
+    cache: "6M",
+    client: 42 * MIB,
+    server: 64 * MIB,
+    kernel: 25_000,
+};
+
+pub fn run(world: &World, tally: &mut Tally) {
+    if !root::is_root() {
+        return tally.not_run("huge", "needs root for a filesystem of its own");
+    }
+    let scale = if world.long { FULL } else { SHORT };
+    let start = Instant::now();
+    let disk = match prepared(world, &scale) {
+        Ok(disk) => disk,
+        Err(e) => return tally.fail("huge: the trees", &format!("{e:#}")),
+    };
+    tally.record("huge: the trees", start.elapsed(), Ok(()));
+    type Test = fn(&World, &Disk, &Scale) -> Result<()>;
+    let tests: [(&str, Test); 4] = [
+        ("huge: a walk larger than the budget, twice", walk),
+        ("huge: one large directory", one),
+        ("huge: what a name costs", each),
+        ("huge: memory is short", short),
+    ];
+    for (name, test) in tests {
+        let start = Instant::now();
+        let result = test(world, &disk, &scale);
+        tally.record(name, start.elapsed(), result);
+    }
+}
+
+/// An ext4 of its own with `many`, directories of empty files, and `one`, as many empty files in one.
+fn prepared(world: &World, scale: &Scale) -> Result<Disk> {
+    let image = world.root.join("huge.img");
+    let inodes = scale.dirs * (scale.files + 1) + scale.one + 1_000;
+    fs::File::create(&image)?.set_len(inodes * 1_024 + (256 << 20))?;
+    let make = process::which("mkfs.ext4").context("mkfs.ext4 is missing")?;
+    let mut command = Command::new(make);
+    command.args(["-q", "-O", "^has_journal", "-N", &inodes.to_string()]).arg(&image);
+    process::output(&mut command)?;
+    let point = world.root.join("disks/huge");
+    fs::create_dir_all(&point)?;
+    process::output(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point))?;
+    let disk = Disk { point };
+    for dir in 0..scale.dirs {
+        fill(&disk.point.join(format!("many/dir-{dir:04}")), scale.files)?;
+    }
+    fill(&disk.point.join("one"), scale.one)?;
+    Ok(disk)
+}
+
+fn fill(dir: &Path, files: u64) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    for file in 0..files {
+        fs::File::create(dir.join(format!("file-{file:07}")))?;
+    }
+    Ok(())
+}
+
+fn mounted<'w>(world: &'w World, disk: &Disk, tree: &str, arguments: &[&str]) -> Result<Mount<'w>> {
+    let point = world.dir("mnt", As::Us)?;
+    let how = arguments.iter().fold(How::new(As::Us), |how, argument| how.with(argument));
+    Mount::new(world, &disk.point.join(tree), &point, &how.with("--host-timeout=forever"))
+}
+
+/// A line of /proc/PID/status, in bytes.
+fn memory(pid: u64, line: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let found =
+        status.lines().find_map(|one| one.strip_prefix(line)).with_context(|| format!("no {line}"))?;
+    Ok(found.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+}
+
+fn server(world: &World, mount: &Mount<'_>) -> Result<u64> {
+    let mut command = world.command(world.nigh(), mount.how.who);
+    command.args(["status", "--server", "--json"]);
+    let ended = world.run(command, LIMIT)?;
+    let status: Value = serde_json::from_str(&ended.said)?;
+    status["pid"].as_u64().with_context(|| format!("no server: {status}"))
+}
+
+/// Objects and bytes of FUSE inodes in the kernel, of all mounts.
+fn slab() -> (u64, u64) {
+    let text = fs::read_to_string("/proc/slabinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("fuse_inode ")).unwrap_or_default();
+    let number = |at: usize| line.split_whitespace().nth(at).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let (objects, size): (u64, u64) = (number(1), number(3));
+    (objects, objects * size)
+}
+
+/// Runs a script in the mount, looking now and then how many inodes the kernel knows; what it said, and the most of these.
+fn watched(world: &World, mount: &Mount<'_>, script: &str) -> Result<(String, u64, Duration)> {
+    let (most, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let inodes = mount.status().ok().and_then(|status| status["cache"]["inodes"].as_u64());
+                most.fetch_max(inodes.unwrap_or(0), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(250));
+            }
+        });
+        let mut command = world.command("sh", As::Us);
+        command.args(["-euc", script]).current_dir(&mount.point);
+        let ended = mount.run(command, LIMIT);
+        over.store(true, Ordering::Relaxed);
+        ended
+    })?;
+    ensure!(ended.ok(), "{}", ended.tail(5));
+    Ok((ended.said.trim().to_owned(), most.into_inner(), ended.took))
+}
+
+/// The most that client and server ever took, held against what they may.
+fn taken(world: &World, mount: &Mount<'_>, scale: &Scale) -> Result<()> {
+    let server = server(world, mount)?;
+    let (client, server) = (memory(u64::from(mount.daemon()), "VmHWM:")?, memory(server, "VmHWM:")?);
+    println!("  the most memory: client {} MiB, server {} MiB", client / MIB, server / MIB);
+    ensure!(client < scale.client, "the client took {client} bytes, {} may be", scale.client);
+    ensure!(server < scale.server, "the server took {server} bytes, {} may be", scale.server);
+    Ok(())
+}
+
+fn walk(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
+    let mount = mounted(world, disk, "many", &["--cache-size", scale.cache])?;
+    let script = "find . -type f -printf '%p %s\\n' | md5sum; find . -type f | wc -l";
+    let mut said = Vec::new();
+    for round in 1..=2 {
+        let (sum, inodes, took) = watched(world, &mount, script)?;
+        let (objects, bytes) = slab();
+        let status = mount.status()?;
+        let cache = &status["cache"];
+        println!(
+            "  walk {round}: {} ms, at most {inodes} inodes known, {objects} FUSE inodes in the kernel ({} MiB), pruned {}, evicted {}, {} MiB held",
+            took.as_millis(),
+            bytes / MIB,
+            cache["pruned"],
+            cache["evictions"],
+            cache["bytes"].as_u64().unwrap_or(0) / MIB,
+        );
+        ensure!(inodes <= scale.kernel, "the kernel knew {inodes} inodes");
+        let budget = cache["budget_bytes"].as_u64().unwrap_or(0);
+        ensure!(cache["bytes"].as_u64() <= Some(budget), "{cache}");
+        said.push(sum);
+    }
+    ensure!(said[0] == said[1], "{said:?}");
+    let count: u64 = said[0].lines().last().unwrap_or_default().trim().parse()?;
+    ensure!(count == scale.dirs * scale.files, "{count} files");
+    taken(world, &mount, scale)?;
+    mount.unmount()
+}
+
+fn one(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
+    let mount = mounted(world, disk, "one", &["--cache-size", scale.cache])?;
+    for script in ["ls -f | sed 1,2d | wc -l", "ls -l | sed 1d | wc -l"] {
+        let (count, inodes, took) = watched(world, &mount, script)?;
+        println!("  {script}: {} ms, at most {inodes} inodes known", took.as_millis());
+        ensure!(count.parse() == Ok(scale.one), "{count} names");
+    }
+    taken(world, &mount, scale)?;
+    mount.unmount()
+}
+
+/// Where there is room for all.
+fn each(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
+    let mount = mounted(world, disk, "one", &["--cache-size", "1G"])?;
+    let before = memory(u64::from(mount.daemon()), "VmRSS:")?;
+    watched(world, &mount, "ls -f > /dev/null")?;
+    let after = memory(u64::from(mount.daemon()), "VmRSS:")?;
+    let status = mount.status()?;
+    let number = |key: &str| status["cache"][key].as_u64().unwrap_or(0);
+    let names = number("entries");
+    let (counted, taken) = (number("bytes") / names, (after - before) / names);
+    println!("  {counted} bytes counted for a name, {taken} taken by the process");
+    ensure!(names >= scale.one, "{names} names");
+    ensure!(counted <= 150, "{counted} bytes");
+    mount.unmount()
+}
+
+/// The kernel's own trigger, on a machine whose page cache takes all that is free.
+fn short(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
+    if !Path::new("/proc/pressure/memory").exists() {
+        println!("  this kernel does not say when memory is short");
+        return Ok(());
+    }
+    let point = world.dir("mnt", As::Us)?;
+    // Somebody has waited for memory at all.
+    let how = How::new(As::Us).set("NIGH_PRESSURE", "some 1 2000000").with("--host-timeout=forever");
+    let mount = Mount::new(world, &disk.point.join("one"), &point, &how)?;
+    watched(world, &mount, "ls -f > /dev/null")?;
+    let held = |status: &Value| status["cache"]["bytes"].as_u64().unwrap_or(0);
+    let before = held(&mount.status()?);
+    let large = world.root.join("large");
+    fs::File::create(&large)?.set_len(1 << 40)?;
+    let squeezed = squeeze(&large, &mount)?;
+    let _ = fs::remove_file(&large);
+    let after = held(&mount.status()?);
+    println!("  {} MiB held, then {} MiB; squeezed {squeezed} times", before / MIB, after / MIB);
+    ensure!(squeezed > 0, "nothing was told");
+    ensure!(after <= before / 2, "{before} bytes, then {after}");
+    let (count, ..) = watched(world, &mount, "ls -f | sed 1,2d | wc -l")?;
+    ensure!(count.parse() == Ok(scale.one), "{count} names");
+    mount.unmount()
+}
+
+/// Reads a file of holes until memory was short: its pages take all that is free, and then others must be given up for them.
+fn squeeze(large: &Path, mount: &Mount<'_>) -> Result<u64> {
+    let mut file = fs::File::open(large)?;
+    let mut buffer = vec![0; 4 << 20];
+    let end = Instant::now() + Duration::from_secs(120);
+    let squeezed = || Ok::<_, anyhow::Error>(mount.status()?["cache"]["squeezed"].as_u64().unwrap_or(0));
+    while Instant::now() < end {
+        for _ in 0..64 {
+            std::io::Read::read_exact(&mut file, &mut buffer)?;
+        }
+        if squeezed()? > 0 {
+            break;
+        }
+    }
+    // It is done within five seconds.
+    std::thread::sleep(Duration::from_secs(5));
+    squeezed()
+}
