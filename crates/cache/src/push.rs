@@ -9,6 +9,7 @@ use crate::flight::{Purpose, Seen};
 use crate::op::{Answer, Caller, Op, Stale};
 use crate::recall::After;
 use crate::rows::Child;
+use crate::state::Directory;
 use nigh_types::{
     Attr, Call, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, OpId, RecallId, Span, Time,
 };
@@ -187,6 +188,29 @@ impl Cache {
     /// What the kernel holds of one name under its directory's grant. What is known of that name by calls in
     /// flight may be older than what it becomes.
     fn stale_name(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<Stale> {
+        let mut stale = self.stale_row(now, node, name);
+        // These may stand for longer than what is known of the names (page 0004, rule 1), so not by that.
+        let files = self.open_under((node, Covers::Names)).into_iter();
+        let files: Vec<NodeId> = files.filter(|file| !self.lies_elsewhere(now, *file, node, name)).collect();
+        stale.extend(files.into_iter().flat_map(|file| self.recall_data(file)));
+        stale
+    }
+
+    /// Whether a file is known to be under another name of that directory, and not under this one.
+    fn lies_elsewhere(&self, now: Time, file: NodeId, dir: NodeId, name: &Name) -> bool {
+        let lives = |d: &&Directory| d.id == dir && d.held.is_some_and(|held| held.lives(now));
+        let Some(directory) = self.dirs.get(&dir.ino).filter(lives) else { return false };
+        let leads_there = |name: &Name| {
+            let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
+            row.and_then(|row| row.child).is_some_and(|child| child.id == file)
+        };
+        let home = self.inodes.get(&file.ino).and_then(|inode| inode.home.as_ref());
+        let home = home.filter(|(at, home)| *at == dir.ino && home != name);
+        home.is_some_and(|(_, home)| leads_there(home)) && !leads_there(name)
+    }
+
+    /// The same without pages of files.
+    fn stale_row(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<Stale> {
         let dir = node.ino;
         self.mark_pushed(dir, name, None);
         let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.id == node) else { return Vec::new() };
@@ -207,9 +231,6 @@ impl Cache {
                 if attr.covered_by_parent() {
                     inode.forget_xattrs();
                     stale.extend((inode.lookups > 0).then_some(Stale::Attr { ino: id.ino }));
-                }
-                if inode.data.held.is_some_and(|data| data.on == (node, Covers::Names)) {
-                    stale.extend(self.recall_data(id));
                 }
             }
         }

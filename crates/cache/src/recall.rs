@@ -166,13 +166,17 @@ impl Cache {
 
     /// Pages of open files that are kept as long as that grant on attributes lives; of closed ones none are.
     pub(crate) fn stale_pages(&mut self, on: (NodeId, Covers)) -> Vec<Stale> {
+        self.open_under(on).into_iter().flat_map(|file| self.recall_data(file)).collect()
+    }
+
+    /// Open files whose pages are kept as long as that grant lives.
+    pub(crate) fn open_under(&self, on: (NodeId, Covers)) -> Vec<NodeId> {
         let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).collect();
         let under = |ino: &u64| {
             let inode = self.inodes.get(ino).filter(|i| i.data.held.is_some_and(|held| held.on == on));
             inode.map(|i| i.id)
         };
-        let files: Vec<NodeId> = open.iter().filter_map(under).collect();
-        files.into_iter().flat_map(|file| self.recall_data(file)).collect()
+        open.iter().filter_map(under).collect()
     }
 
     /// The grant on a directory's names covers an inode no more, or another one's does: what was kept under it
