@@ -11,6 +11,7 @@
 //! All grants end on the way out of `Stands`. What is out stays out, but with `Lost`: then it fails. Until it `Stands` again nothing
 //! is begun or answered but claims: the kernel may yet hold what it held before.
 
+use crate::ahead::Prefetch;
 use crate::cache::Cache;
 use crate::config::OnDisconnect;
 use crate::flight::{Flight, Purpose};
@@ -221,6 +222,14 @@ impl Cache {
         self.kernel_is_slow = false;
         self.forget_by = self.is_forgetting().then(|| now.after(KERNEL_MAY_TAKE));
         self.end_claiming(now);
+    }
+
+    /// Asks for the root's attributes, as whoever comes asks for these first; where something may be asked for ahead at all.
+    pub fn ask_ahead(&mut self, now: Time) {
+        self.clock = now;
+        if self.walks.possible && self.config.prefetch != Prefetch::Off && self.is_attached() {
+            let _ = self.fetch_attr(now, self.root);
+        }
     }
 
     fn adopt(&mut self, session: Session) {

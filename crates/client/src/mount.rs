@@ -153,6 +153,7 @@ impl Mount {
             for event in early {
                 core.cache.handle_event(now, event);
             }
+            core.cache.ask_ahead(now);
         });
         let mut mount = Mount {
             source: Arc::new(Source::new(Arc::clone(&driver), about, session)),
