@@ -13,7 +13,7 @@ use crate::flight::{Flight, Purpose, Seen};
 use crate::op::Output;
 use credit::Account;
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
+    Call, CallId, Covers, Errno, Grant, GrantId, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -80,9 +80,10 @@ impl Cache {
         let walk_call = *self.walks.promised.get(&dir)?;
         let node = self.id_of(dir)?;
         let call = self.begin_told(walk_call, node)?;
+        let largest = self.windows().1;
         let walk = self.walks.going.get_mut(&walk_call)?;
         if walk.credit <= 0 {
-            walk.window = (walk.window * 4).min(largest_window(self.config.budget_bytes));
+            walk.window = (walk.window * 4).min(largest);
             self.want(now, walk_call, dir);
         }
         Some(call)
@@ -184,6 +185,8 @@ impl Cache {
         let dir = node.ino;
         self.walks.promised.remove(&dir);
         let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
+            let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
+            self.return_unkept(&names.copied().collect::<Vec<_>>());
             return self.told_not(now, walk_call, dir);
         };
         let Some(call) = self.begin_told(walk_call, node) else { return };
@@ -314,13 +317,29 @@ impl Cache {
         }
     }
 
+    /// Gives back what came and is not kept. What is held by an earlier answer stays: it has the later number now, and would be gone with it.
     fn return_unkept(&mut self, grants: &[Grant]) {
-        if !grants.is_empty() {
-            self.out.push_back(Output::Return(grants.iter().map(|grant| grant.id).collect()));
+        let is_held = |grant: &&Grant| {
+            let (id, inode) = (grant.node, self.inodes.get(&grant.node.ino));
+            match grant.covers {
+                Covers::Names => self.dirs.get(&id.ino).is_some_and(|d| d.id == id && d.held.is_some()),
+                Covers::Inode => inode.is_some_and(|inode| inode.id == id && inode.own.is_some()),
+                _ => true,
+            }
+        };
+        let unkept: Vec<GrantId> = grants.iter().filter(|g| !is_held(g)).map(|grant| grant.id).collect();
+        if !unkept.is_empty() {
+            self.out.push_back(Output::Return(unkept));
         }
+    }
+
+    /// Entries that a walk asks for at first, and at the most: also no more directories than half of those that may be held.
+    fn windows(&self) -> (u64, u64) {
+        let largest = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
+        let dirs = (self.config.most_dirs / 2).max(1);
+        (FIRST_WINDOW.min(dirs), largest.min(dirs))
     }
 }
 
-fn largest_window(budget: u64) -> u64 {
-    (budget / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW)
-}
+#[cfg(test)]
+mod tests;

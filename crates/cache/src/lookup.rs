@@ -66,6 +66,7 @@ impl Cache {
         self.enter_joins(id, purpose);
         let answer = self.wait(op, caller, id, Want::Reply, false);
         self.list_after_misses(now, dir);
+        self.walk_by_lookups(now, dir);
         answer
     }
 

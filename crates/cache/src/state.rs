@@ -244,6 +244,8 @@ pub(crate) struct Directory {
     /// Of the directories in it, the one that was opened last; and it was itself opened by who knew what is beside it.
     pub last_child: Option<u64>,
     pub via: bool,
+    /// How many names were looked up at the remote before it was listed.
+    pub looked_up: u8,
     /// Used since eviction last came by, and when it was last.
     pub used: bool,
     pub used_at: Time,
@@ -272,6 +274,7 @@ impl Directory {
             passed: None,
             last_child: None,
             via: false,
+            looked_up: 0,
             used: true,
             used_at: Time(0),
             counted: 0,
@@ -281,6 +284,7 @@ impl Directory {
     /// The grant has ended: nothing is known.
     pub fn forget(&mut self) {
         self.held = None;
+        self.looked_up = 0;
         self.rows.clear();
         self.complete = false;
         self.progress = None;

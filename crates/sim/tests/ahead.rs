@@ -303,3 +303,28 @@ fn who_walks_past_the_budget_takes_nothing_from_others() {
     }
     assert_eq!(world.clients[0].control.requests(), walked, "all is there");
 }
+
+/// As `git status` does: every file that it has on record, in the order of paths, and no directory is opened.
+#[test]
+fn who_looks_up_names_in_one_directory_after_the_other_walks_too() {
+    let paths: Vec<String> =
+        (0..60).flat_map(|dir| (0..20).map(move |file| format!("d{dir:02}/f{file:02}"))).collect();
+    let mut world = world(&paths);
+    let look = |world: &mut World, dir: u64, name_of: &str| match answer(
+        world,
+        Op::Lookup { dir, name: name(name_of) },
+    ) {
+        Answer::Node(node) => node.id.ino,
+        other => panic!("{name_of}: {other:?}"),
+    };
+    for dir in 0..60 {
+        let ino = look(&mut world, 1, &format!("d{dir:02}"));
+        for file in 0..20 {
+            look(&mut world, ino, &format!("f{file:02}"));
+        }
+    }
+    let waits = world.clients[0].cache.counters().waits;
+    assert!(waits <= 24, "{waits} waits for 1,260 names");
+    assert!(world.clients[0].control.requests() <= 30, "{}", world.clients[0].control.requests());
+    world.check_kernels().unwrap();
+}

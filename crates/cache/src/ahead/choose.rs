@@ -1,6 +1,6 @@
 //! When a walk ahead begins, where, and in which order it goes.
 
-use super::{FIRST_WINDOW, Prefetch, largest_window};
+use super::Prefetch;
 use crate::cache::Cache;
 use nigh_types::{Call, CallId, Cookie, Name, NodeId, Order, Place, Time};
 
@@ -48,7 +48,7 @@ impl Cache {
         match (self.config.prefetch, descent) {
             (Prefetch::Off, _) => None,
             (Prefetch::All, _) => {
-                let window = largest_window(self.config.budget_bytes);
+                let window = self.windows().1;
                 let roots = vec![self.place(dir)?];
                 self.walk(now, Order::Cookie, roots, window)
             }
@@ -56,9 +56,32 @@ impl Cache {
             (Prefetch::Auto, Some((parent, before, via))) if before.is_some() || via => {
                 let order = self.order_of(now, parent, before, dir)?;
                 let roots = self.may_walk(now).then(|| self.roots(now, order, parent, dir))?;
-                self.walk(now, order, roots, FIRST_WINDOW)
+                self.walk(now, order, roots, self.windows().0)
             }
             (Prefetch::Auto, _) => None,
+        }
+    }
+
+    /// A name is looked up in a directory that is not known. Who does that in one directory after the other walks as who opens them does
+    /// (`git status`); and where several are looked up, the rest will be.
+    pub(crate) fn walk_by_lookups(&mut self, now: Time, dir: u64) {
+        let wanted = self.walks.possible && self.config.prefetch == Prefetch::Auto && !self.answers_stale();
+        if !wanted || self.is_listed(now, dir) || !self.is_to_be_listed(dir) {
+            return;
+        }
+        let Some(id) = self.id_of(dir) else { return };
+        let directory = self.directory(id);
+        directory.looked_up = directory.looked_up.saturating_add(1);
+        match u32::from(directory.looked_up) {
+            1 => {
+                let descent = self.note_descent(now, dir);
+                self.walk_from(now, dir, descent);
+            }
+            count if count == self.config.misses_before_listing && self.may_walk(now) => {
+                let Some(place) = self.place(dir) else { return };
+                self.walk(now, Order::Name, vec![place], self.windows().0);
+            }
+            _ => {}
         }
     }
 

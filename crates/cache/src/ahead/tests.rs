@@ -1,0 +1,39 @@
+use crate::lookup::tests::{T0, cache, calls};
+use crate::{Caller, Config, Op, Output};
+use nigh_types::{
+    Attr, Covers, Entry, Event, Grant, GrantId, Mode, Name, NodeId, OpId, Reply, Response, Term,
+};
+
+/// A server ends a grant by its latest number, and numbers it anew with each answer.
+#[test]
+fn what_a_walk_tells_in_vain_is_given_back_but_for_what_is_held_otherwise() {
+    let mut cache = cache(Config::default());
+    let (root, other) = (NodeId { ino: 1, generation: 1 }, NodeId { ino: 50, generation: 1 });
+    let (mode, term) = (Mode::Read, Term::Session);
+    let grant = |id, node, covers| Grant {
+        id: GrantId(id),
+        node,
+        covers,
+        mode,
+        term,
+        recallable: true,
+        shared: false,
+    };
+    let lookup = Op::Lookup { dir: 1, name: Name::new(b"d").unwrap() };
+    assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), lookup), None);
+    let [call] = calls(&mut cache)[..] else { panic!("it is asked for") };
+    let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+    let below = NodeId { ino: 7, generation: 1 };
+    let entry = Entry { id: below, attr, target: None, no_xattrs: true };
+    let grants = vec![grant(1, root, Covers::Names), grant(2, below, Covers::Inode)];
+    let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(entry)))) };
+    cache.handle_event(T0, Event::Response { call, response });
+    calls(&mut cache);
+    cache.return_unkept(&[
+        grant(11, root, Covers::Names),
+        grant(12, below, Covers::Inode),
+        grant(13, below, Covers::Names),
+        grant(14, other, Covers::Inode),
+    ]);
+    assert_eq!(cache.poll_output(), Output::Return(vec![GrantId(13), GrantId(14)]));
+}
