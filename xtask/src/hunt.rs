@@ -29,6 +29,9 @@ pub struct Sim {
     #[arg(long, value_name = "PLAN", num_args = 0..=1, default_missing_value = "",
           conflicts_with_all = ["seeds", "first", "seed", "calm", "planted"])]
     orders: Option<String>,
+    /// So many scans of a directory of 100,000 entries under 50,000 changes, in each world.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["seeds", "calm", "planted", "orders"])]
+    scans: Option<u64>,
 }
 
 /// Seeded histories in virtual time; each must be true (crates/sim).
@@ -48,6 +51,20 @@ pub fn sim(options: &Sim) -> Result<bool> {
         return Ok(by_the_client()? && by_histories);
     }
     let (first, seeds) = options.seed.map_or((options.first, options.seeds), |seed| (seed, 1));
+    if let Some(scans) = options.scans {
+        let mut command = Command::new(root::cargo());
+        command.current_dir(root::checkout()).args([
+            "test",
+            "--release",
+            "-p",
+            "nigh-sim",
+            "--test",
+            "scans",
+        ]);
+        command.env("NIGH_SCANS", options.seed.map_or(scans, |_| 1).to_string());
+        command.env("NIGH_SEED", first.to_string()).env("NIGH_SCAN_ENTRIES", "100000");
+        return Ok(command.args(["--", "--nocapture"]).status()?.success());
+    }
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args([
         "test",

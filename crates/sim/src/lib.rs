@@ -8,6 +8,7 @@
 //! | `native` | the protocol's own machines in the fake server's place, with bytes between them |
 //! | `random` | seeded histories |
 //! | `orders` | all orders in which a few calls can meet there, with nothing left to chance |
+//! | `scan` | scans of a directory that another client changes |
 //! | `mirror` | one client beside a second tree that executes the same requests directly |
 //! | `history` | the judge of what processes on several mounts were told, where the order of effects is not known |
 
@@ -18,5 +19,6 @@ pub mod mirror;
 pub mod native;
 pub mod orders;
 pub mod random;
+pub mod scan;
 pub mod script;
 pub mod world;

@@ -102,6 +102,11 @@ impl Place {
         let (clock, latency) = (Clock::exact(), (Span::ZERO, Span::ZERO));
         Place { clock, latency, term: nigh_types::Term::Session, features }
     }
+
+    /// Where it takes so long to the server and back.
+    pub(crate) fn far(features: u64, latency: (Span, Span)) -> Place {
+        Place { latency, ..Place::near(features) }
+    }
 }
 
 impl Native {
