@@ -8,6 +8,7 @@ mod appends;
 mod data;
 mod maps;
 mod names;
+mod scans;
 mod sizes;
 mod stage;
 
@@ -28,6 +29,8 @@ pub enum Race {
     Listing,
     /// Somebody has read a directory in part when it is changed, here and then there, and another one begins to.
     Halves,
+    /// One changes a large directory while the other scans it once.
+    Scans,
     /// Both write records of one file in place.
     Records,
     /// Both append records to one file.
@@ -63,6 +66,9 @@ pub struct Options {
     /// Changes of each side that makes any.
     #[arg(long, default_value_t = 1000)]
     count: u64,
+    /// How often to scan.
+    #[arg(long, default_value_t = 1)]
+    scans: u64,
 }
 
 pub fn run(options: &Options) -> Result<bool> {
@@ -76,6 +82,7 @@ pub fn run(options: &Options) -> Result<bool> {
             meter.add(&names::halves(second, first, count)?);
             Ok(meter)
         }
+        Race::Scans => scans::scans(first, second, count, options.scans),
         Race::Records => data::records(first, second, count),
         Race::Appends => data::appends(first, second, count),
         Race::AppendsSeen => appends::seen(first, second, count),

@@ -6,6 +6,7 @@ mod below;
 mod counts;
 mod programs;
 mod races;
+mod scans;
 mod stopped;
 mod tables;
 
@@ -42,6 +43,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("tables", tables::run),
         ("counts", counts::run),
         ("races", races::run),
+        ("scans", scans::run),
         ("programs", programs::run),
         ("stopped", stopped::run),
         ("below", below::run),

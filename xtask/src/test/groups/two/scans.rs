@@ -1,0 +1,52 @@
+//! A large directory is scanned through one mount in small parts while it is changed through another.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{ALL, Deadline, Mounts};
+use crate::tally::Tally;
+use crate::test::world::{As, World};
+
+/// For all scans of a run.
+const LIMIT: Duration = Duration::from_secs(240);
+const LONG_LIMIT: Duration = Duration::from_secs(3600);
+
+pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+    // Changes in one scan, of a directory of twice as many entries, and scans.
+    let (changes, scans, limit) = match (world.short, world.long) {
+        (true, _) => (2_500, 1, LIMIT),
+        (_, true) => (50_000, 20, LONG_LIMIT),
+        _ => (10_000, 2, LIMIT),
+    };
+    let name = "two: what is there throughout a scan comes once";
+    if !deadline.is_over(tally, name) {
+        let start = Instant::now();
+        let result = scan(world, changes, scans, limit);
+        tally.record(name, start.elapsed(), result);
+    }
+}
+
+fn scan(world: &World, changes: u64, scans: u64, limit: Duration) -> Result<()> {
+    let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
+    let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+    command.args(["race", "scans", "--count", &changes.to_string(), "--scans", &scans.to_string()]);
+    command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
+    let ended = mounts.run(command, limit)?;
+    ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
+    let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
+    let operations = said["operations"].as_u64().context("the race counted no operations")?;
+    ensure!(operations >= changes * scans, "only {operations} operations");
+    println!(
+        "  {scans} scans of {} entries under {changes} changes each: {:.0} s, the longest call {:.0} ms ({}); \
+         recalls {}, told {}",
+        changes * 2,
+        ended.took.as_secs_f64(),
+        said["longest_ms"].as_f64().unwrap_or_default(),
+        said["longest_call"].as_str().unwrap_or("?"),
+        mounts.status(1, ["leases", "recalled"])?,
+        mounts.status(1, ["leases", "updated_in_place"])?,
+    );
+    mounts.unmount()
+}
