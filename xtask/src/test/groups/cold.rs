@@ -17,6 +17,8 @@ use crate::test::world::{As, World};
 const MOST_WALKING: u64 = 8;
 const MOST_FLAT: u64 = 3;
 const LIMIT: Duration = Duration::from_secs(120);
+/// Processes that list.
+const AT_ONCE: u64 = 8;
 
 const WALKS: &[&str] = &["ls -R", "ls -lR", "find . -type f -size +0c", "du -s .", "tar cf - ."];
 
@@ -35,7 +37,8 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 4] = [
+        ("cold: eight list at once as one does alone", at_once),
         ("cold: nothing comes ahead where that is not wanted", off),
         ("cold: `nigh prefetch` has a tree in memory", prefetched),
         ("cold: leases cost no round trips", with_leases),
@@ -73,6 +76,11 @@ fn prepared(world: &World) -> Result<Distant<'_>> {
     fs::create_dir(&flat)?;
     for n in 0..20_000 {
         fs::write(flat.join(format!("file-{n:05}")), b"")?;
+    }
+    for dir in 0..=AT_ONCE {
+        let dir = source.join(format!("eight-{dir}"));
+        fs::create_dir(&dir)?;
+        (0..1_000).try_for_each(|n| fs::write(dir.join(format!("file-{n:05}")), b""))?;
     }
     world.give_all(&source, As::Us)?;
     Distant::start(world, &source, Over::Local, ("10ms", "1Gbit"), "forever")
@@ -151,5 +159,33 @@ fn with_leases(world: &World, distant: &Distant<'_>) -> Result<()> {
     }
     println!("  {} waits with joins under leases, {} without", seen[0], seen[1]);
     ensure!(seen[0] <= seen[1], "{seen:?}");
+    Ok(())
+}
+
+/// Eight on eight directories have eight listings under way at the same time; eight on one cause one.
+fn at_once(world: &World, distant: &Distant<'_>) -> Result<()> {
+    let mut took = Vec::new();
+    for (script, lists) in [
+        ("ls eight-8".to_owned(), 1),
+        (format!("for n in $(seq 0 {}); do ls eight-$n & done; wait", AT_ONCE - 1), AT_ONCE),
+        (format!("for n in $(seq 1 {AT_ONCE}); do ls eight-0 & done; wait"), 1),
+    ] {
+        let mount = distant.mount_with(world, &["--prefetch=off"])?;
+        // Programs are loaded before the time is taken.
+        shell(world, &mount, ".", "ls -d .; seq 1")?;
+        let start = Instant::now();
+        shell(world, &mount, ".", &script)?;
+        took.push(start.elapsed().as_millis());
+        let status = mount.status()?;
+        let asked = status["remote"]["by_type"]["list"].as_u64().unwrap_or(0);
+        ensure!(asked == lists, "{asked} listings by `{script}`: {}", status["remote"]);
+        mount.unmount()?;
+    }
+    println!(
+        "  one lists in {} ms, eight others in {} ms, eight the same in {} ms",
+        took[0], took[1], took[2]
+    );
+    // One after the other they would wait for 16 round trips.
+    ensure!(took[1] < 2 * 10 * u128::from(AT_ONCE), "eight take {} ms, one takes {} ms", took[1], took[0]);
     Ok(())
 }
