@@ -61,6 +61,8 @@ enum Chore {
     LinkEmulator(link::Options),
     /// Runs one workload in a directory and prints its time.
     Workload(bench::workload::Options),
+    /// Looks at one large directory and prints what that took.
+    Directory(bench::directory::Options),
     /// Two threads on two paths to one directory; says whether each saw what the other had done.
     Race(race::Options),
     /// Changes a directory and waits until another path to it shows that.
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         Chore::Build9p(options) => nine::run(&options),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
+        Chore::Directory(options) => bench::directory::run(&options),
         Chore::Race(options) => race::run(&options),
         Chore::Host(options) => host::run(&options),
         Chore::Load(options) => load::run(&options),

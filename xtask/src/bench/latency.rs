@@ -123,7 +123,8 @@ pub fn missing_names(world: &World, mount: &Mount<'_>, names: u32) -> Result<Val
     }))
 }
 
-fn resident_kib(process: u32) -> Result<u64> {
+/// What a process has in memory.
+pub fn resident_kib(process: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("no VmRSS")?;
     Ok(line.split_whitespace().nth(1).context("no VmRSS")?.parse()?)

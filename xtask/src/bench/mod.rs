@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: the workloads on a nigh mount over an emulated link, on the local disk and on the
 //! null daemon, in one run.
 
+mod directories;
+pub mod directory;
 mod latency;
 mod measure;
 pub mod null;
@@ -54,6 +56,9 @@ pub struct Options {
     /// Also 10,000,000 different missing names, with the daemon's memory before and after.
     #[arg(long)]
     long: bool,
+    /// Only what large directories take, and places in them: telldir and seekdir, first names, `ls -l`, memory.
+    #[arg(long, conflicts_with_all = ["scale", "rtt", "only", "long", "pinned"])]
+    directories: bool,
     /// Where the figures go, as JSON.
     #[arg(long, default_value = "bench.json")]
     out: PathBuf,
@@ -71,6 +76,9 @@ struct Plan {
 }
 
 pub fn run(options: &Options) -> Result<bool> {
+    if options.directories {
+        return directories::run(options.nigh.as_deref(), options.short, &options.out);
+    }
     let plan = plan(options);
     let start = Instant::now();
     if options.pinned {

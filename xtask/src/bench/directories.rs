@@ -1,0 +1,168 @@
+//! `cargo xtask bench --directories`: what large directories take, and places in them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Map, Value, json};
+
+use super::directory::{self, Look};
+use super::latency;
+use super::places::Distant;
+use super::table;
+use crate::process;
+use crate::test::mount::Mount;
+use crate::test::over::Over;
+use crate::test::world::{As, Length, World};
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Files in each directory: that of the published figures for telldir, that of `ls -l`, and the largest.
+struct Sizes {
+    small: u32,
+    listed: u32,
+    large: u32,
+}
+
+pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
+    let sizes = match short {
+        true => Sizes { small: 16_000, listed: 10_000, large: 64_000 },
+        false => Sizes { small: 64_000, listed: 100_000, large: 1_000_000 },
+    };
+    let world = World::new(nigh, Length::Short)?;
+    let source = world.dir("source", As::Us)?;
+    let names = [("small", sizes.small), ("listed", sizes.listed), ("large", sizes.large)];
+    for (name, files) in names {
+        println!("building {name}: {files} files");
+        directory::build(&source.join(name), files)?;
+    }
+    let mut figures = Vec::new();
+    let mut show = |mut line: Map<String, Value>, name: &str, place: &str| {
+        line.insert("what".into(), json!(name));
+        line.insert("place".into(), json!(place));
+        println!("{}", table::line(&Value::Object(line.clone())));
+        figures.push(Value::Object(line));
+    };
+    for dir in ["small", "large"] {
+        show(look(&world, None, Look::Telldir, &source.join(dir), &[])?, "telldir", "local");
+        show(look(&world, None, Look::Seekdir, &source.join(dir), &[])?, "seekdir", "local");
+    }
+    show(look(&world, None, Look::Sorted, &source.join("large"), &[])?, "sorted", "local");
+    let base = look(&world, None, Look::FlatRate, &source.join("listed"), &["--pinned"])?;
+    let base_rate = base["rate"].as_f64().context("no rate")?;
+    show(base, "flat-rate", "local, one core");
+    let near = Distant::start(&world, &source, Over::Local, ("0ms", "1Gbit"), "forever")?;
+    for line in listed(&world, &near, base_rate)? {
+        show(line, "flat-rate", "nigh 0ms");
+    }
+    places(&world, &near, &mut show)?;
+    drop(near);
+    let far = Distant::start(&world, &source, Over::Local, ("10ms", "1Gbit"), "forever")?;
+    show(first_names(&world, &far)?, "first-names", "nigh 10ms");
+    show(flat(&world, &far)?, "flat-ls-l", "nigh 10ms");
+    std::fs::write(out, serde_json::to_string_pretty(&figures)?)?;
+    println!("figures in {}", out.display());
+    Ok(true)
+}
+
+/// What a look says, in a process of its own.
+fn look(
+    world: &World,
+    mount: Option<&Mount<'_>>,
+    look: Look,
+    dir: &Path,
+    arguments: &[&str],
+) -> Result<Map<String, Value>> {
+    let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+    command.args(["directory", look.name(), "--dir"]).arg(dir).args(arguments);
+    let ended = match mount {
+        Some(mount) => mount.run(command, LIMIT)?,
+        None => world.run(command, LIMIT)?,
+    };
+    ensure!(ended.ok(), "{}: {}", look.name(), ended.tail(5));
+    Ok(serde_json::from_str(ended.said.lines().last().unwrap_or_default())?)
+}
+
+/// Directories that are known: telling, seeking, and what a million places take in memory.
+fn places(
+    world: &World,
+    near: &Distant<'_>,
+    show: &mut impl FnMut(Map<String, Value>, &str, &str),
+) -> Result<()> {
+    let mount = near.mount(world)?;
+    let mut medians = Vec::new();
+    for dir in ["small", "large"] {
+        let dir = mount.point.join(dir);
+        show(look(world, Some(&mount), Look::Telldir, &dir, &[])?, "telldir", "nigh");
+        let mut line = look(world, Some(&mount), Look::Seekdir, &dir, &[])?;
+        medians.push((line["mean_us"].as_f64().unwrap_or(0.0), line["median_us"].as_f64().unwrap_or(0.0)));
+        if let [(mean, median), (large_mean, large_median)] = medians[..] {
+            line.insert("mean_to_small".into(), json!(large_mean / mean));
+            line.insert("median_to_small".into(), json!(large_median / median));
+        }
+        show(line, "seekdir", "nigh");
+    }
+    let processes = format!("--processes={},{}", mount.daemon(), server(world)?);
+    let arguments = [&processes, "--calls", "1000000"];
+    let line = look(world, Some(&mount), Look::Streams, &mount.point.join("small"), &arguments)?;
+    show(line, "telldir-memory", "nigh (client, server)");
+    mount.unmount()
+}
+
+/// The process that listens where mounts reach their server.
+fn server(world: &World) -> Result<u32> {
+    let nigh = world.nigh().display().to_string();
+    let said = process::output(std::process::Command::new("pgrep").args(["-f", &format!("^{nigh} serve")]))?;
+    said.lines().next().context("there is no server")?.trim().parse().context("no process id")
+}
+
+/// `ls -l` of a directory that nobody has looked at, three times, and the same by the program that is the measure.
+fn listed(world: &World, near: &Distant<'_>, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        let mount = near.mount(world)?;
+        let mut line = look(world, Some(&mount), Look::FlatRate, &mount.point.join("listed"), &[])?;
+        let rate = line["rate"].as_f64().context("no rate")?;
+        line.insert("to_local".into(), json!(rate / base_rate));
+        mount.unmount()?;
+        let mount = near.mount(world)?;
+        let took = list(world, &mount, "ls -l listed")?;
+        let entries = line["entries"].as_f64().context("no entries")?;
+        line.insert("ls_l_ms".into(), json!(took.as_millis()));
+        line.insert("ls_l_to_local".into(), json!(entries / took.as_secs_f64() / base_rate));
+        mount.unmount()?;
+        lines.push(line);
+    }
+    Ok(lines)
+}
+
+fn list(world: &World, mount: &Mount<'_>, script: &str) -> Result<Duration> {
+    let mut command = world.command("sh", As::Us);
+    command.args(["-euc", &format!("{script} > /dev/null")]).env("LC_ALL", "C").current_dir(&mount.point);
+    let ended = mount.run(command, LIMIT)?;
+    ensure!(ended.ok(), "{}", ended.tail(5));
+    Ok(ended.took)
+}
+
+fn first_names(world: &World, far: &Distant<'_>) -> Result<Map<String, Value>> {
+    let mount = far.mount(world)?;
+    let line = look(world, Some(&mount), Look::FirstNames, &mount.point.join("large"), &[])?;
+    mount.unmount()?;
+    Ok(line)
+}
+
+/// `ls -l` of the largest: time, waits, and memory at both ends.
+fn flat(world: &World, far: &Distant<'_>) -> Result<Map<String, Value>> {
+    let mount = far.mount(world)?;
+    let processes = [mount.daemon(), server(world)?];
+    let resident = || processes.iter().map(|p| latency::resident_kib(*p)).collect::<Result<Vec<u64>>>();
+    let (before, waits) = (resident()?, |status: &Value| status["remote"].clone());
+    let took = list(world, &mount, "ls -l large")?;
+    let status = mount.status()?;
+    let remote = waits(&status);
+    let line = json!({"ms": took.as_millis(), "waits": remote["waits"], "joins": remote["joins"],
+        "by_type": remote["by_type"], "kib_before": before, "kib_behind": resident()?,
+        "cache_bytes": status["cache"]["bytes"], "cache_entries": status["cache"]["entries"]});
+    mount.unmount()?;
+    line.as_object().cloned().context("it is an object")
+}
