@@ -33,6 +33,8 @@ const NEEDS: &[Need] = &[
     Need { program: "/usr/sbin/sshd", package: "openssh-server", groups: &["links"] },
     Need { program: "ssh", package: "openssh-client", groups: &["links"] },
     Need { program: "setfacl", package: "acl", groups: &["tools"] },
+    Need { program: "/usr/sbin/smbd", package: "samba", groups: &["reexport"] },
+    Need { program: "smbclient", package: "smbclient", groups: &["reexport"] },
     Need { program: "/usr/sbin/diod", package: "diod", groups: &["ninep"] },
 ];
 
