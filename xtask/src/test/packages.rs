@@ -35,6 +35,10 @@ const NEEDS: &[Need] = &[
     Need { program: "setfacl", package: "acl", groups: &["tools"] },
     Need { program: "/usr/sbin/smbd", package: "samba", groups: &["reexport"] },
     Need { program: "smbclient", package: "smbclient", groups: &["reexport"] },
+    Need { program: "ganesha.nfsd", package: "nfs-ganesha", groups: &["reexport"] },
+    // Its one file is where the machine's architecture says.
+    Need { program: "/usr/share/doc/nfs-ganesha-vfs", package: "nfs-ganesha-vfs", groups: &["reexport"] },
+    Need { program: "nfs-ls", package: "libnfs-utils", groups: &["reexport"] },
     Need { program: "/usr/sbin/diod", package: "diod", groups: &["ninep"] },
 ];
 

@@ -92,7 +92,7 @@ pub fn all() -> &'static [Group] {
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),
         group("events", "inotify for what another mount changes", "1 min", Run::Mounted(events::run), true),
-        group("reexport", "smbd exports a mount", "1 min", Run::Mounted(reexport::run), false),
+        group("reexport", "smbd and ganesha export a mount", "1 min", Run::Mounted(reexport::run), false),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];
     ALL

@@ -81,6 +81,9 @@ pub fn run(world: &World, tally: &mut Tally) {
     let start = Instant::now();
     let result = by_smbd(world, &source, sizes);
     tally.record("reexport: smbd", start.elapsed(), result);
+    let start = Instant::now();
+    let result = by_ganesha(world, &source, sizes);
+    tally.record("reexport: ganesha", start.elapsed(), result);
 }
 
 /// Two directories, named by how many files are in each.
@@ -173,6 +176,39 @@ fn by_smbd(world: &World, source: &Path, sizes: [u32; 2]) -> Result<()> {
     };
     server.wait(|| Ok(world.run(ask("ls nothing"), START)?.said.contains("NT_STATUS_NO_SUCH_FILE")))?;
     linear(world, &mount, sizes, |size| ask(&format!("ls {size}/*")))?;
+    drop(server);
+    mount.unmount()
+}
+
+/// By NFS 4, whose server needs no other to say where it listens. It reaches files by the handles that the kernel makes of our numbers.
+fn by_ganesha(world: &World, source: &Path, sizes: [u32; 2]) -> Result<()> {
+    let (Some(ganesha), Some(client)) = (process::which("ganesha.nfsd"), process::which("nfs-ls")) else {
+        bail!("ganesha.nfsd or nfs-ls is missing: install nfs-ganesha, nfs-ganesha-vfs and libnfs-utils");
+    };
+    let mount = Mount::new(world, source, &world.dir("reexported", As::Us)?, &How::new(As::Us))?;
+    let (dir, port) = (world.dir("ganesha", As::Us)?, over::free_port()?);
+    let config = dir.join("ganesha.conf");
+    let text = format!(
+        "NFS_CORE_PARAM {{ NFS_Port = {port}; Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; \
+         Enable_UDP = false; Bind_addr = 127.0.0.1; }}\n\
+         NFS_KRB5 {{ Active_krb5 = false; }}\n\
+         NFSV4 {{ RecoveryRoot = {}; Graceless = true; }}\n\
+         EXPORT {{ Export_Id = 1; Path = {}; Pseudo = /nigh; Access_Type = RW; Squash = No_Root_Squash; \
+         SecType = sys; Protocols = 4; Transports = TCP; FSAL {{ Name = VFS; }} }}\n",
+        dir.display(),
+        mount.point.display()
+    );
+    fs::write(&config, text)?;
+    let mut command = world.command(ganesha, As::Us);
+    command.args(["-F", "-L", "STDOUT", "-f"]).arg(&config).arg("-p").arg(dir.join("pid"));
+    let mut server = Server::start(command, world.log())?;
+    let ask = |what: &str| {
+        let mut command = world.command(&client, As::Us);
+        command.arg(format!("nfs://127.0.0.1/nigh{what}?version=4&nfsport={port}"));
+        command
+    };
+    server.wait(|| Ok(world.run(ask(""), START)?.said.contains(&sizes[0].to_string())))?;
+    linear(world, &mount, sizes, |size| ask(&format!("/{size}")))?;
     drop(server);
     mount.unmount()
 }
