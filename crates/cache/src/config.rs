@@ -44,6 +44,8 @@ pub struct Config {
     pub prefetch: Prefetch,
     /// Symlink targets are kept; else they are asked each time.
     pub keeps_targets: bool,
+    /// Offsets in directories fit 31 bits, for 32-bit programs (docs/decisions/0020-cookies-of-31-bits.md).
+    pub short_cookies: bool,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
     /// Random, of this start.
@@ -67,6 +69,7 @@ impl Default for Config {
             on_disconnect: OnDisconnect::Wait,
             prefetch: Prefetch::Auto,
             keeps_targets: true,
+            short_cookies: false,
             client: 0,
             incarnation: 0,
         }

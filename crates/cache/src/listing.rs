@@ -383,7 +383,7 @@ impl Cache {
                 let page = match self.snapshot_page(fh, offset, size, plus) {
                     Some(page) => Some(page),
                     None if flight.aside.is_some() || self.holds.has_names(dir) => None,
-                    None => self.page(now, dir, offset, size, plus),
+                    None => self.page(now, dir, fh, offset, size, plus),
                 };
                 match page {
                     Some(mut page) => {
@@ -400,14 +400,15 @@ impl Cache {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::Config;
     use crate::lookup::tests::{T0, cache, calls, session};
     use crate::op::{Caller, Op, Opened, Output};
     use nigh_types::{Attr, CookieKey, Event, GrantId, Listed, Mode, Term};
 
-    fn part(names: &[&str], last: bool) -> Response {
+    /// Of the directory 1; the first one brings a grant.
+    pub(crate) fn part(names: &[&str], last: bool) -> Response {
         let entry = |(nth, text): (usize, &&str)| {
             let id = NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
             let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
@@ -424,7 +425,7 @@ mod tests {
     }
 
     /// What is answered; the kernel is told at once.
-    fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
+    pub(crate) fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
         let mut answers = Vec::new();
         loop {
             match cache.poll_output() {

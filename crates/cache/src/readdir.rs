@@ -4,7 +4,8 @@ use crate::cache::Cache;
 use crate::flight::Want;
 use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Opened, Page, PageEntry, Stale};
-use crate::rows::Row;
+use crate::rows::{Row, Rows};
+use crate::short::{self, Number, Position};
 use crate::state::{Directory, OpenDir};
 use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
@@ -64,7 +65,9 @@ impl Cache {
     }
 
     pub(crate) fn opened_dir(&mut self, now: Time, ino: u64) -> Opened {
-        let (limit, keeps) = (self.config.kernel_listing_below, self.config.level.may_keep_pages());
+        // The kernel goes on wherever it finds an equal offset, which short ones may be without being of one entry.
+        let keeps = self.config.level.may_keep_pages() && !self.config.short_cookies;
+        let limit = self.config.kernel_listing_below;
         let mut opened =
             Opened { fh: self.new_fh(), keep_cache: false, cache_dir: false, no_flush: false, direct: false };
         let mut deadline = None;
@@ -84,7 +87,7 @@ impl Cache {
         self.last_read = ino;
         self.open_dirs.insert(
             opened.fh,
-            OpenDir { ino, snapshot: None, reading: true, kernel_keeps: opened.cache_dir },
+            OpenDir { ino, snapshot: None, told: None, reading: true, kernel_keeps: opened.cache_dir },
         );
         if let Some(id) = self.id_of(ino) {
             self.inode(id).more().opens += 1;
@@ -132,7 +135,7 @@ impl Cache {
         if known && self.holds.has_names(ino) {
             return self.wait_for_commit(now, op, caller, ino, Op::ReadDir { ino, fh, offset, size, plus });
         }
-        if known && let Some(mut page) = self.page(now, ino, offset, size, plus) {
+        if known && let Some(mut page) = self.page(now, ino, fh, offset, size, plus) {
             self.page_given(now, fh, &mut page);
             return Some(Answer::Page(page));
         }
@@ -182,33 +185,78 @@ impl Cache {
         &mut self,
         now: Time,
         ino: u64,
+        fh: Fh,
         offset: Cookie,
         size: u32,
         plus: bool,
     ) -> Option<Page> {
-        let (chosen, full) = {
+        let from = self.position(fh, offset);
+        let (chosen, full, told) = {
             let held = self.names(now, ino)?.1;
             let directory = self.dirs.get(&ino)?;
             let until = if directory.complete { None } else { Some(directory.progress?) };
-            let known = |row: &Row| row.child.is_some() && until.is_none_or(|p| row.cookie <= p);
-            let rows = directory.rows.after(offset).filter(known);
-            let (chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some(held));
-            (chosen, full || until.is_none())
+            let shortens = self.config.short_cookies;
+            let known = |row: &Row| {
+                let is_known = |p| row.cookie <= p && (!shortens || short::is_decided(row.cookie, p));
+                row.child.is_some() && until.is_none_or(is_known)
+            };
+            let rows = from.rows(&directory.rows).filter(known);
+            let (mut chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some(held));
+            let (all, told) = (chosen.len(), self.shorten(&directory.rows, from, &mut chosen));
+            let full = full || until.is_none() || chosen.len() < all;
+            (chosen, full, told)
         };
         if !full {
             return None;
         }
+        self.remember(fh, told);
         Some(self.fill(now, ino, offset, size, plus, chosen))
     }
 
     /// A page of a listing that is no fact: names only. `None`: this open directory reads none.
     pub(crate) fn snapshot_page(&mut self, fh: Fh, offset: Cookie, size: u32, plus: bool) -> Option<Page> {
         let open = self.open_dirs.get(&fh)?;
+        let (ino, from) = (open.ino, self.position(fh, offset));
         let snapshot = self.snapshots.rows(open.snapshot?)?;
-        let rows = snapshot.after(offset).filter(|row| row.child.is_some());
-        let ino = open.ino;
-        let (chosen, _) = self.choose(Time(0), ino, rows, offset, size, plus, None);
+        let rows = from.rows(snapshot).filter(|row| row.child.is_some());
+        let (mut chosen, _) = self.choose(Time(0), ino, rows, offset, size, plus, None);
+        let told = self.shorten(snapshot, from, &mut chosen);
+        self.remember(fh, told);
         Some(self.fill(Time(0), ino, offset, size, plus, chosen))
+    }
+
+    /// What an offset stands for.
+    fn position(&self, fh: Fh, offset: Cookie) -> Position {
+        if self.config.short_cookies {
+            Position::of(offset, self.open_dirs.get(&fh).and_then(|open| open.told))
+        } else {
+            Position::behind(offset)
+        }
+    }
+
+    /// Where offsets are to fit 31 bits, gives the entries such, up to a mark; that one with the cookie that it stands for is
+    /// to be remembered.
+    fn shorten(&self, rows: &Rows, from: Position, chosen: &mut Vec<Chosen>) -> Option<(Cookie, Cookie)> {
+        if !self.config.short_cookies {
+            return None;
+        }
+        let cookies: Vec<Cookie> = chosen.iter().map(|c| c.cookie).collect();
+        let numbers = short::numbers(rows, from, &cookies);
+        chosen.truncate(numbers.len());
+        let stands_for = chosen.last()?.next;
+        for (entry, number) in chosen.iter_mut().zip(&numbers) {
+            entry.next = number.offset();
+        }
+        match numbers.last()? {
+            Number::Exact(_) => None,
+            mark @ Number::Mark(_) => Some((mark.offset(), stands_for)),
+        }
+    }
+
+    fn remember(&mut self, fh: Fh, told: Option<(Cookie, Cookie)>) {
+        if let Some(open) = self.open_dirs.get_mut(&fh).filter(|_| told.is_some()) {
+            open.told = told;
+        }
     }
 
     fn room(&self, offset: Cookie, size: u32, plus: bool) -> Room {

@@ -359,6 +359,8 @@ pub(crate) struct OpenDir {
     pub ino: u64,
     /// A listing that may not be kept as a fact: it serves this open until rewound.
     pub snapshot: Option<CallId>,
+    /// With `cookies=31`: the last offset that it gave which does not say where it leads, and the cookie that it stands for.
+    pub told: Option<(Cookie, Cookie)>,
     /// Whoever opened it has not come to its end.
     pub reading: bool,
     /// The kernel keeps what it reads here (`FOPEN_CACHE_DIR`).
