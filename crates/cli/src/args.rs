@@ -54,7 +54,8 @@ pub struct MountArgs {
     /// Where to mount it: a directory
     pub mountpoint: PathBuf,
     /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS, hard, soft,
-    /// timeo=TENTHS, idmap=user|name|none|FILE, compress (what goes over the link, by LZ4)
+    /// timeo=TENTHS, idmap=user|name|none|FILE, compress (what goes over the link, by LZ4),
+    /// cookies=31 (offsets in directories, for 32-bit programs)
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
     /// How long facts are believed before the server is asked again: a time with its unit, `off` or `forever`

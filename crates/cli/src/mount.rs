@@ -99,6 +99,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
             keeps_targets,
             most_dirs: most_dirs.flatten().unwrap_or(u64::MAX),
             dir_timeout: dir_timeout.flatten(),
+            short_cookies: options.short_cookies,
             prefetch: prefetch(&args.prefetch),
             ..CacheConfig::default()
         },

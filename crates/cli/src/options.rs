@@ -35,6 +35,8 @@ pub struct Options {
     pub events: Option<String>,
     /// `idmap=`: takes the place of `--idmap`.
     pub idmap: Option<String>,
+    /// `cookies=31`: offsets in directories are for 32-bit programs.
+    pub short_cookies: bool,
     pub ninep: Ninep,
 }
 
@@ -53,7 +55,7 @@ pub struct Ninep {
 }
 
 const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, \
-     hard, soft, timeo=TENTHS, compress, idmap=WORD, events=auto|on|off; for 9p:// cache=none|readahead|mmap|loose, \
+     hard, soft, timeo=TENTHS, compress, idmap=WORD, events=auto|on|off, cookies=31|63; for 9p:// cache=none|readahead|mmap|loose, \
      negtimeout=MS, msize=BYTES, aname=TREE, uname=NAME";
 
 impl Options {
@@ -64,6 +66,7 @@ impl Options {
                 Some(("actimeo", seconds)) => options.term = Some(seconds_term(option, seconds)?),
                 Some(("timeo", tenths)) => options.request_timeout = Some(tenths_span(option, tenths)?),
                 Some(("idmap", word)) if !word.is_empty() => options.idmap = Some(word.to_owned()),
+                Some(("cookies", bits)) => options.short_cookies = are_short(option, bits)?,
                 Some(("cache", word)) if !word.is_empty() => options.ninep.cache = Some(word.to_owned()),
                 Some(("negtimeout" | "ndentrytmo", millis)) => {
                     options.ninep.absent = Some(millis_term(option, millis)?);
@@ -99,6 +102,14 @@ impl Options {
             _ => return Err(Usage(format!("-o {option}: not known; there are {KNOWN}"))),
         }
         Ok(())
+    }
+}
+
+fn are_short(option: &str, bits: &str) -> Result<bool, Usage> {
+    match bits {
+        "31" => Ok(true),
+        "63" => Ok(false),
+        _ => Err(Usage(format!("-o {option}: want cookies=31, for 32-bit programs, or cookies=63"))),
     }
 }
 
@@ -166,6 +177,12 @@ mod tests {
         assert_eq!(parse("idmap=user,idmap=name").unwrap().idmap.as_deref(), Some("name"));
         assert!(parse("idmap=").is_err());
         assert_eq!(parse("events=on,events=off").unwrap().events.as_deref(), Some("off"));
+        assert!(parse("cookies=31").unwrap().short_cookies && !parse("").unwrap().short_cookies);
+        assert!(!parse("cookies=31,cookies=63").unwrap().short_cookies);
+        for bad in ["cookies=32", "cookies=", "cookies"] {
+            let said = parse(bad).unwrap_err().0;
+            assert!(said.contains("cookies=31") && !said.contains('\n'), "{said}");
+        }
         assert!(parse("events=maybe").is_err() && parse("events").is_err());
     }
 }
