@@ -13,6 +13,7 @@ mod host;
 mod huge;
 mod levels;
 mod links;
+mod narrow;
 mod ninep;
 mod posix;
 mod reexport;
@@ -88,6 +89,7 @@ pub fn all() -> &'static [Group] {
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
         group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
+        group("narrow", "a 32-bit program lists and seeks", "3 min", Run::Mounted(narrow::run), true),
         group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),
