@@ -120,7 +120,7 @@ impl Cache {
         }
         if last {
             self.watched_is_listed(now, dir, &flight);
-            self.serve_from_aside(call, &mut flight);
+            self.serve_from_aside(now, (call, dir), &mut flight);
         }
         self.serve_waiters(now, dir, &mut flight);
         if !last {
@@ -349,9 +349,18 @@ impl Cache {
         }
     }
 
-    /// A listing that is no fact is whole: from now on it serves the open directories that wait for it.
-    fn serve_from_aside(&mut self, call: CallId, flight: &mut Flight) {
+    /// A listing that is no fact is whole: from now on it serves the open directories that wait for it. Where
+    /// something has changed since it was sent, not those that came later: that was known beside it for as long as its grant lived.
+    fn serve_from_aside(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut Flight) {
         let Some(rows) = flight.aside.take() else { return };
+        let mut late = self.late(&flight.waiters);
+        late.retain(|op| self.waiting.get(op).is_some_and(|w| matches!(w.want, Want::Page { .. })));
+        let changed =
+            flight.seen.pushed.contains_key(&dir) || flight.seen.names.iter().any(|(d, ..)| *d == dir);
+        if changed && !self.answers_stale() {
+            flight.waiters.retain(|op| !late.contains(op));
+            self.list_again(now, dir, late);
+        }
         let reads = |op: &OpId| match self.waiting.get(op).map(|w| &w.want) {
             Some(Want::Page { fh, .. }) => Some(*fh),
             _ => None,
@@ -456,5 +465,43 @@ pub(crate) mod tests {
         let told = answers(&mut cache);
         let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
         assert_eq!(page.names, [b"...".as_slice(), names.concat().as_bytes()].concat());
+    }
+    /// Its own file was made after the listing had been sent and before that reader came; then what is known beside the listing goes.
+    #[test]
+    fn who_came_after_an_own_change_is_not_told_a_listing_from_before_it() {
+        let mut cache = cache(Config::default());
+        let mut names = ["a", "b", "c"];
+        names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
+        let [call] = calls(&mut cache)[..] else { panic!("it is listed") };
+        cache.handle_event(T0, Event::Response { call, response: part(&names[..1], false) });
+        let opened = answers(&mut cache);
+        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        // A name that comes last in any order that it may have.
+        let key = CookieKey::default();
+        let behind = key.cookie(names[2].as_bytes());
+        let own = (0..).map(|n| Name::new(format!("own-{n}").as_bytes()).unwrap());
+        let own = own.into_iter().find(|name| key.cookie(name.as_bytes()) > behind).unwrap();
+        let mkdir = Op::Mkdir { dir: 1, name: own, mode: 0o755, umask: 0 };
+        assert_eq!(cache.handle_op(T0, OpId(2), Caller::default(), mkdir), None);
+        let [change] = calls(&mut cache)[..] else { panic!("it is made") };
+        let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+        let entry = Entry { id: NodeId { ino: 50, generation: 1 }, attr, target: None, no_xattrs: true };
+        let made = Reply::Made { entry, handle: None, existed: false };
+        cache.handle_event(T0, Event::Response { call: change, response: Response::plain(Ok(made)) });
+        assert!(matches!(answers(&mut cache)[..], [(OpId(2), Answer::Node(_))]));
+        let read = Op::ReadDir { ino: 1, fh, offset: Cookie(0), size: 4096, plus: false };
+        assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), read), None);
+        let (id, node) = (nigh_types::RecallId(5), NodeId { ino: 1, generation: 1 });
+        let recall = nigh_types::Recall { id, node, covers: Covers::Names, names: Vec::new() };
+        cache.handle_event(T0, Event::Recall(recall));
+        calls(&mut cache);
+        cache.handle_event(T0, Event::Response { call, response: part(&names[1..], true) });
+        let outputs: Vec<Output> = std::iter::from_fn(|| {
+            Some(cache.poll_output()).filter(|output| !matches!(output, Output::Timeout(..)))
+        })
+        .collect();
+        assert!(!outputs.iter().any(|output| matches!(output, Output::Answer { .. })), "{outputs:?}");
+        assert!(matches!(outputs[..], [Output::Call { call: Call::List { .. }, .. }]), "{outputs:?}");
     }
 }
