@@ -47,7 +47,8 @@ pub struct Cache {
     pub(crate) term: Term,
     /// The number of the export's root; 0 before the session stands.
     pub(crate) root: u64,
-    pub(crate) inodes: FxHashMap<u64, Inode>,
+    /// Each by itself: a table in which much comes and goes is twice as large as it need be, and while it grows three times.
+    pub(crate) inodes: FxHashMap<u64, Box<Inode>>,
     pub(crate) dirs: FxHashMap<u64, Directory>,
     /// Directories in the order in which eviction looks at them.
     pub(crate) order: VecDeque<u64>,

@@ -4,7 +4,7 @@ use crate::away::Standing;
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::op::{Answer, Fh, Op, Output};
-use crate::state::{Inode, OpenFile, Stamp};
+use crate::state::{OpenFile, Stamp};
 use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
 
 /// What pins an inode was opened for reading.
@@ -223,7 +223,7 @@ impl Cache {
         );
         self.files.values_mut().for_each(|file| (file.handle, file.lost) = (None, true));
         self.unpinned = self.files.len() as u64;
-        let all = self.inodes.values_mut().filter_map(Inode::more_if_any);
+        let all = self.inodes.values_mut().filter_map(|inode| inode.more_if_any());
         all.for_each(|more| (more.opens_unpinned, more.pinned) = (0, None));
         for file in self.files.values() {
             if let Some(inode) = self.inodes.get_mut(&file.ino) {

@@ -9,7 +9,7 @@ use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
 /// What an inode's record costs, in bytes, with its place in the table, which is half full to full.
-pub(crate) const INODE_BYTES: u64 = ((size_of::<Inode>() + 9) * 3 / 2) as u64;
+pub(crate) const INODE_BYTES: u64 = (size_of::<Inode>() + 8 + 17 * 3 / 2) as u64;
 /// The part of the budget that is left for names at least.
 const LEFT_FOR_NAMES: u64 = 4;
 /// The part of the budget by which memory grows before what could not be freed is tried again.

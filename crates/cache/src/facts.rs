@@ -52,7 +52,7 @@ impl Cache {
         }
         self.pass_number(id);
         let numbers = &mut self.numbers;
-        let new = || Inode::new(id, numbers.take_back(id));
+        let new = || Box::new(Inode::new(id, numbers.take_back(id)));
         let inode = self.inodes.entry(id.ino).or_insert_with(new);
         if inode.id != id {
             inode.renew(id);

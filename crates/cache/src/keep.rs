@@ -19,7 +19,7 @@ impl Cache {
     /// Tells the remote to keep a file, if it is open without its knowing.
     pub(crate) fn keep_open(&mut self, ino: u64) {
         let unpinned = |i: &crate::state::Inode| i.opens_unpinned > 0 && i.pinned.is_none();
-        if self.unpinned == 0 || !self.is_attached() || !self.inodes.get(&ino).is_some_and(unpinned) {
+        if self.unpinned == 0 || !self.is_attached() || !self.inodes.get(&ino).is_some_and(|i| unpinned(i)) {
             return;
         }
         let Some(node) = self.place(ino) else { return };

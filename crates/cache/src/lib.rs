@@ -15,7 +15,8 @@
 //! | `ahead` | directories that come before they are asked for |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
 //! | `events` | what others changed, for those who watch |
-//! | `recall`, `stores`, `evict`, `kernel` | the end of grants, the budget, what the kernel may believe |
+//! | `recall`, `stores`, `kernel` | the end of grants, what the kernel may believe |
+//! | `evict`, `idle`, `prune` | the budget, memory that others need, inodes of the kernel's |
 
 mod ahead;
 mod away;

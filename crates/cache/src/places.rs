@@ -107,7 +107,7 @@ impl Cache {
     /// Whether the kernel knows another inode by the number of this one, of which memory tells: one of the two is gone.
     pub(crate) fn knows_another(&self, id: NodeId) -> bool {
         let known = |inode: &Inode| inode.id != id && (inode.lookups > 0 || inode.opens > 0);
-        self.inodes.get(&id.ino).is_some_and(known)
+        self.inodes.get(&id.ino).is_some_and(|inode| known(inode))
     }
 
     /// Whether a call asked for what has lost its number since: what it says is of no inode that is known now.

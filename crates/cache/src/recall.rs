@@ -443,7 +443,7 @@ impl Cache {
             dir.held = dir.held.map(Held::into_stale);
             dir.singles.keep_as_stale();
         });
-        self.inodes.values_mut().filter_map(Inode::more_if_any).for_each(|more| {
+        self.inodes.values_mut().filter_map(|inode| inode.more_if_any()).for_each(|more| {
             more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
             more.data.held = more.data.held.map(Held::into_stale);
             if let Some(xattrs) = &mut more.xattrs {
