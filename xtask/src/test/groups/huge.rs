@@ -48,7 +48,7 @@ const SHORT: Scale = Scale {
     cache: "6M",
     client: 42 * MIB,
     server: 64 * MIB,
-    kernel: 25_000,
+    kernel: 27_000,
 };
 
 pub fn run(world: &World, tally: &mut Tally) {
