@@ -54,8 +54,6 @@ pub(crate) struct Notifier {
     stopped: AtomicBool,
     /// Can be read from when it is to stop.
     ended: OwnedFd,
-    /// The kernel knows too many inodes. It is told when there is nothing else, since nobody waits for that.
-    prunes: AtomicBool,
     crew: Crew,
     /// How often names were dropped all at once because one could not be dropped alone.
     pub epoch_fallbacks: AtomicU64,
@@ -72,7 +70,6 @@ impl Notifier {
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopped: AtomicBool::new(false),
             ended: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
-            prunes: AtomicBool::new(false),
             crew: Crew::default(),
             epoch_fallbacks: AtomicU64::new(0),
         })
@@ -91,8 +88,8 @@ impl Notifier {
         self.wake();
     }
 
+    /// The kernel knows too many inodes: the cache says which it need not know.
     pub fn prune(&self) {
-        self.prunes.store(true, Ordering::SeqCst);
         self.wake();
     }
 
@@ -154,14 +151,14 @@ impl Notifier {
         }
     }
 
-    /// Has the kernel forget some inodes; whether there may be more.
+    /// Has the kernel forget some inodes, when there is nothing else to tell, since nobody waits for that; whether there may be
+    /// more.
     fn tell_to_prune(&self, driver: &Driver) -> bool {
-        if self.is_stopped() || !self.prunes.load(Ordering::SeqCst) {
+        if self.is_stopped() {
             return false;
         }
         let inos = driver.with(|core, _| core.cache.poll_prune());
         if inos.is_empty() {
-            self.prunes.store(false, Ordering::SeqCst);
             return false;
         }
         if let Err(error) = driver.transport.notify(&Notification::Prune { inos: inos.into() }) {
