@@ -158,10 +158,12 @@ impl Cache {
         };
         if self.walks.going.get(&call).is_none_or(|walk| walk.ended) {
             // It was given up, and what still comes of it is not kept; but its end is waited for.
+            self.number_anew(&flight, &response.grants);
+            self.return_unkept(&response.grants);
             if !response.last {
                 self.flights.insert(call, flight);
             }
-            return self.return_unkept(&response.grants);
+            return;
         }
         let mut own: FxHashMap<NodeId, Vec<Grant>> = FxHashMap::default();
         for grant in response.grants {
