@@ -78,8 +78,8 @@ impl Pressure for Trigger {
             return Ok(false);
         }
         match fds[0].revents() {
-            flags if flags.contains(PollFlags::ERR) => Err(io::Error::other("its cgroup is gone")),
-            flags => Ok(flags.contains(PollFlags::PRI)),
+            PollFlags::PRI => Ok(true),
+            _ => Err(io::Error::other("its cgroup is gone")),
         }
     }
 }
