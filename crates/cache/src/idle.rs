@@ -17,8 +17,7 @@ impl Cache {
         let spared = self.being_read();
         let idle = |ino: &u64| {
             let directory = self.dirs.get(ino).filter(|d| d.listing.is_none() && !spared.contains(ino))?;
-            (directory.used_at.after(limit) <= now && (directory.held.is_some() || directory.bytes() > 0))
-                .then_some(directory.id)
+            (directory.used_at.after(limit) <= now).then_some(directory.id)
         };
         let idle: Vec<_> = self.order.iter().filter_map(idle).collect();
         idle.into_iter().for_each(|id| self.evict(now, id));
