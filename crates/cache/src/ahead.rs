@@ -80,7 +80,7 @@ impl Cache {
         let walk_call = *self.walks.promised.get(&dir)?;
         let node = self.id_of(dir)?;
         let call = self.begin_told(walk_call, node)?;
-        let largest = self.windows().1;
+        let largest = self.largest_window();
         let walk = self.walks.going.get_mut(&walk_call)?;
         if walk.credit <= 0 {
             walk.window = (walk.window * 4).min(largest);
@@ -335,11 +335,15 @@ impl Cache {
         }
     }
 
-    /// Entries that a walk asks for at first, and at the most: also no more directories than half of those that may be held.
-    fn windows(&self) -> (u64, u64) {
-        let largest = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
-        let dirs = (self.config.most_dirs / 2).max(1);
-        (FIRST_WINDOW.min(dirs), largest.min(dirs))
+    /// Entries that a walk asks for at first.
+    fn first_window(&self) -> u64 {
+        self.largest_window().min(FIRST_WINDOW)
+    }
+
+    /// And at the most; also no more directories than half of those that may be held.
+    fn largest_window(&self) -> u64 {
+        let entries = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
+        entries.min((self.config.most_dirs / 2).max(1))
     }
 }
 

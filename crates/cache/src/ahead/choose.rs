@@ -3,12 +3,23 @@
 use super::Prefetch;
 use crate::cache::Cache;
 use nigh_types::{Call, CallId, Cookie, Name, NodeId, Order, Place, Time};
+use std::cmp::Ordering;
 
 /// A directory in a directory.
 struct Below {
     cookie: Cookie,
     name: Name,
     id: NodeId,
+}
+
+impl Below {
+    fn compare(&self, other: &Below, order: Order) -> Ordering {
+        match order {
+            Order::Cookie => (self.cookie, &self.name).cmp(&(other.cookie, &other.name)),
+            Order::Name => self.name.cmp(&other.name),
+            Order::Number => self.id.ino.cmp(&other.id.ino),
+        }
+    }
 }
 
 /// Rows of a directory that are looked at for that.
@@ -48,15 +59,15 @@ impl Cache {
         match (self.config.prefetch, descent) {
             (Prefetch::Off, _) => None,
             (Prefetch::All, _) => {
-                let window = self.windows().1;
+                let window = self.largest_window();
                 let roots = vec![self.place(dir)?];
                 self.walk(now, Order::Cookie, roots, window)
             }
             // The second below one directory, or the first two levels below one.
             (Prefetch::Auto, Some((parent, before, via))) if before.is_some() || via => {
-                let order = self.order_of(now, parent, before, dir)?;
-                let roots = self.may_walk(now).then(|| self.roots(now, order, parent, dir))?;
-                self.walk(now, order, roots, self.windows().0)
+                let order = self.may_walk(now).then(|| self.order_of(now, parent, before, dir))??;
+                let roots = self.roots(now, order, parent, dir);
+                self.walk(now, order, roots, self.first_window())
             }
             (Prefetch::Auto, _) => None,
         }
@@ -79,7 +90,7 @@ impl Cache {
             }
             count if count == self.config.misses_before_listing && self.may_walk(now) => {
                 let Some(place) = self.place(dir) else { return };
-                self.walk(now, Order::Name, vec![place], self.windows().0);
+                self.walk(now, Order::Name, vec![place], self.first_window());
             }
             _ => {}
         }
@@ -87,20 +98,15 @@ impl Cache {
 
     /// The order in which `dir` comes next after `before`, or first. `None`: in none; nobody walks there.
     fn order_of(&self, now: Time, parent: u64, before: Option<u64>, dir: u64) -> Option<Order> {
-        let mut below = self.below(parent);
-        for order in [Order::Cookie, Order::Name, Order::Number] {
-            sort(&mut below, order);
-            let from = match before {
-                Some(before) => below.iter().position(|b| b.id.ino == before).map_or(0, |at| at + 1),
-                None => 0,
-            };
-            let is_open = |b: &&Below| b.id.ino == dir || !self.is_listed(now, b.id.ino);
-            let next = below.get(from..)?.iter().find(is_open);
-            if next.is_some_and(|next| next.id.ino == dir) {
-                return Some(order);
-            }
-        }
-        None
+        let below = self.below(parent);
+        let found = |ino: u64| below.iter().find(|b| b.id.ino == ino);
+        let (this, before) = (found(dir)?, before.and_then(found));
+        let is_next = |order: &Order| {
+            let is_after = |b: &Below| before.is_none_or(|before| b.compare(before, *order).is_gt());
+            let comes_first = |b: &Below| b.compare(this, *order).is_lt() && is_after(b);
+            is_after(this) && !below.iter().any(|b| comes_first(b) && !self.is_listed(now, b.id.ino))
+        };
+        [Order::Cookie, Order::Name, Order::Number].into_iter().find(is_next)
     }
 
     /// Where a walk begins: with `dir`, then what comes after it there, then after that where it is, as far up as somebody walked
@@ -109,7 +115,7 @@ impl Cache {
         let mut roots: Vec<Place> = self.place(dir).into_iter().collect();
         loop {
             let mut below = self.below(parent);
-            sort(&mut below, order);
+            below.sort_by(|a, b| a.compare(b, order));
             let after = below.iter().position(|b| b.id.ino == dir).map_or(below.len(), |at| at + 1);
             let room = (Call::MOST_ROOTS as usize).saturating_sub(roots.len());
             let open = below[after..]
@@ -139,13 +145,5 @@ impl Cache {
             Some(Below { cookie: row.cookie, name: row.to_name(), id: child.id })
         });
         dirs.collect()
-    }
-}
-
-fn sort(below: &mut [Below], order: Order) {
-    match order {
-        Order::Cookie => below.sort_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name))),
-        Order::Name => below.sort_by(|a, b| a.name.cmp(&b.name)),
-        Order::Number => below.sort_by_key(|b| b.id.ino),
     }
 }
