@@ -51,9 +51,10 @@ impl Cache {
         }
         let reading = self.being_read();
         self.trim_passed(now, budget, &reading);
-        self.trim_to(now, budget, &reading);
+        self.evict_while(now, &reading, |cache| cache.exceeds(budget));
         if self.exceeds_bytes(budget.saturating_mul(2)) {
-            self.trim_to(now, budget, &BTreeSet::from([self.last_read]));
+            let last_read = BTreeSet::from([self.last_read]);
+            self.evict_while(now, &last_read, |cache| cache.exceeds(budget));
         }
         if self.bytes() > budget {
             self.drop_snapshots();
@@ -80,28 +81,26 @@ impl Cache {
         }
     }
 
-    fn trim_to(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
+    /// Gives back one directory after the other; those that were used since last time are left for a second turn.
+    pub(crate) fn evict_while(
+        &mut self,
+        now: Time,
+        spared: &BTreeSet<u64>,
+        goes_on: impl Fn(&Cache) -> bool,
+    ) {
         let mut turns = self.order.len() * 2;
-        while self.exceeds(budget) && turns > 0 {
+        while goes_on(self) && turns > 0 {
             turns -= 1;
-            if !self.evict_next(now, spared) {
-                return;
+            let Some(ino) = self.order.pop_front() else { return };
+            let Some(directory) = self.dirs.get_mut(&ino) else { continue };
+            let used = std::mem::take(&mut directory.used);
+            if used || directory.listing.is_some() || spared.contains(&ino) {
+                self.order.push_back(ino);
+                continue;
             }
+            let id = directory.id;
+            self.evict(now, id);
         }
-    }
-
-    /// Gives back the next directory, or leaves it for its second turn; `false`: there is none.
-    pub(crate) fn evict_next(&mut self, now: Time, spared: &BTreeSet<u64>) -> bool {
-        let Some(ino) = self.order.pop_front() else { return false };
-        let Some(directory) = self.dirs.get_mut(&ino) else { return true };
-        let used = std::mem::take(&mut directory.used);
-        if used || directory.listing.is_some() || spared.contains(&ino) {
-            self.order.push_back(ino);
-            return true;
-        }
-        let id = directory.id;
-        self.evict(now, id);
-        true
     }
 
     /// What the kernel believes of single names ends by itself, if it ends. Of the rest nobody would know any more that it is to be

@@ -31,13 +31,7 @@ impl Cache {
         self.clock = now;
         self.counters.squeezed += 1;
         let (half, spared) = (self.bytes() / 2, self.being_read());
-        let mut turns = self.order.len() * 2;
-        while self.bytes() > half && turns > 0 {
-            turns -= 1;
-            if !self.evict_next(now, &spared) {
-                break;
-            }
-        }
+        self.evict_while(now, &spared, |cache| cache.bytes() > half);
         self.drop_snapshots();
         self.prune_half();
     }
