@@ -104,7 +104,7 @@ impl Cache {
             more.opens_unpinned += 1;
         }
         if !keep_cache {
-            inode.more().data.pages = Pages::None;
+            more.data.pages = Pages::None;
         }
         self.unpinned += u64::from(handle.is_none());
         self.files.insert(

@@ -6,7 +6,7 @@ use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
 use crate::kernel::Level;
 use crate::op::{Invalidation, Output, Stale};
-use crate::state::{Data, Inode, Pages, Stamp};
+use crate::state::{Data, Inode, OpenFile, Pages, Stamp};
 use nigh_types::{
     Attr, Bug, Call, Covers, DataStamp, Errno, Grant, GrantId, Name, NodeId, OpId, Recall, RecallId, Reply,
     Response, Span, Time, planted,
@@ -171,12 +171,12 @@ impl Cache {
 
     /// Open files whose pages are kept as long as that grant lives.
     pub(crate) fn open_under(&self, on: (NodeId, Covers)) -> Vec<NodeId> {
-        let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).collect();
-        let under = |ino: &u64| {
-            let inode = self.inodes.get(ino).filter(|i| i.data.held.is_some_and(|held| held.on == on));
-            inode.map(|i| i.id)
+        let under = |file: &OpenFile| {
+            let inode = self.inodes.get(&file.ino)?;
+            inode.data.held.is_some_and(|held| held.on == on).then_some(inode.id)
         };
-        open.iter().filter_map(under).collect()
+        let found: BTreeSet<NodeId> = self.files.values().filter_map(under).collect();
+        found.into_iter().collect()
     }
 
     /// The grant on a directory's names covers an inode no more, or another one's does: what was kept under it
@@ -340,8 +340,7 @@ impl Cache {
                 }
                 return;
             }
-            inode.more().data.held = None;
-            inode.more().data.pages = Pages::None;
+            inode.forget_pages();
             self.grow_old(ino, false);
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
         }
@@ -363,8 +362,7 @@ impl Cache {
             self.watch_data(ino);
             self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
         } else if !same {
-            inode.more().data.held = None;
-            inode.more().data.pages = Pages::None;
+            inode.forget_pages();
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }], None);
         }
     }

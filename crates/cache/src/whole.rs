@@ -28,9 +28,9 @@ impl Whole {
         Whole { made: 0, gone: 0, told: None }
     }
 
-    /// Whether it got none ever.
+    /// Whether it has none, and is not about to drop any.
     pub fn is_none(self) -> bool {
-        self.made == 0 && self.told.is_none()
+        !self.may_be() && self.told.is_none()
     }
 
     /// A read or a write of whole pages begins or is answered.
