@@ -74,7 +74,8 @@ impl Cache {
             directory.forget();
             directory.id = id;
         }
-        (directory.used, directory.used_at, directory.is_one) = (true, clock, true);
+        directory.note_use(clock);
+        directory.is_one = true;
         directory
     }
 

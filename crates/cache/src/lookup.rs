@@ -49,7 +49,7 @@ impl Cache {
         }
         let directory = self.dirs.get_mut(&dir)?;
         let (id, held) = directory.singles.get(now, name)?;
-        (directory.used, directory.used_at) = (true, now);
+        directory.note_use(now);
         Some((id.map(|id| Child::bare(id, None)), held))
     }
 

@@ -22,7 +22,7 @@ impl Cache {
             return None;
         }
         let directory = self.dirs.get_mut(&dir)?;
-        (directory.used, directory.used_at) = (true, now);
+        directory.note_use(now);
         let held = directory.held?;
         Some((directory, held))
     }

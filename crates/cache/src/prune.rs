@@ -18,8 +18,9 @@ const ASKED_TO: u64 = 6;
 /// What the kernel was told of, in that order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told {
-    /// Also some that it has forgotten, and some twice.
-    order: VecDeque<u64>,
+    /// Each with its count, which its record has too; else it was forgotten since, and maybe told again.
+    order: VecDeque<(u32, u64)>,
+    count: u32,
     /// So many are yet to be given back.
     left: u64,
     /// How many were told since.
@@ -42,10 +43,16 @@ impl Cache {
         if !self.config.prunes {
             return;
         }
-        self.told.order.push_back(ino);
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        self.told.count = self.told.count.wrapping_add(1);
+        inode.told_as = self.told.count;
+        self.told.order.push_back((inode.told_as, ino));
         self.told.since += 1;
+        // Where more than half are of no use, two of them are looked at for each that comes.
         if self.told.order.len() > 2 * self.inodes.len() + BATCH {
-            self.tidy_order();
+            for _ in 0..2 {
+                self.next_told().into_iter().for_each(|one| self.told.order.push_back(one));
+            }
         }
         let (known, most) = (self.inodes.len() as u64, self.most_inodes());
         // What it keeps nevertheless is not asked for again at once.
@@ -55,10 +62,11 @@ impl Cache {
         }
     }
 
-    fn tidy_order(&mut self) {
-        let mut seen = rustc_hash::FxHashSet::default();
-        let inodes = &self.inodes;
-        self.told.order.retain(|ino| inodes.get(ino).is_some_and(|i| i.lookups > 0) && seen.insert(*ino));
+    /// Takes out the one that was told longest ago, if the kernel knows it still.
+    fn next_told(&mut self) -> Option<(u32, u64)> {
+        let (count, ino) = self.told.order.pop_front()?;
+        self.inodes.get(&ino).filter(|inode| inode.lookups > 0 && inode.told_as == count)?;
+        Some((count, ino))
     }
 
     /// Memory is short: half of what the kernel knows is to go.
@@ -76,11 +84,10 @@ impl Cache {
         let mut turns = self.told.order.len();
         while chosen.len() < BATCH && self.told.left > 0 && turns > 0 {
             turns -= 1;
-            let Some(ino) = self.told.order.pop_front() else { break };
-            let Some(inode) = self.inodes.get(&ino).filter(|inode| inode.lookups > 0) else { continue };
-            let is_used = inode.opens > 0 || ino == self.root;
-            self.told.order.push_back(ino);
-            if !is_used {
+            let Some((count, ino)) = self.next_told() else { continue };
+            self.told.order.push_back((count, ino));
+            let is_open = self.inodes.get(&ino).is_some_and(|inode| inode.opens > 0);
+            if !is_open && ino != self.root {
                 self.told.left -= 1;
                 chosen.push(self.number_of(ino));
             }

@@ -22,6 +22,8 @@ pub(crate) struct Inode {
     pub home: Option<(u64, Name)>,
     /// Read through `Deref`; `None`: as it is of one of which nothing more is known.
     more: Option<Box<More>>,
+    /// See [`crate::prune::Told`].
+    pub told_as: u32,
     /// The kernel was told attributes for some time, and not to forget them since.
     pub attr_told: bool,
 }
@@ -128,13 +130,26 @@ impl More {
 
     /// Whether it need not be kept.
     fn is_nothing(&self) -> bool {
-        let More { last_told, opens, opens_unpinned, writers, locked, gone, own, target, xattrs, .. } = self;
-        let More { data, whole, base, old, pinned, .. } = self;
+        // What it was answered last is of no use where it is not open.
+        let More {
+            last_told: _,
+            opens,
+            opens_unpinned,
+            writers,
+            locked,
+            gone,
+            own,
+            target,
+            xattrs,
+            data,
+            whole,
+            base,
+            old,
+            pinned,
+        } = self;
         let counts = *opens == 0 && *opens_unpinned == 0 && *writers == 0 && !locked;
         let facts = gone.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
         let pages = data.held.is_none() && data.pages == Pages::None && whole.is_none();
-        // What it was answered last is of no use where it is not open.
-        let _ = last_told;
         counts && facts && pages && base.is_none() && old.is_none() && pinned.is_none()
     }
 }
@@ -148,6 +163,7 @@ impl Inode {
             named_until: Time(0),
             home: None,
             more: None,
+            told_as: 0,
             attr_told: false,
         }
     }
@@ -197,7 +213,7 @@ impl Inode {
     /// Another inode took the number: nothing that was known of the old one holds.
     pub fn renew(&mut self, id: NodeId) {
         let old = std::mem::replace(self, Inode::new(id, self.lookups));
-        self.attr_told = old.attr_told;
+        (self.told_as, self.attr_told) = (old.told_as, old.attr_told);
         if old.opens > 0 {
             let (opens, opens_unpinned, writers) = (old.opens, old.opens_unpinned, old.writers);
             self.more = Some(Box::new(More { opens, opens_unpinned, writers, ..More::nothing() }));
@@ -290,6 +306,11 @@ impl Directory {
         self.progress = None;
         self.version += 1;
         self.gaps += 1;
+    }
+
+    /// Somebody asks for something in it.
+    pub fn note_use(&mut self, now: Time) {
+        (self.used, self.used_at) = (true, now);
     }
 
     /// Memory of its names, in bytes.
