@@ -446,17 +446,23 @@ pub(crate) mod tests {
         }
     }
 
+    /// The directory 1 is opened, and these of its names have come.
+    fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
+        let [call] = calls(cache)[..] else { panic!("it is listed") };
+        cache.handle_event(T0, Event::Response { call, response: part(names, false) });
+        let opened = answers(cache);
+        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        (call, fh)
+    }
+
     /// The server is started again between two parts; the session leaves out what has come before.
     #[test]
     fn a_listing_over_a_restart_has_what_came_before_it() {
         let mut cache = cache(Config::default());
         let mut names = ["a", "b", "c", "d"];
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
-        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
-        let [call] = calls(&mut cache)[..] else { panic!("it is listed") };
-        cache.handle_event(T0, Event::Response { call, response: part(&names[..2], false) });
-        let opened = answers(&mut cache);
-        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        let (call, fh) = in_part(&mut cache, &names[..2]);
         let read = Op::ReadDir { ino: 1, fh, offset: Cookie(0), size: 4096, plus: false };
         assert_eq!(cache.handle_op(T0, OpId(2), Caller::default(), read), None);
         cache.handle_event(T0, Event::Restored { session: session(), kept: false });
@@ -466,17 +472,14 @@ pub(crate) mod tests {
         let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
         assert_eq!(page.names, [b"...".as_slice(), names.concat().as_bytes()].concat());
     }
+
     /// Its own file was made after the listing had been sent and before that reader came; then what is known beside the listing goes.
     #[test]
     fn who_came_after_an_own_change_is_not_told_a_listing_from_before_it() {
         let mut cache = cache(Config::default());
         let mut names = ["a", "b", "c"];
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
-        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
-        let [call] = calls(&mut cache)[..] else { panic!("it is listed") };
-        cache.handle_event(T0, Event::Response { call, response: part(&names[..1], false) });
-        let opened = answers(&mut cache);
-        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        let (call, fh) = in_part(&mut cache, &names[..1]);
         // A name that comes last in any order that it may have.
         let key = CookieKey::default();
         let behind = key.cookie(names[2].as_bytes());
