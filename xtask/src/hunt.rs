@@ -52,35 +52,25 @@ pub fn sim(options: &Sim) -> Result<bool> {
     }
     let (first, seeds) = options.seed.map_or((options.first, options.seeds), |seed| (seed, 1));
     if let Some(scans) = options.scans {
-        let mut command = Command::new(root::cargo());
-        command.current_dir(root::checkout()).args([
-            "test",
-            "--release",
-            "-p",
-            "nigh-sim",
-            "--test",
-            "scans",
-        ]);
+        let mut command = tests(&["scans"]);
         command.env("NIGH_SCANS", options.seed.map_or(scans, |_| 1).to_string());
         command.env("NIGH_SEED", first.to_string()).env("NIGH_SCAN_ENTRIES", "100000");
         return Ok(command.args(["--", "--nocapture"]).status()?.success());
     }
-    let mut command = Command::new(root::cargo());
-    command.current_dir(root::checkout()).args([
-        "test",
-        "--release",
-        "-p",
-        "nigh-sim",
-        "--test",
-        "histories",
-        "--test",
-        "native",
-    ]);
+    let mut command = tests(&["histories", "native"]);
     if options.calm {
         command.env("NIGH_CALM", "1");
     }
     command.env("NIGH_SEED", first.to_string()).env("NIGH_SEEDS", seeds.to_string());
     Ok(command.status()?.success())
+}
+
+/// Tests of the simulator, optimised.
+fn tests(names: &[&str]) -> Command {
+    let mut command = Command::new(root::cargo());
+    command.current_dir(root::checkout()).args(["test", "--release", "-p", "nigh-sim"]);
+    command.args(names.iter().flat_map(|name| ["--test", name]));
+    command
 }
 
 /// Bug 5 is beyond histories: a test of the client's notifier must pass without it, and fail with it.

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
+
 /// How a command ended, and what it said (standard output and error together, its end if long).
 pub struct Ended {
     pub how: How,
@@ -101,6 +103,14 @@ fn end_of(log: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A line of /proc/PID/status such as `VmRSS:`, in KiB.
+pub fn memory_kib(process: u32, line: &str) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let found = status.lines().find_map(|one| one.strip_prefix(line));
+    let digits = found.and_then(|rest| rest.split_whitespace().next());
+    Ok(digits.with_context(|| format!("no {line} of {process}"))?.parse()?)
 }
 
 /// Where a program is, by `PATH` and the system's own directories.

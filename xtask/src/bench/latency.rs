@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::trees::Sizes;
 use super::workload::{self, Workload};
+use crate::process;
 use crate::test::mount::Mount;
 use crate::test::world::World;
 
@@ -125,7 +126,5 @@ pub fn missing_names(world: &World, mount: &Mount<'_>, names: u32) -> Result<Val
 
 /// What a process has in memory.
 pub fn resident_kib(process: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("no VmRSS")?;
-    Ok(line.split_whitespace().nth(1).context("no VmRSS")?.parse()?)
+    process::memory_kib(process, "VmRSS:")
 }

@@ -16,6 +16,7 @@ use super::faults::{Faults, Happened, Held, Kind, Step};
 use super::stage::{MOUNTS, Seat, Stage, WORKERS};
 use super::sums::Sums;
 use super::window::{self, Done, Plan};
+use crate::process;
 use crate::root;
 use crate::test::world::{Length, World};
 
@@ -285,11 +286,7 @@ impl<'w> Soak<'w> {
 
 /// Resident memory, in KiB: each daemon's, and the server's.
 fn memory(stage: &Stage<'_>) -> Value {
-    let resident = |pid: u32| {
-        let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
-    };
+    let resident = |pid: u32| process::memory_kib(pid, "VmRSS:").ok();
     let daemons: Vec<_> = stage.seats.iter().map(|seat| resident(seat.mount.daemon())).collect();
     json!({ "daemons_kib": daemons, "server_kib": resident(stage.server.pid()) })
 }

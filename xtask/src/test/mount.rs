@@ -138,6 +138,14 @@ impl<'w> Mount<'w> {
         Ok(serde_json::from_slice(&out.stdout)?)
     }
 
+    /// `nigh status --server --json` of its user's own server.
+    pub fn server_status(&self) -> Result<Value> {
+        let mut command = self.world.command(self.world.nigh(), self.how.who);
+        command.args(["status", "--server", "--json"]);
+        let ended = self.world.run(command, READY_LIMIT)?;
+        Ok(serde_json::from_str(&ended.said).unwrap_or(Value::String(ended.said)))
+    }
+
     /// The daemon's last words.
     #[must_use]
     pub fn said(&self) -> String {

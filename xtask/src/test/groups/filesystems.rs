@@ -30,19 +30,24 @@ impl Drop for Disk {
 
 /// Makes and mounts one.
 pub fn disk(world: &World, kind: &str, name: &str) -> Result<Disk> {
+    if kind != "tmpfs" {
+        return image(world, kind, name, 2 << 30, &[]);
+    }
+    mounted(world, name, Command::new("mount").args(["-t", "tmpfs", "tmpfs"]))
+}
+
+/// One in a file of so many bytes, made with these options.
+pub fn image(world: &World, kind: &str, name: &str, bytes: u64, options: &[&str]) -> Result<Disk> {
+    let image = world.root.join(format!("{name}.img"));
+    fs::File::create(&image)?.set_len(bytes)?;
+    let make = process::which(&format!("mkfs.{kind}")).with_context(|| format!("mkfs.{kind} is missing"))?;
+    process::output(Command::new(make).arg("-q").args(options).arg(&image))?;
+    mounted(world, name, Command::new("mount").args(["-o", "loop"]).arg(&image))
+}
+
+fn mounted(world: &World, name: &str, mount: &mut Command) -> Result<Disk> {
     let point = world.root.join("disks").join(name);
     fs::create_dir_all(&point)?;
-    let mut mount = Command::new("mount");
-    if kind == "tmpfs" {
-        mount.args(["-t", "tmpfs", "tmpfs"]);
-    } else {
-        let image = world.root.join(format!("{name}.img"));
-        fs::File::create(&image)?.set_len(2 << 30)?;
-        let make =
-            process::which(&format!("mkfs.{kind}")).with_context(|| format!("mkfs.{kind} is missing"))?;
-        process::output(Command::new(make).arg("-q").arg(&image))?;
-        mount.args(["-o", "loop"]).arg(&image);
-    }
     process::output(mount.arg(&point))?;
     Ok(Disk { point })
 }

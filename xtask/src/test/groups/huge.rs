@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::filesystems::Disk;
+use super::filesystems::{self, Disk};
 use crate::process;
 use crate::root;
 use crate::tally::Tally;
@@ -78,17 +77,9 @@ pub fn run(world: &World, tally: &mut Tally) {
 
 /// An ext4 of its own with `many`, directories of empty files, and `one`, as many empty files in one.
 fn prepared(world: &World, scale: &Scale) -> Result<Disk> {
-    let image = world.root.join("huge.img");
     let inodes = scale.dirs * (scale.files + 1) + scale.one + 1_000;
-    fs::File::create(&image)?.set_len(inodes * 1_024 + (256 << 20))?;
-    let make = process::which("mkfs.ext4").context("mkfs.ext4 is missing")?;
-    let mut command = Command::new(make);
-    command.args(["-q", "-O", "^has_journal", "-N", &inodes.to_string()]).arg(&image);
-    process::output(&mut command)?;
-    let point = world.root.join("disks/huge");
-    fs::create_dir_all(&point)?;
-    process::output(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point))?;
-    let disk = Disk { point };
+    let options = ["-O", "^has_journal", "-N", &inodes.to_string()];
+    let disk = filesystems::image(world, "ext4", "huge", inodes * 1_024 + (256 << 20), &options)?;
     for dir in 0..scale.dirs {
         fill(&disk.point.join(format!("many/dir-{dir:04}")), scale.files)?;
     }
@@ -108,22 +99,6 @@ fn mounted<'w>(world: &'w World, disk: &Disk, tree: &str, arguments: &[&str]) ->
     let point = world.dir("mnt", As::Us)?;
     let how = arguments.iter().fold(How::new(As::Us), |how, argument| how.with(argument));
     Mount::new(world, &disk.point.join(tree), &point, &how.with("--host-timeout=forever"))
-}
-
-/// A line of /proc/PID/status, in bytes.
-fn memory(pid: u64, line: &str) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let found =
-        status.lines().find_map(|one| one.strip_prefix(line)).with_context(|| format!("no {line}"))?;
-    Ok(found.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
-}
-
-fn server(world: &World, mount: &Mount<'_>) -> Result<u64> {
-    let mut command = world.command(world.nigh(), mount.how.who);
-    command.args(["status", "--server", "--json"]);
-    let ended = world.run(command, LIMIT)?;
-    let status: Value = serde_json::from_str(&ended.said)?;
-    status["pid"].as_u64().with_context(|| format!("no server: {status}"))
 }
 
 /// Objects and bytes of FUSE inodes in the kernel, of all mounts.
@@ -157,9 +132,11 @@ fn watched(world: &World, mount: &Mount<'_>, script: &str) -> Result<(String, u6
 }
 
 /// The most that client and server ever took, held against what they may.
-fn taken(world: &World, mount: &Mount<'_>, scale: &Scale) -> Result<()> {
-    let server = server(world, mount)?;
-    let (client, server) = (memory(u64::from(mount.daemon()), "VmHWM:")?, memory(server, "VmHWM:")?);
+fn taken(mount: &Mount<'_>, scale: &Scale) -> Result<()> {
+    let status = mount.server_status()?;
+    let server = status["pid"].as_u64().with_context(|| format!("no server: {status}"))?;
+    let most = |pid: u32| Ok::<_, anyhow::Error>(process::memory_kib(pid, "VmHWM:")? << 10);
+    let (client, server) = (most(mount.daemon())?, most(u32::try_from(server)?)?);
     println!("  the most memory: client {} MiB, server {} MiB", client / MIB, server / MIB);
     ensure!(client < scale.client, "the client took {client} bytes, {} may be", scale.client);
     ensure!(server < scale.server, "the server took {server} bytes, {} may be", scale.server);
@@ -191,7 +168,7 @@ fn walk(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     ensure!(said[0] == said[1], "{said:?}");
     let count: u64 = said[0].lines().last().unwrap_or_default().trim().parse()?;
     ensure!(count == scale.dirs * scale.files, "{count} files");
-    taken(world, &mount, scale)?;
+    taken(&mount, scale)?;
     mount.unmount()
 }
 
@@ -202,20 +179,20 @@ fn one(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
         println!("  {script}: {} ms, at most {inodes} inodes known", took.as_millis());
         ensure!(count.parse() == Ok(scale.one), "{count} names");
     }
-    taken(world, &mount, scale)?;
+    taken(&mount, scale)?;
     mount.unmount()
 }
 
 /// Where there is room for all.
 fn each(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     let mount = mounted(world, disk, "one", &["--cache-size", "1G"])?;
-    let before = memory(u64::from(mount.daemon()), "VmRSS:")?;
+    let before = process::memory_kib(mount.daemon(), "VmRSS:")?;
     watched(world, &mount, "ls -f > /dev/null")?;
-    let after = memory(u64::from(mount.daemon()), "VmRSS:")?;
+    let after = process::memory_kib(mount.daemon(), "VmRSS:")?;
     let status = mount.status()?;
     let number = |key: &str| status["cache"][key].as_u64().unwrap_or(0);
     let names = number("entries");
-    let (counted, taken) = (number("bytes") / names, (after - before) / names);
+    let (counted, taken) = (number("bytes") / names, ((after - before) << 10) / names);
     println!("  {counted} bytes counted for a name, {taken} taken by the process");
     ensure!(names >= scale.one, "{names} names");
     ensure!(counted <= 150, "{counted} bytes");

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// All that can be seen of it from outside; lines for people.
 pub fn picture(world: &World, mount: &Mount<'_>, source: &Path) -> String {
     let mut lines = vec![disk(world, source)];
-    let server = server(world, mount);
+    let server = mount.server_status().unwrap_or_else(|error| Value::String(error.to_string()));
     lines.push(format!("the server: {server}"));
     let pid = server["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
     for (what, pid) in [("server", pid), ("daemon", Some(mount.daemon()))] {
@@ -25,13 +25,6 @@ pub fn picture(world: &World, mount: &Mount<'_>, source: &Path) -> String {
         lines.extend(threads(pid).into_iter().map(|line| format!("{what}: {line}")));
     }
     lines.join("\n  ")
-}
-
-fn server(world: &World, mount: &Mount<'_>) -> Value {
-    let mut command = world.command(world.nigh(), mount.how.who);
-    command.args(["status", "--server", "--json"]);
-    let said = world.run(command, LIMIT).map_or_else(|error| error.to_string(), |ended| ended.said);
-    serde_json::from_str(&said).unwrap_or(Value::String(said))
 }
 
 /// How long a small write and an fsync take beside the source.
