@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
@@ -13,6 +13,14 @@ super::cases! { shared::
     name_appears, name_vanishes, missing_directory_appears, attributes, data, data_of_open_file, longer, shorter,
     replaced, renamed, link_target, listing, listing_of_many, directory_renamed, kind_changes, xattr, mode_closes,
     hard_link_count, our_changes_show_beside, mapped;
+}
+
+/// A file made here that is seen beside as well. A mount of what only grants times may know this case's directory by a
+/// number that another case's directory had, and believe for as long what it missed there.
+fn file(room: &Room, name: &str, contents: &[u8]) -> Result<PathBuf> {
+    let path = room.file(name, contents)?;
+    room.comes("a file made here", || room.over(name).exists())?;
+    Ok(path)
 }
 
 fn name_appears(room: &Room) -> Result<()> {
@@ -26,7 +34,7 @@ fn name_appears(room: &Room) -> Result<()> {
 }
 
 fn name_vanishes(room: &Room) -> Result<()> {
-    room.file("f", b"x")?;
+    file(room, "f", b"x")?;
     ensure!(room.at("f").exists());
     fs::remove_file(room.over("f"))?;
     room.comes("a removed name", || !room.at("f").exists())
@@ -40,7 +48,7 @@ fn missing_directory_appears(room: &Room) -> Result<()> {
 }
 
 fn attributes(room: &Room) -> Result<()> {
-    let path = room.file("f", b"x")?;
+    let path = file(room, "f", b"x")?;
     ensure!(fs::metadata(&path)?.mode() & 0o777 == 0o644);
     sys::chmod(&room.over("f"), 0o600)?;
     room.comes("a mode", || fs::metadata(&path).is_ok_and(|m| m.mode() & 0o777 == 0o600))?;
@@ -49,7 +57,7 @@ fn attributes(room: &Room) -> Result<()> {
 }
 
 fn data(room: &Room) -> Result<()> {
-    let path = room.file("f", b"first contents")?;
+    let path = file(room, "f", b"first contents")?;
     ensure!(fs::read(&path)? == b"first contents");
     fs::write(room.over("f"), b"other contents")?;
     room.comes("data of the same size", || fs::read(&path).is_ok_and(|t| t == b"other contents"))
@@ -57,7 +65,7 @@ fn data(room: &Room) -> Result<()> {
 
 fn data_of_open_file(room: &Room) -> Result<()> {
     use std::os::unix::fs::FileExt;
-    let path = room.file("f", b"first contents")?;
+    let path = file(room, "f", b"first contents")?;
     let file = fs::File::open(&path)?;
     let mut buffer = [0; 14];
     file.read_exact_at(&mut buffer, 0)?;
@@ -68,21 +76,21 @@ fn data_of_open_file(room: &Room) -> Result<()> {
 }
 
 fn longer(room: &Room) -> Result<()> {
-    let path = room.file("f", b"short")?;
+    let path = file(room, "f", b"short")?;
     ensure!(fs::read(&path)?.len() == 5);
     fs::write(room.over("f"), [b'l'; 100_000])?;
     room.comes("a longer file", || fs::read(&path).is_ok_and(|t| t == [b'l'; 100_000]))
 }
 
 fn shorter(room: &Room) -> Result<()> {
-    let path = room.file("f", &[b'l'; 100_000])?;
+    let path = file(room, "f", &[b'l'; 100_000])?;
     ensure!(fs::read(&path)?.len() == 100_000);
     fs::write(room.over("f"), b"short")?;
     room.comes("a shorter file", || fs::read(&path).is_ok_and(|t| t == b"short"))
 }
 
 fn replaced(room: &Room) -> Result<()> {
-    let path = room.file("f", b"old")?;
+    let path = file(room, "f", b"old")?;
     let old = fs::metadata(&path)?.ino();
     fs::write(room.over("new"), b"new")?;
     fs::rename(room.over("new"), room.over("f"))?;
@@ -92,7 +100,7 @@ fn replaced(room: &Room) -> Result<()> {
 }
 
 fn renamed(room: &Room) -> Result<()> {
-    room.file("f", b"x")?;
+    file(room, "f", b"x")?;
     ensure!(!room.at("g").exists() && room.at("f").exists());
     fs::rename(room.over("f"), room.over("g"))?;
     room.comes("a renamed file", || room.at("g").exists() && !room.at("f").exists())
@@ -100,6 +108,7 @@ fn renamed(room: &Room) -> Result<()> {
 
 fn link_target(room: &Room) -> Result<()> {
     symlink("one", room.at("l"))?;
+    room.comes("a link made here", || room.over("l").is_symlink())?;
     ensure!(fs::read_link(room.at("l"))? == Path::new("one"));
     fs::remove_file(room.over("l"))?;
     symlink("two", room.over("l"))?;
@@ -114,8 +123,8 @@ fn names(path: &Path) -> Vec<String> {
 }
 
 fn listing(room: &Room) -> Result<()> {
-    room.file("a", b"")?;
-    room.file("b", b"")?;
+    file(room, "a", b"")?;
+    file(room, "b", b"")?;
     ensure!(names(&room.path) == ["a", "b"]);
     fs::write(room.over("c"), b"")?;
     fs::remove_file(room.over("a"))?;
@@ -136,7 +145,7 @@ fn listing_of_many(room: &Room) -> Result<()> {
 
 fn directory_renamed(room: &Room) -> Result<()> {
     fs::create_dir_all(room.at("a/b"))?;
-    room.file("a/b/f", b"x")?;
+    file(room, "a/b/f", b"x")?;
     ensure!(names(&room.at("a/b")) == ["f"]);
     fs::rename(room.over("a"), room.over("z"))?;
     room.comes("a renamed directory", || room.at("z/b/f").exists() && !room.at("a/b/f").exists())?;
@@ -145,7 +154,7 @@ fn directory_renamed(room: &Room) -> Result<()> {
 }
 
 fn kind_changes(room: &Room) -> Result<()> {
-    room.file("x", b"file")?;
+    file(room, "x", b"file")?;
     ensure!(fs::metadata(room.at("x"))?.is_file());
     fs::remove_file(room.over("x"))?;
     fs::create_dir(room.over("x"))?;
@@ -154,7 +163,7 @@ fn kind_changes(room: &Room) -> Result<()> {
 }
 
 fn xattr(room: &Room) -> Result<()> {
-    let path = room.file("f", b"")?;
+    let path = file(room, "f", b"")?;
     or_skip(sys::set_xattr(&path, "user.a", b"one", 0), "user xattrs")?;
     ensure!(sys::xattr(&path, "user.a")? == b"one" && sys::xattr(&path, "user.b").is_err());
     sys::set_xattr(&room.over("f"), "user.a", b"two", 0)?;
@@ -169,14 +178,14 @@ fn mode_closes(room: &Room) -> Result<()> {
     if sys::uid() == 0 {
         return crate::room::skip("root may read all");
     }
-    let path = room.file("f", b"x")?;
+    let path = file(room, "f", b"x")?;
     ensure!(fs::read(&path)? == b"x");
     sys::chmod(&room.over("f"), 0)?;
     room.comes("a closed file", || fs::read(&path).is_err())
 }
 
 fn hard_link_count(room: &Room) -> Result<()> {
-    let path = room.file("f", b"x")?;
+    let path = file(room, "f", b"x")?;
     ensure!(fs::metadata(&path)?.nlink() == 1);
     fs::hard_link(room.over("f"), room.over("g"))?;
     room.comes("a second link", || {
@@ -198,7 +207,7 @@ fn our_changes_show_beside(room: &Room) -> Result<()> {
 }
 
 fn mapped(room: &Room) -> Result<()> {
-    let path = room.file("f", &[b'a'; 4096])?;
+    let path = file(room, "f", &[b'a'; 4096])?;
     let file = fs::File::open(&path)?;
     let at = unsafe {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
