@@ -1,6 +1,7 @@
 //! More names than memory: a walk over millions of files, and a directory of a million, within `--cache-size`.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::filesystems::{self, Disk};
+use super::restart::signal_server;
 use crate::process;
 use crate::root;
 use crate::tally::Tally;
@@ -95,6 +97,21 @@ fn fill(dir: &Path, files: u64) -> Result<()> {
     Ok(())
 }
 
+/// A server that has served nobody: what the one that serves the tests before these once took is theirs.
+fn another_server(world: &World) -> Result<()> {
+    let is_there = || UnixStream::connect(world.server_socket(As::Us)).is_ok();
+    if !is_there() {
+        return Ok(());
+    }
+    signal_server(world, libc::SIGTERM)?;
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while is_there() {
+        ensure!(Instant::now() < give_up, "the server stays after SIGTERM");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 fn mounted<'w>(world: &'w World, disk: &Disk, tree: &str, arguments: &[&str]) -> Result<Mount<'w>> {
     let point = world.dir("mnt", As::Us)?;
     let how = arguments.iter().fold(How::new(As::Us), |how, argument| how.with(argument));
@@ -144,6 +161,7 @@ fn taken(mount: &Mount<'_>, scale: &Scale) -> Result<()> {
 }
 
 fn walk(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
+    another_server(world)?;
     let mount = mounted(world, disk, "many", &["--cache-size", scale.cache])?;
     let script = "find . -type f -printf '%p %s\\n' | md5sum; find . -type f | wc -l";
     let mut said = Vec::new();
@@ -173,6 +191,7 @@ fn walk(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
 }
 
 fn one(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
+    another_server(world)?;
     let mount = mounted(world, disk, "one", &["--cache-size", scale.cache])?;
     for script in ["ls -f | sed 1,2d | wc -l", "ls -l | sed 1d | wc -l"] {
         let (count, inodes, took) = watched(world, &mount, script)?;
