@@ -15,6 +15,7 @@ use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
 use crate::prune::Told;
 use crate::push::Holds;
+use crate::readers::Readers;
 use crate::recall::After;
 use crate::snapshots::Snapshots;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
@@ -59,6 +60,7 @@ pub struct Cache {
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
+    pub(crate) readers: Readers,
     /// The directory that was opened or read last.
     pub(crate) last_read: u64,
     /// Eviction that could not keep to the budget waits until there are more bytes than this.
@@ -136,6 +138,7 @@ impl Cache {
             idle_due: None,
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
+            readers: Readers::default(),
             snapshots: Snapshots::default(),
             last_read: 0,
             trim_above: 0,

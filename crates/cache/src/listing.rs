@@ -382,9 +382,10 @@ impl Cache {
     /// Answers a request that waits for this listing, if it has come far enough.
     fn serve_waiter(&mut self, now: Time, dir: u64, flight: &Flight, op: OpId) -> bool {
         let Some(waiting) = self.waiting.get(&op) else { return true };
+        let reader = waiting.caller.pid;
         match waiting.want.clone() {
             Want::OpenDir { ino } => {
-                let opened = self.opened_dir(now, ino);
+                let opened = self.opened_dir(now, ino, reader);
                 self.answer(op, Answer::Opened(opened));
                 true
             }

@@ -20,12 +20,22 @@ impl Cache {
         self.use_ahead(now, dir);
         if let Some((child, held)) = self.name_known(now, dir, &name) {
             let Some(child) = child else { return Some(self.missing(now, dir, &name, Some(held))) };
+            self.note_look(caller, dir, &child);
             if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {
                 let (at, attr_held) = (Some((dir, &name)), Some(attr_held));
                 return Some(Answer::Node(self.node(now, at, child.id, attr, Some(held), attr_held)));
             }
         }
         self.lookup_remote(now, op, caller, dir, name)
+    }
+
+    /// Somebody looks a file up that it, or whoever read the directory, was perhaps told of without attributes.
+    fn note_look(&mut self, caller: Caller, dir: u64, child: &Child) {
+        if child.attr().mode & 0o170_000 != 0o040_000 {
+            self.readers.looked(caller.pid);
+            let reader = self.dirs.get(&dir).map_or(0, |directory| directory.reader);
+            self.readers.looked(reader);
+        }
     }
 
     /// What a name leads to, if memory knows that, and it is of that kind; counts as a lookup.

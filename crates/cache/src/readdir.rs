@@ -4,6 +4,7 @@ use crate::cache::Cache;
 use crate::flight::Want;
 use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Opened, Page, PageEntry, Stale};
+use crate::readers::Files;
 use crate::rows::{Row, Rows};
 use crate::short::{self, Number, Position};
 use crate::state::{Directory, OpenDir};
@@ -19,6 +20,8 @@ struct Chosen {
     mode: u32,
     next: Cookie,
     node: Option<(NodeId, Attr, Held)>,
+    /// It is the one that is held back, to see whether it is looked up.
+    is_try: bool,
 }
 
 /// What fits a page, counted as the kernel does.
@@ -45,12 +48,12 @@ impl Cache {
             return Some(Answer::Failed(Errno::STALE));
         }
         if self.is_gone(ino) {
-            return Some(Answer::Opened(self.opened_dir(now, ino)));
+            return Some(Answer::Opened(self.opened_dir(now, ino, caller.pid)));
         }
         let descent = self.note_descent(now, ino);
         self.use_ahead(now, ino);
         if self.names(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
-            return Some(Answer::Opened(self.opened_dir(now, ino)));
+            return Some(Answer::Opened(self.opened_dir(now, ino, caller.pid)));
         }
         let began = self.is_to_be_listed(ino) && self.walk_from(now, ino, descent).is_some();
         match self.list(now, ino) {
@@ -64,20 +67,22 @@ impl Cache {
         self.inodes.get(&ino).is_some_and(|i| i.gone.is_some())
     }
 
-    pub(crate) fn opened_dir(&mut self, now: Time, ino: u64) -> Opened {
+    pub(crate) fn opened_dir(&mut self, now: Time, ino: u64, reader: u32) -> Opened {
         // The kernel goes on wherever it finds an equal offset, which short ones may be without being of one entry.
         let keeps = self.config.level.may_keep_pages() && !self.config.short_cookies;
         let limit = self.config.kernel_listing_below;
         let mut opened =
             Opened { fh: self.new_fh(), keep_cache: false, cache_dir: false, no_flush: false, direct: false };
-        let mut deadline = None;
+        let (mut deadline, wants_names) = (None, self.readers.wants_names(reader));
         if let Some((directory, held)) = self.names(now, ino)
             && keeps
             && directory.complete
             && directory.rows.there() < limit
         {
             opened.cache_dir = true;
-            opened.keep_cache = directory.kernel_version == Some(directory.version);
+            let is_enough = wants_names || !directory.bare;
+            opened.keep_cache = is_enough && directory.kernel_version == Some(directory.version);
+            directory.bare &= opened.keep_cache;
             directory.kernel_version = Some(directory.version);
             deadline = Some(held.deadline);
         }
@@ -85,10 +90,17 @@ impl Cache {
             self.watch(deadline, ino);
         }
         self.last_read = ino;
-        self.open_dirs.insert(
-            opened.fh,
-            OpenDir { ino, snapshot: None, told: None, reading: true, kernel_keeps: opened.cache_dir },
-        );
+        let open = OpenDir {
+            ino,
+            snapshot: None,
+            told: None,
+            reading: true,
+            kernel_keeps: opened.cache_dir,
+            reader,
+            files_given: 0,
+            is_tried: false,
+        };
+        self.open_dirs.insert(opened.fh, open);
         if let Some(id) = self.id_of(ino) {
             self.inode(id).more().opens += 1;
         }
@@ -118,10 +130,10 @@ impl Cache {
         size: u32,
         plus: bool,
     ) -> Option<Answer> {
-        if !self.open_dirs.contains_key(&fh) {
-            return Some(Answer::Failed(Errno::BADF));
-        }
+        let Some(open) = self.open_dirs.get_mut(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
+        open.reader = caller.pid;
         if offset == Cookie(0) {
+            self.readers.began(caller.pid);
             self.leave_snapshot(fh);
         }
         if let Some(mut page) = self.snapshot_page(fh, offset, size, plus) {
@@ -190,7 +202,7 @@ impl Cache {
         size: u32,
         plus: bool,
     ) -> Option<Page> {
-        let from = self.position(fh, offset);
+        let (from, files) = (self.position(fh, offset), self.files_for(fh));
         let (chosen, full, told) = {
             let held = self.names(now, ino)?.1;
             let directory = self.dirs.get(&ino)?;
@@ -201,7 +213,7 @@ impl Cache {
                 row.child.is_some() && until.is_none_or(is_known)
             };
             let rows = from.rows(&directory.rows).filter(known);
-            let (mut chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some(held));
+            let (mut chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some((held, files)));
             let (all, told) = (chosen.len(), self.shorten(&directory.rows, from, &mut chosen));
             let full = full || until.is_none() || chosen.len() < all;
             (chosen, full, told)
@@ -210,7 +222,29 @@ impl Cache {
             return None;
         }
         self.remember(fh, told);
+        self.note_given(fh, &chosen, plus && files == Files::None);
         Some(self.fill(now, ino, offset, size, plus, chosen))
+    }
+
+    /// Which files come with attributes to who reads there.
+    fn files_for(&mut self, fh: Fh) -> Files {
+        let Some(open) = self.open_dirs.get(&fh) else { return Files::None };
+        self.readers.files(open.reader, open.files_given, open.is_tried)
+    }
+
+    fn note_given(&mut self, fh: Fh, chosen: &[Chosen], is_bare: bool) {
+        let Some(open) = self.open_dirs.get_mut(&fh) else { return };
+        let files = chosen.iter().filter(|c| c.node.is_some() && c.mode != DIRECTORY).count();
+        open.files_given += files as u64;
+        if chosen.iter().any(|c| c.is_try) {
+            open.is_tried = true;
+            self.readers.tried(open.reader);
+        }
+        let (ino, reader, keeps) = (open.ino, open.reader, open.kernel_keeps);
+        if let Some(directory) = self.dirs.get_mut(&ino) {
+            directory.reader = reader;
+            directory.bare |= is_bare && keeps;
+        }
     }
 
     /// A page of a listing that is no fact: names only. `None`: this open directory reads none.
@@ -280,9 +314,10 @@ impl Cache {
         offset: Cookie,
         size: u32,
         plus: bool,
-        held: Option<Held>,
+        held: Option<(Held, Files)>,
     ) -> (Vec<Chosen>, bool) {
-        let (mut room, may_tell) = (self.room(offset, size, plus), self.may_tell());
+        let (mut room, may_tell) = (self.room(offset, size, plus), plus && self.may_tell());
+        let mut is_tried = !matches!(held, Some((_, Files::All { but_one: true })));
         let mut chosen: Vec<Chosen> = Vec::new();
         for row in rows {
             if !room.take(row.name.len()) {
@@ -296,14 +331,20 @@ impl Cache {
                 before.next = Cookie(row.cookie.0 - 1);
             }
             let Some(child) = row.child else { continue };
-            let is_new = |_: &Held| plus && may_tell && !self.kernel_knows(now, dir, row.name, child.id);
-            let node = held.filter(is_new).and_then(|held| {
+            let mode = child.attr().mode & 0o170_000;
+            let is_given = |files| mode == DIRECTORY || files != Files::None;
+            let is_new = |(_, files): &(Held, Files)| {
+                may_tell && is_given(*files) && !self.kernel_knows(now, dir, row.name, child.id)
+            };
+            let mut node = held.filter(is_new).and_then(|(held, _)| {
                 let (attr, under) = self.child_attr(now, child, held)?;
                 Some((child.id, attr, under))
             });
+            let is_try = !is_tried && node.is_some() && mode != DIRECTORY;
+            node = node.filter(|_| !is_try);
+            is_tried |= is_try;
             let (cookie, next, ino) = (row.cookie, row.cookie, child.id.ino);
-            let mode = child.attr().mode & 0o170_000;
-            chosen.push(Chosen { cookie, name: row.to_name(), ino, mode, next, node });
+            chosen.push(Chosen { cookie, name: row.to_name(), ino, mode, next, node, is_try });
         }
         (chosen, false)
     }

@@ -247,6 +247,10 @@ pub(crate) struct Directory {
     pub kernel_version: Option<u64>,
     /// Of which version the kernel was given a part to keep last.
     pub given: Option<u64>,
+    /// What the kernel keeps was given to who wants names only.
+    pub bare: bool,
+    /// Who read of it last.
+    pub reader: u32,
     /// How often its grant has ended.
     pub gaps: u64,
     /// When others changed names in it the last time, and whether they do so again and again ([`Directory::is_ordered`]).
@@ -283,6 +287,8 @@ impl Directory {
             version: 0,
             kernel_version: None,
             given: None,
+            bare: false,
+            reader: 0,
             gaps: 0,
             pushed: None,
             missing_given: false,
@@ -386,6 +392,10 @@ pub(crate) struct OpenDir {
     pub reading: bool,
     /// The kernel keeps what it reads here (`FOPEN_CACHE_DIR`).
     pub kernel_keeps: bool,
+    /// Who reads, how many files it was given with attributes, and whether one was held back ([`crate::readers`]).
+    pub reader: u32,
+    pub files_given: u64,
+    pub is_tried: bool,
 }
 
 #[cfg(test)]

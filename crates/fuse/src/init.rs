@@ -50,7 +50,7 @@ const DEFAULT_PAGES: u16 = 32;
 const XATTR_SIZE_MAX: u32 = 65_536;
 
 impl Default for Wanted {
-    /// All that nigh uses. Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with `O_TRUNC` before it finds
+    /// All that nigh uses. Not `READDIRPLUS_AUTO`: nigh decides by itself (docs/decisions/0022-who-is-given-attributes.md). Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with `O_TRUNC` before it finds
     /// that the file is a running program (`handle_truncate`), which would then be empty.
     fn default() -> Wanted {
         Wanted {
@@ -62,7 +62,6 @@ impl Default for Wanted {
                 | init::DONT_MASK
                 | init::HAS_IOCTL_DIR
                 | init::DO_READDIRPLUS
-                | init::READDIRPLUS_AUTO
                 | init::PARALLEL_DIROPS
                 | init::POSIX_ACL
                 | init::MAX_PAGES

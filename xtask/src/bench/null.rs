@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nigh_fuse::abi::flags::fopen;
+use nigh_fuse::abi::flags::{fopen, init};
 use nigh_fuse::mount::{MountOptions, mount};
 use nigh_fuse::{
     DevFuse, DirBuffer, Dirent, Eager, Entry, Header, Level, Operation, Reply, StatFs, Transport, Wanted,
@@ -38,7 +38,8 @@ type Counts = Arc<Mutex<BTreeMap<&'static str, u64>>>;
 pub fn run(options: &Options) -> Result<bool> {
     let mounted = mount(&MountOptions::new(&options.point, "null")).map_err(|e| anyhow::anyhow!("{e}"))?;
     let device = DevFuse::new(mounted.device, Level::NoEpoch);
-    let agreed = handshake(&device, &Wanted::default().without_locks())?;
+    let wanted = Wanted::default().without_locks();
+    let agreed = handshake(&device, &Wanted { flags: wanted.flags | init::READDIRPLUS_AUTO, ..wanted })?;
     let counts = Counts::default();
     if let Some(path) = &options.control {
         let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;

@@ -37,7 +37,8 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
+        ("cold: who reads names is given no inodes, and who looks need not ask", readers),
         ("cold: eight list at once as one does alone", at_once),
         ("cold: nothing comes ahead where that is not wanted", off),
         ("cold: `nigh prefetch` has a tree in memory", prefetched),
@@ -119,6 +120,33 @@ fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64)
     ensure!(alone - before <= most + data, "{} waits, at most {most}: {}", alone - before, status["remote"]);
     let ahead = |key: &str| status["cache"]["ahead"][key].as_u64().unwrap_or(0);
     ensure!(ahead("wasted") == 0, "{}", status["cache"]["ahead"]);
+    mount.unmount()
+}
+
+/// Lookups, and inodes that the kernel knows.
+fn told(mount: &Mount<'_>) -> Result<(u64, u64)> {
+    let status = mount.status()?;
+    let lookups = status["kernel"]["requests"]["lookup"].as_u64().unwrap_or(0);
+    Ok((lookups, status["cache"]["inodes"].as_u64().context("no inodes")?))
+}
+
+/// docs/decisions/0022-who-is-given-attributes.md. In `deep` there are 1,597 directories, with two files in 1,596 of them; in `flat` 20,000 files.
+fn readers(world: &World, distant: &Distant<'_>) -> Result<()> {
+    const DIRS: u64 = 1 + 12 + 144 + 1_440;
+    let mount = distant.mount(world)?;
+    shell(world, &mount, "deep", "find . -type f")?;
+    let (lookups, inodes) = told(&mount)?;
+    println!("  find by type: {lookups} lookups, {inodes} inodes known");
+    ensure!((DIRS..DIRS + 40).contains(&inodes), "the kernel knows {inodes} inodes");
+    shell(world, &mount, "deep", "find . -size +0")?;
+    let (lookups, inodes) = (told(&mount)?.0 - lookups, told(&mount)?.1);
+    println!("  find by size behind it: {lookups} lookups, {inodes} inodes known");
+    ensure!(lookups < 8 + DIRS / 32 && inodes > 3 * (DIRS - 1), "{lookups} lookups, {inodes} inodes");
+    let before = told(&mount)?.0;
+    shell(world, &mount, "flat", "find . -size +0")?;
+    let lookups = told(&mount)?.0 - before;
+    println!("  find by size, flat: {lookups} lookups");
+    ensure!(lookups < 5, "{lookups} lookups");
     mount.unmount()
 }
 

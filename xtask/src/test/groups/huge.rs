@@ -77,7 +77,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// An ext4 of its own with `many`, directories of empty files, and `one`, as many empty files in one.
+/// An ext4 of its own with `many`, directories of empty files, `one`, as many empty files in one, and `few`.
 fn prepared(world: &World, scale: &Scale) -> Result<Disk> {
     let inodes = scale.dirs * (scale.files + 1) + scale.one + 1_000;
     let options = ["-O", "^has_journal", "-N", &inodes.to_string()];
@@ -86,6 +86,10 @@ fn prepared(world: &World, scale: &Scale) -> Result<Disk> {
         fill(&disk.point.join(format!("many/dir-{dir:04}")), scale.files)?;
     }
     fill(&disk.point.join("one"), scale.one)?;
+    // By these it is seen that who reads them wants names only.
+    for dir in 0..9 {
+        fill(&disk.point.join(format!("few/dir-{dir}")), 1)?;
+    }
     Ok(disk)
 }
 
@@ -202,11 +206,11 @@ fn one(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     mount.unmount()
 }
 
-/// Where there is room for all.
+/// Where there is room for all, of names that the kernel was not told of.
 fn each(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
-    let mount = mounted(world, disk, "one", &["--cache-size", "1G"])?;
+    let mount = mounted(world, disk, ".", &["--cache-size", "1G"])?;
     let before = process::memory_kib(mount.daemon(), "VmRSS:")?;
-    watched(world, &mount, "ls -f > /dev/null")?;
+    watched(world, &mount, "find few one -type f > /dev/null")?;
     let after = process::memory_kib(mount.daemon(), "VmRSS:")?;
     let status = mount.status()?;
     let number = |key: &str| status["cache"][key].as_u64().unwrap_or(0);
