@@ -68,6 +68,7 @@ impl Mirror {
         let level = [Level::All, Level::NoEpoch, Level::None][usize::try_from(dice.below(3)).unwrap_or(0)];
         let mut world = World::new(config.clone());
         world.wordy = true;
+        world.threads = 4;
         let kernel_inodes_most = 16 + dice.below(3) * 1_000;
         world.connect_with(Config { level, prunes: true, kernel_inodes_most, ..Config::default() });
         Mirror { world, twin: Twin::new(config), dice, files: Vec::new(), known: BTreeMap::from([(1, 0)]) }

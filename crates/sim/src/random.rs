@@ -90,6 +90,7 @@ impl<B: Backend> History<B> {
     /// In a world without clients.
     pub(crate) fn begin(mut world: World<B>, kinds: Kinds, dice: Dice) -> History<B> {
         world.wordy = true;
+        world.threads = 4;
         let now = world.now;
         let dirs: BTreeMap<&'static str, u64> =
             DIRS.iter().map(|dir| (*dir, world.server.edit(|tree| tree.plant_dir(now, dir).ino))).collect();
@@ -186,11 +187,8 @@ impl<B: Backend> History<B> {
                 };
                 (Some(op), vec![dir])
             }
-            9 => {
-                let heard = self.world.clients[at].kernel.last_heard(dir, &file);
-                (heard.map(|_| Op::Unlink { dir, name: file }), vec![dir])
-            }
-            10 if self.world.clients[at].kernel.last_heard(dir, &file).is_none() => return,
+            9 | 10 if !self.looks_up(at, dir, &file) => return,
+            9 => (Some(Op::Unlink { dir, name: file }), vec![dir]),
             10 => {
                 let picked = self.dice.pick(&DIRS);
                 let to = self.dirs[picked];
@@ -233,6 +231,17 @@ impl<B: Backend> History<B> {
     fn lookup_or_believe(&self, at: usize, dir: u64, name: &Name) -> Option<Op> {
         let believed = self.world.clients[at].kernel.name(self.world.time(at), dir, name);
         believed.is_none().then(|| Op::Lookup { dir, name: name.clone() })
+    }
+
+    /// What takes a name away or moves it looks it up first. Whether there is something, of which it was told at once.
+    fn looks_up(&mut self, at: usize, dir: u64, name: &Name) -> bool {
+        if let Some(op) = self.lookup_or_believe(at, dir, name) {
+            let id = self.ask(at, op);
+            if self.world.waits(at, id) {
+                return false;
+            }
+        }
+        self.world.clients[at].kernel.last_heard(dir, name).is_some()
     }
 
     fn known(&self, at: usize, dir: u64, name: &Name) -> Option<u64> {

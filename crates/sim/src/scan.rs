@@ -73,6 +73,7 @@ pub fn run(plan: Plan) -> Result<Counts, String> {
 
 fn over_fake(plan: Plan, tree: TreeConfig, mut dice: Dice) -> Scan<FakeServer> {
     let mut world = World::new(tree);
+    world.threads = 4;
     plant(&world, plan.entries);
     for at in 0..3 {
         world.connect_with(config(&mut dice));

@@ -90,6 +90,8 @@ pub struct World<B: Backend = FakeServer> {
     pub undone: Vec<String>,
     /// The trace names requests and calls whole.
     pub wordy: bool,
+    /// Requests are by so many threads by turns, the first of which is not visible.
+    pub threads: u64,
     /// Time passes without the caches' timers, which fire when it passes again.
     pub timers_are_late: bool,
     pub(crate) next_op: u64,
@@ -147,6 +149,7 @@ impl<B: Backend> World<B> {
             stores: BTreeMap::new(),
             undone: Vec::new(),
             wordy: false,
+            threads: 1,
             timers_are_late: false,
             next_op: 0,
         }
@@ -223,7 +226,8 @@ impl<B: Backend> World<B> {
         if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
             client.flushes.insert(id, (*ino, self.tick));
         }
-        let answer = client.cache.handle_op(now, id, Caller::default(), op.clone());
+        let pid = u32::try_from(id.0 % self.threads).unwrap_or(0);
+        let answer = client.cache.handle_op(now, id, Caller { pid, ..Caller::default() }, op.clone());
         client.ops.insert(id, op);
         match answer {
             Some(answer) => self.answered(at, id, answer, true),
