@@ -16,6 +16,8 @@ mod links;
 mod moves;
 mod server;
 mod session;
+#[cfg(test)]
+mod share;
 
 pub use counts::Counts;
 pub use history::{Plan, run};

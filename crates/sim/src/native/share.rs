@@ -1,0 +1,89 @@
+//! A server gives one client no more leases than its share: it asks for the oldest back, and nobody waits for that.
+
+use super::{Native, Place};
+use crate::world::{Backend, World};
+use nigh_cache::{Answer, Config, Op, Prefetch};
+use nigh_native::lease::{HolderReport, LeaseConfig, LeaseReport};
+use nigh_remote::tree::TreeConfig;
+use nigh_types::{Cookie, Name, Span, Time};
+
+const SHARE: u64 = 40;
+const DIRS: u32 = 300;
+const FILES: u32 = 3;
+const ONE_WAY: Span = Span::from_millis(5);
+const ROUND_TRIP: Span = Span::from_millis(10);
+
+fn name(number: u32) -> Name {
+    Name::new(format!("d{number}").as_bytes()).unwrap()
+}
+
+fn world() -> World<Native> {
+    let leases = LeaseConfig { grants_per_holder: SHARE, ..LeaseConfig::default() };
+    let mut world = World::over(Native::new(TreeConfig::default(), leases, 7));
+    world.server.with(|net| net.server.dice = None);
+    world.server.edit(|tree| {
+        for (dir, file) in (0..DIRS).flat_map(|dir| (0..FILES).map(move |file| (dir, file))) {
+            tree.plant_file(Time(0), &format!("d{dir}/{file}"), b"");
+        }
+    });
+    let end = world.server.connect(world.now, Place::far(0, (ONE_WAY, ONE_WAY)));
+    world.join(Config { prefetch: Prefetch::Off, ..Config::default() }, (), end);
+    world.advance(Span::from_millis(100));
+    world
+}
+
+fn report(world: &World<Native>) -> LeaseReport {
+    world.server.with(|net| net.server.desk.report())
+}
+
+/// What is answered, and how long that took.
+fn ask(world: &mut World<Native>, op: Op) -> (Answer, Span) {
+    let begun = world.now;
+    let id = world.ask(0, op);
+    while world.waits(0, id) {
+        world.advance(Span::from_millis(1));
+        assert!(world.now.since(begun) < Span::from_secs(5), "it stalls");
+    }
+    let at = world.answers.iter().position(|(_, of, ..)| *of == id).expect("it was answered");
+    (world.answers.swap_remove(at).3, world.now.since(begun))
+}
+
+/// Lists a directory; how many entries it has, and how long all of it took.
+fn list(world: &mut World<Native>, dir: u32) -> (usize, Span) {
+    let (found, first) = ask(world, Op::Lookup { dir: 1, name: name(dir) });
+    let Answer::Node(node) = found else { panic!("{found:?}") };
+    let ino = node.id.ino;
+    let (opened, second) = ask(world, Op::OpenDir { ino });
+    let Answer::Opened(opened) = opened else { panic!("{opened:?}") };
+    let whole = Op::ReadDir { ino, fh: opened.fh, offset: Cookie(0), size: 4096, plus: true };
+    let (page, third) = ask(world, whole);
+    let Answer::Page(page) = page else { panic!("{page:?}") };
+    ask(world, Op::ReleaseDir { fh: opened.fh });
+    (page.entries.len(), Span(first.0 + second.0 + third.0))
+}
+
+#[test]
+fn a_walk_over_more_directories_than_its_share_gives_the_oldest_back_and_stalls_nowhere() {
+    let mut world = world();
+    for round in 0..2 {
+        for dir in 0..DIRS {
+            let (entries, took) = list(&mut world, dir);
+            assert_eq!(entries, FILES as usize + 2);
+            // Its name, if that is not known any more, and its listing: nothing waits for what is given back.
+            assert!(took <= Span(2 * ROUND_TRIP.0), "round {round}, directory {dir}: {took:?}");
+            let HolderReport { grants, owed, .. } = report(&world).holders.swap_remove(0);
+            // Those whose recall is out stand until it is acknowledged.
+            assert!(
+                grants <= SHARE + SHARE / 64 + 1 && owed <= SHARE / 64 + 1,
+                "{grants} grants, {owed} owed"
+            );
+        }
+    }
+    world.advance(Span::from_secs(1));
+    let recalled = report(&world).counters.recalled;
+    assert!(recalled >= 2 * (u64::from(DIRS) - SHARE), "{recalled} recalls");
+    world.check_kernels().unwrap();
+    // What was listed last is held, and what was listed first is not.
+    assert_eq!(list(&mut world, DIRS - 1), (FILES as usize + 2, Span::ZERO));
+    assert!(list(&mut world, 0).1 >= ROUND_TRIP);
+}
