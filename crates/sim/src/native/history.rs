@@ -198,7 +198,9 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
         2 => OnDisconnect::Stale,
         _ => OnDisconnect::Wait,
     };
-    let at = world.join(Config { level, budget_bytes, on_disconnect, ..Config::default() }, (), end);
+    let config =
+        Config { level, budget_bytes, on_disconnect, short_cookies: at % 3 == 2, ..Config::default() };
+    let at = world.join(config, (), end);
     world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
 }
 

@@ -67,6 +67,7 @@ impl History {
             let dir_timeout = gives_back.then_some(Span::from_millis(300));
             let config = Config {
                 level,
+                short_cookies: plan.seed % 7 == 5,
                 budget_bytes,
                 on_disconnect,
                 prefetch,
