@@ -88,9 +88,29 @@ impl Cache {
                 self.end_names(dir.ino);
             }
         }
+        if let Some(id) = id.filter(|_| flight.sequence.is_none()) {
+            self.doubt_directory(id, (dir.ino, name));
+        }
         self.directory(dir).singles.put(now, name, (id, held));
         self.recount(dir.ino);
         Some(held)
+    }
+
+    /// A name leads there. Where that is a directory that was known by another name, it was moved by others, or is a new one with
+    /// the number of one that is gone, which such a remote does not tell apart: what was believed of names in it goes.
+    fn doubt_directory(&mut self, id: NodeId, at: (u64, &Name)) {
+        let home = self.inodes.get(&id.ino).and_then(|inode| inode.home.as_ref());
+        if home.is_some_and(|(dir, name)| (*dir, name) == at) {
+            return;
+        }
+        let Some(directory) = self.dirs.get(&id.ino) else { return };
+        let singles = directory.singles.names().map(|name| Stale::Entry { dir: id.ino, name: name.clone() });
+        let mut stale: Vec<Stale> = singles.collect();
+        stale.extend(self.stale_names(id));
+        self.forget_names(id.ino);
+        if self.config.level.may_keep_pages() && !stale.is_empty() {
+            self.invalidate(stale, None);
+        }
     }
 
     /// The same under the directory's grant.

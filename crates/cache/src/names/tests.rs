@@ -205,3 +205,31 @@ fn all_of_it_ends_with_the_session() {
     assert!(told, "{outputs:?}");
     assert_eq!(cache.gauges().negative, 0);
 }
+
+/// Such a remote gives the number of a directory that is gone to the next one.
+#[test]
+fn a_directory_that_is_found_by_another_name_may_be_another() {
+    const DIR: NodeId = NodeId { ino: 9, generation: 2 };
+    let found = |cache: &mut Cache, now: Time, text: &str| {
+        let call = look(cache, now, text).unwrap_err();
+        let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+        let entry = Entry { id: DIR, attr, target: None, no_xattrs: false };
+        answer(cache, now, call, Ok(Reply::Looked(Some(entry))), &[Covers::Entry]);
+        calls(cache);
+    };
+    let below = || Op::Lookup { dir: DIR.ino, name: name("f") };
+    let mut cache = cache(Config::default());
+    found(&mut cache, at(0), "one");
+    let call = ask(&mut cache, at(0), below()).unwrap_err();
+    let response = Response {
+        grants: vec![grant(DIR, Covers::Absence, 9_000)],
+        ..Response::plain(Ok(Reply::Looked(None)))
+    };
+    cache.handle_event(at(0), Event::Response { call, response });
+    calls(&mut cache);
+    assert!(is_missing(&ask(&mut cache, at(500), below())));
+    found(&mut cache, at(1_500), "one");
+    assert!(is_missing(&ask(&mut cache, at(1_500), below())), "it is where it was");
+    found(&mut cache, at(1_500), "two");
+    assert!(ask(&mut cache, at(1_500), below()).is_err(), "it may be another");
+}
