@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::directory::{self, Look};
 use super::latency;
-use super::places::Distant;
-use super::table;
+use super::places::{Distant, Null};
+use super::{table, trees};
 use crate::process;
-use crate::test::mount::Mount;
+use crate::test::mount::{How, Mount};
 use crate::test::over::Over;
 use crate::test::world::{As, Length, World};
 
@@ -51,6 +51,12 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
     let base = look(&world, None, Look::FlatRate, &source.join("listed"), &["--pinned"])?;
     let base_rate = base["rate"].as_f64().context("no rate")?;
     show(base, "flat-rate", "local, one core");
+    for line in floor(&world, &sizes, base_rate)? {
+        show(line, "flat-rate", "null daemon, cold");
+    }
+    for line in beside(&world, &source, base_rate)? {
+        show(line, "flat-rate", "nigh, no link");
+    }
     let near = Distant::start(&world, &source, Over::Local, ("0ms", "1Gbit"), "forever")?;
     for line in listed(&world, &near, base_rate)? {
         show(line, "flat-rate", "nigh 0ms");
@@ -116,14 +122,48 @@ fn server(world: &World) -> Result<u32> {
     said.lines().next().context("there is no server")?.trim().parse().context("no process id")
 }
 
+/// The program that is the measure on the null daemon, with nothing in the kernel's caches: the floor under any FUSE
+/// filesystem.
+fn floor(world: &World, sizes: &Sizes, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
+    let trees = trees::Sizes { flat: sizes.listed, deep: 0, read: 0, links: 0, archive: 0, calls: 0 };
+    let null = Null::start(world, &trees)?;
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+        let mut line = look(world, None, Look::FlatRate, &null.point.join("flat_dir"), &[])?;
+        put_ratio(&mut line, base_rate)?;
+        lines.push(line);
+    }
+    Ok(lines)
+}
+
+/// The same on a fresh mount, beside its server.
+fn beside(world: &World, source: &Path, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        let point = world.dir("mnt", As::Us)?;
+        let mount = Mount::new(world, source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+        let mut line = look(world, Some(&mount), Look::FlatRate, &mount.point.join("listed"), &[])?;
+        put_ratio(&mut line, base_rate)?;
+        lines.push(line);
+        mount.unmount()?;
+    }
+    Ok(lines)
+}
+
+fn put_ratio(line: &mut Map<String, Value>, base_rate: f64) -> Result<()> {
+    let rate = line["rate"].as_f64().context("no rate")?;
+    line.insert("to_local".into(), json!(rate / base_rate));
+    Ok(())
+}
+
 /// `ls -l` of a directory that nobody has looked at, three times, and the same by the program that is the measure.
 fn listed(world: &World, near: &Distant<'_>, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
     let mut lines = Vec::new();
     for _ in 0..3 {
         let mount = near.mount(world)?;
         let mut line = look(world, Some(&mount), Look::FlatRate, &mount.point.join("listed"), &[])?;
-        let rate = line["rate"].as_f64().context("no rate")?;
-        line.insert("to_local".into(), json!(rate / base_rate));
+        put_ratio(&mut line, base_rate)?;
         mount.unmount()?;
         let mount = near.mount(world)?;
         let took = list(world, &mount, "ls -l listed")?;
