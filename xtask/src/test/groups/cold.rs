@@ -37,7 +37,8 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 6] = [
+        ("cold: who opens directories at random has little brought in vain", at_random),
         ("cold: who reads names is given no inodes, and who looks need not ask", readers),
         ("cold: eight list at once as one does alone", at_once),
         ("cold: nothing comes ahead where that is not wanted", off),
@@ -147,6 +148,28 @@ fn readers(world: &World, distant: &Distant<'_>) -> Result<()> {
     let lookups = told(&mount)?.0 - before;
     println!("  find by size, flat: {lookups} lookups");
     ensure!(lookups < 5, "{lookups} lookups");
+    mount.unmount()
+}
+
+/// `ls` of directories all over a tree, none twice.
+fn at_random(world: &World, distant: &Distant<'_>) -> Result<()> {
+    /// What the cache allows itself (`ahead/credit.rs`).
+    const FREE_WASTE: u64 = 2_048;
+    const OPENED: u64 = 160;
+    // Numbers of the 1,440 lowest directories, without a pattern that one would guess.
+    let dirs = (0..OPENED)
+        .map(|n| n * 997 * 3 % 1_440)
+        .map(|n| format!("dir-{}/dir-{}/dir-{}", n / 120, n / 10 % 12, n % 10));
+    let script = dirs.map(|dir| format!("ls {dir}")).collect::<Vec<_>>().join("; ");
+    let mount = distant.mount(world)?;
+    shell(world, &mount, "deep", &script)?;
+    let status = mount.status()?;
+    let of = |key: &str| status["cache"]["ahead"][key].as_u64().unwrap_or(0);
+    let (fetched, used) = (of("fetched"), of("used"));
+    println!("  {} walks brought {fetched} entries, of which {used} were used", of("walks"));
+    // So much it may cost to find out, and a tenth of what was asked for (each of these has two files).
+    let most = FREE_WASTE + (used + 3 * OPENED) / 10;
+    ensure!(fetched - used <= most, "{} entries in vain, at most {most}", fetched - used);
     mount.unmount()
 }
 
