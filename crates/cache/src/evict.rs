@@ -20,7 +20,8 @@ const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<More>()) a
 impl Cache {
     /// Memory held, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.names_bytes() + self.inodes.len() as u64 * INODE_BYTES + self.snapshots.bytes()
+        let inodes = self.inodes.len() as u64 * INODE_BYTES + self.told.bytes();
+        self.names_bytes() + inodes + self.snapshots.bytes()
     }
 
     /// What eviction can free.

@@ -27,6 +27,13 @@ pub(crate) struct Told {
     since: u64,
 }
 
+impl Told {
+    /// Memory held, in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.order.capacity() * size_of::<(u32, u64)>()) as u64
+    }
+}
+
 impl Cache {
     /// How many inodes the kernel may know.
     fn most_inodes(&self) -> u64 {
@@ -48,8 +55,8 @@ impl Cache {
         inode.told_as = self.told.count;
         self.told.order.push_back((inode.told_as, ino));
         self.told.since += 1;
-        // Where more than half are of no use, two of them are looked at for each that comes.
-        if self.told.order.len() > 2 * self.inodes.len() + BATCH {
+        // Where more than a fifth are of no use, two of them are looked at for each that comes.
+        if self.told.order.len() > self.inodes.len() / 4 * 5 + BATCH {
             for _ in 0..2 {
                 self.next_told().into_iter().for_each(|one| self.told.order.push_back(one));
             }

@@ -11,7 +11,7 @@ use nigh_client::events::{Program, play};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
-use nigh_client::pressure::{Pressure, SHORT, Trigger};
+use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
 use nigh_native::{AHEAD, COMPRESSED, ClientConfig, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions};
 use nigh_server::Places;
@@ -22,6 +22,7 @@ pub fn run(args: &MountArgs) -> Result<()> {
     let places = Places::of_user()?;
     places.make_runtime()?;
     if args.foreground || args.ready_fd.is_some() {
+        share_a_heap();
         log_to_stderr(if args.foreground { "info" } else { "warn" });
         let mut ready = Ready::new(args.ready_fd);
         return match start(args, &places, &ready) {

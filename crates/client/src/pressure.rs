@@ -84,6 +84,16 @@ impl Pressure for Trigger {
     }
 }
 
+/// Threads share a heap, so that what one of them frees serves all: with a heap each the same walk of a large tree took 1.5 to 2.4 times
+/// the memory of what was held. To be called before there are threads.
+pub fn share_a_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes no pointers.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// What was freed lies between what is used, and goes back to the system only when that is asked for.
 pub(crate) fn give_back_freed() {
     #[cfg(target_env = "gnu")]
