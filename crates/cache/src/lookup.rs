@@ -34,7 +34,9 @@ impl Cache {
         if child.attr().mode & 0o170_000 != 0o040_000 {
             self.readers.looked(caller.pid);
             let reader = self.dirs.get(&dir).map_or(0, |directory| directory.reader);
-            self.readers.looked(reader);
+            if reader != caller.pid {
+                self.readers.looked(reader);
+            }
         }
     }
 

@@ -105,12 +105,8 @@ impl Cache {
         }
         let Some(directory) = self.dirs.get(&id.ino) else { return };
         let singles = directory.singles.names().map(|name| Stale::Entry { dir: id.ino, name: name.clone() });
-        let mut stale: Vec<Stale> = singles.collect();
-        stale.extend(self.stale_names(id));
-        self.forget_names(id.ino);
-        if self.config.level.may_keep_pages() && !stale.is_empty() {
-            self.invalidate(stale, None);
-        }
+        let singles = singles.collect();
+        self.drop_names(id, singles);
     }
 
     /// The same under the directory's grant.
@@ -169,11 +165,8 @@ impl Cache {
         if listed.is_none() || listed == exists {
             return;
         }
-        let stale = self.stale_names(directory.id);
-        self.forget_names(dir);
-        if self.config.level.may_keep_pages() {
-            self.invalidate(stale, None);
-        }
+        let id = directory.id;
+        self.drop_names(id, Vec::new());
     }
 
     /// A recall went by while an own change of a directory was under way, and which of the two came first
@@ -182,7 +175,13 @@ impl Cache {
         for flight in self.flights.values_mut() {
             flight.seen.recalled.push((dir, Covers::Names));
         }
-        let stale = self.stale_names(dir);
+        self.drop_names(dir, Vec::new());
+    }
+
+    /// Nothing is known of a directory's names any more, here and in the kernel, nor `more` there.
+    fn drop_names(&mut self, dir: NodeId, more: Vec<Stale>) {
+        let mut stale = more;
+        stale.extend(self.stale_names(dir));
         self.forget_names(dir.ino);
         if self.config.level.may_keep_pages() && !stale.is_empty() {
             self.invalidate(stale, None);
