@@ -128,9 +128,10 @@ impl Cache {
             if self.directory(dir).held.is_some() {
                 self.end_names(dir.ino);
             }
+            self.names_begin(dir.ino);
             self.directory(dir).held = Some(held);
-        } else if fresh.is_none() && flight.sequence.is_none() {
-            // An ungranted answer beside a living grant: not kept.
+        } else if fresh.is_none() && (flight.sequence.is_none() || flight.seen.granted.contains(&dir.ino)) {
+            // An ungranted answer beside a living grant: not kept, unless it is of an own change, and later than that.
             return None;
         }
         let directory = self.dirs.get_mut(&dir.ino)?;

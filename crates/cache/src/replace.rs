@@ -22,9 +22,21 @@ impl Cache {
                 held.deadline = held.deadline.min(old.deadline);
                 held.id = held.id.max(old.id);
             }
-            None => self.end_names(dir.ino),
+            None => {
+                self.end_names(dir.ino);
+                self.names_begin(dir.ino);
+            }
         }
         self.directory(dir).held = Some(held);
+    }
+
+    /// A grant on a directory's names begins where there was none: own changes of it that are out may have been made before.
+    pub(crate) fn names_begin(&mut self, dir: u64) {
+        for flight in self.flights.values_mut().filter(|flight| flight.sequence.is_some()) {
+            if flight.purpose.names().iter().any(|(of, _)| *of == dir) {
+                flight.seen.granted.insert(dir);
+            }
+        }
     }
 
     /// Whoever serves a tree numbers a grant anew with every answer, and ends it by its latest number.

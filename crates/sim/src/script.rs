@@ -399,15 +399,17 @@ fn type_name(kind: &str) -> &'static str {
     .unwrap_or_else(|| panic!("{kind}: not known"))
 }
 
-fn fate_of(word: &str) -> Fate {
+fn fate_of(words: &str) -> Fate {
     let mut fate = Fate::default();
-    match word {
-        "hold-call" => fate.hold_call = true,
-        "hold-reply" => fate.hold_reply = true,
-        "hold-both" => (fate.hold_call, fate.hold_reply) = (true, true),
-        "ungranted" => fate.ungranted = true,
-        "normal" => {}
-        word => fate.answered_after = span(word),
+    for word in words.split(',') {
+        match word {
+            "hold-call" => fate.hold_call = true,
+            "hold-reply" => fate.hold_reply = true,
+            "hold-both" => (fate.hold_call, fate.hold_reply) = (true, true),
+            "ungranted" => fate.ungranted = true,
+            "normal" => {}
+            word => fate.answered_after = span(word),
+        }
     }
     fate
 }

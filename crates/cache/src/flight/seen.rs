@@ -19,6 +19,9 @@ pub(crate) struct Seen {
     pub pushed: BTreeMap<u64, BTreeMap<Name, Option<u64>>>,
     /// Inodes to which such names led or lead.
     pub told: BTreeSet<u64>,
+    /// Of a change: directories whose names it binds or unbinds, and were granted since. Whether its answer is older than that grant
+    /// is not known, unless it comes with a grant itself.
+    pub granted: BTreeSet<u64>,
 }
 
 impl Seen {
