@@ -327,15 +327,18 @@ impl Cache {
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
         }
+        let other = replaced.filter(|_| *exchange);
+        let carried = [Some((moved, old)), other.map(|other| (other, new))]
+            .map(|at| at.is_some_and(|(id, at)| self.kernel_was_told(id, at)));
         self.bind(now, flight, old, other_child, &response.grants);
         self.bind(now, flight, new, moved_child, &response.grants);
         self.move_home(moved, new);
-        if let Some(other) = replaced.filter(|_| *exchange) {
+        if let Some(other) = other {
             self.move_home(other, old);
         }
-        self.drop_carried(now, (old, moved), new);
-        if let Some(other) = replaced.filter(|_| *exchange) {
-            self.drop_carried(now, (new, other), old);
+        self.drop_carried(now, (old, moved), new, carried[0]);
+        if let Some(other) = other {
+            self.drop_carried(now, (new, other), old, carried[1]);
         }
         self.learn_after(now, flight, response);
         for ino in [*from, *to, moved.ino].into_iter().chain(replaced.map(|r| r.ino)) {
@@ -344,9 +347,22 @@ impl Cache {
         Answer::Done
     }
 
+    /// Whether a name leads to that inode in the kernel, if it does to any: it was told so last.
+    fn kernel_was_told(&self, id: NodeId, (dir, name): (u64, &Name)) -> bool {
+        let inode = self.inodes.get(&id.ino).filter(|inode| inode.id == id && inode.lookups > 0);
+        inode.is_some_and(|inode| inode.is_at(dir, name))
+    }
+
     /// A kernel that renames takes along for how long it may believe the old name, and the attributes. Under the new one that stands only
-    /// where the same grant covers both, and nobody is about to change it; of another directory's, or of none, no recall would speak.
-    fn drop_carried(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
+    /// where the same grant covers both, nobody is about to change it, and what the kernel knew under the old name is what was moved
+    /// (`carried`); of another directory's, or of none, no recall would speak.
+    fn drop_carried(
+        &mut self,
+        now: Time,
+        (old, id): ((u64, &Name), NodeId),
+        (dir, name): (u64, &Name),
+        carried: bool,
+    ) {
         let cookie = self.key.cookie(name.as_bytes());
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
@@ -355,7 +371,7 @@ impl Cache {
             // For how long that was is not known any more, if it was told of a further name since.
             inode.named_until = Time::FAR;
         }
-        if is_there && old.0 == dir && !self.holds.has_name(dir, name) {
+        if is_there && carried && old.0 == dir && !self.holds.has_name(dir, name) {
             return;
         }
         let mut stale = Vec::new();
