@@ -124,6 +124,7 @@ impl Cache {
         }
         self.deferred.clear();
         self.lose_walks();
+        self.dirents.forget();
         (self.lookups, self.attrs, self.xattrs) = Default::default();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
         self.locks.lose_all();
@@ -240,6 +241,7 @@ impl Cache {
         self.key = session.cookie_key;
         self.has_acls = session.has_acls;
         self.walks.possible = session.walks_ahead;
+        self.tells_dirents = session.tells_dirents;
         self.root = session.root.ino;
         self.term = session.term;
         let root = self.inode(session.root);
@@ -271,7 +273,11 @@ impl Cache {
         }
         let told = matches!(flight.purpose, Purpose::Lock { cancelled: true, .. });
         // What was to be unlocked is nobody's, whoever waits for that.
-        let goes_on = told || matches!(flight.purpose, Purpose::List { .. } | Purpose::Unlock { .. });
+        let goes_on = told
+            || matches!(
+                flight.purpose,
+                Purpose::List { .. } | Purpose::Dirents { .. } | Purpose::Unlock { .. }
+            );
         let cancel = (flight.waiters.is_empty() && !goes_on).then(|| flight.purpose.clone());
         let left_out = flight.drop_data.then(|| flight.purpose.pages()).flatten();
         if away || errno == Errno::IO {

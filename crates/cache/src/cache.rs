@@ -6,6 +6,7 @@ use crate::behind::{Behinds, Late};
 use crate::buried::LastTold;
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
+use crate::dirents::Streams;
 use crate::events::Watches;
 use crate::flight::{Flight, NewFile, Purpose, Waiting};
 use crate::limits::Limits;
@@ -60,6 +61,8 @@ pub struct Cache {
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
+    pub(crate) dirents: Streams,
+    pub(crate) tells_dirents: bool,
     pub(crate) readers: Readers,
     /// The directory that was opened or read last.
     pub(crate) last_read: u64,
@@ -140,6 +143,8 @@ impl Cache {
             open_dirs: BTreeMap::new(),
             readers: Readers::default(),
             snapshots: Snapshots::default(),
+            dirents: Streams::default(),
+            tells_dirents: false,
             last_read: 0,
             trim_above: 0,
             unpinned: 0,
@@ -190,7 +195,7 @@ impl Cache {
         self.write_begins(&op);
         let answer = match op {
             Op::Release { fh, flock } => self.release(now, fh, flock),
-            Op::ReleaseDir { fh } => self.release_dir(fh),
+            Op::ReleaseDir { fh } => self.release_dir(now, fh),
             Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
             op if self.standing == Standing::Stands => self.start(now, id, caller, op),
             op => self.start_away(now, id, caller, op),
@@ -398,7 +403,7 @@ impl Cache {
             }
             Purpose::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
             Purpose::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
-            Purpose::List { .. } | Purpose::Ahead => return,
+            Purpose::List { .. } | Purpose::Dirents { .. } | Purpose::Ahead => return,
             Purpose::Open { ino, file } => self.open_arrived(now, &flight, *ino, *file, &response),
             Purpose::Make { dir, name, file } => self.made(now, &flight, (*dir, name), *file, &response),
             Purpose::Tmpfile { file } => self.tmpfile_made(now, &flight, *file, &response),

@@ -46,6 +46,8 @@ pub struct Config {
     pub keeps_targets: bool,
     /// Offsets in directories fit 31 bits, for 32-bit programs (docs/decisions/0020-cookies-of-31-bits.md).
     pub short_cookies: bool,
+    /// Whoever waits for a listing is told names first, whatever it wants and however few are to come (for tests).
+    pub names_first: bool,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
     /// Random, of this start.
@@ -70,6 +72,7 @@ impl Default for Config {
             prefetch: Prefetch::Auto,
             keeps_targets: true,
             short_cookies: false,
+            names_first: false,
             client: 0,
             incarnation: 0,
         }

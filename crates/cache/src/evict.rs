@@ -21,7 +21,7 @@ impl Cache {
     /// Memory held, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inodes = self.inodes.len() as u64 * INODE_BYTES + self.told.bytes();
-        self.names_bytes() + inodes + self.snapshots.bytes()
+        self.names_bytes() + inodes + self.snapshots.bytes() + self.dirents.bytes()
     }
 
     /// What eviction can free.
@@ -59,6 +59,7 @@ impl Cache {
         }
         if self.bytes() > budget {
             self.drop_snapshots();
+            self.drop_dirents(now);
         }
         let left = self.bytes();
         self.trim_above = if left > budget { left.saturating_add(budget / TRIM_STEP) } else { 0 };

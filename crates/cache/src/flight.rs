@@ -26,6 +26,11 @@ pub(crate) enum Purpose {
     List {
         dir: u64,
     },
+    /// Names alone, for that open directory.
+    Dirents {
+        dir: u64,
+        fh: Fh,
+    },
     /// Directories that nobody has asked for yet.
     Ahead,
     Target {
@@ -420,6 +425,9 @@ impl Cache {
                 self.flights.insert(id, flight);
             }
             return;
+        }
+        if let Purpose::Dirents { dir, fh } = flight.purpose {
+            return self.dirents_arrived(now, id, (dir, fh), flight, response);
         }
         if matches!(flight.purpose, Purpose::Ahead) {
             self.walked(now, id, flight, response);

@@ -33,6 +33,7 @@ impl Cache {
         let (half, spared) = (self.bytes() / 2, self.being_read());
         self.evict_while(now, &spared, |cache| cache.bytes() > half);
         self.drop_snapshots();
+        self.drop_dirents(now);
         self.prune_half();
     }
 

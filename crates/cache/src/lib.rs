@@ -11,7 +11,7 @@
 //! | `state`, `rows`, `singles`, `grants` | records |
 //! | `facts`, `names`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `listing`, `snapshots`, `readdir`, `readers`, `short`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
+//! | `lookup`, `listing`, `snapshots`, `dirents`, `readdir`, `readers`, `short`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
 //! | `ahead` | directories that come before they are asked for |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
 //! | `events` | what others changed, for those who watch |
@@ -27,6 +27,7 @@ mod claim;
 mod compact;
 mod config;
 mod counters;
+mod dirents;
 mod events;
 mod evict;
 mod facts;

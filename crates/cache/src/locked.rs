@@ -63,6 +63,7 @@ impl Purpose {
         match self {
             Purpose::Lookup { dir, .. }
             | Purpose::List { dir }
+            | Purpose::Dirents { dir, .. }
             | Purpose::Make { dir, .. }
             | Purpose::Remove { dir, .. } => *dir == of,
             Purpose::Rename { from, to, .. } => *from == of || *to == of,

@@ -326,6 +326,7 @@ pub(crate) mod tests {
             not_given: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
+            tells_dirents: false,
             names: Vec::new(),
         }
     }

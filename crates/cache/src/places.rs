@@ -232,6 +232,7 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
     let one = match call {
         Call::Lookup { dir, .. }
         | Call::List { dir }
+        | Call::Dirents { dir, .. }
         | Call::Create { dir, .. }
         | Call::Tmpfile { dir, .. }
         | Call::Mknod { dir, .. }
@@ -470,6 +471,7 @@ mod tests {
                 not_given: Vec::new(),
                 acts_as: (0, 0),
                 walks_ahead: false,
+                tells_dirents: false,
                 names: Vec::new(),
             }),
         );

@@ -13,7 +13,7 @@ use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 const DIRECTORY: u32 = 0o040_000;
 
 /// An entry chosen for a page; attributes if the kernel is to know the inode.
-struct Chosen {
+pub(crate) struct Chosen {
     cookie: Cookie,
     name: Name,
     ino: u64,
@@ -107,8 +107,9 @@ impl Cache {
         opened
     }
 
-    pub(crate) fn release_dir(&mut self, fh: Fh) -> Option<Answer> {
+    pub(crate) fn release_dir(&mut self, now: Time, fh: Fh) -> Option<Answer> {
         self.leave_snapshot(fh);
+        self.leave_dirents(now, fh);
         if let Some(open) = self.open_dirs.remove(&fh)
             && let Some(inode) = self.inodes.get_mut(&open.ino)
         {
@@ -135,6 +136,7 @@ impl Cache {
         if offset == Cookie(0) {
             self.readers.began(caller.pid);
             self.leave_snapshot(fh);
+            self.leave_dirents(now, fh);
         }
         if let Some(mut page) = self.snapshot_page(fh, offset, size, plus) {
             self.page_given(now, fh, &mut page);
@@ -151,8 +153,12 @@ impl Cache {
             self.page_given(now, fh, &mut page);
             return Some(Answer::Page(page));
         }
+        let want = Want::Page { fh, offset, size, plus };
+        if let Some(answer) = self.read_dirents(now, (op, caller), ino, &want) {
+            return answer;
+        }
         match self.list(now, ino) {
-            Ok((call, joined)) => self.wait(op, caller, call, Want::Page { fh, offset, size, plus }, joined),
+            Ok((call, joined)) => self.wait(op, caller, call, want, joined),
             Err(errno) => Some(Answer::Failed(errno)),
         }
     }
@@ -227,12 +233,12 @@ impl Cache {
     }
 
     /// Which files come with attributes to who reads there.
-    fn files_for(&mut self, fh: Fh) -> Files {
+    pub(crate) fn files_for(&mut self, fh: Fh) -> Files {
         let Some(open) = self.open_dirs.get(&fh) else { return Files::None };
         self.readers.files(open.reader, open.files_given, open.is_tried)
     }
 
-    fn note_given(&mut self, fh: Fh, chosen: &[Chosen], is_bare: bool) {
+    pub(crate) fn note_given(&mut self, fh: Fh, chosen: &[Chosen], is_bare: bool) {
         let Some(open) = self.open_dirs.get_mut(&fh) else { return };
         let files = chosen.iter().filter(|c| c.node.is_some() && c.mode != DIRECTORY).count();
         open.files_given += files as u64;
@@ -306,7 +312,7 @@ impl Cache {
 
     /// Chooses what fits, never splitting names of equal cookies. The flag says that more was there.
     #[allow(clippy::too_many_arguments, reason = "what to choose from, and what the kernel asked for")]
-    fn choose<'a>(
+    pub(crate) fn choose<'a>(
         &self,
         now: Time,
         dir: u64,
@@ -349,7 +355,7 @@ impl Cache {
         (chosen, false)
     }
 
-    fn fill(
+    pub(crate) fn fill(
         &mut self,
         now: Time,
         ino: u64,

@@ -13,7 +13,9 @@ use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, Wanted};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
-use nigh_native::{AHEAD, COMPRESSED, ClientConfig, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions};
+use nigh_native::{
+    AHEAD, COMPRESSED, ClientConfig, DIRENTS, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions,
+};
 use nigh_server::Places;
 use nigh_types::{Bug, Span, Term, plant};
 use std::path::Path;
@@ -125,6 +127,7 @@ fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: L
         (pushes, PUSHES),
         (options.compress, COMPRESSED),
         (true, AHEAD),
+        (true, DIRENTS),
         (trusts_watch, TRUSTS_WATCH),
         (idmap.wants_names(), ID_NAMES),
     ];

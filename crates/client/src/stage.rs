@@ -44,6 +44,7 @@ impl Server {
                         host_bound: String::new(),
                         not_given: Vec::new(),
                         walks_ahead: false,
+                        tells_dirents: false,
                         acts_as: (0, 0),
                         names: Vec::new(),
                     });

@@ -129,7 +129,7 @@ impl Walk {
         let Some(listed) = &step.listed else {
             return if step.last { Ok(()) } else { wrong("more is to follow") };
         };
-        open.behind.take(call, listed, key)?;
+        open.behind.take(call, listed.entries.iter().map(|(name, _)| name), key)?;
         open.names += listed.entries.len() as u64;
         if open.costs && open.names > u64::from(Call::MOST_AHEAD) {
             return wrong("a larger directory than may come unasked");

@@ -74,7 +74,10 @@ impl Expected {
             Call::Ahead { roots, credit, .. } => Some(Box::new(Walk::new(roots, *credit))),
             _ => None,
         };
-        let (behind, seen) = (Behind::default(), None);
+        let (behind, seen) = match call {
+            Call::Dirents { after, .. } => (Behind::from(*after), Some(*after)),
+            _ => (Behind::default(), None),
+        };
         Expected { sent, lock_wait, renews, call_type, node, handle, count, kind, keep, behind, seen, walk }
     }
 
@@ -98,8 +101,13 @@ impl Expected {
 
     /// Takes out of a part of a listing what was passed on before: a scan goes on where it was (S7).
     pub(crate) fn leave_out_seen(&self, response: &mut Response, key: CookieKey) {
-        if let (Some(seen), Ok(Reply::Listed(listed))) = (self.seen, &mut response.result) {
-            listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);
+        let Some(seen) = self.seen else { return };
+        match &mut response.result {
+            Ok(Reply::Listed(listed)) => {
+                listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);
+            }
+            Ok(Reply::Dirents(dirents)) => dirents.retain(|d| key.cookie(d.name.as_bytes()) > seen),
+            _ => {}
         }
     }
 
@@ -111,14 +119,17 @@ impl Expected {
         key: CookieKey,
     ) -> Result<(), ProtocolError> {
         let wrong = |what| Err(ProtocolError::WrongReply { call, what });
-        let parted = matches!(self.call_type, CallType::List | CallType::Ahead);
+        let parted = matches!(self.call_type, CallType::List | CallType::Dirents | CallType::Ahead);
         if !response.last && (!parted || response.result.is_err()) {
             return wrong("more is to follow");
         }
         match &response.result {
             Err(_) => Ok(()),
             Ok(Reply::Listed(listed)) if self.call_type == CallType::List => {
-                self.behind.take(call, listed, key)
+                self.behind.take(call, listed.entries.iter().map(|(name, _)| name), key)
+            }
+            Ok(Reply::Dirents(dirents)) if self.call_type == CallType::Dirents => {
+                self.behind.take(call, dirents.iter().map(|dirent| &dirent.name), key)
             }
             Ok(Reply::Ahead(steps)) => match &mut self.walk {
                 Some(walk) => walk.check(call, steps, key),
@@ -138,7 +149,7 @@ impl Expected {
                 C::GetAttr | C::SetAttr | C::Fallocate | C::SetXattr | C::RemoveXattr
             ),
             Reply::Listed(_) => self.call_type == C::List,
-            Reply::Names(_) | Reply::Ahead(_) => false,
+            Reply::Names(_) | Reply::Dirents(_) | Reply::Ahead(_) => false,
             Reply::Target(_) => self.call_type == C::ReadLink,
             Reply::Xattrs(_) => self.call_type == C::Xattrs,
             Reply::Value(_) => self.call_type == C::Xattr,

@@ -30,8 +30,12 @@ pub const COMPRESSED: u64 = 8;
 pub const TRUSTS_WATCH: u64 = 32;
 /// A feature: the server walks ahead ([`nigh_types::Call::Ahead`]; docs/decisions/0019-walks-ahead.md).
 pub const AHEAD: u64 = 64;
+/// A feature: the server tells names without attributes ([`nigh_types::Call::Dirents`];
+/// docs/decisions/0023-names-before-attributes.md).
+pub const DIRENTS: u64 = 128;
 /// The features that a server of this build knows.
-pub(crate) const FEATURES: u64 = NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD;
+pub(crate) const FEATURES: u64 =
+    NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD | DIRENTS;
 
 /// Bytes of the longest frame.
 pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
@@ -244,6 +248,7 @@ impl Wire for Session {
             acts_as: (r.u32()?, r.u32()?),
             // A feature of the welcome says so.
             walks_ahead: false,
+            tells_dirents: false,
             names: r.sequence(9, IdName::parse)?,
         };
         if session.names.len() > IdName::MOST {

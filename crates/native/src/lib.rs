@@ -10,6 +10,7 @@ mod ahead;
 mod attr;
 mod call;
 mod client;
+mod dirents;
 mod error;
 mod expect;
 mod frame;
@@ -28,11 +29,12 @@ mod values;
 mod wire;
 
 pub use client::{ClientConfig, ClientSession, sessions};
+pub use dirents::dirent_bytes;
 pub use error::ProtocolError;
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
-    AHEAD, COMPRESSED, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, PUSHES, Refused,
-    Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
+    AHEAD, COMPRESSED, DIRENTS, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, PUSHES,
+    Refused, Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
 };
 pub use lease::LeaseTable;
 pub use load::MAX_UNANSWERED_BYTES;

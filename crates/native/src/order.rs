@@ -1,7 +1,7 @@
 //! The order of a listing's names, as whoever hears them checks it.
 
 use crate::ProtocolError;
-use nigh_types::{CallId, Cookie, CookieKey, Listed, Name};
+use nigh_types::{CallId, Cookie, CookieKey, Name};
 
 /// The most names that one directory may be said to have: what a server tells for ever is not taken for a directory.
 pub const MOST_LISTED: u64 = 1 << 25;
@@ -16,16 +16,17 @@ pub(crate) struct Behind {
 
 impl Behind {
     /// Names strictly after each other: by cookie, and parted only between different cookies.
-    pub(crate) fn take(
+    pub(crate) fn take<'a>(
         &mut self,
         call: CallId,
-        listed: &Listed,
+        told: impl Iterator<Item = &'a Name>,
         key: CookieKey,
     ) -> Result<(), ProtocolError> {
         let before = self.cookie;
         let mut same_cookie: Vec<&Name> = Vec::new();
         let mut last: Option<Cookie> = None;
-        for (name, _) in &listed.entries {
+        for name in told {
+            self.names += 1;
             let cookie = key.cookie(name.as_bytes());
             if last != Some(cookie) {
                 same_cookie.clear();
@@ -39,11 +40,15 @@ impl Behind {
             last = Some(cookie);
         }
         self.cookie = last.or(before);
-        self.names += listed.entries.len() as u64;
         match self.names > MOST_LISTED {
             true => Err(ProtocolError::WrongReply { call, what: "more names than a directory may have" }),
             false => Ok(()),
         }
+    }
+
+    /// Nothing up to a cookie was asked for.
+    pub(crate) fn from(after: Cookie) -> Behind {
+        Behind { cookie: Some(after), names: 0 }
     }
 
     /// It is told from its beginning again.

@@ -2,6 +2,7 @@
 
 use crate::ProtocolError;
 use crate::call::{check_range, check_target, check_xattr};
+use crate::dirents::{put_dirents, take_dirents};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
     Attr, Entry, Errno, Grant, Handle, Listed, LockInfo, LockKind, Name, NodeId, Reply, Response, Space,
@@ -81,6 +82,7 @@ fn tag(reply: &Reply) -> u8 {
         // Our server tells attributes; no peer knows this tag.
         Reply::Names(_) => 0,
         Reply::Ahead(_) => 18,
+        Reply::Dirents(_) => 19,
         Reply::Target(_) => 4,
         Reply::Xattrs(_) => 5,
         Reply::Value(_) => 6,
@@ -107,6 +109,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
         }
         Reply::Listed(listed) => put_listed(w, listed),
         Reply::Ahead(steps) => w.sequence(steps, |w, step| step.put(w)),
+        Reply::Dirents(dirents) => put_dirents(w, dirents),
         Reply::Names(_) => {}
         Reply::Target(target) => target.put(w),
         Reply::Xattrs(set) => w.sequence(&set.items, |w, (name, value)| {
@@ -166,6 +169,7 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         16 => Reply::Done,
         17 => Reply::Locked(Option::parse(r)?),
         18 => Reply::Ahead(r.sequence(17, Step::parse)?),
+        19 => Reply::Dirents(take_dirents(r)?),
         _ => return Err(ProtocolError::Malformed("unknown reply")),
     })
 }
@@ -246,6 +250,9 @@ pub(crate) fn size_hint(response: &Response) -> usize {
     let reply = match &response.result {
         Ok(Reply::Data(bytes) | Reply::Value(bytes)) => bytes.len(),
         Ok(Reply::Listed(listed)) => listed_size(listed),
+        Ok(Reply::Dirents(dirents)) => {
+            dirents.iter().map(|dirent| crate::dirent_bytes(dirent.name.as_bytes())).sum()
+        }
         Ok(Reply::Ahead(steps)) => {
             steps.iter().map(|step| 32 + step.listed.as_ref().map_or(0, listed_size)).sum()
         }

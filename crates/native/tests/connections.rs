@@ -251,13 +251,45 @@ fn a_listing_that_begins_anew_goes_on_where_it_was() {
     client.handle_input(T0, &encode_response(CallId(1), &part(&[names[1], names[2]], false)));
     client.handle_input(T0, &encode_response(CallId(1), &part(&names[3..], true)));
     let (_, events, _) = drain(&mut client);
-    let listed = |event: &Event| match event {
+    assert_eq!(counts(&events), [1, 1]);
+}
+
+fn counts(events: &[Event]) -> Vec<usize> {
+    let told = |event: &Event| match event {
         Event::Response { response: Response { result: Ok(Reply::Listed(part)), .. }, .. } => {
             part.entries.len()
         }
+        Event::Response { response: Response { result: Ok(Reply::Dirents(part)), .. }, .. } => part.len(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(events.iter().map(listed).collect::<Vec<_>>(), [1, 1]);
+    events.iter().map(told).collect()
+}
+
+/// What was asked for behind a cookie is told from there on again, also where nothing had come.
+#[test]
+fn names_alone_that_begin_anew_go_on_where_they_were() {
+    let key = samples::session().cookie_key;
+    let mut names = ["a", "b", "c", "d"];
+    names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
+    let part = |names: &[&str], last| {
+        let dirent = |leaf: &&str| Dirent { name: samples::name(leaf), ino: 7, kind: Some(Kind::File) };
+        Response { last, ..Response::plain(Ok(Reply::Dirents(names.iter().map(dirent).collect()))) }
+    };
+    for come in [0, 1] {
+        let mut client = attached();
+        let after = key.cookie(names[0].as_bytes());
+        client.handle_call(T0, CallId(1), samples::request(Call::Dirents { dir: samples::dir(), after }));
+        client.handle_input(T0, &encode_response(CallId(1), &part(&names[1..1 + come], false)));
+        client.handle_disconnect(T0, "cut");
+        client.handle_connect(T0);
+        client.handle_input(T0, &welcome(4, None));
+        client.handle_reclaimed(T0);
+        drain(&mut client);
+        client.handle_input(T0, &encode_response(CallId(1), &part(&names[1..3], false)));
+        client.handle_input(T0, &encode_response(CallId(1), &part(&names[3..], true)));
+        let (_, events, _) = drain(&mut client);
+        assert_eq!(counts(&events), [2 - come, 1]);
+    }
 }
 
 #[test]

@@ -101,6 +101,37 @@ fn listings_are_in_cookie_order_or_the_session_is_lost() {
     assert!(lost(&answered(fsync, &[more])).contains("more is to follow"));
 }
 
+fn alone(names: &[&str], last: bool) -> Response {
+    let dirent = |leaf: &&str| Dirent { name: samples::name(leaf), ino: 7, kind: None };
+    Response { last, ..ok(Reply::Dirents(names.iter().map(dirent).collect())) }
+}
+
+#[test]
+fn names_alone_are_in_cookie_order_and_behind_what_was_asked_or_the_session_is_lost() {
+    let key = samples::session().cookie_key;
+    let mut names = ["a", "b", "c", "d"];
+    names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
+    let [a, b, c, d] = names;
+    let behind = |leaf: &str| Call::Dirents { dir: samples::dir(), after: key.cookie(leaf.as_bytes()) };
+    let good = answered(behind(a), &[alone(&[b], false), alone(&[], false), alone(&[c, d], true)]);
+    assert_eq!(good.len(), 3);
+    let bad: [&[Response]; 5] = [
+        &[alone(&[a, b], true)],
+        &[alone(&[c, b], true)],
+        &[alone(&[b, b], true)],
+        &[alone(&[b, d], false), alone(&[c], true)],
+        &[alone(&[b], false), alone(&[], false), alone(&[b], true)],
+    ];
+    for responses in bad {
+        let events = answered(behind(a), responses);
+        assert!(lost(&events[events.len() - 1..]).contains("cookie order"), "{events:?}");
+    }
+    assert!(lost(&answered(behind(a), &[part(&[b], true)])).contains("another kind"));
+    assert!(
+        lost(&answered(Call::List { dir: samples::dir() }, &[alone(&[b], true)])).contains("another kind")
+    );
+}
+
 #[test]
 fn answers_that_nobody_waits_for_lose_the_session_and_nothing_follows() {
     let lookup = Call::Lookup { dir: samples::dir(), name: samples::name("x") };

@@ -137,6 +137,7 @@ impl Tree {
                 Vec::new()
             }
             Call::List { dir } => self.list(dir),
+            Call::Dirents { dir, after } => self.dirents(dir, *after),
             _ => vec![self.execute_one(moment(now), request)],
         }
     }

@@ -215,6 +215,7 @@ impl Export {
             not_given: not_given(&filesystem, &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             walks_ahead: false,
+            tells_dirents: false,
             names: Vec::new(),
         })
     }
@@ -318,13 +319,15 @@ impl Export {
             }
             // Heard of by who takes calls in.
             Call::Steer { .. } => {}
-            Call::List { .. } | Call::Ahead { .. } => match ahead::in_parts(cx, what, begun, &mut sink) {
-                Ok(Some(begun)) => return Progress::Pauses(begun),
-                Ok(None) => {}
-                Err(fault) => {
-                    sink(refuse(fault));
+            Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. } => {
+                match ahead::in_parts(cx, what, begun, &mut sink) {
+                    Ok(Some(begun)) => return Progress::Pauses(begun),
+                    Ok(None) => {}
+                    Err(fault) => {
+                        sink(refuse(fault));
+                    }
                 }
-            },
+            }
             what => {
                 let mut places = files.holding().leases.places.none_held();
                 let done = match affected::prepare(cx, what, &mut places) {

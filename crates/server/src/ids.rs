@@ -117,8 +117,14 @@ impl Ids {
     /// The node that `stat` is of. `open` gives an `O_PATH` descriptor of it, needed when its
     /// filesystem is met for the first time.
     pub(crate) fn node(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<NodeId> {
+        let (ino, overlay) = self.shown(stat, open)?;
+        Ok(self.seal.id(ino, if overlay { 0 } else { stat.birth_ns }))
+    }
+
+    /// The number that applications see of that inode, and whether its filesystem is an overlay; `open` as for [`Ids::node`].
+    pub(crate) fn shown(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<(u64, bool)> {
         if stat.dev == self.main.dev && stat.subvolume == self.main.subvolume {
-            return self.main_node(stat);
+            return self.shown_on_main(stat.ino);
         }
         let key = (stat.dev, stat.mount, stat.subvolume);
         let known = self.seen.read().get(&key).copied();
@@ -127,14 +133,14 @@ impl Ids {
             _ => self.meet(key, &identify(open()?, stat)?)?,
         };
         if device.index == MAIN {
-            return self.main_node(stat);
+            return self.shown_on_main(stat.ino);
         }
         let ino = if stat.ino < SHORT {
             FOREIGN | (device.index << 48) | stat.ino
         } else {
             self.number(device.index, stat.ino, device.identity.is_some())?
         };
-        Ok(self.seal.id(ino, if device.overlay { 0 } else { stat.birth_ns }))
+        Ok((ino, device.overlay))
     }
 
     /// What the lease table knows it by; after [`Ids::node`] made its id.
@@ -159,11 +165,11 @@ impl Ids {
         Ok(())
     }
 
-    fn main_node(&self, stat: &Stat) -> Result<NodeId> {
-        let plain = stat.ino < DELEGATED && (stat.ino > 1 || stat.ino == self.main.root_ino);
+    fn shown_on_main(&self, ino: u64) -> Result<(u64, bool)> {
+        let plain = ino < DELEGATED && (ino > 1 || ino == self.main.root_ino);
         let durable = self.main.filesystem.identity.is_some();
-        let ino = if plain { stat.ino } else { self.number(MAIN, stat.ino, durable)? };
-        Ok(self.seal.id(ino, if self.main.filesystem.overlay { 0 } else { stat.birth_ns }))
+        let shown = if plain { ino } else { self.number(MAIN, ino, durable)? };
+        Ok((shown, self.main.filesystem.overlay))
     }
 
     fn meet(&self, key: (Dev, u64, u64), filesystem: &Filesystem) -> Result<Device> {

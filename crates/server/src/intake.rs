@@ -57,6 +57,7 @@ fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
         Call::Keep { node: place, .. }
         | Call::Lookup { dir: place, .. }
         | Call::List { dir: place }
+        | Call::Dirents { dir: place, .. }
         | Call::GetAttr { node: place }
         | Call::ReadLink { node: place }
         | Call::Xattrs { node: place }
@@ -93,7 +94,7 @@ fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{CallId, Credentials, Name, Order};
+    use nigh_types::{CallId, Cookie, Credentials, Name, Order};
     use std::path::Path;
 
     fn export(dir: &Path, state: &Path) -> Export {
@@ -126,6 +127,7 @@ mod tests {
         let good = [
             Call::Walk { node: real, names: vec![] },
             Call::GetAttr { node: place(real) },
+            Call::Dirents { dir: place(real), after: Cookie(0) },
             link(place(real), Place::bare(real)),
             rename(place(real), place(real), Some(real)),
             Call::Release { handles: vec![] },
@@ -140,6 +142,8 @@ mod tests {
             Call::Walk { node: forged, names: vec![] },
             Call::GetAttr { node: Place::bare(forged) },
             Call::GetAttr { node: hinted.clone() },
+            Call::Dirents { dir: Place::bare(forged), after: Cookie(0) },
+            Call::Dirents { dir: hinted.clone(), after: Cookie(0) },
             Call::Unlink { dir: place(real), name: name(), keep: Some(forged) },
             link(place(forged), place(real)),
             link(place(real), hinted),

@@ -101,9 +101,11 @@ impl Queue {
 
     fn may_go(&self, job: &Job) -> bool {
         match job.request.call {
-            Call::List { .. } if job.begun.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
+            Call::List { .. } | Call::Dirents { .. } if job.begun.is_none() => {
+                self.has_room() && self.listings < Outbox::LISTINGS
+            }
             Call::Ahead { .. } => self.has_room() && !job.begun.as_ref().is_some_and(Begun::waits),
-            Call::List { .. } | Call::Read { .. } => self.has_room(),
+            Call::List { .. } | Call::Dirents { .. } | Call::Read { .. } => self.has_room(),
             _ => job.change.is_some() || self.is_confirmed(),
         }
     }
@@ -244,7 +246,7 @@ impl Outbox {
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
         let mut queue = self.queue.lock();
         if queue.ending || queue.may_go(&job) {
-            let begins = matches!(job.request.call, Call::List { .. }) && job.begun.is_none();
+            let begins = is_listing(&job.request.call) && job.begun.is_none();
             queue.listings += u32::from(begins);
             queue.promised += promised(&job.request.call);
             return Some(job);
@@ -259,11 +261,11 @@ impl Outbox {
 
     /// A call that was let on has been answered, or given up, or waits where it counts no more.
     pub(crate) fn done(&self, call: &Call) {
-        if !matches!(call, Call::List { .. } | Call::Read { .. }) {
+        if !is_listing(call) && !matches!(call, Call::Read { .. }) {
             return;
         }
         let mut queue = self.queue.lock();
-        queue.listings -= u32::from(matches!(call, Call::List { .. }));
+        queue.listings -= u32::from(is_listing(call));
         queue.promised -= promised(call);
         self.let_go(&mut queue);
     }
@@ -427,6 +429,10 @@ impl Outbox {
 fn unless_it_panics(write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(write))
         .unwrap_or_else(|_| Err(io::Error::other("the server has a bug; its log says where")))
+}
+
+fn is_listing(call: &Call) -> bool {
+    matches!(call, Call::List { .. } | Call::Dirents { .. })
 }
 
 /// How many bytes the answer to a call may have, if it is a read.

@@ -196,6 +196,7 @@ fn is_long(call: &Call) -> bool {
     matches!(
         call,
         Call::List { .. }
+            | Call::Dirents { .. }
             | Call::Ahead { .. }
             | Call::CopyRange { .. }
             | Call::Fsync { .. }

@@ -55,7 +55,13 @@ impl Harness for Served {
         self.current = Some((dir, stream));
         Box::new(ClientSession::new(
             self.now(),
-            ClientConfig { client: 1, incarnation: 1, attach, term, features: nigh_native::AHEAD },
+            ClientConfig {
+                client: 1,
+                incarnation: 1,
+                attach,
+                term,
+                features: nigh_native::AHEAD | nigh_native::DIRENTS,
+            },
         ))
     }
 

@@ -62,6 +62,8 @@ fn the_kernel_refuses_what_the_caller_may_not() {
     assert_eq!(x.response_as(&who, mkdir(&x.place("group"), "d")).result, Err(Errno::ACCES));
     assert!(x.response_as(&member, mkdir(&x.place("group"), "d")).result.is_ok());
     assert_eq!(x.response_as(&who, Call::List { dir: x.place("group") }).result, Err(Errno::ACCES));
+    let dirents = Call::Dirents { dir: x.place("group"), after: Cookie(0) };
+    assert_eq!(x.response_as(&who, dirents).result, Err(Errno::ACCES));
     assert_eq!(
         x.response_as(&who, Call::Open { node: x.place("private"), access: READ }).result,
         Err(Errno::ACCES)

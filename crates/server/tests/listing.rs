@@ -74,3 +74,26 @@ fn a_listed_directory_is_reached_without_a_hint() {
     let e = x.list(&Place::bare(d)).remove(0).1.id;
     assert!(x.attr(&Place::bare(e)).is_ok());
 }
+
+#[test]
+fn names_alone_are_those_that_a_listing_has() {
+    let x = Exported::new();
+    for n in 0..30_000 {
+        fs::File::create(x.path(&format!("file-{n}"))).unwrap();
+    }
+    fs::create_dir(x.path("d")).unwrap();
+    let told = x.responses(&me(), Call::Dirents { dir: x.top(), after: Cookie(0) });
+    assert!(
+        told.len() > 4
+            && told.iter().all(|part| nigh_native::encode_response(CallId(1), part).len() < 256 << 10)
+    );
+    let listed: Vec<_> = x.list(&x.top()).into_iter().map(|(name, entry)| (name, entry.id.ino)).collect();
+    let told: Vec<_> = x.dirents(&x.top()).into_iter().map(|dirent| (dirent.name, dirent.ino)).collect();
+    assert_eq!(told, listed);
+    let middle = x.export.session(&x.files).unwrap().cookie_key.cookie(told[15_000].0.as_bytes());
+    let behind = x.responses(&me(), Call::Dirents { dir: x.top(), after: middle });
+    let Some(Ok(Reply::Dirents(part))) = behind.first().map(|part| &part.result) else {
+        panic!("{behind:?}")
+    };
+    assert_eq!(part[0].name, told[15_001].0);
+}

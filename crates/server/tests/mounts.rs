@@ -51,6 +51,11 @@ fn a_nested_tmpfs_has_ids_of_its_own_and_can_be_unmounted() {
     assert!(x.attr(&Place::bare(nodes[2].node)).is_ok());
     let listed: Vec<_> = x.list(&x.top()).into_iter().map(|(_, entry)| entry.id).collect();
     assert!(listed.contains(&nodes[0].node) && listed.contains(&nodes[1].node));
+    // The same numbers without attributes; of what is mounted in a directory that of the directory below it.
+    let numbers = |dir: Place| -> Vec<u64> { x.dirents(&dir).into_iter().map(|dirent| dirent.ino).collect() };
+    assert_eq!(numbers(nodes[0].clone()), [nodes[2].node.ino]);
+    assert_eq!(numbers(nodes[2].clone()), [nodes[4].node.ino]);
+    assert!(numbers(x.top()).iter().all(|ino| ino >> 63 == 0));
     let call = Call::Link { node: nodes[4].clone(), dir: x.top(), name: name("l") };
     assert_eq!(x.call(call), Err(Errno::XDEV));
     // Nothing that the server holds keeps it busy.

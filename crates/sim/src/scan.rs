@@ -4,8 +4,8 @@ use crate::native::{Native, Place};
 use crate::random::Dice;
 use crate::world::{Backend, World, short};
 use nigh_cache::{Answer, Config, Fh, Op, Page};
-use nigh_native::PUSHES;
 use nigh_native::lease::LeaseConfig;
+use nigh_native::{DIRENTS, PUSHES};
 use nigh_remote::fake::{FakeServer, Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_types::{Cookie, Kind, Name, OpId, Span, Time};
@@ -94,7 +94,7 @@ fn over_native(plan: Plan, tree: TreeConfig, mut dice: Dice) -> Scan<Native> {
     let leases = LeaseConfig { young: Span::from_millis(20), ..LeaseConfig::default() };
     let mut world = World::over(Native::new(tree, leases, plan.seed));
     plant(&world, plan.entries);
-    let features = if plan.told { PUSHES } else { 0 };
+    let features = DIRENTS | if plan.told { PUSHES } else { 0 };
     for _ in 0..3 {
         let latency = (Span(dice.below(5_000_000)), Span(dice.below(5_000_000)));
         let end = world.server.connect(world.now, Place::far(features, latency));
@@ -112,10 +112,10 @@ fn plant<B: Backend>(world: &World<B>, entries: u32) {
     });
 }
 
-/// Some keep less than the directory is.
+/// Some keep less than the directory is, and some read names alone where a listing has not come so far.
 fn config(dice: &mut Dice) -> Config {
     let budget_bytes = if dice.below(4) == 0 { 20_000 } else { 1 << 30 };
-    Config { budget_bytes, ..Config::default() }
+    Config { budget_bytes, names_first: dice.below(3) == 0, ..Config::default() }
 }
 
 fn name(number: u32) -> Name {

@@ -61,6 +61,7 @@ fn prepared() -> (Cache, Fh) {
             not_given: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
+            tells_dirents: false,
             names: Vec::new(),
         }),
     );
@@ -147,7 +148,7 @@ fn fitting(call: &Call) -> usize {
         | Call::Fallocate { .. }
         | Call::SetXattr { .. }
         | Call::RemoveXattr { .. } => 1,
-        Call::List { .. } | Call::Ahead { .. } => 2,
+        Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. } => 2,
         Call::ReadLink { .. } => 3,
         Call::Xattrs { .. } => 4,
         Call::Xattr { .. } => 5,

@@ -1,7 +1,8 @@
 //! What a cache asks of its remote.
 
 use crate::{
-    CallId, Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place, SetAttr,
+    CallId, Cookie, Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place,
+    SetAttr,
 };
 
 /// Names a mutation for ever: the remote can tell a repeated one from a new one.
@@ -76,6 +77,9 @@ pub enum Call {
     GetAttr { node: Place },
     /// A whole directory in cookie order → several `Reply::Listed` or `Reply::Names`.
     List { dir: Place },
+    /// Names alone, of a directory, from behind a cookie on and in cookie order; without grants → several `Reply::Dirents`.
+    /// See docs/decisions/0023-names-before-attributes.md.
+    Dirents { dir: Place, after: Cookie },
     /// What is below directories, whole directories one after the other: each of `roots`, then what is found in it, before the
     /// next; at most [`Call::MOST_ROOTS`] → several `Reply::Ahead`. See docs/decisions/0019-walks-ahead.md.
     /// `credit`: so many entries may come, a directory counting one more than its names; none is begun where none is left.
@@ -216,6 +220,7 @@ impl Call {
             | Call::Walk { .. }
             | Call::GetAttr { .. }
             | Call::List { .. }
+            | Call::Dirents { .. }
             | Call::Ahead { .. }
             | Call::Steer { .. }
             | Call::ReadLink { .. }
@@ -291,6 +296,7 @@ impl Call {
             Call::Walk { .. } => "walk",
             Call::GetAttr { .. } => "getattr",
             Call::List { .. } => "list",
+            Call::Dirents { .. } => "dirents",
             Call::Ahead { .. } => "ahead",
             Call::Steer { .. } => "steer",
             Call::ReadLink { .. } => "readlink",

@@ -53,6 +53,8 @@ pub struct Session {
     pub acts_as: (u32, u32),
     /// Whether the remote walks ahead ([`crate::Call::Ahead`]).
     pub walks_ahead: bool,
+    /// Whether the remote tells names alone ([`crate::Call::Dirents`]).
+    pub tells_dirents: bool,
     /// What the server's machine calls its users and groups, at most [`IdName::MOST`]; empty unless the
     /// client asked for it.
     pub names: Vec<IdName>,

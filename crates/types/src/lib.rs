@@ -30,5 +30,5 @@ pub use name::{BadName, Name};
 pub use place::{Credentials, Place};
 pub use planted::{Bug, plant, planted};
 pub use push::{Commit, Fact, Held, Hold};
-pub use reply::{Entry, Listed, Reply, Response, Space, Step, XattrSet, XattrValue};
+pub use reply::{Dirent, Entry, Listed, Reply, Response, Space, Step, XattrSet, XattrValue};
 pub use time::{Span, Time};

@@ -54,6 +54,14 @@ pub struct Space {
     pub name_max: u32,
 }
 
+/// What getdents64(2) says of a name. The number is that of its inode as applications see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Dirent {
+    pub name: Name,
+    pub ino: u64,
+    pub kind: Option<Kind>,
+}
+
 /// The answer proper to one kind of call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
@@ -65,6 +73,7 @@ pub enum Reply {
     /// The same where attributes are not told: `None`, where the type is not either.
     Names(Vec<(Name, NodeId, Option<Kind>)>),
     Ahead(Vec<Step>),
+    Dirents(Vec<Dirent>),
     Target(Box<[u8]>),
     Xattrs(XattrSet),
     Value(Vec<u8>),
@@ -102,7 +111,7 @@ pub enum Reply {
     Locked(Option<LockInfo>),
 }
 
-/// One message that answers a call. All but `List` and `Ahead` have exactly one, with `last` set.
+/// One message that answers a call. All but `List`, `Dirents` and `Ahead` have exactly one, with `last` set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
     pub result: Result<Reply, Errno>,

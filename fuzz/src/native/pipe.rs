@@ -6,8 +6,8 @@ use nigh_native::{ClientConfig, ClientSession, ServerConfig, ServerConnection, S
 use nigh_remote::tree::{Tree, TreeConfig};
 use nigh_remote::{Event, Output, Remote, Session};
 use nigh_types::{
-    Access, Call, CallId, Covers, Errno, NodeId, OpName, Place, Recall, RecallId, Request, Response, Span,
-    Term, Time,
+    Access, Call, CallId, Cookie, Covers, Errno, NodeId, OpName, Place, Recall, RecallId, Request, Response,
+    Span, Term, Time,
 };
 use std::collections::{BTreeSet, VecDeque};
 
@@ -101,6 +101,7 @@ impl Pair {
         let name = samples::name(&format!("n{}", choice / 8 % 4));
         let call = match choice % 8 {
             0 => Call::Lookup { dir, name },
+            1 if choice / 32 % 2 == 1 => Call::Dirents { dir, after: Cookie(choice << 48) },
             1 => Call::List { dir },
             2 => Call::Mkdir { dir, name, mode: 0o755, umask: 0 },
             3 => {

@@ -176,6 +176,7 @@ impl Stage {
             not_given: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
+            tells_dirents: false,
             names: Vec::new(),
         };
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });

@@ -32,6 +32,7 @@ fn session() -> Session {
         not_given: Vec::new(),
         acts_as: (0, 0),
         walks_ahead: false,
+        tells_dirents: false,
         names: Vec::new(),
     }
 }

@@ -198,6 +198,7 @@ mod tests {
             host_bound: String::new(),
             not_given: Vec::new(),
             walks_ahead: false,
+            tells_dirents: false,
             acts_as: (2000, 200),
             names: names.iter().map(name).collect(),
         }

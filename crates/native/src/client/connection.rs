@@ -4,7 +4,8 @@ use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{
-    AHEAD, COMPRESSED, Hello, Limits, MAX_VERSION, MIN_VERSION, PUSHES, Refused, Resume, Resumed, Welcome,
+    AHEAD, COMPRESSED, DIRENTS, Hello, Limits, MAX_VERSION, MIN_VERSION, PUSHES, Refused, Resume, Resumed,
+    Welcome,
 };
 use crate::message::Message;
 use crate::stream::{Incoming, Outgoing};
@@ -140,6 +141,7 @@ impl ClientSession {
         self.packs = features & self.config.features & COMPRESSED != 0;
         self.pushes.agree(features & self.config.features & PUSHES != 0);
         session.walks_ahead = features & self.config.features & AHEAD != 0;
+        session.tells_dirents = features & self.config.features & DIRENTS != 0;
         self.limits = limits;
         self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
         self.session_term = session_term;

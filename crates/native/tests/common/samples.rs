@@ -58,6 +58,7 @@ pub fn session() -> Session {
         not_given: vec![("S4".to_owned(), "overlayfs".to_owned())],
         acts_as: (1000, 100),
         walks_ahead: false,
+        tells_dirents: false,
         names: vec![
             IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
             IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
@@ -132,6 +133,7 @@ pub fn queries() -> Vec<Call> {
             handle: Handle(4),
             access: Access { truncate: false, ..access() },
         },
+        Call::Dirents { dir: dir(), after: Cookie(1 << 40) },
         Call::Ahead { roots: vec![dir(), node.clone()], order: Order::Name, credit: 1_024 },
         Call::Steer { walk: CallId(5), credit: 7, want: Some(node) },
         Call::Steer { walk: CallId(5), credit: 0, want: None },
@@ -236,6 +238,10 @@ pub fn replies() -> Vec<Reply> {
         Reply::Done,
         Reply::Locked(None),
         Reply::Locked(Some(LockInfo { kind: LockKind::Read, start: 1 << 33, end: u64::MAX, pid: 4711 })),
+        Reply::Dirents(vec![
+            Dirent { name: name("a"), ino: 1 << 33, kind: Some(Kind::File) },
+            Dirent { name: name("b"), ino: 7, kind: None },
+        ]),
         Reply::Ahead(vec![
             Step { dir: id(7), listed: Some(Listed { entries: vec![(name("a"), file())] }), last: false },
             Step { dir: id(8), listed: None, last: true },

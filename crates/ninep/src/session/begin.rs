@@ -132,6 +132,7 @@ impl Session {
             host_bound: bound(&config.times),
             not_given: not_given(&config.times),
             walks_ahead: false,
+            tells_dirents: false,
             acts_as: (config.uid, config.gid),
             names: Vec::new(),
         }

@@ -367,6 +367,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
 fn named(call: &Call) -> Vec<NodeId> {
     let places: Vec<&Place> = match call {
         Call::Lookup { dir, .. } | Call::List { dir } | Call::Create { dir, .. } => vec![dir],
+        Call::Dirents { dir, .. } => vec![dir],
         Call::Tmpfile { dir, .. } | Call::Mknod { dir, .. } | Call::Mkdir { dir, .. } => vec![dir],
         Call::Symlink { dir, .. } | Call::Unlink { dir, .. } | Call::Rmdir { dir, .. } => vec![dir],
         Call::GetAttr { node } | Call::ReadLink { node } | Call::Xattrs { node } => vec![node],

@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, create, name, steady, unlink};
-use nigh_types::{Call, CallId, Cookie, Name, Place, Reply};
+use nigh_types::{Call, CallId, Cookie, Dirent, Errno, Kind, Name, Place, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("a_listing_is_complete_and_in_cookie_order", complete),
@@ -11,6 +11,7 @@ pub(super) const CASES: &[Named] = &[
     ("an_empty_directory_lists_nothing", empty),
     ("what_stays_is_listed_once_whatever_changes", during_mutations),
     ("a_listing_ends_with_its_directorys_attributes", last_part),
+    ("names_alone_are_those_of_a_listing", alone),
 ];
 
 /// Makes files `f0` … and returns their names, sorted.
@@ -111,4 +112,48 @@ fn last_part(c: &mut Caller<'_>) {
     assert!(earlier.iter().all(|part| part.after.is_empty()));
     let (_, told) = last.after.iter().find(|(id, _)| *id == root.node).expect("the directory's own");
     assert_eq!(steady(*told), steady(c.getattr(&root)));
+}
+
+/// Names alone behind a cookie, checked to be in order and to bring nothing else.
+fn dirents(c: &mut Caller<'_>, dir: &Place, after: Cookie) -> Vec<Dirent> {
+    let id = c.start(Call::Dirents { dir: dir.clone(), after });
+    let mut all = Vec::new();
+    for response in c.finish(id) {
+        assert!(response.grants.is_empty() && response.after.is_empty(), "{response:?}");
+        let Ok(Reply::Dirents(part)) = response.result else { panic!("{response:?}") };
+        all.extend(part);
+    }
+    let cookies: Vec<Cookie> =
+        all.iter().map(|dirent| c.session.cookie_key.cookie(dirent.name.as_bytes())).collect();
+    assert!(cookies.is_sorted() && cookies.first().is_none_or(|first| *first > after));
+    all
+}
+
+fn alone(c: &mut Caller<'_>) {
+    if !c.session.tells_dirents {
+        return;
+    }
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    assert_eq!(dirents(c, &dir, Cookie(0)), []);
+    fill(c, &dir, 600);
+    c.mkdir(&dir, b"below");
+    c.symlink(&dir, b"link", b"f0");
+    let file = c.file(&root, b"file", b"1");
+    let listed = c.list(&dir);
+    let told = dirents(c, &dir, Cookie(0));
+    assert_eq!(told.len(), listed.len());
+    for (Dirent { name, ino, kind }, (listed, listee)) in told.iter().zip(&listed) {
+        assert_eq!((name, *ino), (listed, listee.id.ino));
+        let is_of = listee.attr.map(|attr| attr.kind());
+        assert!(kind.is_none() || *kind == is_of, "{name:?} is {kind:?} and {is_of:?}");
+    }
+    assert!(told.iter().any(|dirent| dirent.kind == Some(Kind::Directory)));
+    let middle = c.session.cookie_key.cookie(told[300].name.as_bytes());
+    assert_eq!(dirents(c, &dir, middle), told[301..]);
+    assert_eq!(dirents(c, &dir, Cookie(u64::MAX)), []);
+    let goes = told[301..].iter().find(|dirent| dirent.kind == Some(Kind::File)).expect("there are many");
+    c.ok(unlink(&dir, goes.name.as_bytes()));
+    assert_eq!(dirents(c, &dir, middle).len(), told.len() - 302);
+    assert_eq!(c.errno(Call::Dirents { dir: file, after: Cookie(0) }), Errno::NOTDIR);
 }

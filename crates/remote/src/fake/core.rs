@@ -137,6 +137,7 @@ impl Core {
             not_given: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: true,
+            tells_dirents: true,
             names: Vec::new(),
         }
     }

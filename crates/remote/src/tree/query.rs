@@ -3,7 +3,8 @@
 use super::node::Body;
 use super::{Outcome, Tree};
 use nigh_types::{
-    Access, Call, Cookie, Covers, Errno, Handle, Kind, Listed, Name, NodeId, Place, Reply, Response, Space,
+    Access, Call, Cookie, Covers, Dirent, Errno, Handle, Kind, Listed, Name, NodeId, Place, Reply, Response,
+    Space,
 };
 
 impl Tree {
@@ -180,6 +181,27 @@ impl Tree {
             responses.push(Response { result: Ok(Reply::Listed(Listed { entries })), after, grants, last });
         }
         responses
+    }
+
+    /// The names behind a cookie, as of now, in the parts of a listing.
+    pub(crate) fn dirents(&mut self, place: &Place, after: Cookie) -> Vec<Response> {
+        let dir = match self.reach_dir(place) {
+            Ok(dir) => dir,
+            Err(errno) => return vec![Response::plain(Err(errno))],
+        };
+        let parts = self.parts(dir);
+        let count = parts.len();
+        let dirent = |(name, ino): (Name, u64)| {
+            let kind = Some(self.nodes[&ino].attr.kind());
+            Dirent { name, ino, kind }
+        };
+        let key = self.config.cookie_key;
+        let part = |(i, inos): (usize, Vec<(Name, u64)>)| {
+            let behind = inos.into_iter().filter(|(name, _)| key.cookie(name.as_bytes()) > after);
+            let result = Ok(Reply::Dirents(behind.map(dirent).collect()));
+            Response { last: i + 1 == count, ..Response::plain(result) }
+        };
+        parts.into_iter().enumerate().map(part).collect()
     }
 
     /// Names and inodes, cut into parts between different cookies. An empty directory has one part.

@@ -1,7 +1,7 @@
 //! Walks ahead: whole directories below others, one after the other (docs/decisions/0019-walks-ahead.md).
 
 use super::Context;
-use super::list::{self, Listing, PART_BYTES};
+use super::list::{self, Dirents, Listing, PART_BYTES};
 use crate::error::{Fault, Result};
 use crate::keeper::Tally;
 use crate::steering::{Said, Steering};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 pub(crate) enum Begun {
     Listing(Box<Listing>),
     Walk(Box<Ahead>),
+    Dirents(Box<Dirents>),
 }
 
 impl Begun {
@@ -21,6 +22,7 @@ impl Begun {
     pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
         match self {
             Begun::Listing(listing) => listing.count(tally),
+            Begun::Dirents(dirents) => dirents.count(tally),
             Begun::Walk(walk) => walk.open.iter_mut().for_each(|open| open.listing.count(tally)),
         }
     }
@@ -43,6 +45,12 @@ pub(crate) fn in_parts(
         (Call::List { dir }, None) => Ok(list::list(cx, dir, None, sink)?.map(Begun::Listing)),
         (Call::List { dir }, Some(Begun::Listing(listing))) => {
             Ok(list::list(cx, dir, Some(listing), sink)?.map(Begun::Listing))
+        }
+        (Call::Dirents { dir, after }, None) => {
+            Ok(list::dirents(cx, (dir, *after), None, sink)?.map(Begun::Dirents))
+        }
+        (Call::Dirents { dir, after }, Some(Begun::Dirents(dirents))) => {
+            Ok(list::dirents(cx, (dir, *after), Some(dirents), sink)?.map(Begun::Dirents))
         }
         // Of one walk more than there may be nothing is begun.
         _ => Err(Fault(Errno::AGAIN)),

@@ -10,7 +10,7 @@ use nigh_native::lease::Object;
 use nigh_types::{
     Cookie, CookieKey, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response,
 };
-use rustix::fs::{OFlags, RawDir};
+use rustix::fs::{FileType, OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,6 +19,10 @@ use std::sync::Arc;
 pub(super) const PART_BYTES: usize = 128 << 10;
 /// What a grant takes on the wire, about.
 pub(super) const GRANT_BYTES: usize = 64;
+
+mod dirents;
+
+pub(super) use dirents::{Dirents, dirents};
 
 /// How far a listing came.
 pub(crate) struct Listing {
@@ -77,6 +81,14 @@ pub(crate) fn list(
 }
 
 pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
+    let (dir, open) = open(cx, place)?;
+    // Before reading: what changes from here on is recalled.
+    let granted = cx.grant(grants, &dir, Covers::Names);
+    let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
+    Ok(Listing { dir, names, at: 0, granted, part_bytes: 0, below: None, counted: None })
+}
+
+fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
     let dir = cx.reach().directory(place, cx.files)?;
     let open = {
         let _acting = cx.act()?;
@@ -84,11 +96,7 @@ pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> 
         cx.search_unless_vouched(&dir)?;
         reopen(&dir, OFlags::RDONLY)?
     };
-    // Before reading: what changes from here on is recalled.
-    let granted = cx.grant(grants, &dir, Covers::Names);
-    let open = without_atime(open);
-    let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
-    Ok(Listing { dir, names, at: 0, granted, part_bytes: 0, below: None, counted: None })
+    Ok((dir, without_atime(open)))
 }
 
 impl Listing {
@@ -224,7 +232,7 @@ fn look(
     Ok(Some((checked, Entry { id, attr, target, no_xattrs }, stat.mount)))
 }
 
-/// A directory's names, sorted by cookie: 24 bytes each and the name.
+/// A directory's names, sorted by cookie: 32 bytes each and the name.
 struct Names {
     rows: Vec<Row>,
     text: Vec<u8>,
@@ -233,6 +241,8 @@ struct Names {
 struct Row {
     cookie: Cookie,
     start: u64,
+    ino: u64,
+    kind: Option<Kind>,
     length: u8,
 }
 
@@ -253,7 +263,8 @@ impl Names {
             if name == b"." || name == b".." || hides(name) {
                 continue;
             }
-            names.rows.push(Row { cookie: key.cookie(name), start: names.text.len() as u64, length });
+            let (cookie, ino, kind) = (key.cookie(name), entry.ino(), kind(entry.file_type()));
+            names.rows.push(Row { cookie, start: names.text.len() as u64, ino, kind, length });
             names.text.extend_from_slice(name);
         }
         let text = &names.text;
@@ -271,6 +282,10 @@ impl Names {
     fn name(&self, row: &Row) -> &[u8] {
         slice(&self.text, row)
     }
+}
+
+fn kind(d_type: FileType) -> Option<Kind> {
+    Kind::of_mode(d_type.as_raw_mode()).ok()
 }
 
 fn slice<'a>(text: &'a [u8], row: &Row) -> &'a [u8] {

@@ -186,6 +186,15 @@ impl Exported {
         }
     }
 
+    pub fn dirents(&self, dir: &Place) -> Vec<Dirent> {
+        let told = self.responses(&me(), Call::Dirents { dir: dir.clone(), after: Cookie(0) });
+        let part = |response: Response| match response.result {
+            Ok(Reply::Dirents(part)) => part,
+            other => panic!("{other:?}"),
+        };
+        told.into_iter().flat_map(part).collect()
+    }
+
     pub fn list(&self, dir: &Place) -> Vec<(Name, Entry)> {
         let all = self.responses(&me(), Call::List { dir: dir.clone() });
         let count = all.len();

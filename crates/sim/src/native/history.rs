@@ -6,7 +6,7 @@ use crate::random::{Dice, History, Kinds};
 use crate::world::{Client, World};
 use nigh_cache::{Config, Level, OnDisconnect};
 use nigh_native::lease::LeaseConfig;
-use nigh_native::{NAMES_ALONE, PUSHES};
+use nigh_native::{DIRENTS, NAMES_ALONE, PUSHES};
 use nigh_remote::tree::TreeConfig;
 use nigh_types::{OpId, Span, Term, Time};
 use std::collections::BTreeMap;
@@ -189,7 +189,7 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
     let limited = history.kinds.limited;
     let term = if limited { Term::Limited(LIMIT) } else { Term::Session };
     let alone = if level == Level::NoEpoch { NAMES_ALONE } else { 0 };
-    let features = alone | if history.kinds.pushes { PUSHES } else { 0 };
+    let features = DIRENTS | alone | if history.kinds.pushes { PUSHES } else { 0 };
     let end = world.server.connect(world.now, Place { clock, latency, term, features });
     let budget_bytes = if history.kinds.tiny { 3_000 } else { 1 << 30 };
     let on_disconnect = match dice.below(8) {
@@ -198,8 +198,9 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
         2 => OnDisconnect::Stale,
         _ => OnDisconnect::Wait,
     };
+    let (short_cookies, names_first) = (at % 3 == 2, at % 3 == 1);
     let config =
-        Config { level, budget_bytes, on_disconnect, short_cookies: at % 3 == 2, ..Config::default() };
+        Config { level, budget_bytes, on_disconnect, short_cookies, names_first, ..Config::default() };
     let at = world.join(config, (), end);
     world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
 }

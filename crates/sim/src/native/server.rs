@@ -224,6 +224,7 @@ impl Server {
             not_given: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
+            tells_dirents: false,
             names: Vec::new(),
         }
     }

@@ -68,6 +68,7 @@ impl History {
             let config = Config {
                 level,
                 short_cookies: plan.seed % 7 == 5,
+                names_first: plan.seed % 5 == 2,
                 budget_bytes,
                 on_disconnect,
                 prefetch,

@@ -37,9 +37,10 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("cold: who opens directories at random has little brought in vain", at_random),
         ("cold: who reads names is given no inodes, and who looks need not ask", readers),
+        ("cold: who reads names only is told those of a large directory first", names_first),
         ("cold: eight list at once as one does alone", at_once),
         ("cold: nothing comes ahead where that is not wanted", off),
         ("cold: `nigh prefetch` has a tree in memory", prefetched),
@@ -148,6 +149,15 @@ fn readers(world: &World, distant: &Distant<'_>) -> Result<()> {
     let lookups = told(&mount)?.0 - before;
     println!("  find by size, flat: {lookups} lookups");
     ensure!(lookups < 5, "{lookups} lookups");
+    mount.unmount()
+}
+
+/// docs/decisions/0023-names-before-attributes.md.
+fn names_first(world: &World, distant: &Distant<'_>) -> Result<()> {
+    let mount = distant.mount(world)?;
+    shell(world, &mount, ".", "test $(find deep/dir-1 flat -type f | sort -u | wc -l) = 20266")?;
+    let dirents = mount.status()?["remote"]["by_type"]["dirents"].as_u64();
+    ensure!(dirents == Some(1), "names alone were asked for {dirents:?} times");
     mount.unmount()
 }
 

@@ -1,0 +1,317 @@
+//! Names that are told before their attributes, to who wants names only
+//! (docs/decisions/0023-names-before-attributes.md). They are no facts: each stream serves one open directory.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, Want};
+use crate::op::{Answer, Caller, Fh, Page};
+use crate::readers::Files;
+use crate::rows::{Child, Rows};
+use nigh_types::{Call, CallId, Cookie, CookieKey, Dirent, Kind, NodeId, OpId, Reply, Response, Time};
+use std::collections::{BTreeMap, VecDeque};
+
+/// So many names are still to come where these are asked for.
+const WORTH_ASKING: u64 = 16_384;
+/// No entry of a page takes less (`struct fuse_dirent` with a name).
+const SHORTEST_ENTRY: usize = 32;
+
+/// By the open directories that they serve.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Streams {
+    open: BTreeMap<Fh, Stream>,
+    bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Stream {
+    dir: u64,
+    call: CallId,
+    /// It tells what lies behind, and has it still.
+    after: Cookie,
+    parts: VecDeque<Part>,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Comes,
+    Whole,
+    /// Nothing is to be had in this way.
+    Failed,
+}
+
+/// Some names in order, in one piece.
+#[derive(Clone, Debug, Default)]
+struct Part {
+    rows: Vec<Packed>,
+    names: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Packed {
+    cookie: Cookie,
+    ino: u64,
+    name_at: u32,
+    name_len: u8,
+    kind: Option<Kind>,
+}
+
+/// What an open directory is told of a page.
+enum Told {
+    Page(Page),
+    /// It comes with that call.
+    Later(CallId),
+    Not,
+}
+
+impl Part {
+    fn new(dirents: &[Dirent], key: CookieKey) -> Part {
+        let names: usize = dirents.iter().map(|dirent| dirent.name.as_bytes().len()).sum();
+        let mut part = Part { rows: Vec::with_capacity(dirents.len()), names: Vec::with_capacity(names) };
+        for Dirent { name, ino, kind } in dirents {
+            let (name, ino, kind) = (name.as_bytes(), *ino, *kind);
+            let name_at = u32::try_from(part.names.len()).expect("a part is a frame, of 4.5 MiB at the most");
+            let name_len = u8::try_from(name.len()).expect("a name has at most 255 bytes");
+            part.rows.push(Packed { cookie: key.cookie(name), ino, name_at, name_len, kind });
+            part.names.extend_from_slice(name);
+        }
+        part
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.rows.capacity() * size_of::<Packed>() + self.names.capacity()) as u64
+    }
+
+    fn name(&self, row: &Packed) -> &[u8] {
+        let at = row.name_at as usize;
+        &self.names[at..at + usize::from(row.name_len)]
+    }
+}
+
+impl Stream {
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(Part::bytes).sum()
+    }
+
+    /// The reader has come so far: what lies before goes.
+    fn pass(&mut self, offset: Cookie) {
+        while let Some(last) = self.parts.front().and_then(|part| part.rows.last())
+            && last.cookie <= offset
+        {
+            self.after = last.cookie;
+            self.parts.pop_front();
+        }
+    }
+
+    /// At least so many rows behind an offset, where there are as many; equal cookies together.
+    fn rows(&self, offset: Cookie, most: usize) -> Rows {
+        let mut rows = Rows::default();
+        let (mut count, mut last) = (0, None);
+        let all = self.parts.iter().flat_map(|part| part.rows.iter().map(move |row| (part, row)));
+        for (part, row) in all.skip_while(|(_, row)| row.cookie <= offset) {
+            if count >= most && last != Some(row.cookie) {
+                break;
+            }
+            let id = NodeId { ino: row.ino, generation: 0 };
+            rows.insert(row.cookie, part.name(row), Some(Child::bare(id, row.kind)));
+            (count, last) = (count + 1, Some(row.cookie));
+        }
+        rows
+    }
+}
+
+impl Streams {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The session is lost.
+    pub fn forget(&mut self) {
+        *self = Streams::default();
+    }
+
+    /// Changes a stream, and counts what it holds by then.
+    fn changing<T>(&mut self, fh: Fh, change: impl FnOnce(&mut Stream) -> T) -> Option<T> {
+        let stream = self.open.get_mut(&fh)?;
+        let before = stream.bytes();
+        let changed = change(stream);
+        self.bytes = self.bytes + stream.bytes() - before;
+        Some(changed)
+    }
+
+    fn remove(&mut self, fh: Fh) -> Option<Stream> {
+        let stream = self.open.remove(&fh)?;
+        self.bytes -= stream.bytes();
+        Some(stream)
+    }
+
+    fn is_of(&self, fh: Fh, call: CallId) -> bool {
+        self.open.get(&fh).is_some_and(|stream| stream.call == call)
+    }
+}
+
+impl Cache {
+    /// A page that the listing has not come to, from names alone, if this reader is to have these. `None`: it is not.
+    pub(crate) fn read_dirents(
+        &mut self,
+        now: Time,
+        (op, caller): (OpId, Caller),
+        ino: u64,
+        want: &Want,
+    ) -> Option<Option<Answer>> {
+        let Want::Page { fh, offset, .. } = *want else { return None };
+        match self.dirents_page(ino, want) {
+            Told::Page(mut page) => {
+                self.page_given(now, fh, &mut page);
+                return Some(Some(Answer::Page(page)));
+            }
+            Told::Later(call) => return Some(self.wait(op, caller, call, want.clone(), true)),
+            Told::Not => {}
+        }
+        if !self.is_worth_dirents(now, ino, fh) {
+            return None;
+        }
+        let place = self.place(ino)?;
+        self.leave_dirents(now, fh);
+        let (purpose, what) =
+            (Purpose::Dirents { dir: ino, fh }, Call::Dirents { dir: place, after: offset });
+        let call = self.send(now, None, purpose, what);
+        let stream = Stream { dir: ino, call, after: offset, parts: VecDeque::new(), state: State::Comes };
+        self.dirents.open.insert(fh, stream);
+        Some(self.wait(op, caller, call, want.clone(), false))
+    }
+
+    /// Whether many names are to come with attributes that this reader is not given.
+    fn is_worth_dirents(&mut self, now: Time, ino: u64, fh: Fh) -> bool {
+        let possible = self.tells_dirents && !self.config.short_cookies && !self.answers_stale();
+        let failed = self.dirents.open.get(&fh).is_some_and(|stream| stream.state == State::Failed);
+        let keeps = self.open_dirs.get(&fh).is_none_or(|open| open.kernel_keeps || open.snapshot.is_some());
+        if !possible || failed || keeps {
+            return false;
+        }
+        if self.config.names_first {
+            return true;
+        }
+        let Some((directory, _)) = self.names(now, ino) else { return false };
+        let Some(progress) = directory.progress.filter(|_| directory.listing.is_some()) else { return false };
+        // Cookies are hashes: the part of them that has come is the part of the names.
+        let (there, come) = (u128::from(directory.rows.there()), u128::from(progress.0.max(1)));
+        let rest = there * u128::from(i64::MAX.unsigned_abs().saturating_sub(progress.0)) / come;
+        rest >= u128::from(WORTH_ASKING) && self.files_for(fh) == Files::None
+    }
+
+    fn dirents_page(&mut self, ino: u64, want: &Want) -> Told {
+        let Want::Page { fh, offset, size, plus } = *want else { return Told::Not };
+        let serves = |stream: &&Stream| stream.state != State::Failed && stream.after <= offset;
+        if self.dirents.open.get(&fh).filter(serves).is_none() {
+            return Told::Not;
+        }
+        let most = size as usize / SHORTEST_ENTRY + 2;
+        let told = self.dirents.changing(fh, |stream| {
+            stream.pass(offset);
+            (stream.rows(offset, most), stream.state, stream.call)
+        });
+        let Some((rows, state, call)) = told else { return Told::Not };
+        let (chosen, full) = self.choose(Time(0), ino, rows.iter(), offset, size, plus, None);
+        if !full && state == State::Comes {
+            return Told::Later(call);
+        }
+        self.note_given(fh, &chosen, true);
+        Told::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
+    }
+
+    /// A part, or the end.
+    pub(crate) fn dirents_arrived(
+        &mut self,
+        now: Time,
+        call: CallId,
+        (dir, fh): (u64, Fh),
+        mut flight: Flight,
+        response: Response,
+    ) {
+        let mut goes_on = !response.last;
+        if self.dirents.is_of(fh, call) {
+            let (key, last) = (self.key, response.last);
+            self.dirents.changing(fh, |stream| match response.result {
+                Ok(Reply::Dirents(dirents)) => {
+                    if !dirents.is_empty() {
+                        stream.parts.push_back(Part::new(&dirents, key));
+                    }
+                    stream.state = if last { State::Whole } else { State::Comes };
+                }
+                _ => {
+                    (stream.state, goes_on) = (State::Failed, false);
+                    stream.parts.clear();
+                }
+            });
+        }
+        let waiters = std::mem::take(&mut flight.waiters);
+        if goes_on {
+            self.flights.insert(call, flight);
+        }
+        self.serve_dirents(now, dir, waiters);
+        self.trim(now);
+    }
+
+    /// Answers those of whose pages enough has come; those who are told nothing in this way wait for the listing.
+    fn serve_dirents(&mut self, now: Time, dir: u64, waiters: Vec<OpId>) {
+        let mut others = Vec::new();
+        for op in waiters {
+            let Some(want) = self.waiting.get(&op).map(|waiting| waiting.want.clone()) else { continue };
+            let Want::Page { fh, offset, size, plus } = want else { continue };
+            let known = self.names(now, dir).is_some() && !self.holds.has_names(dir);
+            let facts = if known { self.page(now, dir, fh, offset, size, plus) } else { None };
+            let told = facts.map_or_else(|| self.dirents_page(dir, &want), Told::Page);
+            match told {
+                Told::Page(mut page) => {
+                    self.page_given(now, fh, &mut page);
+                    self.answer(op, Answer::Page(page));
+                }
+                Told::Later(call) => {
+                    self.waiting.get_mut(&op).into_iter().for_each(|waiting| waiting.call = call);
+                    self.flights.get_mut(&call).into_iter().for_each(|flight| flight.waiters.push(op));
+                }
+                Told::Not => others.push(op),
+            }
+        }
+        self.list_instead(now, dir, &others);
+    }
+
+    fn list_instead(&mut self, now: Time, dir: u64, waiters: &[OpId]) {
+        if waiters.is_empty() {
+            return;
+        }
+        let (call, joined) = match self.list(now, dir) {
+            Ok(listing) => listing,
+            Err(errno) => return self.answer_all(waiters, &Answer::Failed(errno)),
+        };
+        let Some(flight) = self.flights.get_mut(&call) else {
+            return self.answer_all(waiters, &Answer::Failed(nigh_types::Errno::IO));
+        };
+        for op in waiters {
+            if let Some(waiting) = self.waiting.get_mut(op) {
+                (waiting.call, waiting.late) = (call, joined);
+                flight.waiters.push(*op);
+            }
+        }
+    }
+
+    /// An open directory needs names alone no more.
+    pub(crate) fn leave_dirents(&mut self, now: Time, fh: Fh) {
+        let Some(stream) = self.dirents.remove(fh).filter(|stream| stream.state == State::Comes) else {
+            return;
+        };
+        let waiters = self.flights.get_mut(&stream.call).map(|flight| std::mem::take(&mut flight.waiters));
+        self.out.push_back(crate::op::Output::Cancel(stream.call));
+        self.list_instead(now, stream.dir, &waiters.unwrap_or_default());
+    }
+
+    /// Memory is short: only who read last goes on so.
+    pub(crate) fn drop_dirents(&mut self, now: Time) {
+        let others = self.dirents.open.iter().filter(|(_, stream)| stream.dir != self.last_read);
+        let others: Vec<Fh> = others.map(|(fh, _)| *fh).collect();
+        others.into_iter().for_each(|fh| self.leave_dirents(now, fh));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+use super::*;
+use crate::Config;
+use crate::lookup::tests::{T0, cache};
+use crate::op::{Op, Opened, Output};
+use nigh_types::{Attr, Covers, Entry, Errno, Event, Grant, GrantId, Listed, Mode, Name, Term};
+
+/// Who wants names only, and who was never heard of.
+const QUIET: u32 = 7;
+const ANYBODY: u32 = 8;
+
+struct Rig {
+    cache: Cache,
+    fh: Fh,
+    list: CallId,
+    ops: u64,
+    who: u32,
+    /// Those of the first part, and some that come later.
+    first: Vec<Name>,
+    later: Vec<Name>,
+}
+
+fn dirent(name: &Name) -> Dirent {
+    Dirent { name: name.clone(), ino: 70, kind: Some(Kind::File) }
+}
+
+/// A part of the directory 1, with attributes; the first one is granted.
+fn listed(names: &[Name], last: bool, is_first: bool) -> Response {
+    let id = |nth: usize| NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
+    let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+    let entry = |(nth, name): (usize, &Name)| {
+        (name.clone(), Entry { id: id(nth), attr, target: None, no_xattrs: true })
+    };
+    let entries = names.iter().enumerate().map(entry).collect();
+    let (node, covers, mode) = (NodeId { ino: 1, generation: 1 }, Covers::Names, Mode::Read);
+    let grant =
+        Grant { id: GrantId(1), node, covers, mode, term: Term::Session, recallable: true, shared: false };
+    let grants = if is_first { vec![grant] } else { Vec::new() };
+    Response { last, grants, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+}
+
+impl Rig {
+    /// The directory is opened, and four names have come that stand at the beginning of a large one.
+    fn new(who: u32, config: Config) -> Rig {
+        let mut cache = cache(config);
+        cache.tells_dirents = true;
+        (0..8).for_each(|_| cache.readers.tried(QUIET));
+        let key = cache.key;
+        let cookie = |name: &Name| key.cookie(name.as_bytes());
+        let all = (0..).map(|n: u32| Name::new(n.to_string().as_bytes()).unwrap());
+        let early = i64::MAX.unsigned_abs() / (WORTH_ASKING / 2);
+        let mut first: Vec<Name> = all.clone().filter(|name| cookie(name).0 < early).take(4).collect();
+        let mut later: Vec<Name> = all.filter(|name| cookie(name).0 > early).take(6).collect();
+        first.sort_by_key(cookie);
+        later.sort_by_key(cookie);
+        let mut rig = Rig { cache, fh: Fh(0), list: CallId(0), ops: 0, who, first, later };
+        rig.ask(Op::OpenDir { ino: 1 });
+        let [(list, Call::List { .. })] = &rig.calls()[..] else { panic!("it is listed") };
+        rig.list = *list;
+        let part = listed(&rig.first, false, true);
+        let opened = rig.hear(rig.list, part);
+        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        rig.fh = fh;
+        rig
+    }
+
+    fn ask(&mut self, what: Op) -> Option<Answer> {
+        self.ops += 1;
+        let caller = Caller { pid: self.who, ..Caller::default() };
+        self.cache.handle_op(T0, OpId(self.ops), caller, what)
+    }
+
+    fn read(&mut self, offset: Cookie) -> Option<Answer> {
+        // Room for four names.
+        self.ask(Op::ReadDir { ino: 1, fh: self.fh, offset, size: 4 * 32, plus: false })
+    }
+
+    fn calls(&mut self) -> Vec<(CallId, Call)> {
+        let outputs = std::iter::from_fn(|| match self.cache.poll_output() {
+            Output::Timeout(..) => None,
+            other => Some(other),
+        });
+        outputs
+            .filter_map(|o| if let Output::Call { id, call, .. } = o { Some((id, call)) } else { None })
+            .collect()
+    }
+
+    fn hear(&mut self, call: CallId, response: Response) -> Vec<(OpId, Answer)> {
+        self.cache.handle_event(T0, Event::Response { call, response });
+        let outputs = std::iter::from_fn(|| match self.cache.poll_output() {
+            Output::Timeout(..) => None,
+            other => Some(other),
+        });
+        outputs
+            .filter_map(|o| if let Output::Answer { op, answer } = o { Some((op, answer)) } else { None })
+            .collect()
+    }
+
+    fn tell(&mut self, call: CallId, names: &[Name], last: bool) -> Vec<(OpId, Answer)> {
+        let dirents = names.iter().map(dirent).collect();
+        self.hear(call, Response { last, ..Response::plain(Ok(Reply::Dirents(dirents))) })
+    }
+
+    fn cookie(&self, name: &Name) -> Cookie {
+        self.cache.key.cookie(name.as_bytes())
+    }
+
+    /// The first page was read, and behind it names alone are asked for.
+    fn at_the_next(who: u32, config: Config) -> (Rig, CallId) {
+        let mut rig = Rig::new(who, config);
+        let behind = rig.cookie(&rig.first[3].clone());
+        assert_eq!(rig.read(behind), None);
+        let [(call, Call::Dirents { after, .. })] = rig.calls()[..] else { panic!("names are asked for") };
+        assert_eq!(after, behind);
+        (rig, call)
+    }
+}
+
+fn page(answer: &Answer) -> (Vec<u8>, Vec<u64>, Option<Cookie>) {
+    let Answer::Page(page) = answer else { panic!("{answer:?}") };
+    assert!(page.entries.iter().all(|entry| entry.node.is_none()));
+    let next = page.entries.last().map(|entry| entry.next);
+    (page.names.clone(), page.entries.iter().map(|entry| entry.ino).collect(), next)
+}
+
+fn text(names: &[Name]) -> Vec<u8> {
+    names.iter().flat_map(|name| name.as_bytes().to_vec()).collect()
+}
+
+#[test]
+fn who_wants_names_only_of_a_large_directory_is_told_them_alone() {
+    let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+    let later = rig.later.clone();
+    assert_eq!(rig.tell(call, &later[..2], false), [], "a page is not full");
+    let told = rig.tell(call, &later[2..], true);
+    let [(OpId(2), answer)] = &told[..] else { panic!("{told:?}") };
+    let (names, inos, next) = page(answer);
+    assert_eq!((names, inos), (text(&later[..4]), vec![70; 4]));
+    let (names, _, next) = page(&rig.read(next.unwrap()).expect("it has come"));
+    assert_eq!(names, text(&later[4..]));
+    assert_eq!(page(&rig.read(next.unwrap()).expect("it is whole")).0, b"");
+    // They are no facts: what a name leads to is asked.
+    let name = later[0].clone();
+    assert_eq!(rig.ask(Op::Lookup { dir: 1, name }), None);
+    assert!(matches!(rig.calls()[..], [(_, Call::Lookup { .. })]));
+    assert_eq!(rig.cache.dirents.open.len(), 1);
+    rig.ask(Op::ReleaseDir { fh: rig.fh });
+    assert_eq!((rig.cache.dirents.bytes(), rig.cache.dirents.open.len()), (0, 0));
+    assert!(
+        std::iter::from_fn(|| match rig.cache.poll_output() {
+            Output::Timeout(..) => None,
+            other => Some(other),
+        })
+        .all(|output| !matches!(output, Output::Cancel(_)))
+    );
+}
+
+#[test]
+fn who_may_want_attributes_waits_for_them_and_so_does_everybody_in_a_small_directory() {
+    let mut rig = Rig::new(ANYBODY, Config::default());
+    let behind = rig.cookie(&rig.first[3].clone());
+    assert_eq!((rig.read(behind), rig.calls()), (None, vec![]));
+    let mut rig = Rig::new(QUIET, Config::default());
+    let (list, later) = (rig.list, rig.later.clone());
+    assert_eq!(rig.hear(list, listed(&later[..3], false, false)), []);
+    let behind = rig.cookie(&later[2]);
+    assert_eq!((rig.read(behind), rig.calls()), (None, vec![]), "few are to come");
+}
+
+#[test]
+fn what_the_listing_has_told_goes_first() {
+    let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+    let (list, later) = (rig.list, rig.later.clone());
+    assert_eq!(rig.tell(call, &later[..2], false), []);
+    rig.hear(list, listed(&later, true, false));
+    let told = rig.tell(call, &later[2..4], false);
+    let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+    assert!(page.entries.iter().all(|entry| entry.ino >= 110), "{page:?}");
+}
+
+#[test]
+fn where_they_are_refused_the_listing_is_waited_for() {
+    for refusal in [Err(Errno::IO), Ok(Reply::Done)] {
+        let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+        let (list, later) = (rig.list, rig.later.clone());
+        assert_eq!(rig.hear(call, Response::plain(refusal)), []);
+        let told = rig.hear(list, listed(&later, true, false));
+        let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(page.names, text(&later[..4]));
+        assert_eq!(rig.cache.gauges().pending_operations, 0);
+    }
+}
+
+#[test]
+fn who_closes_or_rewinds_cancels_them_and_what_still_comes_is_not_kept() {
+    for rewinds in [false, true] {
+        let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+        let later = rig.later.clone();
+        rig.tell(call, &later[..2], false);
+        if rewinds {
+            assert!(rig.read(Cookie(0)).is_some(), "the first page is known");
+        } else {
+            rig.ask(Op::ReleaseDir { fh: rig.fh });
+        }
+        let outputs: Vec<Output> = std::iter::from_fn(|| match rig.cache.poll_output() {
+            Output::Timeout(..) => None,
+            other => Some(other),
+        })
+        .collect();
+        assert!(outputs.contains(&Output::Cancel(call)), "{outputs:?}");
+        rig.tell(call, &later[2..4], false);
+        rig.hear(call, Response::plain(Err(Errno::INTR)));
+        assert_eq!(rig.cache.dirents.bytes(), 0);
+        assert!(!rig.cache.flights.contains_key(&call));
+    }
+}
+
+/// The reader has read none of them, and another directory is read meanwhile.
+#[test]
+fn they_count_and_go_when_memory_is_short() {
+    let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+    let later = rig.later.clone();
+    let before = rig.cache.gauges().bytes;
+    rig.tell(call, &later[..2], false);
+    let bytes = rig.cache.dirents.bytes();
+    assert!(bytes >= 2 * 24 && rig.cache.gauges().bytes == before + bytes);
+    rig.cache.last_read = 99;
+    rig.cache.handle_pressure(T0);
+    assert_eq!(rig.cache.dirents.bytes(), 0);
+    let (list, later) = (rig.list, later.clone());
+    let told = rig.hear(list, listed(&later, true, false));
+    assert!(matches!(&told[..], [(OpId(2), Answer::Page(_))]), "{told:?}");
+}
+
+#[test]
+fn a_lost_session_leaves_nothing_of_them() {
+    let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+    let later = rig.later.clone();
+    rig.tell(call, &later[..2], false);
+    rig.cache.handle_event(T0, Event::Lost { why: String::new() });
+    assert_eq!((rig.cache.dirents.bytes(), rig.cache.gauges().pending_operations), (0, 0));
+}
+
+#[test]
+fn a_part_behind_the_reader_goes_and_seeking_back_asks_anew() {
+    let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
+    let later = rig.later.clone();
+    rig.tell(call, &later[..4], false);
+    let whole = rig.cache.dirents.bytes();
+    let behind = rig.cookie(&later[3]);
+    assert_eq!(rig.read(behind), None);
+    assert!(rig.cache.dirents.bytes() < whole);
+    let behind_first = rig.cookie(&later[0]);
+    assert_eq!(rig.read(behind_first), None);
+    let calls = rig.calls();
+    let [(_, Call::Dirents { after, .. })] = calls[..] else { panic!("{calls:?}") };
+    assert_eq!(after, behind_first);
+}
