@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -293,7 +293,8 @@ fn own_namespace() -> Result<Vec<PathBuf>> {
     ensure!(private.success(), "mount --make-rprivate / failed");
     let mut made = Vec::new();
     for dir in ["/run/nigh", "/var/lib/nigh"] {
-        fs::create_dir_all(dir)?;
+        // Whoever ends us leaves it there, and nigh uses none that others may enter.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let mounted =
             Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0700", "nigh-test", dir]).status()?;
         ensure!(mounted.success(), "cannot mount a tmpfs on {dir}");
