@@ -319,15 +319,13 @@ impl Export {
             }
             // Heard of by who takes calls in.
             Call::Steer { .. } => {}
-            Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. } => {
-                match ahead::in_parts(cx, what, begun, &mut sink) {
-                    Ok(Some(begun)) => return Progress::Pauses(begun),
-                    Ok(None) => {}
-                    Err(fault) => {
-                        sink(refuse(fault));
-                    }
+            what if ahead::is_in_parts(what) => match ahead::in_parts(cx, what, begun, &mut sink) {
+                Ok(Some(begun)) => return Progress::Pauses(begun),
+                Ok(None) => {}
+                Err(fault) => {
+                    sink(refuse(fault));
                 }
-            }
+            },
             what => {
                 let mut places = files.holding().leases.places.none_held();
                 let done = match affected::prepare(cx, what, &mut places) {

@@ -33,6 +33,11 @@ impl Begun {
     }
 }
 
+/// Whether a call answers in parts.
+pub(crate) fn is_in_parts(call: &Call) -> bool {
+    matches!(call, Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. })
+}
+
 /// A call that answers in parts; see [`list::list`].
 pub(crate) fn in_parts(
     cx: Context<'_>,

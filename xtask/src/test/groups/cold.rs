@@ -17,6 +17,8 @@ use crate::test::world::{As, World};
 const MOST_WALKING: u64 = 8;
 const MOST_FLAT: u64 = 3;
 const LIMIT: Duration = Duration::from_secs(120);
+/// So many files, by far, that names are asked for before their attributes.
+const LARGE: u64 = 100_000;
 /// Processes that list.
 const AT_ONCE: u64 = 8;
 
@@ -53,7 +55,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// `deep`: directories in levels, two small files each; `chain`: each in the one before; `flat`: one large one.
+/// `deep`: directories in levels, two small files each; `chain`: each in the one before; `flat`: one large one; `large`: one that is larger.
 fn prepared(world: &World) -> Result<Distant<'_>> {
     let source = world.dir("cold-source", As::Us)?;
     let mut made = vec![source.join("deep")];
@@ -75,10 +77,10 @@ fn prepared(world: &World) -> Result<Distant<'_>> {
         fs::create_dir(&chain)?;
         chain.push("d");
     }
-    let flat = source.join("flat");
-    fs::create_dir(&flat)?;
-    for n in 0..20_000 {
-        fs::write(flat.join(format!("file-{n:05}")), b"")?;
+    for (dir, count) in [("flat", 20_000), ("large", LARGE)] {
+        let dir = source.join(dir);
+        fs::create_dir(&dir)?;
+        (0..count).try_for_each(|n| fs::write(dir.join(format!("file-{n:05}")), b""))?;
     }
     for dir in 0..=AT_ONCE {
         let dir = source.join(format!("eight-{dir}"));
@@ -155,7 +157,8 @@ fn readers(world: &World, distant: &Distant<'_>) -> Result<()> {
 /// docs/decisions/0023-names-before-attributes.md.
 fn names_first(world: &World, distant: &Distant<'_>) -> Result<()> {
     let mount = distant.mount(world)?;
-    shell(world, &mount, ".", "test $(find deep/dir-1 flat -type f | sort -u | wc -l) = 20266")?;
+    let all = 2 * (1 + 12 + 120) + LARGE;
+    shell(world, &mount, ".", &format!("test $(find deep/dir-1 large -type f | sort -u | wc -l) = {all}"))?;
     let dirents = mount.status()?["remote"]["by_type"]["dirents"].as_u64();
     ensure!(dirents == Some(1), "names alone were asked for {dirents:?} times");
     mount.unmount()
