@@ -435,6 +435,9 @@ impl Cache {
         if let Some(id) = self.id_of(dir) {
             let leads_to = child.as_ref().map(|child| child.id);
             self.learn_single(now, flight, id, (name, leads_to), grants);
+            if flight.seen.granted.contains(&dir) && flight.granted(grants, id, Covers::Names).is_none() {
+                return;
+            }
         }
         let cookie = self.key.cookie(name.as_bytes());
         let Some((directory, _)) = self.names(now, dir) else { return };
