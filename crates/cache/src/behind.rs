@@ -297,6 +297,12 @@ impl Cache {
         }
     }
 
+    /// Whether something waits here that the kernel is to be told.
+    #[must_use]
+    pub fn tells_late(&self) -> bool {
+        !self.behind.is_empty()
+    }
+
     /// When the first of them is due. Nobody is answered before all is forgotten that was held when the server went away.
     pub(crate) fn behind_due(&self) -> Option<Time> {
         let answers = |behind: &&Behind| matches!(behind.what, What::Answers(..));

@@ -449,7 +449,12 @@ impl<B: Backend> World<B> {
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         self.clients[at].effects.remove(&id);
         if given_up(&answer) {
-            self.clients[at].abandoned.push((op.clone(), locked.clone()));
+            // As it knew them when it gave up: it may forget a name before the attributes of what that leads to.
+            let client = &mut self.clients[at];
+            let named = own::names_of(&op);
+            let heard = named.iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name));
+            let hit = locked.iter().copied().chain(heard).collect();
+            client.abandoned.push((op.clone(), hit));
         }
         if self.is_told(at) {
             self.clients[at].carried.clear();

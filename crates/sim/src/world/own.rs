@@ -58,7 +58,8 @@ impl<B: Backend> World<B> {
     pub(super) fn under_way(&self, client: &Client<B>) -> (Vec<(u64, Name)>, Vec<u64>) {
         let mut names = Vec::new();
         let mut inos = Vec::new();
-        if client.cache.gauges().pending_operations > 0 || !client.telling.is_idle() {
+        let told_late = client.cache.tells_late() || !client.telling.is_idle();
+        if client.cache.gauges().pending_operations > 0 || told_late {
             for (op, locked) in &client.abandoned {
                 names.extend(names_of(op));
                 inos.extend(locked);
