@@ -207,6 +207,7 @@ impl Cache {
         if let Some(flight) = self.handle_listed(now, call, dir, flight, response) {
             self.flights.insert(call, flight);
         }
+        self.after_listed(now, dir);
         for dir in below {
             let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
             if !known && self.inodes.contains_key(&dir) {

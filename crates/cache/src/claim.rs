@@ -241,6 +241,7 @@ impl Cache {
             self.drop_behind(&waiters, pages);
             self.out.push_back(Output::Cancel(call));
         }
+        self.dirents.forget();
     }
 
     /// Whether a request goes through an open file that could not be had again, or whose locks could not.

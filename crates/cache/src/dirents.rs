@@ -19,6 +19,8 @@ const SHORTEST_ENTRY: usize = 32;
 pub(crate) struct Streams {
     open: BTreeMap<Fh, Stream>,
     bytes: u64,
+    /// Whose page was asked for last.
+    last: Option<Fh>,
 }
 
 #[derive(Clone, Debug)]
@@ -28,6 +30,8 @@ struct Stream {
     /// It tells what lies behind, and has it still.
     after: Cookie,
     parts: VecDeque<Part>,
+    /// What they hold.
+    bytes: u64,
     state: State,
 }
 
@@ -88,8 +92,21 @@ impl Part {
 }
 
 impl Stream {
-    fn bytes(&self) -> u64 {
-        self.parts.iter().map(Part::bytes).sum()
+    /// Takes in what is told, but for what was told before.
+    fn take(&mut self, mut dirents: Vec<Dirent>, key: CookieKey) {
+        let last = self.parts.back().and_then(|part| part.rows.last()).map_or(self.after, |row| row.cookie);
+        dirents.retain(|dirent| key.cookie(dirent.name.as_bytes()) > last);
+        if !dirents.is_empty() {
+            let part = Part::new(&dirents, key);
+            self.bytes += part.bytes();
+            self.parts.push_back(part);
+        }
+    }
+
+    /// The reader waits for the listing from now on.
+    fn fail(&mut self) {
+        (self.state, self.bytes) = (State::Failed, 0);
+        self.parts = VecDeque::new();
     }
 
     /// The reader has come so far: what lies before goes.
@@ -98,7 +115,7 @@ impl Stream {
             && last.cookie <= offset
         {
             self.after = last.cookie;
-            self.parts.pop_front();
+            self.bytes -= self.parts.pop_front().map_or(0, |part| part.bytes());
         }
     }
 
@@ -132,20 +149,21 @@ impl Streams {
     /// Changes a stream, and counts what it holds by then.
     fn changing<T>(&mut self, fh: Fh, change: impl FnOnce(&mut Stream) -> T) -> Option<T> {
         let stream = self.open.get_mut(&fh)?;
-        let before = stream.bytes();
+        let before = stream.bytes;
         let changed = change(stream);
-        self.bytes = self.bytes + stream.bytes() - before;
+        self.bytes = self.bytes + stream.bytes - before;
         Some(changed)
     }
 
     fn remove(&mut self, fh: Fh) -> Option<Stream> {
         let stream = self.open.remove(&fh)?;
-        self.bytes -= stream.bytes();
+        self.bytes -= stream.bytes;
         Some(stream)
     }
 
-    fn is_of(&self, fh: Fh, call: CallId) -> bool {
-        self.open.get(&fh).is_some_and(|stream| stream.call == call)
+    /// Whether what comes with that call is still taken in.
+    fn takes(&self, fh: Fh, call: CallId) -> bool {
+        self.open.get(&fh).is_some_and(|stream| stream.call == call && stream.state == State::Comes)
     }
 }
 
@@ -159,6 +177,7 @@ impl Cache {
         want: &Want,
     ) -> Option<Option<Answer>> {
         let Want::Page { fh, offset, .. } = *want else { return None };
+        self.dirents.last = Some(fh);
         match self.dirents_page(ino, want) {
             Told::Page(mut page) => {
                 self.page_given(now, fh, &mut page);
@@ -175,7 +194,8 @@ impl Cache {
         let (purpose, what) =
             (Purpose::Dirents { dir: ino, fh }, Call::Dirents { dir: place, after: offset });
         let call = self.send(now, None, purpose, what);
-        let stream = Stream { dir: ino, call, after: offset, parts: VecDeque::new(), state: State::Comes };
+        let (parts, state) = (VecDeque::new(), State::Comes);
+        let stream = Stream { dir: ino, call, after: offset, parts, bytes: 0, state };
         self.dirents.open.insert(fh, stream);
         Some(self.wait(op, caller, call, want.clone(), false))
     }
@@ -229,18 +249,16 @@ impl Cache {
         response: Response,
     ) {
         let mut goes_on = !response.last;
-        if self.dirents.is_of(fh, call) {
+        if self.dirents.takes(fh, call) {
             let (key, last) = (self.key, response.last);
             self.dirents.changing(fh, |stream| match response.result {
                 Ok(Reply::Dirents(dirents)) => {
-                    if !dirents.is_empty() {
-                        stream.parts.push_back(Part::new(&dirents, key));
-                    }
+                    stream.take(dirents, key);
                     stream.state = if last { State::Whole } else { State::Comes };
                 }
                 _ => {
-                    (stream.state, goes_on) = (State::Failed, false);
-                    stream.parts.clear();
+                    goes_on = false;
+                    stream.fail();
                 }
             });
         }
@@ -297,19 +315,50 @@ impl Cache {
 
     /// An open directory needs names alone no more.
     pub(crate) fn leave_dirents(&mut self, now: Time, fh: Fh) {
-        let Some(stream) = self.dirents.remove(fh).filter(|stream| stream.state == State::Comes) else {
-            return;
-        };
-        let waiters = self.flights.get_mut(&stream.call).map(|flight| std::mem::take(&mut flight.waiters));
-        self.out.push_back(crate::op::Output::Cancel(stream.call));
-        self.list_instead(now, stream.dir, &waiters.unwrap_or_default());
+        if let Some(stream) = self.dirents.remove(fh) {
+            self.stop_dirents(now, &stream);
+        }
     }
 
-    /// Memory is short: only who read last goes on so.
+    /// Nobody reads a stream any more.
+    fn stop_dirents(&mut self, now: Time, stream: &Stream) {
+        if stream.state != State::Comes {
+            return;
+        }
+        self.out.push_back(crate::op::Output::Cancel(stream.call));
+        let waiters = self.flights.get_mut(&stream.call).map(|flight| std::mem::take(&mut flight.waiters));
+        self.serve_dirents(now, stream.dir, waiters.unwrap_or_default());
+    }
+
+    /// Memory is short: only who read last goes on so. The others wait for the listing, until they begin anew.
     pub(crate) fn drop_dirents(&mut self, now: Time) {
-        let others = self.dirents.open.iter().filter(|(_, stream)| stream.dir != self.last_read);
+        let last = self.dirents.last;
+        let others =
+            self.dirents.open.iter().filter(|(fh, stream)| {
+                Some(**fh) != last && (stream.state == State::Comes || stream.bytes > 0)
+            });
         let others: Vec<Fh> = others.map(|(fh, _)| *fh).collect();
-        others.into_iter().for_each(|fh| self.leave_dirents(now, fh));
+        for fh in others {
+            let Some(stream) =
+                self.dirents.open.get(&fh).map(|stream| Stream { parts: VecDeque::new(), ..*stream })
+            else {
+                continue;
+            };
+            self.dirents.changing(fh, Stream::fail);
+            self.stop_dirents(now, &stream);
+        }
+    }
+
+    /// A part of a listing came. It may have come as far as those who read names alone of that directory.
+    pub(crate) fn after_listed(&mut self, now: Time, dir: u64) {
+        let coming =
+            self.dirents.open.values().filter(|stream| stream.dir == dir && stream.state == State::Comes);
+        let calls: Vec<CallId> = coming.map(|stream| stream.call).collect();
+        for call in calls {
+            let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
+            self.serve_dirents(now, dir, waiters.unwrap_or_default());
+        }
+        self.trim(now);
     }
 }
 

@@ -316,7 +316,7 @@ impl Cache {
         });
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
-            Call::Walk { .. } | Call::Ahead { .. } => true,
+            Call::Walk { .. } | Call::Ahead { .. } | Call::Dirents { .. } => true,
             _ => false,
         };
         let goes = self.directory_to_go(&purpose);
@@ -424,7 +424,7 @@ impl Cache {
             if let Some(flight) = self.handle_listed(now, id, dir, flight, response) {
                 self.flights.insert(id, flight);
             }
-            return;
+            return self.after_listed(now, dir);
         }
         if let Purpose::Dirents { dir, fh } = flight.purpose {
             return self.dirents_arrived(now, id, (dir, fh), flight, response);

@@ -73,7 +73,8 @@ impl Cache {
         directory.progress = None;
     }
 
-    /// One part of a listing. Returns the flight while more is to come.
+    /// One part of a listing. Returns the flight while more is to come; when it is back in its place, others go on
+    /// ([`Cache::after_listed`]).
     pub(crate) fn handle_listed(
         &mut self,
         now: Time,
@@ -124,12 +125,10 @@ impl Cache {
         }
         self.serve_waiters(now, dir, &mut flight);
         if !last {
-            self.trim(now);
             return Some(flight);
         }
         self.wait_on(now, dir, &flight.waiters);
         self.answer_all(&flight.waiters, &Answer::Failed(Errno::IO));
-        self.trim(now);
         None
     }
 

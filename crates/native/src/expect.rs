@@ -74,10 +74,11 @@ impl Expected {
             Call::Ahead { roots, credit, .. } => Some(Box::new(Walk::new(roots, *credit))),
             _ => None,
         };
-        let (behind, seen) = match call {
-            Call::Dirents { after, .. } => (Behind::from(*after), Some(*after)),
-            _ => (Behind::default(), None),
+        let behind = match call {
+            Call::Dirents { after, .. } => Behind::from(*after),
+            _ => Behind::default(),
         };
+        let seen = None;
         Expected { sent, lock_wait, renews, call_type, node, handle, count, kind, keep, behind, seen, walk }
     }
 
@@ -88,9 +89,9 @@ impl Expected {
         }
     }
 
-    /// Whether it is a walk ahead.
-    pub(crate) fn is_walk(&self) -> bool {
-        self.walk.is_some()
+    /// Whether it does not go on in another session: a walk ahead, or names alone.
+    pub(crate) fn ends_with_session(&self) -> bool {
+        self.walk.is_some() || self.call_type == CallType::Dirents
     }
 
     /// The call is put out again, and answered from the beginning.
@@ -101,13 +102,8 @@ impl Expected {
 
     /// Takes out of a part of a listing what was passed on before: a scan goes on where it was (S7).
     pub(crate) fn leave_out_seen(&self, response: &mut Response, key: CookieKey) {
-        let Some(seen) = self.seen else { return };
-        match &mut response.result {
-            Ok(Reply::Listed(listed)) => {
-                listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);
-            }
-            Ok(Reply::Dirents(dirents)) => dirents.retain(|d| key.cookie(d.name.as_bytes()) > seen),
-            _ => {}
+        if let (Some(seen), Ok(Reply::Listed(listed))) = (self.seen, &mut response.result) {
+            listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);
         }
     }
 

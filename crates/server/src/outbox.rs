@@ -52,6 +52,8 @@ struct Queue {
     held: VecDeque<Job>,
     /// Listings that were begun and not ended: each has all the names of its directory.
     listings: u32,
+    /// The same of names alone.
+    dirents: u32,
     turn: Turn,
     /// The client read nothing for too long, on the latest link.
     deaf: bool,
@@ -101,12 +103,20 @@ impl Queue {
 
     fn may_go(&self, job: &Job) -> bool {
         match job.request.call {
-            Call::List { .. } | Call::Dirents { .. } if job.begun.is_none() => {
-                self.has_room() && self.listings < Outbox::LISTINGS
-            }
+            Call::List { .. } if job.begun.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
+            Call::Dirents { .. } if job.begun.is_none() => self.has_room() && self.dirents < Outbox::LISTINGS,
             Call::Ahead { .. } => self.has_room() && !job.begun.as_ref().is_some_and(Begun::waits),
             Call::List { .. } | Call::Dirents { .. } | Call::Read { .. } => self.has_room(),
             _ => job.change.is_some() || self.is_confirmed(),
+        }
+    }
+
+    /// How many of that kind were begun, where that is bounded.
+    fn begun(&mut self, call: &Call) -> Option<&mut u32> {
+        match call {
+            Call::List { .. } => Some(&mut self.listings),
+            Call::Dirents { .. } => Some(&mut self.dirents),
+            _ => None,
         }
     }
 
@@ -246,8 +256,9 @@ impl Outbox {
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
         let mut queue = self.queue.lock();
         if queue.ending || queue.may_go(&job) {
-            let begins = is_listing(&job.request.call) && job.begun.is_none();
-            queue.listings += u32::from(begins);
+            if job.begun.is_none() {
+                queue.begun(&job.request.call).into_iter().for_each(|count| *count += 1);
+            }
             queue.promised += promised(&job.request.call);
             return Some(job);
         }
@@ -261,11 +272,11 @@ impl Outbox {
 
     /// A call that was let on has been answered, or given up, or waits where it counts no more.
     pub(crate) fn done(&self, call: &Call) {
-        if !is_listing(call) && !matches!(call, Call::Read { .. }) {
+        if !matches!(call, Call::List { .. } | Call::Dirents { .. } | Call::Read { .. }) {
             return;
         }
         let mut queue = self.queue.lock();
-        queue.listings -= u32::from(is_listing(call));
+        queue.begun(call).into_iter().for_each(|count| *count -= 1);
         queue.promised -= promised(call);
         self.let_go(&mut queue);
     }
@@ -429,10 +440,6 @@ impl Outbox {
 fn unless_it_panics(write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(write))
         .unwrap_or_else(|_| Err(io::Error::other("the server has a bug; its log says where")))
-}
-
-fn is_listing(call: &Call) -> bool {
-    matches!(call, Call::List { .. } | Call::Dirents { .. })
 }
 
 /// How many bytes the answer to a call may have, if it is a read.

@@ -164,6 +164,42 @@ fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
     }
 }
 
+/// More often than there may be under way at a time.
+#[test]
+fn names_alone_that_are_called_off_while_they_wait_leave_room_for_others() {
+    let (server, _state, dir) = server();
+    let count = 30_000;
+    for n in 0..count {
+        fs::File::create(dir.path().join(format!("{n:0200}"))).unwrap();
+    }
+    let mut lazy = Client::connect(&server, dir.path(), SOON);
+    let root = lazy.root();
+    let dirents = || Call::Dirents { dir: root.clone(), after: Cookie(0) };
+    let mut all = |cancels: bool| {
+        let id = lazy.send(dirents());
+        if cancels {
+            // Until the link is full.
+            std::thread::sleep(Duration::from_millis(200));
+            lazy.cancel(id);
+        }
+        let mut names = 0;
+        loop {
+            let response = lazy.answer(id);
+            match response.result {
+                Ok(Reply::Dirents(part)) => names += part.len(),
+                Err(Errno::INTR) => return None,
+                other => panic!("{other:?}"),
+            }
+            if response.last {
+                return Some(names);
+            }
+        }
+    };
+    let called_off = (0..6).filter(|_| all(true).is_none()).count();
+    assert!(called_off > 4, "{called_off}");
+    assert_eq!(all(false), Some(count));
+}
+
 #[test]
 fn bodies_are_packed_for_who_wants_it_and_for_nobody_else() {
     let (server, _state, dir) = server();

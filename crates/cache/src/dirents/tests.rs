@@ -171,10 +171,26 @@ fn what_the_listing_has_told_goes_first() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let (list, later) = (rig.list, rig.later.clone());
     assert_eq!(rig.tell(call, &later[..2], false), []);
-    rig.hear(list, listed(&later, true, false));
-    let told = rig.tell(call, &later[2..4], false);
+    let told = rig.hear(list, listed(&later, true, false));
     let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
     assert!(page.entries.iter().all(|entry| entry.ino >= 110), "{page:?}");
+    assert_eq!(rig.tell(call, &later[2..4], false), []);
+}
+
+/// A listing that is under way is found by who waits for it, and not begun anew.
+#[test]
+fn a_stream_that_is_given_up_as_a_part_of_the_listing_comes_leaves_that_as_it_is() {
+    let config = Config { budget_bytes: 1, ..Config::default() };
+    let (mut rig, call) = Rig::at_the_next(QUIET, config);
+    let (list, later) = (rig.list, rig.later.clone());
+    rig.tell(call, &later[..2], false);
+    rig.cache.dirents.last = None;
+    rig.cache.handle_event(T0, Event::Response { call: list, response: listed(&later[..1], false, false) });
+    assert_eq!(rig.calls(), [], "it is on its way");
+    assert_eq!(rig.cache.dirents.bytes(), 0);
+    let told = rig.hear(list, listed(&later[1..], true, false));
+    let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(page.names, text(&later[..4]));
 }
 
 #[test]
@@ -223,9 +239,11 @@ fn they_count_and_go_when_memory_is_short() {
     rig.tell(call, &later[..2], false);
     let bytes = rig.cache.dirents.bytes();
     assert!(bytes >= 2 * 24 && rig.cache.gauges().bytes == before + bytes);
-    rig.cache.last_read = 99;
+    rig.cache.dirents.last = None;
     rig.cache.handle_pressure(T0);
     assert_eq!(rig.cache.dirents.bytes(), 0);
+    rig.tell(call, &later[2..4], true);
+    assert_eq!((rig.cache.dirents.bytes(), rig.calls()), (0, vec![]), "nor is it begun again");
     let (list, later) = (rig.list, later.clone());
     let told = rig.hear(list, listed(&later, true, false));
     assert!(matches!(&told[..], [(OpId(2), Answer::Page(_))]), "{told:?}");

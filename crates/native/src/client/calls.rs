@@ -172,9 +172,9 @@ impl ClientSession {
         Ok(())
     }
 
-    /// Where a walk ahead was nobody knows any more.
+    /// Where a walk ahead was nobody knows any more, and whoever waits for names alone has a listing on its way.
     fn end_walks(&mut self) {
-        let walks = self.again.iter().filter(|(_, outstanding)| outstanding.expected.is_walk());
+        let walks = self.again.iter().filter(|(_, outstanding)| outstanding.expected.ends_with_session());
         for call in walks.map(|(call, _)| *call).collect::<Vec<_>>() {
             self.again.remove(&call);
             self.answer(call, Errno::CANCELED);
