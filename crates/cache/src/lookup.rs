@@ -310,7 +310,7 @@ impl Cache {
 pub(crate) mod tests {
     use super::*;
     use crate::{Config, OnDisconnect, Op, Output};
-    use nigh_types::{Attr, CallId, CookieKey, Event, Session, Term};
+    use nigh_types::{Attr, CallId, CookieKey, Covers, Event, Grant, GrantId, Mode, Session, Term};
 
     pub(crate) const T0: Time = Time(1_000_000_000);
 
@@ -367,6 +367,30 @@ pub(crate) mod tests {
             cache.handle_event(T0, Event::Response { call, response });
             assert!(cache.is_waiting(OpId(3)));
         }
+    }
+
+    /// The server's grant has its latest number, by which it was given back.
+    #[test]
+    fn a_grant_that_was_given_back_is_not_begun_by_an_answer_that_was_on_its_way() {
+        let mut cache = cache(Config::default());
+        let node = NodeId { ino: 1, generation: 1 };
+        let look = |cache: &mut Cache, id, name: &str| {
+            let name = Name::new(name.as_bytes()).unwrap();
+            cache.handle_op(T0, OpId(id), Caller::default(), Op::Lookup { dir: 1, name })
+        };
+        let missing = |number| {
+            let (id, covers, mode) = (GrantId(number), Covers::Names, Mode::Read);
+            let grant =
+                Grant { id, node, covers, mode, term: Term::Session, recallable: true, shared: false };
+            Response { grants: vec![grant], ..Response::plain(Ok(Reply::Looked(None))) }
+        };
+        assert_eq!((look(&mut cache, 1, "x"), look(&mut cache, 2, "y")), (None, None));
+        let [late, first] = calls(&mut cache)[..] else { panic!("both are asked") };
+        cache.handle_event(T0, Event::Response { call: first, response: missing(31) });
+        assert!(matches!(look(&mut cache, 3, "y"), Some(Answer::Missing(_))));
+        cache.evict(T0, node);
+        cache.handle_event(T0, Event::Response { call: late, response: missing(27) });
+        assert_eq!(look(&mut cache, 4, "x"), None, "it is asked");
     }
 
     #[test]
