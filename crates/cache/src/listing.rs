@@ -224,7 +224,9 @@ impl Cache {
                 own_change || flight.seen.inodes.contains(&id.ino) || flight.seen.told.contains(&id.ino);
             if changed {
                 child.no_xattrs = false;
-                match self.attr_of(now, id) {
+                // A row that is not its home is not told of what becomes of it.
+                let is_home = self.inodes.get(&id.ino).is_some_and(|inode| inode.is_at(dir, name));
+                match self.attr_of(now, id).filter(|(attr, _)| is_home || !attr.covered_by_parent()) {
                     Some((attr, _)) => child.compact = attr.into(),
                     None => child.attr_known = false,
                 }
