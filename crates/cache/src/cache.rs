@@ -62,6 +62,8 @@ pub struct Cache {
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
     pub(crate) dirents: Streams,
+    /// The kernel is about to drop all names that it holds, since something was mounted below.
+    pub(crate) names_going: Option<crate::op::Invalidation>,
     pub(crate) tells_dirents: bool,
     pub(crate) readers: Readers,
     /// The directory that was opened or read last.
@@ -144,6 +146,7 @@ impl Cache {
             readers: Readers::default(),
             snapshots: Snapshots::default(),
             dirents: Streams::default(),
+            names_going: None,
             tells_dirents: false,
             last_read: 0,
             trim_above: 0,

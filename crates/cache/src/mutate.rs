@@ -371,11 +371,12 @@ impl Cache {
             // For how long that was is not known any more, if it was told of a further name since.
             inode.named_until = Time::FAR;
         }
-        if is_there && carried && old.0 == dir && !self.holds.has_name(dir, name) {
+        let goes = self.names_going.is_some();
+        if is_there && carried && !goes && old.0 == dir && !self.holds.has_name(dir, name) {
             return;
         }
         let mut stale = Vec::new();
-        if self.config.level == Level::All {
+        if self.config.level == Level::All || goes {
             stale.push(Stale::Entry { dir, name: name.clone() });
         }
         if self.config.level.may_keep_pages() && self.inodes.get(&id.ino).is_some_and(|i| i.lookups > 0) {

@@ -75,6 +75,7 @@ impl Cache {
     pub fn handle_invalidated(&mut self, now: Time, id: Invalidation) {
         self.clock = now;
         self.untold.remove(&id);
+        self.names_going.take_if(|going| *going == id);
         if let Some(then) = self.after_invalidation.remove(&id) {
             self.follow(then);
         }
@@ -155,7 +156,9 @@ impl Cache {
             let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
             names.extend(rows.map(|row| (*dir, row.to_name())));
         });
-        Some((self.new_invalidation(), names.into_iter().collect()))
+        let id = self.new_invalidation();
+        self.names_going = Some(id);
+        Some((id, names.into_iter().collect()))
     }
 
     /// What can be taken back from the kernel.
