@@ -5,7 +5,7 @@ use crate::kernel::Level;
 use crate::op::Stale;
 use crate::recall::After;
 use crate::state::{Directory, Inode, More};
-use nigh_types::{Covers, NodeId, Time};
+use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
 /// What an inode's record costs, in bytes, with its place in the table, which is half full to full.
@@ -126,10 +126,7 @@ impl Cache {
         // Under a deadline the kernel's timeouts end by themselves; else it must be told first.
         self.keep_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
-            // Answers that come later may bring earlier numbers of what is given back.
-            for flight in self.flights.values_mut() {
-                flight.seen.recalled.push((node, Covers::Names));
-            }
+            self.returned = self.returned.max(held.id);
             let stale = self.stale_names(node);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, Some(After::Return(vec![held.id])));

@@ -138,7 +138,8 @@ impl Cache {
         let Some(id) = self.id_of(dir) else { return };
         let granted = flight.granted(grants, id, Covers::Names).map(|g| Held::begin(g, flight.sent));
         let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
-        match granted.filter(|h| current && h.lives(now)) {
+        let granted = granted.filter(|h| current && h.lives(now));
+        match granted.filter(|h| self.names(now, dir).is_some() || self.may_begin(h)) {
             Some(held) => {
                 self.names_begin_again(now, id, held);
                 let directory = self.directory(id);

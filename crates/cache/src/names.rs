@@ -125,6 +125,9 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         if self.names(now, dir.ino).is_none() {
             let held = fresh.filter(|h| h.lives(now))?;
+            if !self.may_begin(&held) {
+                return None;
+            }
             if self.directory(dir).held.is_some() {
                 self.end_names(dir.ino);
             }

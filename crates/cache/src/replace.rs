@@ -30,6 +30,15 @@ impl Cache {
         self.directory(dir).held = Some(held);
     }
 
+    /// Whether a grant on names may begin where there is none; else it is given back.
+    pub(crate) fn may_begin(&mut self, fresh: &Held) -> bool {
+        let may = !fresh.recallable || fresh.id > self.returned;
+        if !may {
+            self.out.push_back(crate::Output::Return(vec![fresh.id]));
+        }
+        may
+    }
+
     /// A grant on a directory's names begins where there was none: own changes of it that are out may have been made before.
     pub(crate) fn names_begin(&mut self, dir: u64) {
         for flight in self.flights.values_mut().filter(|flight| flight.sequence.is_some()) {
