@@ -16,6 +16,8 @@ use crate::test::over::Over;
 use crate::test::world::{As, Length, World};
 
 const LIMIT: Duration = Duration::from_secs(600);
+/// Directories behind which it is known that a program looks at no file.
+const FEW: u32 = 16;
 
 /// Files in each directory: that of the published figures for telldir, that of `ls -l`, and the largest.
 struct Sizes {
@@ -36,6 +38,9 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
         println!("building {name}: {files} files");
         directory::build(&source.join(name), files)?;
     }
+    let few = source.join("few");
+    std::fs::create_dir(&few)?;
+    (0..FEW).try_for_each(|n| directory::build(&few.join(n.to_string()), 8))?;
     let mut figures = Vec::new();
     let mut show = |mut line: Map<String, Value>, name: &str, place: &str| {
         line.insert("what".into(), json!(name));
@@ -65,6 +70,9 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
     drop(near);
     let far = Distant::start(&world, &source, Over::Local, ("10ms", "1Gbit"), "forever")?;
     show(first_names(&world, &far)?, "first-names", "nigh 10ms");
+    for line in names_only(&world, &far)? {
+        show(line, "names-only", "nigh 10ms");
+    }
     show(flat(&world, &far)?, "flat-ls-l", "nigh 10ms");
     std::fs::write(out, serde_json::to_string_pretty(&figures)?)?;
     println!("figures in {}", out.display());
@@ -189,6 +197,28 @@ fn first_names(world: &World, far: &Distant<'_>) -> Result<Map<String, Value>> {
     let line = look(world, Some(&mount), Look::FirstNames, &mount.point.join("large"), &[])?;
     mount.unmount()?;
     Ok(line)
+}
+
+/// The same of who is known to want names only (docs/decisions/0023-names-before-attributes.md), and beside it with attributes, as it is
+/// with `cookies=31`; with the inodes of the server's disk in memory and without.
+fn names_only(world: &World, far: &Distant<'_>) -> Result<Vec<Map<String, Value>>> {
+    let mut lines = Vec::new();
+    for turn in 0..6 {
+        let (cookies, is_cold) = (["cookies=63", "cookies=31"][turn % 2], turn >= 4);
+        let mount = far.mount_with(world, &["-o", cookies])?;
+        let before = format!("--before={}", mount.point.join("few").display());
+        if is_cold {
+            std::fs::write("/proc/sys/vm/drop_caches", "3")?;
+        }
+        let mut line = look(world, Some(&mount), Look::FirstNames, &mount.point.join("large"), &[&before])?;
+        let dirents = mount.status()?["remote"]["by_type"]["dirents"].clone();
+        line.insert("cookies".into(), json!(cookies));
+        line.insert("inodes_in_memory".into(), json!(!is_cold));
+        line.insert("dirents".into(), dirents);
+        mount.unmount()?;
+        lines.push(line);
+    }
+    Ok(lines)
 }
 
 /// `ls -l` of the largest: time, waits, and memory at both ends.

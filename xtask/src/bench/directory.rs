@@ -56,6 +56,9 @@ pub struct Options {
     /// Processes whose memory counts.
     #[arg(long, value_delimiter = ',')]
     processes: Vec<u32>,
+    /// Directories in it are listed first, of which no file is looked at.
+    #[arg(long)]
+    before: Option<PathBuf>,
     /// Seeks, or telldirs.
     #[arg(long, default_value_t = 20_000)]
     calls: u64,
@@ -70,7 +73,10 @@ pub fn run(options: &Options) -> Result<bool> {
         Look::Telldir => telldir(dir)?,
         Look::Seekdir => seekdir(dir, options.calls)?,
         Look::Streams => streams(dir, options)?,
-        Look::FirstNames => first_names(dir)?,
+        Look::FirstNames => {
+            options.before.iter().try_for_each(|before| list_below(before))?;
+            first_names(dir)?
+        }
         Look::FlatRate => flat_rate(dir)?,
         Look::Sorted => sorted(dir)?,
     };
@@ -112,6 +118,14 @@ impl Drop for Stream {
     fn drop(&mut self) {
         unsafe { libc::closedir(self.0) };
     }
+}
+
+fn list_below(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let mut stream = Stream::open(&entry?.path())?;
+        while stream.next().is_some() {}
+    }
+    Ok(())
 }
 
 fn ms(time: Duration) -> f64 {
