@@ -18,8 +18,8 @@ use crate::test::world::{As, World};
 /// For one listing.
 const LIMIT: Duration = Duration::from_secs(120);
 const START: Duration = Duration::from_secs(30);
-/// Of listings of four times as many names, with what else takes time.
-const MOST: f64 = 4.6;
+/// Of listings of four times as many names: by their number it is 4, by its square 16, and times are noisy.
+const MOST: f64 = 8.0;
 const TIMES: usize = 3;
 
 /// A server of others, with all that it started.
