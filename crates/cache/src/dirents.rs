@@ -3,10 +3,10 @@
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
-use crate::op::{Answer, Caller, Fh, Page};
+use crate::op::{Answer, Caller, Fh, Output, Page};
 use crate::readers::Files;
 use crate::rows::{Child, Rows};
-use nigh_types::{Call, CallId, Cookie, CookieKey, Dirent, Kind, NodeId, OpId, Reply, Response, Time};
+use nigh_types::{Call, CallId, Cookie, CookieKey, Dirent, Errno, Kind, NodeId, OpId, Reply, Response, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 /// So many names are still to come where these are asked for.
@@ -155,12 +155,6 @@ impl Streams {
         Some(changed)
     }
 
-    fn remove(&mut self, fh: Fh) -> Option<Stream> {
-        let stream = self.open.remove(&fh)?;
-        self.bytes -= stream.bytes;
-        Some(stream)
-    }
-
     /// Whether what comes with that call is still taken in.
     fn takes(&self, fh: Fh, call: CallId) -> bool {
         self.open.get(&fh).is_some_and(|stream| stream.call == call && stream.state == State::Comes)
@@ -303,7 +297,7 @@ impl Cache {
             Err(errno) => return self.answer_all(waiters, &Answer::Failed(errno)),
         };
         let Some(flight) = self.flights.get_mut(&call) else {
-            return self.answer_all(waiters, &Answer::Failed(nigh_types::Errno::IO));
+            return self.answer_all(waiters, &Answer::Failed(Errno::IO));
         };
         for op in waiters {
             if let Some(waiting) = self.waiting.get_mut(op) {
@@ -315,38 +309,37 @@ impl Cache {
 
     /// An open directory needs names alone no more.
     pub(crate) fn leave_dirents(&mut self, now: Time, fh: Fh) {
-        if let Some(stream) = self.dirents.remove(fh) {
-            self.stop_dirents(now, &stream);
+        if self.dirents.open.contains_key(&fh) {
+            self.give_up_dirents(now, fh);
+            self.dirents.open.remove(&fh);
         }
     }
 
-    /// Nobody reads a stream any more.
-    fn stop_dirents(&mut self, now: Time, stream: &Stream) {
-        if stream.state != State::Comes {
-            return;
+    /// Whoever reads a stream waits for the listing from now on.
+    fn give_up_dirents(&mut self, now: Time, fh: Fh) {
+        let given_up = self.dirents.changing(fh, |stream| {
+            let comes = stream.state == State::Comes;
+            stream.fail();
+            comes.then_some((stream.call, stream.dir))
+        });
+        if let Some((call, dir)) = given_up.flatten() {
+            self.out.push_back(Output::Cancel(call));
+            self.serve_waiting(now, call, dir);
         }
-        self.out.push_back(crate::op::Output::Cancel(stream.call));
-        let waiters = self.flights.get_mut(&stream.call).map(|flight| std::mem::take(&mut flight.waiters));
-        self.serve_dirents(now, stream.dir, waiters.unwrap_or_default());
     }
 
     /// Memory is short: only who read last goes on so. The others wait for the listing, until they begin anew.
     pub(crate) fn drop_dirents(&mut self, now: Time) {
         let last = self.dirents.last;
-        let others =
-            self.dirents.open.iter().filter(|(fh, stream)| {
-                Some(**fh) != last && (stream.state == State::Comes || stream.bytes > 0)
-            });
+        let costs = |stream: &Stream| stream.state == State::Comes || stream.bytes > 0;
+        let others = self.dirents.open.iter().filter(|(fh, stream)| Some(**fh) != last && costs(stream));
         let others: Vec<Fh> = others.map(|(fh, _)| *fh).collect();
-        for fh in others {
-            let Some(stream) =
-                self.dirents.open.get(&fh).map(|stream| Stream { parts: VecDeque::new(), ..*stream })
-            else {
-                continue;
-            };
-            self.dirents.changing(fh, Stream::fail);
-            self.stop_dirents(now, &stream);
-        }
+        others.into_iter().for_each(|fh| self.give_up_dirents(now, fh));
+    }
+
+    fn serve_waiting(&mut self, now: Time, call: CallId, dir: u64) {
+        let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
+        self.serve_dirents(now, dir, waiters.unwrap_or_default());
     }
 
     /// A part of a listing came. It may have come as far as those who read names alone of that directory.
@@ -354,10 +347,7 @@ impl Cache {
         let coming =
             self.dirents.open.values().filter(|stream| stream.dir == dir && stream.state == State::Comes);
         let calls: Vec<CallId> = coming.map(|stream| stream.call).collect();
-        for call in calls {
-            let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
-            self.serve_dirents(now, dir, waiters.unwrap_or_default());
-        }
+        calls.into_iter().for_each(|call| self.serve_waiting(now, call, dir));
         self.trim(now);
     }
 }

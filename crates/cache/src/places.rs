@@ -232,7 +232,6 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
     let one = match call {
         Call::Lookup { dir, .. }
         | Call::List { dir }
-        | Call::Dirents { dir, .. }
         | Call::Create { dir, .. }
         | Call::Tmpfile { dir, .. }
         | Call::Mknod { dir, .. }
@@ -260,6 +259,7 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         Call::Link { node, dir, .. } => return [Some(dir.node), Some(node.node)],
         Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
         Call::Walk { .. }
+        | Call::Dirents { .. }
         | Call::Ahead { .. }
         | Call::Steer { .. }
         | Call::Release { .. }
