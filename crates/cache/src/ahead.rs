@@ -13,7 +13,7 @@ use crate::flight::{Flight, Purpose, Seen};
 use crate::op::Output;
 use credit::Account;
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, GrantId, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
+    Call, CallId, Covers, Errno, Grant, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -330,9 +330,12 @@ impl Cache {
                 _ => true,
             }
         };
-        let unkept: Vec<GrantId> = grants.iter().filter(|g| !is_held(g)).map(|grant| grant.id).collect();
+        let unkept: Vec<&Grant> = grants.iter().filter(|grant| !is_held(grant)).collect();
+        for grant in unkept.iter().filter(|grant| grant.covers == Covers::Names) {
+            self.note_returned(grant.node, grant.id);
+        }
         if !unkept.is_empty() {
-            self.out.push_back(Output::Return(unkept));
+            self.out.push_back(Output::Return(unkept.iter().map(|grant| grant.id).collect()));
         }
     }
 

@@ -21,7 +21,7 @@ use crate::recall::After;
 use crate::snapshots::Snapshots;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
 use nigh_types::{
-    Call, CallId, CookieKey, Errno, Event, GrantId, Handle, Name, OpId, Reply, Response, Term, Time,
+    Call, CallId, CookieKey, Errno, Event, GrantId, Handle, Name, NodeId, OpId, Reply, Response, Term, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -64,9 +64,9 @@ pub struct Cache {
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
     pub(crate) dirents: Streams,
-    /// The latest grant on names that was given back. Numbers ascend, so no earlier one begins any more: it may be of the same names,
-    /// in an answer that was overtaken.
-    pub(crate) returned: GrantId,
+    /// The latest grants on names that were given back while calls were out, by directory: no earlier one of the same names begins
+    /// any more, in an answer that was overtaken.
+    pub(crate) returned: BTreeMap<NodeId, GrantId>,
     /// The kernel is about to drop all names that it holds, since something was mounted below.
     pub(crate) names_going: Option<crate::op::Invalidation>,
     pub(crate) tells_dirents: bool,
@@ -151,7 +151,7 @@ impl Cache {
             readers: Readers::default(),
             snapshots: Snapshots::default(),
             dirents: Streams::default(),
-            returned: GrantId(0),
+            returned: BTreeMap::new(),
             names_going: None,
             tells_dirents: false,
             last_read: 0,

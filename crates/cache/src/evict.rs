@@ -126,7 +126,7 @@ impl Cache {
         // Under a deadline the kernel's timeouts end by themselves; else it must be told first.
         self.keep_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
-            self.returned = self.returned.max(held.id);
+            self.note_returned(node, held.id);
             let stale = self.stale_names(node);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, Some(After::Return(vec![held.id])));

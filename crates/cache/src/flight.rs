@@ -295,6 +295,11 @@ impl Flight {
         self.seen.name(dir, name).is_some_and(|child| child.as_ref().map(|c| c.id) != id)
     }
 
+    /// Whether the answer to a change may be older than the grant on a directory's names: that was given since, and none came with it.
+    pub fn may_precede_names(&self, dir: NodeId, grants: &[Grant]) -> bool {
+        self.seen.granted.contains(&dir.ino) && self.granted(grants, dir, Covers::Names).is_none()
+    }
+
     /// The grant of the reply on these facts, unless it was recalled on its way.
     pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: Covers) -> Option<&'a Grant> {
         if self.recalled(node, covers) { None } else { crate::grants::on(grants, node, covers) }

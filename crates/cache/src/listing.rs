@@ -139,7 +139,7 @@ impl Cache {
         let granted = flight.granted(grants, id, Covers::Names).map(|g| Held::begin(g, flight.sent));
         let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
         let granted = granted.filter(|h| current && h.lives(now));
-        match granted.filter(|h| self.names(now, dir).is_some() || self.may_begin(h)) {
+        match granted.filter(|h| self.names(now, dir).is_some() || self.may_begin(id, h)) {
             Some(held) => {
                 self.names_begin_again(now, id, held);
                 let directory = self.directory(id);

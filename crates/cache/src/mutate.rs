@@ -328,17 +328,13 @@ impl Cache {
             self.leave_home(replaced, new, kept);
         }
         let other = replaced.filter(|_| *exchange);
-        let carried = [Some((moved, old)), other.map(|other| (other, new))]
-            .map(|at| at.is_some_and(|(id, at)| self.kernel_was_told(id, at)));
         self.bind(now, flight, old, other_child, &response.grants);
         self.bind(now, flight, new, moved_child, &response.grants);
+        self.drop_carried(now, (old, moved), new);
         self.move_home(moved, new);
         if let Some(other) = other {
+            self.drop_carried(now, (new, other), old);
             self.move_home(other, old);
-        }
-        self.drop_carried(now, (old, moved), new, carried[0]);
-        if let Some(other) = other {
-            self.drop_carried(now, (new, other), old, carried[1]);
         }
         self.learn_after(now, flight, response);
         for ino in [*from, *to, moved.ino].into_iter().chain(replaced.map(|r| r.ino)) {
@@ -354,15 +350,9 @@ impl Cache {
     }
 
     /// A kernel that renames takes along for how long it may believe the old name, and the attributes. Under the new one that stands only
-    /// where the same grant covers both, nobody is about to change it, and what the kernel knew under the old name is what was moved
-    /// (`carried`); of another directory's, or of none, no recall would speak.
-    fn drop_carried(
-        &mut self,
-        now: Time,
-        (old, id): ((u64, &Name), NodeId),
-        (dir, name): (u64, &Name),
-        carried: bool,
-    ) {
+    /// where the same grant covers both, nobody is about to change it, and what the kernel knew under the old name is what was moved;
+    /// of another directory's, or of none, no recall would speak. Before that one's home is moved.
+    fn drop_carried(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
@@ -371,7 +361,7 @@ impl Cache {
             // For how long that was is not known any more, if it was told of a further name since.
             inode.named_until = Time::FAR;
         }
-        let goes = self.names_going.is_some();
+        let (carried, goes) = (self.kernel_was_told(id, old), self.names_going.is_some());
         if is_there && carried && !goes && old.0 == dir && !self.holds.has_name(dir, name) {
             return;
         }
@@ -436,7 +426,7 @@ impl Cache {
         if let Some(id) = self.id_of(dir) {
             let leads_to = child.as_ref().map(|child| child.id);
             self.learn_single(now, flight, id, (name, leads_to), grants);
-            if flight.seen.granted.contains(&dir) && flight.granted(grants, id, Covers::Names).is_none() {
+            if flight.may_precede_names(id, grants) {
                 return;
             }
         }

@@ -125,7 +125,7 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         if self.names(now, dir.ino).is_none() {
             let held = fresh.filter(|h| h.lives(now))?;
-            if !self.may_begin(&held) {
+            if !self.may_begin(dir, &held) {
                 return None;
             }
             if self.directory(dir).held.is_some() {
@@ -133,7 +133,7 @@ impl Cache {
             }
             self.names_begin(dir.ino);
             self.directory(dir).held = Some(held);
-        } else if fresh.is_none() && (flight.sequence.is_none() || flight.seen.granted.contains(&dir.ino)) {
+        } else if fresh.is_none() && (flight.sequence.is_none() || flight.may_precede_names(dir, grants)) {
             // An ungranted answer beside a living grant: not kept, unless it is of an own change, and later than that.
             return None;
         }

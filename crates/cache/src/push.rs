@@ -457,6 +457,7 @@ impl Cache {
         while let Some(dir) = self.holds.over(now) {
             if let Some((id, held)) = self.dirs.get(&dir).and_then(|d| Some((d.id, d.held?))) {
                 self.keep_open_below(dir);
+                self.note_returned(id, held.id);
                 let stale = self.stale_names(id);
                 self.forget_names(dir);
                 self.tell_then(stale, After::Return(vec![held.id]));

@@ -6,8 +6,11 @@ use crate::grants::Held;
 use crate::listing::Told;
 use crate::op::Stale;
 use crate::rows::Child;
-use nigh_types::{Cookie, Covers, Grant, Name, NodeId, Time};
+use nigh_types::{Cookie, Covers, Grant, GrantId, Name, NodeId, Time};
 use rustc_hash::FxHashSet;
+
+/// Directories of which it is known that a grant was given back.
+const MOST_RETURNED: usize = 1 << 16;
 
 impl Cache {
     /// A listing brings another grant on a directory's names. What is known under a living one that will be
@@ -30,13 +33,21 @@ impl Cache {
         self.directory(dir).held = Some(held);
     }
 
-    /// Whether a grant on names may begin where there is none; else it is given back.
-    pub(crate) fn may_begin(&mut self, fresh: &Held) -> bool {
-        let may = !fresh.recallable || fresh.id > self.returned;
-        if !may {
-            self.out.push_back(crate::Output::Return(vec![fresh.id]));
+    /// A grant on a directory's names is given back, or about to be.
+    pub(crate) fn note_returned(&mut self, dir: NodeId, id: GrantId) {
+        if self.flights.is_empty() {
+            self.returned.clear();
         }
-        may
+        if self.returned.len() >= MOST_RETURNED {
+            self.returned.pop_first();
+        }
+        let latest = self.returned.entry(dir).or_insert(id);
+        *latest = (*latest).max(id);
+    }
+
+    /// Whether a grant on a directory's names may begin where there is none.
+    pub(crate) fn may_begin(&self, dir: NodeId, fresh: &Held) -> bool {
+        self.returned.get(&dir).is_none_or(|returned| fresh.id > *returned)
     }
 
     /// A grant on a directory's names begins where there was none: own changes of it that are out may have been made before.
