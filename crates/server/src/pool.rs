@@ -25,7 +25,7 @@ impl Job {
     /// Nobody waits for it, and it changed nothing.
     pub(crate) fn give_up(self) {
         drop(self.change);
-        if matches!(self.begun, Some(Begun::Listing(_) | Begun::Dirents(_))) {
+        if matches!(self.begun, Some(Begun::Listing(_))) {
             self.session.outbox.done(&self.request.call);
         }
         self.session.walks.forget(self.call);

@@ -1,7 +1,7 @@
 //! Walks ahead: whole directories below others, one after the other (docs/decisions/0019-walks-ahead.md).
 
 use super::Context;
-use super::list::{self, Dirents, Listing, PART_BYTES};
+use super::list::{self, Listing, PART_BYTES};
 use crate::error::{Fault, Result};
 use crate::keeper::Tally;
 use crate::steering::{Said, Steering};
@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 pub(crate) enum Begun {
     Listing(Box<Listing>),
     Walk(Box<Ahead>),
-    Dirents(Box<Dirents>),
 }
 
 impl Begun {
@@ -22,7 +21,6 @@ impl Begun {
     pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
         match self {
             Begun::Listing(listing) => listing.count(tally),
-            Begun::Dirents(dirents) => dirents.count(tally),
             Begun::Walk(walk) => walk.open.iter_mut().for_each(|open| open.listing.count(tally)),
         }
     }
@@ -45,21 +43,18 @@ pub(crate) fn in_parts(
     begun: Option<Begun>,
     sink: &mut dyn FnMut(Response) -> bool,
 ) -> Result<Option<Begun>> {
-    match (call, begun) {
-        (_, Some(Begun::Walk(walk))) => Ok(walk.go_on(cx, sink)?.map(Begun::Walk)),
-        (Call::List { dir }, None) => Ok(list::list(cx, dir, None, sink)?.map(Begun::Listing)),
-        (Call::List { dir }, Some(Begun::Listing(listing))) => {
-            Ok(list::list(cx, dir, Some(listing), sink)?.map(Begun::Listing))
-        }
-        (Call::Dirents { dir, after }, None) => {
-            Ok(list::dirents(cx, (dir, *after), None, sink)?.map(Begun::Dirents))
-        }
-        (Call::Dirents { dir, after }, Some(Begun::Dirents(dirents))) => {
-            Ok(list::dirents(cx, (dir, *after), Some(dirents), sink)?.map(Begun::Dirents))
-        }
+    let begun = match begun {
+        Some(Begun::Walk(walk)) => return Ok(walk.go_on(cx, sink)?.map(Begun::Walk)),
+        Some(Begun::Listing(listing)) => Some(listing),
+        None => None,
+    };
+    let begun = match call {
+        Call::List { dir } => list::list(cx, dir, begun, sink)?,
+        Call::Dirents { dir, after } => list::dirents(cx, (dir, *after), begun, sink)?,
         // Of one walk more than there may be nothing is begun.
-        _ => Err(Fault(Errno::AGAIN)),
-    }
+        _ => return Err(Fault(Errno::AGAIN)),
+    };
+    Ok(begun.map(Begun::Listing))
 }
 
 /// A walk that is under way.

@@ -7,9 +7,7 @@ use crate::keeper::{Held, Tally};
 use crate::reach::{Node, hides, open_beneath, reopen, without_atime};
 use crate::stat;
 use nigh_native::lease::Object;
-use nigh_types::{
-    Cookie, CookieKey, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response,
-};
+use nigh_types::{Cookie, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response};
 use rustix::fs::{FileType, OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -22,7 +20,7 @@ pub(super) const GRANT_BYTES: usize = 64;
 
 mod dirents;
 
-pub(super) use dirents::{Dirents, dirents};
+pub(super) use dirents::dirents;
 
 /// How far a listing came.
 pub(crate) struct Listing {
@@ -84,8 +82,7 @@ pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> 
     let (dir, open) = open(cx, place)?;
     // Before reading: what changes from here on is recalled.
     let granted = cx.grant(grants, &dir, Covers::Names);
-    let names = Names::read(&open, cx.reach().ids.cookie_key(), hides)?;
-    Ok(Listing { dir, names, at: 0, granted, part_bytes: 0, below: None, counted: None })
+    Ok(Listing::new(dir, Names::read(&open, cx)?, granted))
 }
 
 fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
@@ -100,6 +97,15 @@ fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
 }
 
 impl Listing {
+    fn new(dir: Node, names: Names, granted: bool) -> Listing {
+        Listing { dir, names, at: 0, granted, part_bytes: 0, below: None, counted: None }
+    }
+
+    /// Whether the next name has another cookie than this one: equal ones are in one part.
+    fn group_ends(&self, row: &Row) -> bool {
+        self.names.rows.get(self.at).is_none_or(|next| next.cookie != row.cookie)
+    }
+
     /// It waits for its client.
     pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
         let bytes = self.names.bytes();
@@ -170,8 +176,7 @@ impl Listing {
                     }
                 }
             }
-            let group_ends = self.names.rows.get(self.at).is_none_or(|next| next.cookie != row.cookie);
-            if group_ends && bytes + grants.len() * GRANT_BYTES >= PART_BYTES {
+            if self.group_ends(row) && bytes + grants.len() * GRANT_BYTES >= PART_BYTES {
                 break;
             }
         }
@@ -247,7 +252,8 @@ struct Row {
 }
 
 impl Names {
-    fn read(dir: &OwnedFd, key: CookieKey, hides: impl Fn(&[u8]) -> bool) -> Result<Names> {
+    fn read(dir: &OwnedFd, cx: Context<'_>) -> Result<Names> {
+        let key = cx.reach().ids.cookie_key();
         let mut buffer = vec![MaybeUninit::uninit(); 256 << 10];
         let mut entries = RawDir::new(dir, &mut buffer);
         let mut names = Names { rows: Vec::new(), text: Vec::new() };
