@@ -417,11 +417,13 @@ impl Cache {
             if more.opens == 0 && more.data.held.is_some_and(|h| h.on.1 != Covers::Data) {
                 more.data.held = None;
             }
-            if more.opens_unpinned == 0 {
+            // Whoever has looked up the name that it lost may be about to open it.
+            let is_named = inode.home.is_some() || inode.lookups == 0;
+            if inode.opens_unpinned == 0 && is_named {
                 // The server gives it back before it does what was asked earlier: then it stays until the inode is forgotten.
                 let flights = &self.flights;
                 let used = |handle: &Handle| flights.values().any(|f| f.handles.contains(&Some(*handle)));
-                idle_pin = more.pinned.take_if(|handle| !used(handle));
+                idle_pin = inode.more().pinned.take_if(|handle| !used(handle));
             }
         }
         if let Some(handle) = idle_pin {

@@ -198,30 +198,77 @@ mod tests {
         assert_eq!(rename(&mut cache), None);
     }
 
-    #[test]
-    fn what_keeps_a_file_is_not_given_back_while_a_call_goes_by_it() {
+    /// A cache that has a file of one name open, of which the remote was not told before it was to keep it, and the pin.
+    fn pinned() -> (Cache, NodeId, Attr, Handle) {
         let mut cache = cache(Config::default());
         let node = NodeId { ino: 7, generation: 1 };
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
-        let name = || Name::new(b"f").unwrap();
-        let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         let entry = Entry { id: node, attr, target: None, no_xattrs: true };
         answer(&mut cache, looked, Reply::Looked(Some(entry)));
         let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
-        let (removed, _) = ask(&mut cache, Op::Unlink { dir: 1, name: name() });
-        answer(&mut cache, removed, Reply::Removed { node, kept: Some(Handle(9)) });
+        cache.files.values_mut().for_each(|file| file.handle = None);
+        (cache.unpinned, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
+        cache.keep_open(7);
+        let Some((_, Call::Keep { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
+        (cache, node, attr, handle)
+    }
+
+    fn released(cache: &mut Cache) -> Vec<Handle> {
+        let handles = |(_, call)| match call {
+            Call::Release { handles } => handles,
+            other => panic!("{other:?}"),
+        };
+        calls(cache).into_iter().flat_map(handles).collect()
+    }
+
+    #[test]
+    fn what_keeps_a_file_is_not_given_back_while_a_call_goes_by_it() {
+        let (mut cache, node, attr, pin) = pinned();
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let (set, call) = ask(&mut cache, Op::SetAttr { ino: 7, fh: None, set });
-        assert!(matches!(call, Call::SetAttr { handle: Some(Handle(9)), .. }), "{call:?}");
+        assert!(matches!(call, Call::SetAttr { handle: Some(h), .. } if h == pin), "{call:?}");
         cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
-        let own = [Call::Release { handles: vec![Handle(1)] }];
-        assert_eq!(calls(&mut cache).into_iter().map(|(_, call)| call).collect::<Vec<_>>(), own);
         answer(&mut cache, set, Reply::Attr(node, attr));
-        assert_eq!(calls(&mut cache), []);
+        assert_eq!(released(&mut cache), []);
         cache.handle_forget(7, 1);
-        let kept = [Call::Release { handles: vec![Handle(9)] }];
-        assert_eq!(calls(&mut cache).into_iter().map(|(_, call)| call).collect::<Vec<_>>(), kept);
+        assert_eq!(released(&mut cache), [pin]);
+    }
+
+    #[test]
+    fn what_keeps_a_file_is_given_back_when_it_is_closed() {
+        let (mut cache, _, _, pin) = pinned();
+        cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+        assert_eq!(released(&mut cache), [pin]);
+    }
+
+    /// A kernel that looked its name up before may open it after: atomic replacement shows no open that fails.
+    #[test]
+    fn what_keeps_a_replaced_file_stays_until_the_kernel_forgets_it() {
+        let (mut cache, node, attr, pin) = pinned();
+        let name = |name: &[u8]| Name::new(name).unwrap();
+        let rename = Op::Rename {
+            from: 1,
+            name: name(b"g"),
+            to: 1,
+            new_name: name(b"f"),
+            no_replace: false,
+            exchange: false,
+        };
+        let (renamed, _) = ask(&mut cache, rename);
+        let moved = NodeId { ino: 8, generation: 1 };
+        answer(&mut cache, renamed, Reply::Renamed { moved, replaced: Some(node), kept: Some(Handle(9)) });
+        assert_eq!(released(&mut cache), [Handle(9)]);
+        cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+        assert_eq!(released(&mut cache), []);
+        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, opened, Reply::Opened { handle: Handle(2), attr });
+        cache.handle_op(T0, OpId(3), Caller::default(), Op::Release { fh: Fh(2), flock: None });
+        assert_eq!(released(&mut cache), [Handle(2)]);
+        cache.handle_forget(7, 1);
+        assert_eq!(released(&mut cache), [pin]);
     }
 }
