@@ -11,7 +11,7 @@ use nigh_types::{
 
 mod seen;
 
-pub(crate) use seen::Seen;
+pub(crate) use seen::{Learned, Seen};
 
 /// What a call's reply is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -292,7 +292,7 @@ impl Flight {
 
     /// Whether what was learned of a name since this call was sent is something else than `id`.
     pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
-        self.seen.name(dir, name).is_some_and(|child| child.as_ref().map(|c| c.id) != id)
+        self.seen.name(dir, name).is_some_and(|learned| learned.child.as_ref().map(|c| c.id) != id)
     }
 
     /// Whether the answer to a change may be older than the grant on a directory's names: that was given since, and none came with it.
@@ -501,7 +501,11 @@ impl Cache {
     pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
         for flight in self.flights.values_mut() {
             if flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name) {
-                flight.seen.names.push((dir, name.clone(), child.cloned()));
+                flight.seen.put_name(
+                    dir,
+                    name,
+                    Learned { child: child.cloned(), own: None, until_gap: None },
+                );
             }
         }
     }
@@ -522,6 +526,27 @@ impl Cache {
         }
     }
 
+    /// The gaps of a directory whose names are granted, and were when that change was sent, without a break: what others
+    /// made of them meanwhile was told.
+    fn held_since_sent(&self, change: &Flight, dir: u64) -> Option<u64> {
+        let directory = self.dirs.get(&dir).filter(|_| !change.seen.granted.contains(&dir))?;
+        directory.held.filter(|held| held.recallable && held.lives(self.clock)).map(|_| directory.gaps)
+    }
+
+    /// Whether what was learned of a name while an own change of it was out says otherwise, and which of the two is the later cannot be
+    /// told: another own change made that of it, or others may have.
+    pub(crate) fn is_change_in_doubt(
+        &self,
+        change: &Flight,
+        dir: u64,
+        name: &Name,
+        id: Option<NodeId>,
+    ) -> bool {
+        let own = change.seen.name(dir, name).and_then(|learned| learned.own);
+        let by_others = change.crossed(dir, name, id) && self.held_since_sent(change, dir).is_none();
+        by_others || own.is_some_and(|own| own != id)
+    }
+
     /// Not if the directory was recalled since: then calls sent later know better.
     pub(crate) fn mark_name(&mut self, by: &Flight, dir: u64, name: &Name, child: Option<&Child>) {
         self.drop_expired_names(dir);
@@ -531,11 +556,14 @@ impl Cache {
         if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
             return;
         }
+        let until_gap = self.held_since_sent(by, dir);
+        let own = Some(child.map(|child| child.id));
+        let learned = Learned { child: child.cloned(), own, until_gap };
         for flight in self.flights.values_mut() {
             if flight.sequence.is_none() {
                 flight.seen.forget_pushed(dir, name);
             }
-            flight.seen.names.push((dir, name.clone(), child.cloned()));
+            flight.seen.put_name(dir, name, learned.clone());
         }
     }
 }

@@ -173,16 +173,31 @@ impl Cache {
         (from, if last { Cookie(u64::MAX) } else { to })
     }
 
-    /// Whether a part says otherwise than an own change that was answered since the listing was sent. Which of
+    /// Whether a part says otherwise than an own change that was answered since the listing was sent, and which of
     /// the two came first cannot be told.
     fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Told)], last: bool) -> bool {
         let (from, to) = self.part_range(dir, entries, last);
-        flight.seen.names.iter().filter(|(d, _, _)| *d == dir).any(|(_, name, _)| {
-            let cookie = self.key.cookie(name.as_bytes());
+        let cookie = |name: &Name| self.key.cookie(name.as_bytes());
+        let here = |name: &&Name| from < cookie(name) && cookie(name) <= to;
+        flight.seen.own_names(dir).filter(here).any(|name| {
             let listed = entries.iter().find(|(n, _)| n == name).map(|(_, told)| told.child.id);
-            let known = flight.seen.name(dir, name).and_then(|c| c.as_ref().map(|c| c.id));
-            from < cookie && cookie <= to && listed != known
+            let known = flight.seen.name(dir, name).and_then(|own| own.child.as_ref().map(|child| child.id));
+            listed != known && !self.is_later(flight, dir, name)
         })
+    }
+
+    /// Whether an own change of a name is later than what a listing says otherwise: nobody else has changed it under the
+    /// grant, and its row says what the change made of it.
+    fn is_later(&self, flight: &Flight, dir: u64, name: &Name) -> bool {
+        let (Some(own), Some(directory)) = (flight.seen.name(dir, name), self.dirs.get(&dir)) else {
+            return false;
+        };
+        let lives = directory.held.is_some_and(|held| held.recallable && held.lives(self.clock));
+        let child = own.child.as_ref().map(|child| child.id);
+        let listed = directory.listed(self.key.cookie(name.as_bytes()), name);
+        lives
+            && own.until_gap == Some(directory.gaps)
+            && listed.is_some_and(|listed| listed.map(|child| child.id) == child)
     }
 
     /// A listing that cannot be told to be older or newer than an own change serves nobody: who waits for it
@@ -212,17 +227,22 @@ impl Cache {
         for (name, told) in entries {
             let id = told.child.id;
             let cookie = self.key.cookie(name.as_bytes());
-            let own_change = flight.seen.name(dir, name).is_some();
+            let own_change = flight.seen.name(dir, name);
             let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
-            if own_change && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
+            if own_change.is_some() && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
+                continue;
+            }
+            let agrees = own_change.is_none_or(|own| own.child.as_ref().is_some_and(|child| child.id == id));
+            if !agrees && self.is_later(flight, dir, name) {
                 continue;
             }
             if self.is_known_better(&flight.seen, dir, name) {
                 continue;
             }
             let mut child = told.child.clone();
-            let changed =
-                own_change || flight.seen.inodes.contains(&id.ino) || flight.seen.told.contains(&id.ino);
+            let changed = own_change.is_some()
+                || flight.seen.inodes.contains(&id.ino)
+                || flight.seen.told.contains(&id.ino);
             if changed {
                 child.no_xattrs = false;
                 // A row that is not its home is not told of what becomes of it.
@@ -357,8 +377,7 @@ impl Cache {
         let Some(rows) = flight.aside.take() else { return };
         let mut late = self.late(&flight.waiters);
         late.retain(|op| self.waiting.get(op).is_some_and(|w| matches!(w.want, Want::Page { .. })));
-        let changed =
-            flight.seen.pushed.contains_key(&dir) || flight.seen.names.iter().any(|(d, ..)| *d == dir);
+        let changed = flight.seen.pushed.contains_key(&dir) || flight.seen.own_names(dir).next().is_some();
         if changed && !self.answers_stale() {
             flight.waiters.retain(|op| !late.contains(op));
             self.list_again(now, dir, late);
@@ -412,6 +431,9 @@ impl Cache {
 }
 
 #[cfg(test)]
+mod crossed;
+
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::Config;
@@ -450,7 +472,7 @@ pub(crate) mod tests {
     }
 
     /// The directory 1 is opened, and these of its names have come.
-    fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
+    pub(crate) fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
         assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
         let [call] = calls(cache)[..] else { panic!("it is listed") };
         cache.handle_event(T0, Event::Response { call, response: part(names, false) });

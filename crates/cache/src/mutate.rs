@@ -419,7 +419,8 @@ impl Cache {
     ) {
         self.mark_name(flight, dir, name, child.as_ref());
         let pushed = flight.seen.is_pushed(dir, name);
-        let crossed = pushed || flight.crossed(dir, name, child.as_ref().map(|c| c.id));
+        let crossed =
+            pushed || self.is_change_in_doubt(flight, dir, name, child.as_ref().map(|child| child.id));
         if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, Covers::Names)) {
             return self.doubt_order(id);
         }

@@ -44,7 +44,11 @@ impl Cache {
             }
             return None;
         }
-        let crossed = flight.crossed(dir.ino, name, entry.map(|e| e.id));
+        let id = entry.map(|entry| entry.id);
+        let crossed = match flight.sequence {
+            Some(_) => self.is_change_in_doubt(flight, dir.ino, name, id),
+            None => flight.crossed(dir.ino, name, id),
+        };
         if crossed || flight.recalled(dir, Covers::Names) {
             if crossed || flight.sequence.is_some() {
                 self.doubt_order(dir);
@@ -54,7 +58,7 @@ impl Cache {
         if flight.sequence.is_none() {
             self.mark_under_way(dir.ino, name, entry.map(Child::new).as_ref());
         }
-        let single = self.learn_single(now, flight, dir, (name, entry.map(|e| e.id)), grants);
+        let single = self.learn_single(now, flight, dir, (name, id), grants);
         if flight.sequence.is_none() && single.is_some() {
             return single;
         }

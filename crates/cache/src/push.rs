@@ -395,7 +395,7 @@ impl Cache {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
             if known.is_some() && flight.sequence.is_none() {
                 // What an own change made of it is the earlier.
-                flight.seen.names.retain(|(d, n, _)| (*d, n) != (dir, name));
+                flight.seen.forget_name(dir, name);
             }
             flight.seen.pushed.entry(dir).or_default().insert(name.clone(), known);
         }

@@ -1,0 +1,154 @@
+//! Own changes and parts of a listing that cross on their way.
+
+use super::tests::{answers, in_part, part};
+use crate::Config;
+use crate::cache::Cache;
+use crate::lookup::tests::{T0, cache, calls};
+use crate::op::{Answer, Caller, Op, Output};
+use nigh_types::{Attr, CallId, CookieKey, Entry, Event, Kind, Name, NodeId, OpId, Reply, Response};
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// Four names in the order of a listing.
+fn names() -> [&'static str; 4] {
+    let mut names = ["a", "b", "c", "d"];
+    names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
+    names
+}
+
+fn ask(cache: &mut Cache, nth: u64, op: Op) -> CallId {
+    assert_eq!(cache.handle_op(T0, OpId(nth), Caller::default(), op), None);
+    let [call] = calls(cache)[..] else { panic!("the remote is asked") };
+    call
+}
+
+fn unlink(cache: &mut Cache, nth: u64, text: &str) -> CallId {
+    ask(cache, nth, Op::Unlink { dir: 1, name: name(text) })
+}
+
+fn arrives(cache: &mut Cache, call: CallId, response: Response) {
+    cache.handle_event(T0, Event::Response { call, response });
+}
+
+/// As [`part`] numbers the first of the last ones.
+fn removed() -> Response {
+    Response::plain(Ok(Reply::Removed { node: NodeId { ino: 110, generation: 1 }, kept: None }))
+}
+
+fn made() -> Response {
+    let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+    let entry = Entry { id: NodeId { ino: 50, generation: 1 }, attr, target: None, no_xattrs: true };
+    Response::plain(Ok(Reply::Made { entry, handle: None, existed: false }))
+}
+
+fn mknod(cache: &mut Cache, nth: u64, text: &str) -> CallId {
+    let (name, kind) = (name(text), Kind::File);
+    ask(cache, nth, Op::Mknod { dir: 1, name, kind, mode: 0o644, umask: 0, rdev: 0 })
+}
+
+fn look(cache: &mut Cache, text: &str) -> Option<Answer> {
+    cache.handle_op(T0, OpId(99), Caller::default(), Op::Lookup { dir: 1, name: name(text) })
+}
+
+/// What was made of the third name is known, and the listing whole: nothing is asked, and nothing was dropped.
+fn is_whole_without_the_third(cache: &mut Cache) {
+    let names = names();
+    let outputs: Vec<Output> = std::iter::from_fn(|| {
+        Some(cache.poll_output()).filter(|output| !matches!(output, Output::Timeout(..)))
+    })
+    .collect();
+    assert!(!outputs.iter().any(|output| matches!(output, Output::Call { .. })), "{outputs:?}");
+    assert!(matches!(look(cache, names[2]), Some(Answer::Missing(_))));
+    for there in [names[0], names[1], names[3]] {
+        assert!(matches!(look(cache, there), Some(Answer::Node(_))), "{there}");
+    }
+    let opened = cache.handle_op(T0, OpId(98), Caller::default(), Op::OpenDir { ino: 1 });
+    assert!(matches!(opened, Some(Answer::Opened(_))), "{opened:?}");
+}
+
+/// The server had read the name before it was removed.
+#[test]
+fn what_was_removed_under_the_grant_is_not_there_though_a_later_part_has_it() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let (listing, _) = in_part(&mut cache, &names[..2]);
+    let change = unlink(&mut cache, 2, names[2]);
+    arrives(&mut cache, change, removed());
+    assert!(matches!(answers(&mut cache)[..], [(OpId(2), Answer::Done)]));
+    arrives(&mut cache, listing, part(&names[2..], true));
+    is_whole_without_the_third(&mut cache);
+}
+
+/// The same, and that it was done is heard after the part.
+#[test]
+fn what_is_being_removed_under_the_grant_is_not_there_though_a_part_had_it() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let (listing, _) = in_part(&mut cache, &names[..2]);
+    let change = unlink(&mut cache, 2, names[2]);
+    arrives(&mut cache, listing, part(&names[2..], true));
+    arrives(&mut cache, change, removed());
+    assert!(matches!(answers(&mut cache)[..], [(OpId(2), Answer::Done)]));
+    is_whole_without_the_third(&mut cache);
+}
+
+#[test]
+fn what_was_made_under_the_grant_is_there_though_a_later_part_has_it_not() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let (listing, _) = in_part(&mut cache, &names[..2]);
+    let change = mknod(&mut cache, 2, names[2]);
+    arrives(&mut cache, change, made());
+    arrives(&mut cache, listing, part(&names[3..], true));
+    assert!(matches!(answers(&mut cache)[..], [(OpId(2), Answer::Node(_))]));
+    let Some(Answer::Node(node)) = look(&mut cache, names[2]) else { panic!("it is there") };
+    assert_eq!(node.number, 50);
+    assert!(matches!(look(&mut cache, names[3]), Some(Answer::Node(_))));
+}
+
+/// Nothing was granted when it was asked for: another may have made the name again since, and nobody was to be told.
+#[test]
+fn what_was_removed_before_the_grant_may_be_there_again() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let listing = ask(&mut cache, 1, Op::OpenDir { ino: 1 });
+    let change = unlink(&mut cache, 2, names[2]);
+    arrives(&mut cache, listing, part(&names[..2], false));
+    arrives(&mut cache, change, removed());
+    assert_eq!(answers(&mut cache).len(), 2);
+    arrives(&mut cache, listing, part(&names[2..], true));
+    assert_eq!(look(&mut cache, names[2]), None);
+    assert_eq!(look(&mut cache, names[3]), None);
+}
+
+/// That grant ended, and another has begun: what was made between the two was told to nobody.
+#[test]
+fn what_was_removed_under_another_grant_may_be_there_again() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let (first, _) = in_part(&mut cache, &names[..2]);
+    let second = {
+        let change = unlink(&mut cache, 2, names[2]);
+        arrives(&mut cache, first, part(&names[2..], true));
+        cache.forget_names(1);
+        let listing = ask(&mut cache, 3, Op::OpenDir { ino: 1 });
+        arrives(&mut cache, change, removed());
+        listing
+    };
+    arrives(&mut cache, second, part(&names[..2], false));
+    answers(&mut cache);
+    arrives(&mut cache, second, part(&names[2..], true));
+    assert_eq!(look(&mut cache, names[2]), None);
+    assert_eq!(look(&mut cache, names[3]), None);
+}
+
+/// Which of the two was done first is not known.
+#[test]
+fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let (listing, _) = in_part(&mut cache, &names[..2]);
+    let (made_it, took_it) = (mknod(&mut cache, 2, names[2]), unlink(&mut cache, 3, names[2]));
+    arrives(&mut cache, made_it, made());
+    arrives(&mut cache, listing, part(&names[3..], true));
+    arrives(&mut cache, took_it, removed());
+    assert_eq!(answers(&mut cache).len(), 2);
+    assert_eq!(look(&mut cache, names[2]), None);
+    assert!(!calls(&mut cache).is_empty());
+}
