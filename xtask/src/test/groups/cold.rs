@@ -39,10 +39,11 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("cold: who opens directories at random has little brought in vain", at_random),
         ("cold: who reads names is given no inodes, and who looks need not ask", readers),
         ("cold: who reads names only is told those of a large directory first", names_first),
+        ("cold: who changes a large directory while it is listed has it listed once", changed),
         ("cold: eight list at once as one does alone", at_once),
         ("cold: nothing comes ahead where that is not wanted", off),
         ("cold: `nigh prefetch` has a tree in memory", prefetched),
@@ -161,6 +162,22 @@ fn names_first(world: &World, distant: &Distant<'_>) -> Result<()> {
     shell(world, &mount, ".", &format!("test $(find deep/dir-1 large -type f | sort -u | wc -l) = {all}"))?;
     let dirents = mount.status()?["remote"]["by_type"]["dirents"].as_u64();
     ensure!(dirents == Some(1), "names alone were asked for {dirents:?} times");
+    mount.unmount()
+}
+
+/// docs/decisions/0004-facts-and-overlay.md, rule 3: names that the server has read by then are removed, renamed and made.
+fn changed(world: &World, distant: &Distant<'_>) -> Result<()> {
+    const CHANGES: u64 = 60;
+    let mount = distant.mount(world)?;
+    let script = format!(
+        "ls -f > /dev/null & n=0; while [ $n -lt {CHANGES} ]; do n=$((n + 1)); rm $(printf file-%05d $((n * 997))); \
+         mv $(printf file-%05d $((n * 997 + 1))) moved-$n; : > made-$n; done; wait; \
+         test $(ls | wc -l) = {LARGE}; test $(ls | grep -c -e moved- -e made-) = {}",
+        2 * CHANGES
+    );
+    shell(world, &mount, "large", &script)?;
+    let lists = mount.status()?["remote"]["by_type"]["list"].as_u64();
+    ensure!(lists == Some(1), "it was listed {lists:?} times");
     mount.unmount()
 }
 
