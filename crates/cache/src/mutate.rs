@@ -428,7 +428,7 @@ impl Cache {
             let leads_to = child.as_ref().map(|child| child.id);
             self.learn_single(now, flight, id, (name, leads_to), grants);
             if flight.may_precede_names(id, grants) {
-                return;
+                return self.doubt_if_listed(id, name, leads_to);
             }
         }
         let cookie = self.key.cookie(name.as_bytes());

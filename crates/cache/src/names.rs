@@ -137,8 +137,11 @@ impl Cache {
             }
             self.names_begin(dir.ino);
             self.directory(dir).held = Some(held);
-        } else if fresh.is_none() && (flight.sequence.is_none() || flight.may_precede_names(dir, grants)) {
+        } else if fresh.is_none() && flight.sequence.is_none() {
             // An ungranted answer beside a living grant: not kept, unless it is of an own change, and later than that.
+            return None;
+        } else if flight.may_precede_names(dir, grants) {
+            self.doubt_if_listed(dir, name, entry.map(|entry| entry.id));
             return None;
         }
         let directory = self.dirs.get_mut(&dir.ino)?;
@@ -175,6 +178,15 @@ impl Cache {
         }
         let id = directory.id;
         self.drop_names(id, Vec::new());
+    }
+
+    /// The answer to an own change of a name may be older than the grant under which that is known: then either may be right.
+    pub(crate) fn doubt_if_listed(&mut self, dir: NodeId, name: &Name, id: Option<NodeId>) {
+        let Some(directory) = self.dirs.get(&dir.ino) else { return };
+        let listed = directory.listed(self.key.cookie(name.as_bytes()), name);
+        if listed.is_some_and(|child| child.map(|child| child.id) != id) {
+            self.doubt_order(dir);
+        }
     }
 
     /// A recall went by while an own change of a directory was under way, and which of the two came first

@@ -152,3 +152,20 @@ fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() 
     assert_eq!(look(&mut cache, names[2]), None);
     assert!(!calls(&mut cache).is_empty());
 }
+
+/// It was made before that grant was given and its answer came without one; who looked it up meanwhile was told so, without a
+/// grant too.
+#[test]
+fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
+    let (mut cache, names) = (cache(Config::default()), names());
+    let change = mknod(&mut cache, 2, names[2]);
+    let looked = ask(&mut cache, 3, Op::Lookup { dir: 1, name: name(names[2]) });
+    let listing = ask(&mut cache, 1, Op::OpenDir { ino: 1 });
+    arrives(&mut cache, listing, part(&names[..2], false));
+    arrives(&mut cache, listing, part(&names[3..], true));
+    let Response { result: Ok(Reply::Made { entry, .. }), .. } = made() else { panic!("it is made") };
+    arrives(&mut cache, looked, Response::plain(Ok(Reply::Looked(Some(entry)))));
+    arrives(&mut cache, change, made());
+    assert_eq!(answers(&mut cache).len(), 3);
+    assert_eq!(look(&mut cache, names[2]), None);
+}
