@@ -90,14 +90,15 @@ impl Cache {
         below.into_iter().for_each(|ino| self.keep_open(ino));
     }
 
-    /// Before an own change takes a name from what is open, or moves a file to another directory: the kernel believes in its
-    /// attributes under the grant on that name, and goes on doing so when it is gone (`fuse_entry_unlinked`), where no recall
-    /// would speak of them. It forgets them, and is told no others for any time while the change is out.
+    /// Before an own change takes a name from what is open, or moves a file: the kernel believes in its attributes under the grant on
+    /// that name, and goes on doing so when it is gone (`fuse_entry_unlinked`), where no recall would speak of them; and others may
+    /// change a file by its new name before it is heard that it has it. It forgets them, and is told no others for any time
+    /// while the change is out.
     pub(crate) fn let_leave(&mut self, purpose: &Purpose) -> [Option<u64>; 2] {
         let leaving = match purpose {
             Purpose::Remove { dir, name } => [self.open_at(*dir, name), None],
             Purpose::Rename { from, name, to, new_name, .. } => {
-                let moved = (from != to).then(|| self.child_at(*from, name)).flatten();
+                let moved = self.child_at(*from, name);
                 [
                     moved.filter(|ino| self.inodes.get(ino).is_some_and(|i| i.lookups > 0)),
                     self.open_at(*to, new_name),

@@ -196,7 +196,8 @@ impl Cache {
         stale
     }
 
-    /// Whether a file is known to be under another name of that directory, and not under this one.
+    /// Whether a file is known to be under another name of that directory, and not under this one. One that is being moved may
+    /// be there by now.
     fn lies_elsewhere(&self, now: Time, file: NodeId, dir: NodeId, name: &Name) -> bool {
         let lives = |d: &&Directory| d.id == dir && d.held.is_some_and(|held| held.lives(now));
         let Some(directory) = self.dirs.get(&dir.ino).filter(lives) else { return false };
@@ -206,7 +207,8 @@ impl Cache {
         };
         let home = self.inodes.get(&file.ino).and_then(|inode| inode.home.as_ref());
         let home = home.filter(|(at, home)| *at == dir.ino && home != name);
-        home.is_some_and(|(_, home)| leads_there(home)) && !leads_there(name)
+        let stays = |home: &Name| leads_there(home) && !self.names_under_way(dir.ino).contains(home);
+        home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
     }
 
     /// The same without pages of files.

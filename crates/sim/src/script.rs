@@ -80,7 +80,7 @@ impl Script {
     /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
     /// `A cut`, `A mend`, `A lapse`, `A free-locks`, `A restore kept|forgotten`, `A hold` (kernel notifications wait, but for those that go first),
     /// `A sleep` (all of them), `A forget`, `A drops slowly|fast` (pages), `A workers N` (droppings that may be stuck), `A mounts-below`,
-    /// `A interrupt` (by a fatal signal), `A signal`, `A kernel`;
+    /// `A interrupt` (by a fatal signal), `A signal`, `A kernel [attributes]`;
     /// `A open|open-ro PATH` and then `A read|store|msync|lock|lock-wait|unlock|flush|close PATH` (`store`: into a map) and `A write PATH
     /// [TEXT [OFFSET]]`; `A truth PATH`: what the file holds; `A page PATH`: what A's kernel has of it.
     fn step(&mut self, words: &[&str]) {
@@ -230,6 +230,7 @@ impl Script {
             ["forget"] => self.world.let_invalidate(at),
             ["mounts-below"] => self.world.mount_below(at),
             ["kernel"] => self.show_kernel(at),
+            ["kernel", "attributes"] => self.show_attributes(at),
             ["page", path] => {
                 let ino = self.inos[&(at, self.open[&(at, (*path).to_owned())])];
                 let page = client.kernel.kept.pages().find(|(of, _)| *of == ino);
@@ -363,6 +364,16 @@ impl Script {
         }
         if lines.is_empty() {
             lines.push(format!("{}'s kernel believes nothing", name_of(at)));
+        }
+        self.world.trace.extend(lines);
+    }
+
+    fn show_attributes(&mut self, at: usize) {
+        let client = &self.world.clients[at];
+        let mut lines = Vec::new();
+        for believed in client.kernel.attrs(self.world.now) {
+            let (ino, size) = (believed.id.ino, believed.attr.size);
+            lines.push(format!("{}'s kernel believes that {ino} has size {size}", name_of(at)));
         }
         self.world.trace.extend(lines);
     }
