@@ -1,5 +1,7 @@
-//! What a call that is out has missed.
+//! What a call that is out has missed, and is told of.
 
+use super::Flight;
+use crate::cache::Cache;
 use crate::rows::Child;
 use nigh_types::{Covers, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,6 +83,84 @@ impl Seen {
     pub fn forget_name(&mut self, dir: u64, name: &Name) {
         if let Some(names) = self.names.get_mut(&dir) {
             names.remove(name);
+        }
+    }
+}
+
+impl Cache {
+    /// Names of a directory that own changes under way bind or unbind.
+    pub(crate) fn names_under_way(&self, dir: u64) -> Vec<Name> {
+        let touched = self.flights.values().flat_map(|f| f.purpose.names());
+        touched.filter(|(d, _)| *d == dir).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// A name was learned while own changes of it are under way: their answers may be older.
+    pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
+        for flight in self.flights.values_mut() {
+            if flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name) {
+                flight.seen.put_name(
+                    dir,
+                    name,
+                    Learned { child: child.cloned(), own: None, until_gap: None },
+                );
+            }
+        }
+    }
+
+    /// The same for attributes.
+    pub(crate) fn mark_attr_under_way(&mut self, ino: u64) {
+        for flight in self.flights.values_mut().filter(|f| f.sequence.is_some()) {
+            flight.seen.inodes.push(ino);
+        }
+    }
+
+    /// Marks what an own mutation changed in every other call in flight.
+    pub(crate) fn mark_inode(&mut self, ino: u64) {
+        self.drop_expired(ino);
+        self.space = None;
+        for flight in self.flights.values_mut() {
+            flight.seen.inodes.push(ino);
+        }
+    }
+
+    /// The gaps of a directory whose names are granted, and were when that change was sent, without a break: what others
+    /// made of them meanwhile was told.
+    fn held_since_sent(&self, change: &Flight, dir: u64) -> Option<u64> {
+        let directory = self.dirs.get(&dir).filter(|_| !change.seen.granted.contains(&dir))?;
+        directory.held.filter(|held| held.recallable && held.lives(self.clock)).map(|_| directory.gaps)
+    }
+
+    /// Whether what was learned of a name while an own change of it was out says otherwise, and which of the two is the later cannot be
+    /// told: another own change made that of it, or others may have.
+    pub(crate) fn is_change_in_doubt(
+        &self,
+        change: &Flight,
+        dir: u64,
+        name: &Name,
+        id: Option<NodeId>,
+    ) -> bool {
+        let own = change.seen.name(dir, name).and_then(|learned| learned.own);
+        let by_others = change.crossed(dir, name, id) && self.held_since_sent(change, dir).is_none();
+        by_others || own.is_some_and(|own| own != id)
+    }
+
+    /// Not if the directory was recalled since: then calls sent later know better.
+    pub(crate) fn mark_name(&mut self, by: &Flight, dir: u64, name: &Name, child: Option<&Child>) {
+        self.drop_expired_names(dir);
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.version += 1;
+        }
+        if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
+            return;
+        }
+        let until_gap = self.held_since_sent(by, dir);
+        let own = Some(child.map(|child| child.id));
+        let learned = Learned { child: child.cloned(), own, until_gap };
+        for flight in self.flights.values_mut() {
+            if flight.sequence.is_none() {
+                flight.seen.forget_pushed(dir, name);
+            }
+            flight.seen.put_name(dir, name, learned.clone());
         }
     }
 }
