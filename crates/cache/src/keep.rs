@@ -97,12 +97,13 @@ impl Cache {
     pub(crate) fn let_leave(&mut self, purpose: &Purpose) -> [Option<u64>; 2] {
         let leaving = match purpose {
             Purpose::Remove { dir, name } => [self.open_at(*dir, name), None],
-            Purpose::Rename { from, name, to, new_name, .. } => {
-                let moved = self.child_at(*from, name);
-                [
-                    moved.filter(|ino| self.inodes.get(ino).is_some_and(|i| i.lookups > 0)),
-                    self.open_at(*to, new_name),
-                ]
+            Purpose::Rename { from, name, to, new_name, exchange } => {
+                let moved = |dir: u64, name: &Name| {
+                    let child = self.child_at(dir, name);
+                    child.filter(|ino| self.inodes.get(ino).is_some_and(|inode| inode.lookups > 0))
+                };
+                let other = if *exchange { moved(*to, new_name) } else { None };
+                [moved(*from, name), other.or_else(|| self.open_at(*to, new_name))]
             }
             _ => [None; 2],
         };
@@ -141,7 +142,10 @@ mod tests {
     use crate::lookup::tests::{T0, cache};
     use crate::op::Caller;
     use crate::{Config, Fh, Op};
-    use nigh_types::{Access, Attr, Entry, Event, NodeId, OpId, Reply, Response, SetAttr};
+    use nigh_types::{
+        Access, Attr, Covers, Entry, Event, Grant, GrantId, Mode, NodeId, OpId, Reply, Response, SetAttr,
+        Term,
+    };
 
     fn calls(cache: &mut Cache) -> Vec<(CallId, Call)> {
         let mut calls = Vec::new();
@@ -271,5 +275,48 @@ mod tests {
         assert_eq!(released(&mut cache), [Handle(2)]);
         cache.handle_forget(7, 1);
         assert_eq!(released(&mut cache), [pin]);
+    }
+
+    /// Others may change either by its new name before it is heard that they have been exchanged.
+    #[test]
+    fn of_what_is_exchanged_nothing_is_believed_while_that_is_out() {
+        let mut cache = cache(Config::default());
+        let name = |name: &[u8]| Name::new(name).unwrap();
+        let node = NodeId { ino: 1, generation: 1 };
+        let (id, covers, mode, term) = (GrantId(1), Covers::Names, Mode::Read, Term::Session);
+        let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
+        for (text, ino) in [(b"f", 7), (b"g", 8)] {
+            let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: name(text) });
+            let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+            let entry = Entry { id: NodeId { ino, generation: 1 }, attr, target: None, no_xattrs: true };
+            let response =
+                Response { grants: vec![grant], ..Response::plain(Ok(Reply::Looked(Some(entry)))) };
+            cache.handle_event(T0, Event::Response { call: looked, response });
+        }
+        assert_eq!(calls(&mut cache), []);
+        let list = || Op::ListXattr { ino: 8, size: 0 };
+        assert!(cache.handle_op(T0, OpId(2), Caller::default(), list()).is_some());
+        let rename = Op::Rename {
+            from: 1,
+            name: name(b"f"),
+            to: 1,
+            new_name: name(b"g"),
+            no_replace: false,
+            exchange: true,
+        };
+        assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), rename), None);
+        let mut stale = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Invalidate { stale: more, .. } => stale.extend(more),
+                Output::Call { call, .. } => break assert!(matches!(call, Call::Rename { .. }), "{call:?}"),
+                _ => {}
+            }
+        }
+        assert!(
+            stale.contains(&Stale::Attr { ino: 7 }) && stale.contains(&Stale::Attr { ino: 8 }),
+            "{stale:?}"
+        );
+        assert_eq!(cache.handle_op(T0, OpId(4), Caller::default(), list()), None);
     }
 }
