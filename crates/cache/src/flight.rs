@@ -159,6 +159,11 @@ impl Purpose {
         )
     }
 
+    /// Whether it is to know what has happened since it was sent. (A lock may be waited for for hours.)
+    pub(crate) fn minds(&self) -> bool {
+        !matches!(self, Purpose::Lock { .. })
+    }
+
     /// The names that a change binds or unbinds.
     pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {

@@ -30,7 +30,7 @@ impl Cache {
     pub(crate) fn handle_recall(&mut self, recall: Recall) {
         self.counters.recalled += 1;
         tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);
-        for flight in self.flights.values_mut() {
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.minds()) {
             flight.seen.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {

@@ -118,7 +118,7 @@ impl Cache {
     pub(crate) fn mark_inode(&mut self, ino: u64) {
         self.drop_expired(ino);
         self.space = None;
-        for flight in self.flights.values_mut() {
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.minds()) {
             flight.seen.inodes.push(ino);
         }
     }
