@@ -223,7 +223,7 @@ impl Cache {
             grants.iter().filter(|g| g.covers == Covers::Inode).map(|g| (g.node, g)).collect();
         let (from, to) = self.part_range(dir, entries, last);
         let under_way = self.names_under_way(dir);
-        let mut stale = Vec::new();
+        let (mut stale, mut all_taken) = (Vec::new(), true);
         for (name, told) in entries {
             let id = told.child.id;
             let cookie = self.key.cookie(name.as_bytes());
@@ -233,10 +233,8 @@ impl Cache {
                 continue;
             }
             let agrees = own_change.is_none_or(|own| own.child.as_ref().is_some_and(|child| child.id == id));
-            if !agrees && self.is_later(flight, dir, name) {
-                continue;
-            }
-            if self.is_known_better(&flight.seen, dir, name) {
+            if !agrees && self.is_later(flight, dir, name) || self.is_known_better(&flight.seen, dir, name) {
+                all_taken = false;
                 continue;
             }
             let mut child = told.child.clone();
@@ -261,7 +259,7 @@ impl Cache {
                 stale.extend(self.displaced((dir, name), old.as_ref(), Some(id)));
             }
         }
-        stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), &under_way));
+        stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), (&under_way, all_taken)));
         if self.config.level.may_keep_pages() && !stale.is_empty() {
             self.invalidate(stale, None);
         }

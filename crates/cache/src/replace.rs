@@ -103,11 +103,11 @@ impl Cache {
         flight: &Flight,
         entries: &[(Name, Told)],
         (from, to): (Cookie, Cookie),
-        under_way: &[Name],
+        (under_way, all_taken): (&[Name], bool),
     ) -> Vec<Stale> {
         let Some(directory) = self.dirs.get(&dir) else { return Vec::new() };
         let rows = || directory.rows.after(from).take_while(|row| row.cookie <= to);
-        if rows().filter(|row| row.child.is_some()).count() == entries.len() {
+        if all_taken && rows().filter(|row| row.child.is_some()).count() == entries.len() {
             return Vec::new();
         }
         let listed: FxHashSet<&[u8]> = entries.iter().map(|(name, _)| name.as_bytes()).collect();
