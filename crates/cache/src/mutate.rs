@@ -108,8 +108,10 @@ impl Cache {
     fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
         let granted =
             flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
-        // Others may have made something in it by now.
-        let granted = granted.filter(|_| !flight.seen.was_pushed_in(entry.id.ino));
+        // Others may have made something in it by now, and so may we where its maker did not wait.
+        let ino = entry.id.ino;
+        let is_empty = !flight.seen.was_pushed_in(ino) && flight.seen.own_names(ino).next().is_none();
+        let granted = granted.filter(|_| is_empty && !self.is_changing(ino));
         let held = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let directory = self.directory(entry.id);

@@ -207,7 +207,7 @@ impl Cache {
         };
         let home = self.inodes.get(&file.ino).and_then(|inode| inode.home.as_ref());
         let home = home.filter(|(at, home)| *at == dir.ino && home != name);
-        let stays = |home: &Name| leads_there(home) && !self.names_under_way(dir.ino).contains(home);
+        let stays = |home: &Name| leads_there(home) && !self.is_under_way(dir.ino, home);
         home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
     }
 

@@ -95,6 +95,17 @@ impl Cache {
     }
 
     /// A name was learned while own changes of it are under way: their answers may be older.
+    /// Whether own changes of that name are.
+    pub(crate) fn is_under_way(&self, dir: u64, name: &Name) -> bool {
+        let touches = |flight: &Flight| flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name);
+        self.flights.values().any(touches)
+    }
+
+    /// Whether own changes of names of that directory are.
+    pub(crate) fn is_changing(&self, dir: u64) -> bool {
+        self.flights.values().any(|flight| flight.purpose.names().iter().any(|(d, _)| *d == dir))
+    }
+
     pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
         for flight in self.flights.values_mut() {
             if flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name) {
