@@ -486,7 +486,7 @@ impl Cache {
         let factor = 4_u64.saturating_pow(watched.tries.min(6));
         watched.due = now.after(Span(FIRST_LOOK.0.saturating_mul(factor).min(CONTENDED.0)));
         if watched.tries >= UNGRANTED && rows.there() <= MOST_NAMES {
-            let skipped = flight.seen.own_names(dir).cloned().collect();
+            let skipped = flight.seen.own_names(dir).map(|(name, _)| name.clone()).collect();
             let rows = rows.iter().filter_map(|row| {
                 seen(row).map(|(name, seen)| {
                     let older = flight.seen.inodes.contains(&seen.id.ino);

@@ -177,11 +177,10 @@ impl Cache {
     /// the two came first cannot be told.
     fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Told)], last: bool) -> bool {
         let (from, to) = self.part_range(dir, entries, last);
-        let cookie = |name: &Name| self.key.cookie(name.as_bytes());
-        let here = |name: &&Name| from < cookie(name) && cookie(name) <= to;
-        flight.seen.own_names(dir).filter(here).any(|name| {
+        let mut here = flight.seen.own_names(dir).filter(|(_, own)| from < own.cookie && own.cookie <= to);
+        here.any(|(name, own)| {
             let listed = entries.iter().find(|(n, _)| n == name).map(|(_, told)| told.child.id);
-            let known = flight.seen.name(dir, name).and_then(|own| own.child.as_ref().map(|child| child.id));
+            let known = own.child.as_ref().map(|child| child.id);
             listed != known && !self.is_later(flight, dir, name)
         })
     }

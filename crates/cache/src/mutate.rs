@@ -58,8 +58,9 @@ impl Cache {
         // A further link: the row that named it alone must not go on answering for it.
         self.forget_attr(entry.id.ino);
         self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
+        let since = self.held_since_sent(flight, dir);
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
-        self.mark_name(flight, dir, name, Some(&Child::new(&entry)));
+        self.mark_name(flight, (dir, name), Some(&Child::new(&entry)), since);
         self.mark_inode(dir);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).put_target(entry.target.clone());
@@ -200,10 +201,11 @@ impl Cache {
     }
 
     fn unbind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), response: &Response) {
+        let since = self.held_since_sent(flight, dir);
         if let Some(dir_id) = self.id_of(dir) {
             self.learn_name(now, flight, dir_id, name, None, &response.grants);
         }
-        self.mark_name(flight, dir, name, None);
+        self.mark_name(flight, (dir, name), None, since);
     }
 
     /// An inode has lost the name that led to it.
@@ -419,7 +421,8 @@ impl Cache {
         child: Option<Child>,
         grants: &[Grant],
     ) {
-        self.mark_name(flight, dir, name, child.as_ref());
+        let since = self.held_since_sent(flight, dir);
+        self.mark_name(flight, (dir, name), child.as_ref(), since);
         let pushed = flight.seen.is_pushed(dir, name);
         let crossed =
             pushed || self.is_change_in_doubt(flight, dir, name, child.as_ref().map(|child| child.id));

@@ -3,12 +3,13 @@
 use super::Flight;
 use crate::cache::Cache;
 use crate::rows::Child;
-use nigh_types::{Covers, Name, NodeId};
+use nigh_types::{Cookie, Covers, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What became of a name, as far as was learned.
 #[derive(Clone, Debug)]
 pub(crate) struct Learned {
+    pub cookie: Cookie,
     /// What it leads to now.
     pub child: Option<Child>,
     /// What the latest own change that was answered made of it; else others were asked.
@@ -68,8 +69,8 @@ impl Seen {
     }
 
     /// Names of a directory that own mutations bound or unbound.
-    pub fn own_names(&self, dir: u64) -> impl Iterator<Item = &Name> {
-        self.names.get(&dir).into_iter().flat_map(BTreeMap::keys)
+    pub fn own_names(&self, dir: u64) -> impl Iterator<Item = (&Name, &Learned)> {
+        self.names.get(&dir).into_iter().flatten()
     }
 
     pub fn put_name(&mut self, dir: u64, name: &Name, learned: Learned) {
@@ -94,7 +95,6 @@ impl Cache {
         touched.filter(|(d, _)| *d == dir).map(|(_, name)| name.clone()).collect()
     }
 
-    /// A name was learned while own changes of it are under way: their answers may be older.
     /// Whether own changes of that name are.
     pub(crate) fn is_under_way(&self, dir: u64, name: &Name) -> bool {
         let touches = |flight: &Flight| flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name);
@@ -106,13 +106,15 @@ impl Cache {
         self.flights.values().any(|flight| flight.purpose.names().iter().any(|(d, _)| *d == dir))
     }
 
+    /// A name was learned while own changes of it are under way: their answers may be older.
     pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
+        let cookie = self.key.cookie(name.as_bytes());
         for flight in self.flights.values_mut() {
             if flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name) {
                 flight.seen.put_name(
                     dir,
                     name,
-                    Learned { child: child.cloned(), own: None, until_gap: None },
+                    Learned { cookie, child: child.cloned(), own: None, until_gap: None },
                 );
             }
         }
@@ -136,7 +138,7 @@ impl Cache {
 
     /// The gaps of a directory whose names are granted, and were when that change was sent, without a break: what others
     /// made of them meanwhile was told.
-    fn held_since_sent(&self, change: &Flight, dir: u64) -> Option<u64> {
+    pub(crate) fn held_since_sent(&self, change: &Flight, dir: u64) -> Option<u64> {
         let directory = self.dirs.get(&dir).filter(|_| !change.seen.granted.contains(&dir))?;
         directory.held.filter(|held| held.recallable && held.lives(self.clock)).map(|_| directory.gaps)
     }
@@ -155,8 +157,15 @@ impl Cache {
         by_others || own.is_some_and(|own| own != id)
     }
 
-    /// Not if the directory was recalled since: then calls sent later know better.
-    pub(crate) fn mark_name(&mut self, by: &Flight, dir: u64, name: &Name, child: Option<&Child>) {
+    /// Not if the directory was recalled since: then calls sent later know better. `until_gap`: see
+    /// [`Cache::held_since_sent`], before anything was learned of that change.
+    pub(crate) fn mark_name(
+        &mut self,
+        by: &Flight,
+        (dir, name): (u64, &Name),
+        child: Option<&Child>,
+        until_gap: Option<u64>,
+    ) {
         self.drop_expired_names(dir);
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.version += 1;
@@ -164,10 +173,10 @@ impl Cache {
         if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
             return;
         }
-        let until_gap = self.held_since_sent(by, dir);
         let own = Some(child.map(|child| child.id));
-        let learned = Learned { child: child.cloned(), own, until_gap };
-        for flight in self.flights.values_mut() {
+        let learned =
+            Learned { cookie: self.key.cookie(name.as_bytes()), child: child.cloned(), own, until_gap };
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.minds()) {
             if flight.sequence.is_none() {
                 flight.seen.forget_pushed(dir, name);
             }
