@@ -13,7 +13,7 @@ impl Cache {
     /// The attributes of an inode and the grant that they stand under.
     pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
-        if self.holds.has_inode(id.ino) || self.overlay.is_leaving(id.ino) {
+        if self.is_withheld(id.ino) {
             return None;
         }
         if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
@@ -29,8 +29,7 @@ impl Cache {
 
     /// The same, for a child found in its directory's row.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
-        let is_held = self.holds.has_inode(child.id.ino) || self.overlay.is_leaving(child.id.ino);
-        if is_held || self.knows_another(child.id) {
+        if self.is_withheld(child.id.ino) || self.knows_another(child.id) {
             return None;
         }
         if child.attr_known && child.attr().covered_by_parent() {
@@ -38,6 +37,12 @@ impl Cache {
         }
         let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
         inode.own.filter(|(_, held)| held.lives(now))
+    }
+
+    /// Whether what is known of an inode is served to nobody: others are about to change it, or an own change that is out
+    /// takes it from its name.
+    pub(crate) fn is_withheld(&self, ino: u64) -> bool {
+        self.holds.has_inode(ino) || self.overlay.is_leaving(ino)
     }
 
     /// The record of an inode, made if there is none. Where another inode had its number, all facts about

@@ -68,7 +68,7 @@ impl Cache {
 
     /// Whether the directory's listing, or the making of the inode, said that there are none.
     fn has_no_xattrs(&self, now: Time, id: NodeId) -> bool {
-        if self.holds.has_inode(id.ino) || self.overlay.is_leaving(id.ino) {
+        if self.is_withheld(id.ino) {
             return false;
         }
         let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return false };
