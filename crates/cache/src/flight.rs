@@ -10,7 +10,7 @@ use nigh_types::{
 
 mod seen;
 
-pub(crate) use seen::Seen;
+pub(crate) use seen::{Learned, Seen};
 
 /// What a call's reply is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -172,6 +172,16 @@ impl Purpose {
             _ => Vec::new(),
         }
     }
+
+    /// Whether that is one of them.
+    pub(crate) fn binds(&self, dir: u64, name: &Name) -> bool {
+        self.names().contains(&(dir, name))
+    }
+
+    /// Whether one of them is of that directory.
+    pub(crate) fn binds_in(&self, dir: u64) -> bool {
+        self.names().iter().any(|(of, _)| *of == dir)
+    }
 }
 
 /// A file about to be open.
@@ -296,7 +306,7 @@ impl Flight {
 
     /// Whether what was learned of a name since this call was sent is something else than `id`.
     pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
-        self.seen.name(dir, name).is_some_and(|learned| learned.child.as_ref().map(|c| c.id) != id)
+        self.seen.name(dir, name).is_some_and(|learned| learned.id != id)
     }
 
     /// Whether the answer to a change may be older than the grant on a directory's names: that was given since, and none came with it.

@@ -1,7 +1,7 @@
 //! Listings as they arrive, part by part.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose, Want};
+use crate::flight::{Flight, Learned, Purpose, Want};
 use crate::grants::Held;
 use crate::op::{Answer, Fh, Op};
 use crate::rows::Child;
@@ -180,23 +180,17 @@ impl Cache {
         let mut here = flight.seen.own_names(dir).filter(|(_, own)| from < own.cookie && own.cookie <= to);
         here.any(|(name, own)| {
             let listed = entries.iter().find(|(n, _)| n == name).map(|(_, told)| told.child.id);
-            let known = own.child.as_ref().map(|child| child.id);
-            listed != known && !self.is_later(flight, dir, name)
+            listed != own.id && !self.is_later(own, (dir, name))
         })
     }
 
     /// Whether an own change of a name is later than what a listing says otherwise: nobody else has changed it under the
     /// grant, and its row says what the change made of it.
-    fn is_later(&self, flight: &Flight, dir: u64, name: &Name) -> bool {
-        let (Some(own), Some(directory)) = (flight.seen.name(dir, name), self.dirs.get(&dir)) else {
-            return false;
-        };
+    fn is_later(&self, own: &Learned, (dir, name): (u64, &Name)) -> bool {
+        let Some(directory) = self.dirs.get(&dir) else { return false };
         let lives = directory.held.is_some_and(|held| held.recallable && held.lives(self.clock));
-        let child = own.child.as_ref().map(|child| child.id);
-        let listed = directory.listed(self.key.cookie(name.as_bytes()), name);
-        lives
-            && own.until_gap == Some(directory.gaps)
-            && listed.is_some_and(|listed| listed.map(|child| child.id) == child)
+        let listed = directory.listed(own.cookie, name).map(|listed| listed.map(|child| child.id));
+        lives && own.until_gap == Some(directory.gaps) && listed == Some(own.id)
     }
 
     /// A listing that cannot be told to be older or newer than an own change serves nobody: who waits for it
@@ -231,8 +225,10 @@ impl Cache {
             if own_change.is_some() && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
                 continue;
             }
-            let agrees = own_change.is_none_or(|own| own.child.as_ref().is_some_and(|child| child.id == id));
-            if !agrees && self.is_later(flight, dir, name) || self.is_known_better(&flight.seen, dir, name) {
+            let later = own_change.filter(|own| own.id != Some(id));
+            if later.is_some_and(|own| self.is_later(own, (dir, name)))
+                || self.is_known_better(&flight.seen, dir, name)
+            {
                 all_taken = false;
                 continue;
             }
@@ -265,7 +261,7 @@ impl Cache {
         for name in under_way {
             let cookie = self.key.cookie(name.as_bytes());
             if from < cookie && cookie <= to {
-                let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, told)| &told.child);
+                let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, told)| told.child.id);
                 self.mark_under_way(dir, &name, listed);
             }
         }

@@ -58,9 +58,8 @@ impl Cache {
         // A further link: the row that named it alone must not go on answering for it.
         self.forget_attr(entry.id.ino);
         self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
-        let since = self.held_since_sent(flight, dir);
+        self.mark_name(flight, (dir, name), Some(entry.id));
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
-        self.mark_name(flight, (dir, name), Some(&Child::new(&entry)), since);
         self.mark_inode(dir);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         self.inode(entry.id).put_target(entry.target.clone());
@@ -201,11 +200,10 @@ impl Cache {
     }
 
     fn unbind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), response: &Response) {
-        let since = self.held_since_sent(flight, dir);
+        self.mark_name(flight, (dir, name), None);
         if let Some(dir_id) = self.id_of(dir) {
             self.learn_name(now, flight, dir_id, name, None, &response.grants);
         }
-        self.mark_name(flight, (dir, name), None, since);
     }
 
     /// An inode has lost the name that led to it.
@@ -421,16 +419,14 @@ impl Cache {
         child: Option<Child>,
         grants: &[Grant],
     ) {
-        let since = self.held_since_sent(flight, dir);
-        self.mark_name(flight, (dir, name), child.as_ref(), since);
+        let leads_to = child.as_ref().map(|child| child.id);
+        self.mark_name(flight, (dir, name), leads_to);
         let pushed = flight.seen.is_pushed(dir, name);
-        let crossed =
-            pushed || self.is_change_in_doubt(flight, dir, name, child.as_ref().map(|child| child.id));
+        let crossed = pushed || self.is_change_in_doubt(flight, dir, name, leads_to);
         if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, Covers::Names)) {
             return self.doubt_order(id);
         }
         if let Some(id) = self.id_of(dir) {
-            let leads_to = child.as_ref().map(|child| child.id);
             self.learn_single(now, flight, id, (name, leads_to), grants);
             if flight.may_precede_names(id, grants) {
                 return self.doubt_if_listed(id, name, leads_to);

@@ -56,7 +56,7 @@ impl Cache {
             return None;
         }
         if flight.sequence.is_none() {
-            self.mark_under_way(dir.ino, name, entry.map(Child::new).as_ref());
+            self.mark_under_way(dir.ino, name, id);
         }
         let single = self.learn_single(now, flight, dir, (name, id), grants);
         if flight.sequence.is_none() && single.is_some() {

@@ -343,7 +343,7 @@ impl Cache {
     fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) {
         let child = entry.map(Child::new);
         tracing::trace!(target: "nigh::commit", dir = dir.ino, name = %name.as_bytes().escape_ascii(), there = child.is_some());
-        self.mark_under_way(dir.ino, name, child.as_ref());
+        self.mark_under_way(dir.ino, name, entry.map(|entry| entry.id));
         if let Some(entry) = entry {
             self.mark_told(entry.id.ino);
             self.mark_attr_under_way(entry.id.ino);

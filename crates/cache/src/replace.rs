@@ -53,7 +53,7 @@ impl Cache {
     /// A grant on a directory's names begins where there was none: own changes of it that are out may have been made before.
     pub(crate) fn names_begin(&mut self, dir: u64) {
         for flight in self.flights.values_mut().filter(|flight| flight.sequence.is_some()) {
-            if flight.purpose.names().iter().any(|(of, _)| *of == dir) {
+            if flight.purpose.binds_in(dir) {
                 flight.seen.granted.insert(dir);
             }
         }

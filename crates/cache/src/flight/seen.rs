@@ -2,16 +2,15 @@
 
 use super::Flight;
 use crate::cache::Cache;
-use crate::rows::Child;
 use nigh_types::{Cookie, Covers, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What became of a name, as far as was learned.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Learned {
     pub cookie: Cookie,
     /// What it leads to now.
-    pub child: Option<Child>,
+    pub id: Option<NodeId>,
     /// What the latest own change that was answered made of it; else others were asked.
     pub own: Option<Option<NodeId>>,
     /// A grant on its directory's names lived from before that change was sent, and lives until the directory has more
@@ -40,7 +39,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     pub fn is_empty(&self) -> bool {
-        let own = self.inodes.is_empty() && self.names.values().all(BTreeMap::is_empty);
+        let own = self.inodes.is_empty() && self.names.is_empty();
         !self.lapsed && self.recalled.is_empty() && own && self.pushed.is_empty() && self.told.is_empty()
     }
 
@@ -51,12 +50,7 @@ impl Seen {
 
     /// An own change of that name is the later.
     pub(super) fn forget_pushed(&mut self, dir: u64, name: &Name) {
-        if let Some(names) = self.pushed.get_mut(&dir) {
-            names.remove(name);
-            if names.is_empty() {
-                self.pushed.remove(&dir);
-            }
-        }
+        forget(&mut self.pushed, dir, name);
     }
 
     /// Whether others changed a name of that directory.
@@ -73,17 +67,24 @@ impl Seen {
         self.names.get(&dir).into_iter().flatten()
     }
 
+    /// What an own change made of it stays known.
     pub fn put_name(&mut self, dir: u64, name: &Name, learned: Learned) {
-        let old = self.names.entry(dir).or_default().insert(name.clone(), learned);
-        if let Some(learned) = self.names.get_mut(&dir).and_then(|names| names.get_mut(name)) {
-            learned.own = learned.own.or_else(|| old?.own);
-        }
+        let names = self.names.entry(dir).or_default();
+        let own = learned.own.or_else(|| names.get(name)?.own);
+        names.insert(name.clone(), Learned { own, ..learned });
     }
 
     /// Others changed that name later.
     pub fn forget_name(&mut self, dir: u64, name: &Name) {
-        if let Some(names) = self.names.get_mut(&dir) {
-            names.remove(name);
+        forget(&mut self.names, dir, name);
+    }
+}
+
+fn forget<T>(of: &mut BTreeMap<u64, BTreeMap<Name, T>>, dir: u64, name: &Name) {
+    if let Some(names) = of.get_mut(&dir) {
+        names.remove(name);
+        if names.is_empty() {
+            of.remove(&dir);
         }
     }
 }
@@ -97,26 +98,19 @@ impl Cache {
 
     /// Whether own changes of that name are.
     pub(crate) fn is_under_way(&self, dir: u64, name: &Name) -> bool {
-        let touches = |flight: &Flight| flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name);
-        self.flights.values().any(touches)
+        self.flights.values().any(|flight| flight.purpose.binds(dir, name))
     }
 
     /// Whether own changes of names of that directory are.
     pub(crate) fn is_changing(&self, dir: u64) -> bool {
-        self.flights.values().any(|flight| flight.purpose.names().iter().any(|(d, _)| *d == dir))
+        self.flights.values().any(|flight| flight.purpose.binds_in(dir))
     }
 
     /// A name was learned while own changes of it are under way: their answers may be older.
-    pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, child: Option<&Child>) {
-        let cookie = self.key.cookie(name.as_bytes());
-        for flight in self.flights.values_mut() {
-            if flight.purpose.names().iter().any(|(d, n)| *d == dir && *n == name) {
-                flight.seen.put_name(
-                    dir,
-                    name,
-                    Learned { cookie, child: child.cloned(), own: None, until_gap: None },
-                );
-            }
+    pub(crate) fn mark_under_way(&mut self, dir: u64, name: &Name, id: Option<NodeId>) {
+        let learned = Learned { cookie: self.key.cookie(name.as_bytes()), id, own: None, until_gap: None };
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.binds(dir, name)) {
+            flight.seen.put_name(dir, name, learned);
         }
     }
 
@@ -138,7 +132,7 @@ impl Cache {
 
     /// The gaps of a directory whose names are granted, and were when that change was sent, without a break: what others
     /// made of them meanwhile was told.
-    pub(crate) fn held_since_sent(&self, change: &Flight, dir: u64) -> Option<u64> {
+    fn held_since_sent(&self, change: &Flight, dir: u64) -> Option<u64> {
         let directory = self.dirs.get(&dir).filter(|_| !change.seen.granted.contains(&dir))?;
         directory.held.filter(|held| held.recallable && held.lives(self.clock)).map(|_| directory.gaps)
     }
@@ -157,15 +151,8 @@ impl Cache {
         by_others || own.is_some_and(|own| own != id)
     }
 
-    /// Not if the directory was recalled since: then calls sent later know better. `until_gap`: see
-    /// [`Cache::held_since_sent`], before anything was learned of that change.
-    pub(crate) fn mark_name(
-        &mut self,
-        by: &Flight,
-        (dir, name): (u64, &Name),
-        child: Option<&Child>,
-        until_gap: Option<u64>,
-    ) {
+    /// Not if the directory was recalled since: then calls sent later know better. To be said before anything is learned of that change.
+    pub(crate) fn mark_name(&mut self, by: &Flight, (dir, name): (u64, &Name), id: Option<NodeId>) {
         self.drop_expired_names(dir);
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.version += 1;
@@ -173,14 +160,13 @@ impl Cache {
         if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
             return;
         }
-        let own = Some(child.map(|child| child.id));
-        let learned =
-            Learned { cookie: self.key.cookie(name.as_bytes()), child: child.cloned(), own, until_gap };
+        let (cookie, until_gap) = (self.key.cookie(name.as_bytes()), self.held_since_sent(by, dir));
+        let learned = Learned { cookie, id, own: Some(id), until_gap };
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.minds()) {
             if flight.sequence.is_none() {
                 flight.seen.forget_pushed(dir, name);
             }
-            flight.seen.put_name(dir, name, learned.clone());
+            flight.seen.put_name(dir, name, learned);
         }
     }
 }
