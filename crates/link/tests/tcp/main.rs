@@ -1,175 +1,23 @@
 //! Connections over TCP on this machine: who is let in, who is noticed, and what strangers cost.
 
+mod house;
+mod stream;
+
+use house::House;
 use nigh_link::tcp::{Door, PATIENCE, Target, Trust};
-use nigh_link::{Kind, Link, LinkError, Lobby, Token};
+use nigh_link::{Kind, LinkError};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// A door on a port of this machine, with all who came through it.
-struct House {
-    dir: TempDir,
-    address: SocketAddr,
-    admitted: Receiver<Result<Link, LinkError>>,
-}
-
-impl House {
-    fn new(token: bool, tls: bool) -> House {
-        let dir = tempfile::tempdir().unwrap();
-        let token = token.then(|| Token::read_or_make(&dir.path().join("token")).unwrap());
-        let door = if tls {
-            Door::with_tls(&dir.path().join("server"), token).unwrap()
-        } else {
-            Door::plaintext(token)
-        };
-        House::behind(dir, door, TcpListener::bind("127.0.0.1:0").unwrap())
-    }
-
-    fn behind(dir: TempDir, door: Door, listener: TcpListener) -> House {
-        let address = listener.local_addr().unwrap();
-        let (sender, admitted) = channel();
-        let (door, lobby) = (Arc::new(door), Lobby::new(64));
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let Some(ticket) = lobby.enter(&stream) else { continue };
-                let (door, sender) = (Arc::clone(&door), sender.clone());
-                thread::spawn(move || {
-                    let admitted = door.admit(stream);
-                    drop(ticket);
-                    let _ = sender.send(admitted);
-                });
-            }
-        });
-        House { dir, address, admitted }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn target(&self) -> Target {
-        let token = self.path("token");
-        Target {
-            host: "127.0.0.1".into(),
-            port: self.address.port(),
-            trust: Trust::Known(self.path("known_servers")),
-            token: token.exists().then_some(token),
-        }
-    }
-
-    fn plain(&self) -> Target {
-        Target { trust: Trust::Plaintext, ..self.target() }
-    }
-
-    fn other_token(&self) -> PathBuf {
-        let path = self.path("other-token");
-        Token::read_or_make(&path).unwrap();
-        path
-    }
-
-    fn next(&self) -> Result<Link, LinkError> {
-        self.admitted.recv_timeout(Duration::from_secs(20)).unwrap()
-    }
-}
+use stream::exchange;
 
 fn one_line(error: &LinkError) -> String {
     let text = error.to_string();
     assert_eq!(text.lines().count(), 1, "{text}");
     text
-}
-
-/// Both directions at once, more than any buffer holds.
-fn exchange(one: &Link, two: &Link) {
-    fn bytes(seed: usize) -> Vec<u8> {
-        (0..3_000_000_usize).map(|n| u8::try_from((n * 31 + n / 977 + seed) % 251).unwrap()).collect()
-    }
-    fn read(link: &Link, expected: &[u8]) {
-        let mut all = Vec::new();
-        let mut buffer = vec![0; 100_000];
-        while all.len() < expected.len() {
-            let count = link.read(&mut buffer).unwrap();
-            assert_ne!(count, 0);
-            all.extend_from_slice(&buffer[..count]);
-        }
-        assert!(all == expected);
-    }
-    thread::scope(|scope| {
-        scope.spawn(|| one.write_all(&bytes(1)).unwrap());
-        scope.spawn(|| two.write_all(&bytes(2)).unwrap());
-        scope.spawn(|| read(one, &bytes(2)));
-        scope.spawn(|| read(two, &bytes(1)));
-    });
-}
-
-#[test]
-fn tls_carries_both_directions_at_once_and_the_key_is_known_again() {
-    let house = House::new(true, true);
-    let client = house.target().connect().unwrap();
-    assert!(client.note().unwrap().contains("sha256:"));
-    let server = house.next().unwrap();
-    assert_eq!((client.kind(), server.kind()), (Kind::Tls, Kind::Tls));
-    exchange(&client, &server);
-    client.shutdown();
-    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0);
-    let again = house.target().connect().unwrap();
-    assert_eq!(again.note(), None);
-    assert_eq!(fs::read_to_string(house.path("known_servers")).unwrap().lines().count(), 1);
-}
-
-/// What there is, and no more is waited for.
-fn read_all_now(link: &Link, size: usize) -> Vec<u8> {
-    let (mut all, mut buffer) = (Vec::new(), vec![0; size]);
-    loop {
-        match link.read_now(&mut buffer) {
-            Ok(count) => all.extend_from_slice(&buffer[..count]),
-            Err(error) => {
-                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{error}");
-                return all;
-            }
-        }
-    }
-}
-
-fn is_readable(link: &Link, within: Duration) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let within = Timespec::try_from(within).unwrap();
-    poll(&mut [PollFd::new(link, PollFlags::IN)], Some(&within)).unwrap() > 0
-}
-
-#[test]
-fn what_is_read_without_waiting_is_all_there_is_and_more_makes_the_descriptor_readable() {
-    for tls in [true, false] {
-        let house = House::new(true, tls);
-        let target = if tls { house.target() } else { house.plain() };
-        let client = target.connect().unwrap();
-        let server = house.next().unwrap();
-        let sent: Vec<u8> = (0..200_u8).cycle().take(9_000).collect();
-        for size in [7, 4096, 1 << 16] {
-            assert_eq!(read_all_now(&server, size), b"");
-            assert!(
-                !is_readable(&server, Duration::from_millis(20)),
-                "nothing was left by {kind}",
-                kind = server.kind()
-            );
-            // Several records, and less is asked for at a time than is in one.
-            sent.chunks(3_000).for_each(|part| client.write_all(part).unwrap());
-            let mut got = Vec::new();
-            while got.len() < sent.len() {
-                assert!(is_readable(&server, Duration::from_secs(10)), "{} of {}", got.len(), sent.len());
-                got.extend(read_all_now(&server, size));
-            }
-            assert!(got == sent);
-        }
-        client.shutdown();
-        assert!(is_readable(&server, Duration::from_secs(10)));
-        assert_eq!(server.read_now(&mut [0; 8]).unwrap(), 0);
-    }
 }
 
 #[test]
@@ -473,59 +321,6 @@ fn a_thousand_half_open_connections_keep_nobody_out() {
 
 fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
-}
-
-#[test]
-fn what_waits_in_either_direction_is_woken_by_shutdown() {
-    let house = House::new(true, true);
-    let client = house.target().connect().unwrap();
-    let server = house.next().unwrap();
-    let reader = client.clone();
-    let reader = thread::spawn(move || reader.read(&mut [0; 64]));
-    let writer = client.clone();
-    let writer = thread::spawn(move || while writer.write_all(&[7; 100_000]).is_ok() {});
-    thread::sleep(Duration::from_millis(200));
-    let begun = Instant::now();
-    client.shutdown();
-    assert!(matches!(reader.join().unwrap(), Ok(0) | Err(_)));
-    writer.join().unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(1));
-    drop(server);
-}
-
-#[test]
-fn what_does_not_fit_is_written_by_whoever_waits_and_nothing_twice() {
-    let house = House::new(true, true);
-    let client = house.target().connect().unwrap();
-    let server = house.next().unwrap();
-    let bytes: Vec<u8> = (0..20_000_000_u32).map(|n| (n % 253) as u8).collect();
-    let mut written = 0;
-    while let Ok(count) = client.write(&bytes[written..], false) {
-        written += count;
-    }
-    assert!(written > 0 && written < bytes.len());
-    let rest = bytes[written..].to_vec();
-    let writer = thread::spawn(move || client.write_all(&rest).map(|()| client));
-    let mut all = Vec::new();
-    let mut buffer = vec![0; 1 << 20];
-    while all.len() < bytes.len() {
-        let count = server.read(&mut buffer).unwrap();
-        assert_ne!(count, 0);
-        all.extend_from_slice(&buffer[..count]);
-    }
-    assert!(all == bytes);
-    drop(writer.join().unwrap().unwrap());
-}
-
-#[test]
-fn silence_is_told_from_the_end() {
-    let house = House::new(true, true);
-    let client = house.target().connect().unwrap();
-    let server = house.next().unwrap();
-    server.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    assert_eq!(server.read(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-    drop(client);
-    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0);
 }
 
 /// A house whose server shows a certificate for these names, signed by the authority in `ca.pem`.
