@@ -49,7 +49,7 @@ impl fmt::Display for Kind {
 ///
 /// **Contract.** One thread may read while another writes. What waits in either is woken by
 /// [`Link::shutdown`]. A write that did not take all is to be repeated with the bytes that are left,
-/// and nothing else is written before.
+/// and nothing else is written before. After an error other than `WouldBlock` every write fails.
 #[derive(Clone)]
 pub struct Link(Arc<Inner>);
 

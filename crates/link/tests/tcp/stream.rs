@@ -44,6 +44,28 @@ fn tls_carries_both_directions_at_once_and_the_key_is_known_again() {
     assert_eq!(fs::read_to_string(house.path("known_servers")).unwrap().lines().count(), 1);
 }
 
+#[test]
+fn whoever_writes_on_after_the_end_is_told_so_however_little_it_is() {
+    for (tls, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
+        let house = House::new(true, tls);
+        let target = if tls { house.target() } else { house.plain() };
+        let (client, server) = (target.connect().unwrap(), house.next().unwrap());
+        if theirs {
+            // With something unread, so that it is cut and not ended.
+            client.write_all(b"unread").unwrap();
+            drop(server);
+        } else {
+            client.shutdown();
+        }
+        let long = vec![0; 100_000];
+        while client.write_all(&long).is_ok() {}
+        for length in [1, 10, 70_000] {
+            assert!(client.write_all(&long[..length]).is_err(), "{length} bytes by {}", client.kind());
+            assert!(client.write(&long[..length], false).is_err());
+        }
+    }
+}
+
 /// What there is, and no more is waited for.
 fn read_all_now(link: &Link, size: usize) -> Vec<u8> {
     let (mut all, mut buffer) = (Vec::new(), vec![0; size]);
