@@ -152,9 +152,10 @@ fn until_seen(options: &Options, plan: &Plan, made: &Made, nth: u64) -> Result<u
 
 fn look_at_all(point: &Path, dirs: u64) -> Result<()> {
     for dir in 0..dirs {
-        for entry in fs::read_dir(point.join(format!("d{dir}")))? {
+        let dir = point.join(format!("d{dir}"));
+        for entry in fs::read_dir(&dir).with_context(|| format!("open {}", dir.display()))? {
             // One that is gone by now is gone.
-            drop(fs::metadata(entry?.path()));
+            drop(fs::metadata(entry.with_context(|| format!("list {}", dir.display()))?.path()));
         }
     }
     Ok(())
