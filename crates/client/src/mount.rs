@@ -12,6 +12,7 @@ use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
 use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
 use crate::pressure::{Pressure, give_back_freed};
+use crate::root::FirstLook;
 use crate::status::{About, Source};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
@@ -190,7 +191,11 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.run_timer()));
         let driver = Arc::clone(&self.driver);
         let expires = agreed.has(nigh_fuse::abi::flags::init::HAS_EXPIRE_ONLY);
-        self.others.push(thread::spawn(move || driver.notifier.run(&driver, expires)));
+        let first_look = FirstLook::begin(driver.mountpoint.get().cloned());
+        self.others.push(thread::spawn(move || {
+            first_look.wait();
+            driver.notifier.run(&driver, expires);
+        }));
         let (driver, interrupts) = (Arc::clone(&self.driver), Arc::clone(&self.interrupts));
         self.others.push(thread::spawn(move || interrupts.run(&driver)));
         let driver = Arc::clone(&self.driver);

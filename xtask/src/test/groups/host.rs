@@ -1,10 +1,17 @@
 //! Changes on the server's own disk are seen at once where it watches that (S9): counts and times.
 
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::restart::end_server;
+use crate::process;
+use crate::root;
 use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
@@ -12,6 +19,8 @@ use crate::test::world::{As, World};
 /// Of a hundred changes all but the slowest show within this (issue: p99).
 const P99_MS: f64 = 50.0;
 const LIMIT: Duration = Duration::from_secs(60);
+/// Mounts that begin while their root changes.
+const MOUNTS: u32 = 15;
 const LONG_LIMIT: Duration = Duration::from_secs(500);
 
 pub fn run(world: &World, tally: &mut Tally) {
@@ -25,6 +34,53 @@ pub fn run(world: &World, tally: &mut Tally) {
             tally.record(&name, start.elapsed(), result);
         }
     }
+    // Root is let in whatever the kernel knows.
+    for who in world.tester.iter().copied().chain((!root::is_root()).then_some(As::Us)) {
+        let start = Instant::now();
+        let result = root_that_changes(world, who);
+        let name = format!("host: a root that changes while its mount begins, as {}", who.name());
+        tally.record(&name, start.elapsed(), result);
+    }
+}
+
+/// Whoever is the first in a mount is let in, though the root is changed all the while.
+fn root_that_changes(world: &World, who: As) -> Result<()> {
+    let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = fs::create_dir(source.join("x")).and_then(|()| fs::remove_dir(source.join("x")));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let result = (0..MOUNTS).try_for_each(|nth| first_in(world, &source, &point, who, nth));
+        stop.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+fn first_in(world: &World, source: &Path, point: &Path, who: As, nth: u32) -> Result<()> {
+    // One that has just been started, as it has more to say at first.
+    end_server(world, who)?;
+    let mut first = world.command("sh", who);
+    let script = "until grep -q \" $1 \" /proc/self/mountinfo; do :; done; exec ls \"$1\"";
+    first.args(["-c", script, "sh"]).arg(point).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut first = first.stderr(Stdio::piped()).spawn()?;
+    let mount = Mount::new(world, source, point, &How::new(who));
+    let status = process::wait(&mut first, Duration::from_secs(20))?;
+    let mount = mount?;
+    if status.is_none() {
+        mount.abort();
+    }
+    let ended = first.wait_with_output()?;
+    ensure!(
+        status.is_some_and(|status| status.success()),
+        "mount {nth}: {} (daemon: {})",
+        String::from_utf8_lossy(&ended.stderr).trim(),
+        mount.said()
+    );
+    mount.unmount()
 }
 
 fn changes(world: &World, who: As, rate: u64) -> Result<()> {
