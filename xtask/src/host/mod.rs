@@ -63,7 +63,7 @@ impl Made {
 
 pub fn run(options: &Options) -> Result<bool> {
     let plan = Plan { dirs: options.dirs, all_kinds: options.rate > 0 };
-    plan.prepare(&options.source)?;
+    plan.prepare(&options.source).context("prepare the server's disk")?;
     look_at_all(&options.point, options.dirs)?;
     let made = Made {
         began: Instant::now(),
@@ -140,6 +140,10 @@ fn until_seen(options: &Options, plan: &Plan, made: &Made, nth: u64) -> Result<u
     loop {
         let shown = plan.shows(&options.point, nth);
         if shown {
+            return Ok(made.now().saturating_sub(at));
+        }
+        // What a later change has undone shows no more: it took at least until now.
+        if !plan.shows(&options.source, nth) {
             return Ok(made.now().saturating_sub(at));
         }
         if Instant::now() > give_up {
