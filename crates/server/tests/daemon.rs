@@ -246,6 +246,8 @@ fn strangers_who_take_all_threads_do_not_end_the_server() {
     };
     let mut old = Client::over(stream, Path::new("x"), Term::Session, 1);
     let root = Place::bare(old.session().root);
+    // It has all its threads when it answers.
+    assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());
     let strangers: Vec<_> = (0..300).map(|_| UnixStream::connect(&path)).collect();
     // The latest were accepted or dropped by now.
     std::thread::sleep(Duration::from_millis(500));
