@@ -49,7 +49,8 @@ impl fmt::Display for Kind {
 ///
 /// **Contract.** One thread may read while another writes. What waits in either is woken by
 /// [`Link::shutdown`]. A write that did not take all is to be repeated with the bytes that are left,
-/// and nothing else is written before. After an error other than `WouldBlock` every write fails.
+/// and nothing else is written before. Whoever gives one up shuts the stream down; what is written
+/// after that fails.
 #[derive(Clone)]
 pub struct Link(Arc<Inner>);
 
