@@ -61,25 +61,19 @@ pub fn signal_server(world: &World, signal: i32) -> Result<()> {
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    let server = peer(&stream)?;
-    // SAFETY: it is our own server.
-    ensure!(unsafe { libc::kill(server, signal) } == 0, "it cannot be told");
-    Ok(())
+    signal_peer(&stream, signal)
 }
 
 /// That user's server ends, if there is one that no mount needs.
 pub fn end_server(world: &World, who: As) -> Result<()> {
     let Ok(mut stream) = UnixStream::connect(world.server_socket(who)) else { return Ok(()) };
-    let server = peer(&stream)?;
-    // SAFETY: it is our own server.
-    ensure!(unsafe { libc::kill(server, libc::SIGTERM) } == 0, "it cannot be told");
+    signal_peer(&stream, libc::SIGTERM)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     while stream.read(&mut [0; 64]).context("the server does not end")? > 0 {}
     Ok(())
 }
 
-/// The process at the other end.
-fn peer(stream: &UnixStream) -> Result<libc::pid_t> {
+fn signal_peer(stream: &UnixStream, signal: i32) -> Result<()> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = libc::socklen_t::try_from(size_of_val(&peer))?;
     // SAFETY: the kernel writes at most `size` bytes into `peer`.
@@ -88,7 +82,9 @@ fn peer(stream: &UnixStream) -> Result<libc::pid_t> {
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut size)
     };
     ensure!(got == 0 && peer.pid > 1, "who serves is not known");
-    Ok(peer.pid)
+    // SAFETY: it is our own server.
+    ensure!(unsafe { libc::kill(peer.pid, signal) } == 0, "it cannot be told");
+    Ok(())
 }
 
 fn goes_on(world: &World) -> Result<()> {
