@@ -138,12 +138,8 @@ fn until_seen(options: &Options, plan: &Plan, made: &Made, nth: u64) -> Result<u
     let at = made.of(nth).context("it was made")?;
     let give_up = Instant::now() + PATIENCE;
     loop {
-        let shown = plan.shows(&options.point, nth);
-        if shown {
-            return Ok(made.now().saturating_sub(at));
-        }
         // What a later change has undone shows no more: it took at least until now.
-        if !plan.shows(&options.source, nth) {
+        if plan.shows(&options.point, nth) || !plan.shows(&options.source, nth) {
             return Ok(made.now().saturating_sub(at));
         }
         if Instant::now() > give_up {
