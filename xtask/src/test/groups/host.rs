@@ -26,7 +26,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(500);
 pub fn run(world: &World, tally: &mut Tally) {
     let mut users = vec![As::Us];
     users.extend(world.tester.filter(|who| *who != As::Us));
-    for who in users {
+    for who in users.iter().copied() {
         for (what, rate) in [("1,000 a second", 1000), ("one after the other", 0)] {
             let name = format!("host: changes on the server's disk, {what}, as {}", who.name());
             let start = Instant::now();
@@ -35,7 +35,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         }
     }
     // Root is let in whatever the kernel knows.
-    for who in world.tester.iter().copied().chain((!root::is_root()).then_some(As::Us)) {
+    for who in users.into_iter().filter(|who| *who != As::Us || !root::is_root()) {
         let start = Instant::now();
         let result = root_that_changes(world, who);
         let name = format!("host: a root that changes while its mount begins, as {}", who.name());
@@ -69,10 +69,12 @@ fn first_in(world: &World, source: &Path, point: &Path, who: As, nth: u32) -> Re
     let mut first = first.stderr(Stdio::piped()).spawn()?;
     let mount = Mount::new(world, source, point, &How::new(who));
     let status = process::wait(&mut first, Duration::from_secs(20))?;
-    let mount = mount?;
     if status.is_none() {
-        mount.abort();
+        // It waits for a mount that does not come, or in one that does not answer.
+        mount.iter().for_each(Mount::abort);
+        first.kill()?;
     }
+    let mount = mount?;
     let ended = first.wait_with_output()?;
     ensure!(
         status.is_some_and(|status| status.success()),
