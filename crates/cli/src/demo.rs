@@ -5,6 +5,7 @@ mod link;
 mod tree;
 mod work;
 
+use crate::output::print_line;
 use crate::{identity, units};
 use anyhow::{Context, Result};
 use direct::Direct;
@@ -28,13 +29,13 @@ pub fn run() -> Result<()> {
         tempfile::Builder::new().prefix("nigh-demo-").tempdir().context("making a place to work in")?;
     let tree = room.path().join("far");
     let made = tree::make(&tree)?;
-    println!(
+    print_line(&format!(
         "A tree of {} directories, {} files and {} symlinks, behind a link with a round trip of {} ms.",
         made.directories,
         made.files,
         made.symlinks,
         ROUND_TRIP.as_millis()
-    );
+    ))?;
     let server = Server::new(ServerOptions::new(room.path().join("state")))?;
     let link = link::slow(server.serve_in_process()?, ROUND_TRIP)?;
     let near = room.path().join("near");
@@ -46,17 +47,17 @@ pub fn run() -> Result<()> {
             let source = mount.source();
             let unmount =
                 Unmount { mountpoint: &near, serving: Some(std::thread::spawn(move || mount.wait())) };
-            println!(
-                "Mounted. Each figure counts what the server was asked and how often anybody waited for it.\n"
-            );
+            print_line(
+                "Mounted. Each figure counts what the server was asked and how often anybody waited for it.\n",
+            )?;
             show(&Mounted::new(&near), &made, || source.status())?;
             unmount.finish()?;
         }
         Err(why) => {
-            println!("Mounting is not possible here ({why}).");
-            println!(
-                "So the same requests go to the cache in this process, as the kernel would send them.\n"
-            );
+            print_line(&format!("Mounting is not possible here ({why})."))?;
+            print_line(
+                "So the same requests go to the cache in this process, as the kernel would send them.\n",
+            )?;
             let (mount, direct) = Direct::start(config, link.into())?;
             show(&direct, &made, || mount.status())?;
             direct.close();
@@ -121,7 +122,7 @@ impl Drop for Unmount<'_> {
 }
 
 fn show(files: &dyn Files, made: &tree::Made, status: impl Fn() -> serde_json::Value) -> Result<()> {
-    println!("{:<44} {:>10} {:>10} {:>8}", "", "time", "requests", "waits");
+    print_line(&format!("{:<44} {:>10} {:>10} {:>8}", "", "time", "requests", "waits"))?;
     let mut table = work::Table::new(status);
     table.line("list everything with attributes, first", || files.walk(made.names()))?;
     table.line("the same again", || files.walk(made.names()))?;
@@ -134,11 +135,11 @@ fn show(files: &dyn Files, made: &tree::Made, status: impl Fn() -> serde_json::V
     }
     let saved = table.saved(ROUND_TRIP);
     if !files.keeps_data() {
-        println!("(Contents are kept by the kernel, which has no part in this.)");
+        print_line("(Contents are kept by the kernel, which has no part in this.)")?;
     }
-    println!(
+    print_line(&format!(
         "\nEvery answer after the first came from memory. Asking the server each time, one by one, would have\ntaken at least {:.0} s more.",
         saved.as_secs_f64()
-    );
+    ))?;
     Ok(())
 }

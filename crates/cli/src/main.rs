@@ -7,6 +7,7 @@ mod identity;
 mod mount;
 mod ninep;
 mod options;
+mod output;
 mod passed;
 mod prefetch;
 mod serve;
@@ -25,7 +26,11 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return explain(&error),
     };
-    match run(args.command) {
+    finish(run(args.command))
+}
+
+fn finish(result: Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let usage = error.downcast_ref::<options::Usage>().is_some();
@@ -38,8 +43,7 @@ fn main() -> ExitCode {
 /// Help and version as they are; a mistake in one line.
 fn explain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        return finish(output::print(&error.to_string()));
     }
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));

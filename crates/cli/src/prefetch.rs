@@ -2,6 +2,7 @@
 //!
 //! It walks as anybody does, with the caller's rights; the mount has its server walk ahead of it.
 
+use crate::output::print_line;
 use anyhow::{Context, Result, bail};
 use nigh_client::fuse::mount::{FILESYSTEM_TYPE, mounts};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
@@ -120,7 +121,10 @@ impl Walk {
             write!(std::io::stderr(), "\r\x1b[K")?;
         }
         let (took, path) = (self.began.elapsed().as_secs_f64(), path.display());
-        println!("{path}: {} directories, {} entries in {took:.1} s", self.directories, self.entries);
+        print_line(&format!(
+            "{path}: {} directories, {} entries in {took:.1} s",
+            self.directories, self.entries
+        ))?;
         match self.unread {
             (count, Some((name, errno))) => {
                 bail!("{count} directories could not be read, the first {}: {errno}", name.to_string_lossy())

@@ -1,5 +1,6 @@
 //! `nigh status`.
 
+use crate::output::{print, print_line};
 use anyhow::{Context, Result, bail};
 use nigh_server::Places;
 use serde_json::Value;
@@ -17,28 +18,24 @@ pub fn mounts(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
                 bail!("{}: no mount of yours answers there; `nigh status` lists them", wanted.display());
             }
             Some(status) if json => {
-                println!("{status:#}");
-                return Ok(());
+                return print_line(&format!("{status:#}"));
             }
             Some(status) => vec![status],
         },
     };
     if json {
-        println!("{:#}", Value::Array(statuses));
-        return Ok(());
+        return print_line(&format!("{:#}", Value::Array(statuses)));
     }
+    let mut page: String = statuses.iter().map(nigh_client::status::page).collect();
     if statuses.is_empty() {
-        println!("nothing is mounted");
-    }
-    for status in statuses {
-        print!("{}", nigh_client::status::page(&status));
+        page.push_str("nothing is mounted\n");
     }
     if mountpoint.is_none()
         && let Ok(status) = nigh_server::ask(&places.socket())
     {
-        print!("{}", nigh_server::summary(&status));
+        page.push_str(&nigh_server::summary(&status));
     }
-    Ok(())
+    print(&page)
 }
 
 /// The server that listens at `socket`; without one this user's own.
@@ -61,12 +58,7 @@ pub fn server(socket: Option<&Path>, json: bool) -> Result<()> {
         }
         other => other.with_context(|| socket.display().to_string())?,
     };
-    if json {
-        println!("{status:#}");
-    } else {
-        print!("{}", nigh_server::page(&status));
-    }
-    Ok(())
+    print(&if json { format!("{status:#}\n") } else { nigh_server::page(&status) })
 }
 
 /// An absolute path without asking what is mounted there: it may not answer.

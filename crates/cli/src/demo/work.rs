@@ -1,5 +1,6 @@
 //! What the demonstration does, and what it shows of it.
 
+use crate::output::print_line;
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use std::fs;
@@ -132,8 +133,8 @@ impl<S: Fn() -> Value> Table<S> {
         };
         let (requests, waits) = (count("/remote/requests"), count("/remote/waits"));
         self.waits += waits;
-        println!("{what:<44} {:>7.1} ms {requests:>10} {waits:>8}", took.as_secs_f64() * 1e3);
-        Ok(())
+        let took_ms = took.as_secs_f64() * 1e3;
+        print_line(&format!("{what:<44} {took_ms:>7.1} ms {requests:>10} {waits:>8}"))
     }
 
     /// How long the answers that nobody waited for would have taken at least.

@@ -1,0 +1,25 @@
+//! Standard output: a reader that leaves early is no error, a full disk is one line.
+
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::{Context, Result};
+
+/// Writes `text` to standard output. A closed pipe counts as success, since its reader has what it wanted.
+///
+/// # Errors
+/// Any other failure to write.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("standard output"),
+    }
+}
+
+/// Writes `text` and the end of the line.
+///
+/// # Errors
+/// Those of [`print`].
+pub fn print_line(text: &str) -> Result<()> {
+    print(&format!("{text}\n"))
+}
