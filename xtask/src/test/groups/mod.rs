@@ -8,6 +8,7 @@ mod crowd;
 mod demo;
 mod events;
 mod exercisers;
+mod faults;
 mod filesystems;
 mod host;
 mod huge;
@@ -87,6 +88,13 @@ pub fn all() -> &'static [Group] {
             false,
         ),
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
+        group(
+            "faults",
+            "faults found elsewhere, each with the right value",
+            "1 min",
+            Run::Mounted(faults::run),
+            true,
+        ),
         group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
         group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
         group("narrow", "a 32-bit program lists and seeks", "3 min", Run::Mounted(narrow::run), true),
