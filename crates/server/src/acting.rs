@@ -7,11 +7,21 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::cell::Cell;
 use std::os::fd::AsFd;
 
-/// Whether this server can act as its callers: it runs as root with the capabilities for it.
+/// Whether this server can act as its callers: it runs as root with the capabilities for it, and may set groups.
 pub(crate) fn can_act() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN;
     rustix::process::geteuid().is_root()
         && rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
+        && may_set_groups()
+}
+
+/// Whether the user namespace allows setgroups(2). One that an ordinary user made for its own ids alone forbids it
+/// (`unshare -Urm`), whatever capabilities root has there.
+fn may_set_groups() -> bool {
+    const TOO_MANY: usize = 65_537; // NGROUPS_MAX + 1
+    // SAFETY: the kernel refuses that number of groups before it reads any, and looks at permission first.
+    let result = unsafe { libc::syscall(libc::SYS_setgroups, TOO_MANY, std::ptr::null::<libc::gid_t>()) };
+    result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
 }
 
 /// Until dropped, this thread has the filesystem ids, groups and (if not root) no capabilities of
@@ -32,10 +42,11 @@ impl Acting {
             return Ok(Acting { saved: None });
         }
         let capabilities = rustix::thread::capabilities(None)?;
+        // If the kernel refuses this, nothing was changed.
+        change_groups(&who.groups)?;
+        OWN_GROUPS_EMPTY.set(false);
         // From here on dropping it restores whatever was changed.
         let acting = Acting { saved: Some(capabilities) };
-        OWN_GROUPS_EMPTY.set(false);
-        change_groups(&who.groups)?;
         change_filesystem_ids(who.uid, who.gid)?;
         let effective = match (who.uid, kill_suidgid) {
             (0, false) => return Ok(acting),
@@ -160,6 +171,26 @@ mod tests {
         assert_eq!((theirs.uid(), theirs.gid()), (1000, 1001));
         assert_eq!(std::fs::metadata(dir.path().join("ours")).unwrap().uid(), 0);
         assert!(can_act());
+    }
+
+    #[test]
+    fn server_whose_user_namespace_forbids_setgroups_does_not_act_as_others() {
+        const CHILD: &str = "NIGH_TEST_IN_A_USER_NAMESPACE";
+        if std::env::var_os(CHILD).is_some() {
+            assert!(rustix::process::geteuid().is_root());
+            assert!(!can_act());
+            return;
+        }
+        let this = "acting::tests::server_whose_user_namespace_forbids_setgroups_does_not_act_as_others";
+        let mut unshare = std::process::Command::new("unshare");
+        let tests = std::env::current_exe().unwrap();
+        let ran = unshare.arg("-Ur").arg(tests).args(["--exact", this]).env(CHILD, "1").output();
+        let Ok(ran) = ran else { return println!("SKIPPED: needs unshare(1)") };
+        let said = String::from_utf8_lossy(&ran.stderr);
+        if said.contains("unshare failed") {
+            return println!("SKIPPED: no user namespace: {said}");
+        }
+        assert!(ran.status.success(), "{}{said}", String::from_utf8_lossy(&ran.stdout));
     }
 
     #[test]
