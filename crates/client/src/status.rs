@@ -5,7 +5,7 @@ use nigh_cache::{Counters, Gauges, Level, Watching};
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::Session;
-use nigh_types::{Span, Term};
+use nigh_types::{Span, Term, printable};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -204,11 +204,11 @@ fn level_name(level: Level) -> &'static str {
     }
 }
 
-/// The same, as a page for people.
+/// The same, as a page for people. No text in it commands a terminal or begins a line.
 #[must_use]
 pub fn page(status: &Value) -> String {
     let text = |path: &str| match status.pointer(path) {
-        Some(Value::String(text)) => text.clone(),
+        Some(Value::String(text)) => shown(text),
         Some(value) => value.to_string(),
         None => "?".to_owned(),
     };
@@ -219,7 +219,7 @@ pub fn page(status: &Value) -> String {
     let problem =
         status.pointer("/remote/problem").and_then(Value::as_str).filter(|problem| !problem.is_empty());
     let server = match problem {
-        Some(problem) => format!("no connection, trying again ({problem})"),
+        Some(problem) => format!("no connection, trying again ({})", shown(problem)),
         None if connected => "connected".to_owned(),
         None => "not connected: changes wait until it is back".to_owned(),
     };
@@ -247,9 +247,16 @@ pub fn page(status: &Value) -> String {
     );
     let limits = status.pointer("/guarantees").and_then(Value::as_object);
     for (name, value) in limits.into_iter().flatten().filter(|(_, value)| **value != true) {
-        page += &format!("  {name:<11} {}\n", value.as_str().unwrap_or(NOT_GIVEN));
+        page += &format!("  {:<11} {}\n", shown(name), value.as_str().map_or(NOT_GIVEN.to_owned(), shown));
     }
     page
+}
+
+/// The longest path that Linux takes (`PATH_MAX`) is shown whole.
+const MAX_TEXT_CHARS: usize = 4_096;
+
+fn shown(text: &str) -> String {
+    printable(text, MAX_TEXT_CHARS)
 }
 
 fn bytes(count: u64) -> String {
@@ -268,6 +275,17 @@ fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn page_with_escape_codes_of_a_server_stays_in_its_lines() {
+        let page = page(&json!({
+            "source": "/a\u{1b}[2J\nb", "mountpoint": "/m\rn",
+            "remote": { "connected": false, "problem": "no\nnigh: done \u{1b}]0;x\u{7}" },
+            "guarantees": { "S9\u{1b}[1m": "later\n  S1  true", "S1": true },
+        }));
+        assert_eq!(page.lines().count(), 6, "{page}");
+        assert!(!page.chars().any(|c| c.is_control() && c != '\n'), "{page:?}");
+    }
 
     #[test]
     fn a_page_says_why_there_is_no_connection() {

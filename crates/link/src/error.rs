@@ -81,9 +81,9 @@ impl From<LinkError> for io::Error {
     }
 }
 
-/// Text of a peer, fit to stand in one line of ours: no control characters, no more than 300 of any.
+/// Text of a peer, fit to stand in one line of ours.
 pub(crate) fn tame(text: &str) -> String {
-    text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+    nigh_types::printable(text, nigh_types::MAX_SHOWN_CHARS)
 }
 
 /// The last line that is not empty, tame.

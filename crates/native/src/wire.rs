@@ -1,6 +1,7 @@
 //! Little-endian fields, length-prefixed byte strings and records.
 
 use crate::ProtocolError;
+use nigh_types::{MAX_SHOWN_CHARS, printable};
 
 /// A type with one layout on the wire.
 pub(crate) trait Wire: Sized {
@@ -210,14 +211,17 @@ impl Wire for Box<[u8]> {
     }
 }
 
-/// Text for people; what is not UTF-8 in it is replaced.
+/// Text for people, which may come to a terminal or a log: what is not UTF-8 or not printable in it is replaced, and it is cut.
 impl Wire for String {
     fn put(&self, w: &mut Writer) {
         w.bytes(self.as_bytes());
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<String, ProtocolError> {
-        r.bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        // A character has at most 4 bytes.
+        let bytes = r.bytes()?;
+        let most = bytes.len().min(4 * MAX_SHOWN_CHARS);
+        Ok(printable(&String::from_utf8_lossy(&bytes[..most]), MAX_SHOWN_CHARS))
     }
 }
 

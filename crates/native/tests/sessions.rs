@@ -282,6 +282,29 @@ fn refusals_and_farewells_end_the_session() {
 }
 
 #[test]
+fn text_of_a_server_arrives_as_one_printable_line_of_bounded_length() {
+    let hostile = format!("no \u{1b}[2J\u{1b}]0;X\u{7} entry\nnigh: done\r\n{}", "A".repeat(1 << 20));
+    let one_line = |text: &str| text.chars().count() <= 400 && !text.chars().any(char::is_control);
+    let mut refused = client(T0);
+    let refusal = Refused { errno: Errno::ACCES, message: hostile.clone() };
+    refused.handle_input(T0, &Message::Refused(refusal).encode());
+    assert!(one_line(lost(&drain(&mut refused).1)));
+    assert!(refused.refused().is_some_and(|refused| one_line(&refused.message)));
+    let mut ended = attached(Limits::default());
+    ended.handle_input(T0, &Message::Bye(hostile.clone()).encode());
+    assert!(one_line(lost(&drain(&mut ended).1)));
+    let Message::Welcome(mut greeting) = welcome(Limits::default()) else { panic!("no welcome") };
+    greeting.session.host_bound.clone_from(&hostile);
+    greeting.session.not_given = vec![(hostile.clone(), hostile)];
+    let mut told = client(T0);
+    told.handle_input(T0, &Message::Welcome(greeting).encode());
+    let events = drain(&mut told).1;
+    let [Event::Attached(session)] = &events[..] else { panic!("{events:?}") };
+    let (name, why) = &session.not_given[0];
+    assert!([&session.host_bound, name, why].into_iter().all(|text| one_line(text)));
+}
+
+#[test]
 fn recalls_and_acknowledgements_pass_through_a_client() {
     let mut client = attached(Limits::default());
     let recall = Recall {

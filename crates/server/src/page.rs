@@ -163,7 +163,7 @@ fn text(value: &Value, path: &str) -> String {
 /// A terminal takes nothing in it for a command.
 fn shown(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    nigh_types::printable(&text, usize::MAX)
 }
 
 fn counted(count: u64, what: &str) -> String {
@@ -225,7 +225,7 @@ mod tests {
         assert!(page.contains("mkdir waits for session 2, for 2.4 s"), "{page}");
         assert!(page.contains("of client abcd: connection lost"), "{page}");
         assert!(page.contains("names of /x/d"), "{page}");
-        assert!(page.contains("on /x?[31m?, for 1 min"), "{page}");
+        assert!(page.contains("on /x [31m, for 1 min"), "{page}");
         assert!(!page.chars().any(|c| c.is_control() && c != '\n'));
     }
 }

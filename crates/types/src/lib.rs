@@ -16,6 +16,7 @@ mod place;
 mod planted;
 mod push;
 mod reply;
+mod text;
 mod time;
 
 pub use attr::{Attr, DataStamp, Kind, SetAttr, SetTime, Timestamp};
@@ -31,4 +32,5 @@ pub use place::{Credentials, Place};
 pub use planted::{Bug, plant, planted};
 pub use push::{Commit, Fact, Held, Hold};
 pub use reply::{Dirent, Entry, Listed, Reply, Response, Space, Step, XattrSet, XattrValue};
+pub use text::{MAX_SHOWN_CHARS, printable};
 pub use time::{Span, Time};
