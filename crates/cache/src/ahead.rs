@@ -71,6 +71,9 @@ const ENTRY_BYTES: u64 = 160;
 impl Cache {
     /// Whether a directory has to be asked for: nobody has, and no walk is to tell it.
     pub(crate) fn is_to_be_listed(&self, dir: u64) -> bool {
+        if self.oversized.contains(self.clock, dir) {
+            return false;
+        }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
         listing.is_none() && !self.walks.promised.contains_key(&dir)
     }

@@ -14,6 +14,7 @@ use crate::locks::Locks;
 use crate::numbers::Numbers;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
 use crate::overlay::Overlay;
+use crate::oversized::Oversized;
 use crate::prune::Told;
 use crate::push::Holds;
 use crate::readers::Readers;
@@ -64,6 +65,7 @@ pub struct Cache {
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
     pub(crate) dirents: Streams,
+    pub(crate) oversized: Oversized,
     /// The latest grants on names that were given back while calls were out, by directory: no earlier one of the same names begins
     /// any more, in an answer that was overtaken.
     pub(crate) returned: BTreeMap<NodeId, GrantId>,
@@ -151,6 +153,7 @@ impl Cache {
             readers: Readers::default(),
             snapshots: Snapshots::default(),
             dirents: Streams::default(),
+            oversized: Oversized::default(),
             returned: BTreeMap::new(),
             names_going: None,
             tells_dirents: false,

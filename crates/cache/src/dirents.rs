@@ -4,6 +4,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::op::{Answer, Caller, Fh, Output, Page};
+use crate::oversized::ALWAYS_KEPT;
 use crate::readers::Files;
 use crate::rows::{Child, Rows};
 use nigh_types::{Call, CallId, Cookie, CookieKey, Dirent, Errno, Kind, NodeId, OpId, Reply, Response, Time};
@@ -39,6 +40,9 @@ struct Stream {
 enum State {
     Comes,
     Whole,
+    /// It was cancelled since its reader is slower than the remote: what came is given, and what lies behind is asked for
+    /// by another call.
+    Cut,
     /// Nothing is to be had in this way.
     Failed,
 }
@@ -202,7 +206,7 @@ impl Cache {
         if !possible || failed || keeps {
             return false;
         }
-        if self.config.names_first {
+        if self.config.names_first || self.oversized.contains(now, ino) {
             return true;
         }
         let Some((directory, _)) = self.names(now, ino) else { return false };
@@ -226,8 +230,10 @@ impl Cache {
         });
         let Some((rows, state, call)) = told else { return Told::Not };
         let (chosen, full) = self.choose(Time(0), ino, rows.iter(), offset, size, plus, None);
-        if !full && state == State::Comes {
-            return Told::Later(call);
+        match state {
+            State::Comes if !full => return Told::Later(call),
+            State::Cut if chosen.is_empty() => return Told::Not,
+            _ => {}
         }
         self.note_given(fh, &chosen, true);
         Told::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
@@ -260,6 +266,7 @@ impl Cache {
         if goes_on {
             self.flights.insert(call, flight);
         }
+        self.cut_dirents(fh, call);
         self.serve_dirents(now, dir, waiters);
         self.trim(now);
     }
@@ -328,6 +335,17 @@ impl Cache {
         }
     }
 
+    /// Bounds what one stream holds of names that its reader has not come to.
+    fn cut_dirents(&mut self, fh: Fh, call: CallId) {
+        let most = self.config.budget_bytes.max(ALWAYS_KEPT);
+        if self.dirents.takes(fh, call)
+            && self.dirents.open.get(&fh).is_some_and(|stream| stream.bytes > most)
+        {
+            self.dirents.changing(fh, |stream| stream.state = State::Cut);
+            self.out.push_back(Output::Cancel(call));
+        }
+    }
+
     /// Memory is short: only who read last goes on so. The others wait for the listing, until they begin anew.
     pub(crate) fn drop_dirents(&mut self, now: Time) {
         let last = self.dirents.last;
@@ -348,6 +366,7 @@ impl Cache {
             self.dirents.open.values().filter(|stream| stream.dir == dir && stream.state == State::Comes);
         let calls: Vec<CallId> = coming.map(|stream| stream.call).collect();
         calls.into_iter().for_each(|call| self.serve_waiting(now, call, dir));
+        self.bound_listings(now);
         self.trim(now);
     }
 }

@@ -254,6 +254,8 @@ pub(crate) struct Flight {
     pub grants: Vec<Grant>,
     /// A listing that cannot be kept: its rows.
     pub aside: Option<Box<crate::rows::Rows>>,
+    /// A listing that was too large: what still comes is dropped.
+    pub abandoned: bool,
     /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
     pub drop_data: bool,
     /// Of a removal: the directory that the kernel believes to be there.
@@ -280,6 +282,7 @@ impl Flight {
             begun: false,
             grants: Vec::new(),
             aside: None,
+            abandoned: false,
             drop_data: false,
             goes: None,
             overtaken: false,

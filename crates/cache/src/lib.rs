@@ -47,6 +47,7 @@ mod names;
 mod numbers;
 mod op;
 mod overlay;
+mod oversized;
 mod overtaken;
 mod places;
 mod prune;

@@ -42,6 +42,9 @@ impl Cache {
             // Nothing is sent: see `wait`.
             return Ok((CallId(0), false));
         }
+        if self.oversized.contains(now, dir) {
+            return Err(Errno::NOMEM);
+        }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
         if let Some(call) = listing
             && self
@@ -83,6 +86,9 @@ impl Cache {
         mut flight: Flight,
         response: Response,
     ) -> Option<Flight> {
+        if flight.abandoned {
+            return (!response.last && response.result.is_ok()).then_some(flight);
+        }
         let told = response.result.as_ref().map(part_of);
         let (entries, last) = match (told, self.id_of(dir)) {
             (Ok(Some(part)), Some(_)) => (part, response.last),

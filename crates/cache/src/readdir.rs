@@ -58,6 +58,7 @@ impl Cache {
         let began = self.is_to_be_listed(ino) && self.walk_from(now, ino, descent).is_some();
         match self.list(now, ino) {
             Ok((call, joined)) => self.wait(op, caller, call, Want::OpenDir { ino }, joined && !began),
+            Err(Errno::NOMEM) => Some(Answer::Opened(self.opened_dir(now, ino, caller.pid))),
             Err(errno) => Some(Answer::Failed(errno)),
         }
     }

@@ -1,0 +1,115 @@
+//! Directories that do not fit `--cache-size`, and listings that never end: the bound on what a listing in flight may hold
+//! (docs/decisions/0021-memory.md).
+//!
+//! Eviction spares a directory whose listing is in flight. So the size of a listing is bounded here: beyond twice the budget,
+//! or beyond the budget once no reader waits for it, the call is cancelled and what came is dropped. Readers then get names
+//! from their offset on by calls of their own, as far as the remote has these, else `ENOMEM`.
+
+use crate::cache::Cache;
+use crate::flight::{Purpose, Want};
+use crate::op::{Answer, Output};
+use nigh_types::{CallId, Errno, OpId, Span, Time};
+use std::collections::BTreeMap;
+
+/// A listing of this size is kept however small the budget is, in bytes.
+pub(crate) const ALWAYS_KEPT: u64 = 4 << 20;
+/// A directory that did not fit is not listed whole again for so long.
+const NOT_LISTED_FOR: Span = Span::from_millis(60_000);
+/// So many directories are remembered as too large.
+const MOST_REMEMBERED: usize = 256;
+
+/// Directories that were too large, and until when they are not listed whole. At most [`MOST_REMEMBERED`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Oversized {
+    until: BTreeMap<u64, Time>,
+}
+
+impl Oversized {
+    fn insert(&mut self, now: Time, dir: u64) {
+        self.until.retain(|_, until| *until > now);
+        if self.until.len() < MOST_REMEMBERED {
+            self.until.insert(dir, now.after(NOT_LISTED_FOR));
+        }
+    }
+
+    /// Whether the directory is not to be listed whole.
+    pub fn contains(&self, now: Time, dir: u64) -> bool {
+        self.until.get(&dir).is_some_and(|until| *until > now)
+    }
+}
+
+impl Cache {
+    /// Cancels listings in flight, the largest first, until all together keep to their bound. For the end of each part.
+    pub(crate) fn bound_listings(&mut self, now: Time) {
+        let budget = self.config.budget_bytes;
+        let (beyond, alone) = (budget.saturating_mul(2).max(ALWAYS_KEPT), budget.max(ALWAYS_KEPT));
+        loop {
+            let sizes: Vec<(u64, CallId, u64)> = self.listing_sizes().collect();
+            let Some(&(bytes, call, dir)) = sizes.iter().max() else { return };
+            let sum: u64 = sizes.iter().map(|(bytes, ..)| bytes).sum();
+            if sum <= beyond && (bytes <= alone || self.is_wanted(call, dir)) {
+                return;
+            }
+            self.abandon_listing(now, call, dir);
+        }
+    }
+
+    /// What each listing in flight holds, in bytes: rows of the directory, or rows that no grant covers.
+    fn listing_sizes(&self) -> impl Iterator<Item = (u64, CallId, u64)> {
+        self.flights.iter().filter_map(|(call, flight)| match flight.purpose {
+            Purpose::List { dir } if !flight.abandoned => {
+                let kept =
+                    || self.dirs.get(&dir).filter(|d| d.listing == Some(*call)).map_or(0, |d| d.rows.bytes());
+                Some((flight.aside.as_ref().map_or_else(kept, |rows| rows.bytes()), *call, dir))
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether a request waits for the listing, or an open directory is being read.
+    fn is_wanted(&self, call: CallId, dir: u64) -> bool {
+        self.flights.get(&call).is_some_and(|flight| !flight.waiters.is_empty())
+            || self.open_dirs.values().any(|open| open.ino == dir && open.reading)
+    }
+
+    fn abandon_listing(&mut self, now: Time, call: CallId, dir: u64) {
+        let Some(flight) = self.flights.get_mut(&call) else { return };
+        tracing::warn!(
+            target: "nigh::evict",
+            ino = dir,
+            "a directory is larger than the cache may be: its names are asked for page by page; raise --cache-size"
+        );
+        flight.abandoned = true;
+        flight.aside = None;
+        flight.grants = Vec::new();
+        let waiters = std::mem::take(&mut flight.waiters);
+        self.out.push_back(Output::Cancel(call));
+        self.oversized.insert(now, dir);
+        let current = self.dirs.get(&dir).filter(|d| d.listing == Some(call)).map(|d| d.id);
+        self.listing_ended(call, dir);
+        if let Some(id) = current {
+            self.evict(now, id);
+        }
+        waiters.into_iter().for_each(|op| self.answer_beside_listing(now, dir, op));
+    }
+
+    /// Answers a request that waited for a listing of a directory that is too large.
+    fn answer_beside_listing(&mut self, now: Time, dir: u64, op: OpId) {
+        let Some((caller, want)) = self.waiting.get(&op).map(|w| (w.caller, w.want.clone())) else { return };
+        match want {
+            Want::OpenDir { ino } => {
+                let opened = self.opened_dir(now, ino, caller.pid);
+                self.answer(op, Answer::Opened(opened));
+            }
+            Want::Page { .. } => match self.read_dirents(now, (op, caller), dir, &want) {
+                Some(Some(answer)) => self.answer(op, answer),
+                Some(None) => {}
+                None => self.answer(op, Answer::Failed(Errno::NOMEM)),
+            },
+            _ => self.answer(op, Answer::Failed(Errno::NOMEM)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
