@@ -35,6 +35,7 @@ mod user;
 pub use error::LinkError;
 pub use link::{Kind, Link};
 pub use lobby::{Lobby, Ticket};
-pub use peer::{Claims, Origin, Peer, Squash};
+pub use nigh_types::Origin;
+pub use peer::{Claims, Peer, Squash};
 pub use token::Token;
 pub use user::{credentials_of, own_credentials};

@@ -1,8 +1,8 @@
 //! Who is at the other end of a connection, and what it may claim to be.
 
-use nigh_types::Credentials;
+use nigh_types::{Credentials, Origin};
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Which ids of callers are believed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,25 +23,6 @@ pub enum Squash {
     Root,
     /// Everybody becomes the serving user, or 65534 where that is root.
     All,
-}
-
-/// What a peer cannot choose: whom it proved to be, and over a network its machine. Whatever a server has little
-/// of is shared out among these, since a client makes up its own number.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Origin {
-    /// `None`: one that may be several.
-    uid: Option<u32>,
-    host: Option<IpAddr>,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.uid {
-            Some(uid) => write!(f, "uid {uid}")?,
-            None => f.write_str("this machine's root or a trusted client")?,
-        }
-        self.host.map_or(Ok(()), |host| write!(f, " from {host}"))
-    }
 }
 
 /// The other end of a connection.
@@ -85,7 +66,8 @@ impl Peer {
         self.claims == other.claims && self.squash == other.squash && self.any_path == other.any_path
     }
 
-    /// Whom its share is counted for. Of an IPv6 address the first 64 bits: whoever has one has all of those.
+    /// The origin to which the server's shares and limits belong. An IPv6 address counts by its first 64 bits, and all
+    /// loopback addresses are one: a peer that has one of them can send from the others too.
     #[must_use]
     pub fn origin(&self) -> Origin {
         let uid = match &self.claims {
@@ -93,6 +75,7 @@ impl Peer {
             Claims::Only(own) => Some(own.uid),
         };
         let host = self.host.map(|host| match host.to_canonical() {
+            host if host.is_loopback() => IpAddr::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V6(host) => IpAddr::V6(Ipv6Addr::from_bits(host.to_bits() >> 64 << 64)),
             host @ IpAddr::V4(_) => host,
         });
@@ -138,6 +121,7 @@ mod tests {
         assert_ne!(of("2001:db8:0:1::7"), of("2001:db8:0:2::7"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
         assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+        assert_eq!(of("127.1.2.3"), of("::1"));
         assert_eq!(of("10.0.0.1").to_string(), "uid 5 from 10.0.0.1");
         assert_ne!(of("10.0.0.1"), Peer::in_process().origin());
     }

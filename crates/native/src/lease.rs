@@ -27,7 +27,7 @@
 //! Hearing a suspect, or one whose connection is cut, renews nothing. So every recall ends within
 //! `patience` and 1.1 terms of being put out, whatever its holder does. When a suspect is trusted again or is no
 //! more, its client is granted nothing for a while, in any session, which grows each time: so it does not let
-//! others wait again and again.
+//! others wait again and again. If a client of another origin waited, the suspect's whole origin is granted nothing.
 //!
 //! A **change** is under way from `handle_change` until `handle_done`, and *ready* while no grant that
 //! others had on its keys when they were named still stands. From its beginning to its end, and until
@@ -69,7 +69,7 @@ pub use own::OwnChanges;
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
 pub use words::{
     Change, ChangeId, Client, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason, Object,
-    Refusal,
+    Party, Refusal,
 };
 
 use account::Account;

@@ -11,7 +11,7 @@ use crate::told::{Seen, Tell};
 use nigh_link::Peer;
 use nigh_native::lease::{
     Change, ChangeId, Desk, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, Looked, Parking,
-    Reading, Told,
+    Party, Reading, Told,
 };
 use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, ServerConnection, TRUSTS_WATCH};
 use nigh_types::{CallId, Commit, Covers, Grant, GrantId, NodeId, RecallId, Span, Term, Time};
@@ -431,7 +431,8 @@ impl State {
         session.begin_lease();
         let names_alone = attached.features & NAMES_ALONE != 0;
         self.begin(now, session.holder(), names_alone, attached.term);
-        self.desk.table_mut().handle_client(now, session.holder(), attached.who);
+        let party = Party { client: attached.who, origin: session.peer.origin() };
+        self.desk.table_mut().handle_client(now, session.holder(), party);
         if attached.features & PUSHES != 0 {
             self.desk.table_mut().handle_pushes(now, session.holder());
         }

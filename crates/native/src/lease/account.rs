@@ -1,7 +1,7 @@
 //! What one holder has, and what it owes.
 
 use super::timers::Armed;
-use super::words::{Client, LeaseConfig, LeaseKey, LeaseReason};
+use super::words::{LeaseConfig, LeaseKey, LeaseReason, Party};
 use nigh_types::{GrantId, RecallId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,9 @@ pub(super) struct Account {
     pub(super) heard: Time,
     /// Whoever is suspect has owed since then.
     pub(super) suspect: Option<Time>,
-    pub(super) client: Option<Client>,
+    /// While it is suspect: a client of another origin waited for it.
+    pub(super) delays_others: bool,
+    pub(super) party: Option<Party>,
     /// Its connection is lost.
     pub(super) cut: bool,
     /// How long grants to it live at the most, as it counts.
@@ -53,7 +55,8 @@ impl Account {
             takes_pushes: false,
             heard: now,
             suspect: None,
-            client: None,
+            delays_others: false,
+            party: None,
             cut: false,
             limit: Span::FOREVER,
             trusts_watch: false,

@@ -121,11 +121,12 @@ impl LeaseTable {
 
     /// The holder is gone, with all that it had and owed.
     pub(super) fn end_holder(&mut self, holder: Holder) {
+        let late = self.accounts.get(&holder).is_some_and(|a| a.tries_patience(self.now, &self.config));
+        self.note_delays(holder, late);
         let Some(account) = self.accounts.remove(&holder) else { return };
         self.timers.disarm(account.armed, Due::Holder(holder));
-        let late = account.owes_since().filter(|_| account.tries_patience(self.now, &self.config));
-        if let Some(since) = account.suspect.or(late) {
-            self.doubt(account.client, since);
+        if let Some(since) = account.suspect.or(account.owes_since().filter(|_| late)) {
+            self.doubt(account.party, since, account.delays_others);
         }
         // In the order of the trees that they are taken out of: of a million that takes a third of the time.
         let mut keys: Vec<LeaseKey> = account.grants.values().map(|held| held.key).collect();

@@ -238,6 +238,7 @@ impl LeaseTable {
 
     /// False: it did not owe this.
     pub(super) fn acknowledge(&mut self, holder: Holder, id: RecallId) -> bool {
+        self.note_delay(holder, id);
         let Some(account) = self.accounts.get_mut(&holder) else { return false };
         if account.owed.remove(&id).is_none() {
             return false;
@@ -251,9 +252,9 @@ impl LeaseTable {
         if account.owed.is_empty()
             && let Some(since) = account.suspect.take()
         {
-            let client = account.client;
+            let (party, delays_others) = (account.party, std::mem::take(&mut account.delays_others));
             self.outputs.push_back(LeaseOutput::Trusted(holder));
-            self.doubt(client, since);
+            self.doubt(party, since, delays_others);
         }
         match recall {
             Some(Outstanding { key, waiting, .. }) => {
@@ -305,6 +306,7 @@ impl LeaseTable {
             account.suspect = account.owes_since();
             self.counters.suspected += 1;
             self.outputs.push_back(LeaseOutput::Suspect(holder));
+            self.note_delays(holder, true);
             self.let_readers_go(holder);
         }
         self.arm_holder(holder);

@@ -31,6 +31,13 @@ impl Turn {
     }
 }
 
+impl KeyState {
+    /// Changes and readers that wait here for their turn.
+    pub(super) fn queued(&self) -> impl Iterator<Item = ChangeId> + '_ {
+        self.turn.queue.iter().copied()
+    }
+}
+
 /// One change's part in this.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Part {

@@ -1,7 +1,7 @@
 //! What the lease table takes and puts out.
 
 use super::holds::Told;
-use nigh_types::{Bug, Covers, GrantId, Hold, Name, Recall, RecallId, Span, Time, planted};
+use nigh_types::{Bug, Covers, GrantId, Hold, Name, Origin, Recall, RecallId, Span, Time, planted};
 
 /// What is really there: one file system object as the server identifies it (never an export's own number).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -25,6 +25,13 @@ pub struct Holder(pub u64);
 
 /// The client of a session, over its sessions: its number and its incarnation.
 pub type Client = (u64, u64);
+
+/// The client of a session and the origin that its transport proved. The client number is the peer's own choice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Party {
+    pub client: Client,
+    pub origin: Origin,
+}
 
 /// One change under way, as the table numbers it, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -9,12 +9,12 @@ use super::calls::Job;
 use super::counts::Counts;
 use super::session::{Due, Grace, Hello, Memory, Remembered, Session, Who, Work};
 use crate::random::Dice;
-use nigh_native::lease::{Desk, DeskOutput, Holder, LeaseConfig, Told};
+use nigh_native::lease::{Desk, DeskOutput, Holder, LeaseConfig, Party, Told};
 use nigh_native::{NAMES_ALONE, PUSHES, ServerConfig, ServerConnection, ServerEvent};
 use nigh_remote::tree::Tree;
 use nigh_types::{
-    Call, CallId, Commit, Credentials, Errno, Fact, Handle, NodeId, Place, Request, Response, Span, Term,
-    Time,
+    Call, CallId, Commit, Credentials, Errno, Fact, Handle, NodeId, Origin, Place, Request, Response, Span,
+    Term, Time,
 };
 use std::collections::BTreeMap;
 
@@ -206,7 +206,7 @@ impl Server {
             Term::Limited(span) => span,
         };
         table.handle_limit(now, holder, limit);
-        table.handle_client(now, holder, session.who);
+        table.handle_client(now, holder, Party { client: session.who, origin: Origin::default() });
         if session.features & PUSHES != 0 {
             table.handle_pushes(now, holder);
         }

@@ -1,6 +1,7 @@
 //! Rules 6 and 7: terms, suspects, lost connections; and grants that end of themselves.
 
 use super::*;
+use nigh_types::Origin;
 
 const LAPSE_MS: u64 = 16_500;
 
@@ -262,11 +263,15 @@ fn the_report_says_who_is_waited_for_since_when_and_by_what() {
     assert_eq!((report.counters.granted, report.counters.recalled), (2, 2));
 }
 
+fn party(client: Client) -> Party {
+    Party { client, origin: Origin { uid: Some(1000), host: None } }
+}
+
 /// A client comes, is granted something, is asked for it and says nothing until it is fenced; from `holder` on it
 /// has another session each time. For how long it is doubted then.
 fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
     bench.table.handle_attach(bench.now, holder, false);
-    bench.table.handle_client(bench.now, holder, (7, 7));
+    bench.table.handle_client(bench.now, holder, party((7, 7)));
     bench.granted(holder, names(1));
     let id = bench.table.handle_change(bench.now, None, &[change(names(1))]);
     bench.recall();
@@ -280,7 +285,7 @@ fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
 /// Comes for a moment, to see for how long it would be granted nothing.
 fn doubt_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
     bench.table.handle_attach(bench.now, holder, false);
-    bench.table.handle_client(bench.now, holder, client);
+    bench.table.handle_client(bench.now, holder, party(client));
     let until = bench.table.report().holders[0].doubted_until;
     if until.is_some() {
         assert_eq!(bench.refused(holder, names(1)), Refusal::Suspect);
@@ -313,7 +318,7 @@ fn who_lets_others_wait_is_granted_nothing_for_longer_each_time() {
 fn a_late_acknowledgement_and_a_goodbye_in_its_place_are_letting_others_wait_too() {
     for goodbye in [false, true] {
         let mut bench = Bench::with(&[B]);
-        bench.table.handle_client(T0, B, (7, 7));
+        bench.table.handle_client(T0, B, party((7, 7)));
         bench.granted(B, names(1));
         let id = bench.table.handle_change(T0, None, &[change(names(1))]);
         let (_, recall) = bench.recall();
@@ -321,7 +326,7 @@ fn a_late_acknowledgement_and_a_goodbye_in_its_place_are_letting_others_wait_too
         if goodbye {
             bench.table.handle_gone(bench.now, B);
             bench.table.handle_attach(bench.now, B, false);
-            bench.table.handle_client(bench.now, B, (7, 7));
+            bench.table.handle_client(bench.now, B, party((7, 7)));
         } else {
             bench.acknowledge(B, recall.id);
         }
@@ -334,4 +339,81 @@ fn a_late_acknowledgement_and_a_goodbye_in_its_place_are_letting_others_wait_too
         bench.go_to(at_ms(3_000 + 4 * 3_000));
         bench.granted(B, names(2));
     }
+}
+
+/// `holder` is a new client of uid 7001 and lets the change of `maker` wait until it is fenced. Whether it was granted
+/// what it looked at.
+fn delays(bench: &mut Bench, (holder, number): (Holder, u64), maker: Holder) -> bool {
+    bench.table.handle_attach(bench.now, holder, false);
+    let origin = Origin { uid: Some(7001), host: None };
+    bench.table.handle_client(bench.now, holder, Party { client: (number, number), origin });
+    let granted = bench.grant(holder, names(1)).is_some();
+    let id = bench.change(maker, names(1));
+    while !bench.table.is_ready(id) {
+        bench.go_to(bench.now.after(Span::from_millis(1_000)));
+        bench.heard(maker);
+    }
+    bench.table.handle_done(bench.now, id);
+    bench.outputs();
+    bench.table.handle_gone(bench.now, holder);
+    granted
+}
+
+#[test]
+fn new_client_numbers_of_an_origin_that_delayed_others_are_granted_nothing() {
+    let mut bench = Bench::with(&[]);
+    let origins = [(B, Some(7002)), (C, Some(7001))];
+    for (maker, uid) in origins {
+        bench.table.handle_attach(T0, maker, false);
+        let origin = Origin { uid, host: None };
+        bench.table.handle_client(T0, maker, Party { client: (maker.0, 1), origin });
+    }
+    let mut held_up = Vec::new();
+    let mut number = 10;
+    while bench.now < at_ms(600_000) {
+        number += 1;
+        if delays(&mut bench, (Holder(number), number), B) {
+            held_up.push(bench.now.since(T0).0 / 1_000_000_000);
+        }
+        bench.go_to(bench.now.after(Span::from_millis(1_000)));
+        bench.heard(B);
+    }
+    assert_eq!(held_up.len(), 4, "each later for twice as long: {held_up:?}");
+    assert_eq!(bench.refused(C, names(2)), Refusal::Detached, "it was silent");
+}
+
+#[test]
+fn a_client_that_delays_its_own_origin_alone_leaves_the_others_of_it_their_grants() {
+    let mut bench = Bench::with(&[B]);
+    let origin = Origin { uid: Some(7001), host: None };
+    bench.table.handle_client(T0, B, Party { client: (1, 1), origin });
+    assert!(delays(&mut bench, (Holder(10), 10), B));
+    assert!(bench.grant(B, names(2)).is_some());
+    assert!(delays(&mut bench, (Holder(11), 11), B), "another client of the same user");
+    assert!(!delays(&mut bench, (Holder(12), 11), B), "the same client again");
+}
+
+#[test]
+fn a_write_that_queues_behind_the_delaying_origin_counts_as_delayed() {
+    let data = |ino| LeaseKey { covers: Covers::Data, ..names(ino) };
+    let mut bench = Bench::with(&[A, B, C]);
+    for (holder, uid) in [(A, 7001), (B, 7001), (C, 7002)] {
+        let origin = Origin { uid: Some(uid), host: None };
+        bench.table.handle_client(T0, holder, Party { client: (holder.0, 1), origin });
+    }
+    bench.granted(A, data(1));
+    let write = |bench: &mut Bench, by| {
+        let change = Change { key: data(1), names: vec![], writes: true, told: false };
+        bench.table.handle_change(bench.now, Some(by), &[change])
+    };
+    let first = write(&mut bench, B);
+    let second = write(&mut bench, C);
+    for _ in 0..17 {
+        bench.go_to(bench.now.after(Span::from_millis(1_000)));
+        bench.heard(B);
+        bench.heard(C);
+    }
+    assert!(bench.table.is_ready(first) && !bench.table.is_ready(second), "A is fenced, B writes");
+    assert_eq!(bench.refused(B, names(2)), Refusal::Suspect, "the origin delayed C");
+    assert!(bench.grant(C, names(2)).is_some());
 }

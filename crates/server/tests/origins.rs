@@ -1,0 +1,111 @@
+//! One user against the others: what a server has little of is divided by origin, the user and machine that the
+//! transport proved, whatever client numbers a peer makes up (docs/attacks.md, "One user against the others").
+
+mod common;
+
+use common::client::Client;
+use common::raw::{Raw, hello};
+use common::world::World;
+use common::*;
+use nigh_link::{Claims, Peer, Squash};
+use nigh_native::Hello;
+use nigh_types::*;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const ROGUE: u32 = 7001;
+const HONEST: u32 = 7002;
+
+fn user(uid: u32) -> Credentials {
+    Credentials { uid, gid: uid, groups: vec![] }
+}
+
+fn peer(uid: u32) -> Peer {
+    Peer::new(format!("uid {uid}"), Claims::Only(user(uid)), Squash::None).with_any_path()
+}
+
+/// A directory that every user may reach and change.
+fn open_to_all(world: &World) {
+    for (path, mode) in [("", 0o755), ("d", 0o1777)] {
+        fs::set_permissions(world.dir.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
+    }
+}
+
+/// A client of that user, with an incarnation of its own.
+fn client(world: &World, uid: u32) -> Client {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    let (server, incarnation) = (world.server.clone(), u64::from(rand()));
+    std::thread::spawn(move || server.serve_link(ours.into(), peer(uid)));
+    let mut client = Client::over(theirs, world.dir.path(), Term::Session, incarnation);
+    client.obliging = true;
+    client.session();
+    client
+}
+
+/// Another number each time.
+fn rand() -> u32 {
+    use std::sync::atomic::AtomicU32;
+    static LAST: AtomicU32 = AtomicU32::new(1 << 20);
+    LAST.fetch_add(1, Ordering::Relaxed)
+}
+
+#[test]
+fn new_client_numbers_of_one_user_hold_up_others_once() {
+    if !needs_root("new_client_numbers_of_one_user_hold_up_others_once") {
+        return;
+    }
+    let world = World::hasty();
+    open_to_all(&world);
+    let stop = AtomicBool::new(false);
+    let waits = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut held = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let number = u64::from(rand());
+                let mut raw = Raw::hello(
+                    &world,
+                    Some(peer(ROGUE)),
+                    Hello { client: number, ..hello(&world, number, None) },
+                );
+                let welcome = raw.welcome();
+                let at = |entry: &Entry, of: NodeId, text: &str| Place {
+                    node: entry.id,
+                    hint: Some((of, name(text))),
+                };
+                let root = welcome.session.root;
+                raw.ask(1, Call::Lookup { dir: Place::bare(root), name: name("d") });
+                let Ok(Reply::Looked(Some(d))) = raw.answer().unwrap().result else { panic!() };
+                raw.ask(2, Call::Lookup { dir: at(&d, root, "d"), name: name(&format!("none{number}")) });
+                assert!(raw.answer().unwrap().result.is_ok());
+                held.push(raw);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let mut victim = client(&world, HONEST);
+        let d = victim.place("d");
+        let (begun, mut waits) = (Instant::now(), Vec::new());
+        std::thread::sleep(Duration::from_millis(300));
+        for nth in 0.. {
+            if begun.elapsed() > Duration::from_secs(9) {
+                break;
+            }
+            let asked = Instant::now();
+            let call = victim.send_as(&user(HONEST), mkdir(&d, &format!("new{nth}")));
+            while !victim.is_answered(call) {
+                victim.tick();
+                assert!(asked.elapsed() < Duration::from_secs(15), "it waits for ever");
+            }
+            assert!(victim.answer(call).result.is_ok());
+            waits.push(asked.elapsed());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stop.store(true, Ordering::Relaxed);
+        waits
+    });
+    let long: Vec<_> = waits.iter().filter(|wait| **wait > Duration::from_millis(250)).collect();
+    println!("{} changes, of which {long:.1?} waited", waits.len());
+    assert_eq!(long.len(), 1, "of {} changes these waited: {long:.1?}", waits.len());
+}
