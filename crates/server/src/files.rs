@@ -43,6 +43,8 @@ pub(crate) struct OpenFile {
     pub(crate) fd: OwnedFd,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
+    /// Each write is durable before it returns.
+    pub(crate) syncs: bool,
     /// Held by whoever uses the descriptor's own position.
     pub(crate) position: Mutex<()>,
     /// It counts as open.
@@ -134,6 +136,11 @@ impl SessionFiles {
     /// The open file of that number, of whatever node.
     pub(crate) fn share(&self, handle: Handle) -> Option<Arc<OpenFile>> {
         self.table.lock().open.get(&handle).cloned()
+    }
+
+    /// Whether writes under this handle wait for the disk.
+    pub(crate) fn syncs(&self, handle: Handle) -> bool {
+        self.table.lock().open.get(&handle).is_some_and(|file| file.syncs)
     }
 
     /// The same, under a number that the client chose; `EEXIST` where it did before.
@@ -267,6 +274,7 @@ mod tests {
             fd,
             readable: true,
             writable: false,
+            syncs: false,
             position: Mutex::new(()),
             counted,
         }

@@ -109,7 +109,7 @@ impl Server {
             Call::Release { handles } => {
                 // Closing the last descriptor of a large file may take long, and this thread has to listen.
                 if let Some(closing) = attached.files.take(handles) {
-                    self.pool.later(move || drop(closing));
+                    self.pool.later(session.share(), move || drop(closing));
                 }
                 return None;
             }

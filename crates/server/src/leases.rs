@@ -431,7 +431,7 @@ impl State {
         session.begin_lease();
         let names_alone = attached.features & NAMES_ALONE != 0;
         self.begin(now, session.holder(), names_alone, attached.term);
-        let party = Party { client: attached.who, origin: session.peer.origin() };
+        let party = Party { client: attached.who, origin: session.origin };
         self.desk.table_mut().handle_client(now, session.holder(), party);
         if attached.features & PUSHES != 0 {
             self.desk.table_mut().handle_pushes(now, session.holder());

@@ -1,12 +1,16 @@
 //! The threads that execute calls.
 
+mod fair;
+
 use crate::holding::OpenChange;
 use crate::ops::ahead::Begun;
 use crate::session::Session;
 use crate::work::Taken;
-use nigh_types::{Call, CallId, Errno, Request, Response};
+use fair::FairQueue;
+pub(crate) use fair::Share;
+use nigh_types::{Call, CallId, Errno, Origin, Request, Response};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// One call waiting for a thread.
@@ -46,37 +50,60 @@ impl Job {
     }
 }
 
-/// A bounded number of threads and two queues. What may take long (listings, copies, syncs, closing files)
-/// never has more than half of the threads, so that others are not kept waiting by it; and it has one
-/// whatever else there is to do. The queues are bounded by the calls that each session may have outstanding,
-/// and the files that it may have open.
+/// A bounded number of threads and two queues, each of which serves origins in turn, and their sessions. What may take
+/// long (listings, copies, syncs, closing files) never has more than half of the threads, so that other calls are not kept
+/// waiting by it; and it has one whatever else there is to do. The queues are bounded by the calls that each session may
+/// have outstanding, and the files that it may have open.
 pub(crate) struct Pool {
     queues: Mutex<Queues>,
     wake: Condvar,
-    long_limit: u32,
+    limits: Limits,
+}
+
+/// How many threads long calls may have.
+#[derive(Clone, Copy)]
+struct Limits {
+    long: u32,
+    /// With those of origins that have none yet, whose long calls do not wait for all of another origin's.
+    long_most: u32,
 }
 
 #[derive(Default)]
 struct Queues {
-    short: VecDeque<Box<Job>>,
-    long: VecDeque<Work>,
+    short: FairQueue<Box<Job>>,
+    long: FairQueue<Work>,
     long_running: u32,
+    /// The same, by origin.
+    long_of: FxHashMap<Origin, u32>,
     stopping: bool,
 }
 
 /// What may take long.
 enum Work {
     Call(Box<Job>),
-    Other(Box<dyn FnOnce() + Send>),
+    Other(Share, Box<dyn FnOnce() + Send>),
+}
+
+impl Work {
+    fn share(&self) -> Share {
+        match self {
+            Work::Call(job) => job.session.share(),
+            Work::Other(share, _) => *share,
+        }
+    }
 }
 
 /// The fewest threads a pool has.
 const MIN_THREADS: u32 = 4;
 
+/// The share of what the server does for itself.
+pub(crate) const OWN: Share = (Origin { uid: None, host: None }, 0);
+
 impl Pool {
     pub(crate) fn start(threads: u32) -> std::io::Result<Arc<Pool>> {
         let threads = threads.max(MIN_THREADS);
-        let pool = Arc::new(Pool { queues: Mutex::default(), wake: Condvar::new(), long_limit: threads / 2 });
+        let limits = Limits { long: threads / 2, long_most: (threads / 2).max(threads - 2) };
+        let pool = Arc::new(Pool { queues: Mutex::default(), wake: Condvar::new(), limits });
         for number in 0..threads {
             let worker = Arc::clone(&pool);
             std::thread::Builder::new().name(format!("nigh-serve-{number}")).spawn(move || worker.work())?;
@@ -86,11 +113,12 @@ impl Pool {
 
     pub(crate) fn submit(&self, job: Job) {
         let job = Box::new(job);
+        let (share, long) = (job.session.share(), is_long(&job));
         let mut queues = self.queues.lock();
-        if is_long(&job.request.call) {
-            queues.long.push_back(Work::Call(job))
+        if long {
+            queues.long.push(share, Work::Call(job))
         } else {
-            queues.short.push_back(job)
+            queues.short.push(share, job)
         }
         drop(queues);
         self.wake.notify_one();
@@ -98,30 +126,27 @@ impl Pool {
 
     /// How many calls of a session wait for a thread.
     pub(crate) fn queued(&self, session: &Arc<Session>) -> u64 {
-        let queues = self.queues.lock();
-        let long = queues.long.iter().filter_map(|work| match work {
-            Work::Call(job) => Some(job),
-            Work::Other(_) => None,
-        });
-        let jobs = queues.short.iter().chain(long);
-        jobs.filter(|job| Arc::ptr_eq(&job.session, session)).count() as u64
+        let (queues, share) = (self.queues.lock(), session.share());
+        let long = queues.long.count(share, |work| matches!(work, Work::Call(_)));
+        (queues.short.count(share, |_| true) + long) as u64
     }
 
-    /// Does something that may take long on a thread of the pool, or never if the server stops before.
-    pub(crate) fn later(&self, what: impl FnOnce() + Send + 'static) {
-        self.queues.lock().long.push_back(Work::Other(Box::new(what)));
+    /// Does something that may take long on a thread of the pool, or never if the server stops before. It takes its turn
+    /// among the calls of that session.
+    pub(crate) fn later(&self, share: Share, what: impl FnOnce() + Send + 'static) {
+        self.queues.lock().long.push(share, Work::Other(share, Box::new(what)));
         self.wake.notify_one();
     }
 
     /// Takes back a call that no thread has begun.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
-        let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
+        let share = session.share();
         let mut queues = self.queues.lock();
-        if let Some(at) = queues.short.iter().position(|job| is_it(job)) {
-            return queues.short.remove(at).map(|job| *job);
+        if let Some(job) = queues.short.take(share, |job| job.call == call).pop_front() {
+            return Some(*job);
         }
-        let at = queues.long.iter().position(|work| matches!(work, Work::Call(job) if is_it(job)))?;
-        match queues.long.remove(at) {
+        let is_it = |work: &Work| matches!(work, Work::Call(job) if job.call == call);
+        match queues.long.take(share, is_it).pop_front() {
             Some(Work::Call(job)) => Some(*job),
             _ => None,
         }
@@ -129,14 +154,12 @@ impl Pool {
 
     /// Drops all calls of a session that no thread has begun.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
+        let share = session.share();
         let mut queues = self.queues.lock();
-        let is_theirs = |job: &Job| Arc::ptr_eq(&job.session, session);
-        let dropped = (
-            take_all(&mut queues.short, |job| is_theirs(job)),
-            take_all(&mut queues.long, |work| matches!(work, Work::Call(job) if is_theirs(job))),
-        );
+        let short = queues.short.take(share, |_| true);
+        let long = queues.long.take(share, |work| matches!(work, Work::Call(_)));
         drop(queues);
-        drop(dropped); // ends their changes, which takes other locks
+        drop((short, long)); // ends their changes, which takes other locks
     }
 
     /// The threads end when they have done what they are at.
@@ -151,18 +174,18 @@ impl Pool {
             if queues.stopping {
                 return;
             }
-            let Some((work, long)) = queues.next(self.long_limit) else {
+            let Some((work, long)) = queues.next(self.limits) else {
                 self.wake.wait(&mut queues);
                 continue;
             };
             drop(queues);
             match work {
                 Work::Call(job) => job.execute(),
-                Work::Other(what) => what(),
+                Work::Other(_, what) => what(),
             }
             queues = self.queues.lock();
-            if long {
-                queues.long_running -= 1;
+            if let Some(origin) = long {
+                queues.end_long(origin);
                 self.wake.notify_one();
             }
         }
@@ -170,38 +193,52 @@ impl Pool {
 }
 
 impl Queues {
-    /// What the next thread does, and whether that may take long.
-    fn next(&mut self, long_limit: u32) -> Option<(Work, bool)> {
+    /// What the next thread does, and whose it is if that may take long.
+    fn next(&mut self, limits: Limits) -> Option<(Work, Option<Origin>)> {
         let long_first = self.long_running == 0 && !self.long.is_empty();
-        if !long_first && let Some(job) = self.short.pop_front() {
-            return Some((Work::Call(job), false));
+        if !long_first && let Some(job) = self.short.pop() {
+            return Some((Work::Call(job), None));
         }
-        if self.long_running >= long_limit {
+        let work = if self.long_running < limits.long {
+            self.long.pop()?
+        } else if self.long_running < limits.long_most {
+            let long_of = &self.long_of;
+            self.long.pop_of(|origin| !long_of.contains_key(origin))?
+        } else {
             return None;
-        }
-        let work = self.long.pop_front()?;
+        };
+        let (origin, _) = work.share();
         self.long_running += 1;
-        Some((work, true))
+        *self.long_of.entry(origin).or_default() += 1;
+        Some((work, Some(origin)))
+    }
+
+    fn end_long(&mut self, origin: Origin) {
+        self.long_running -= 1;
+        if let Some(count) = self.long_of.get_mut(&origin) {
+            *count -= 1;
+            if *count == 0 {
+                self.long_of.remove(&origin);
+            }
+        }
     }
 }
 
-/// Takes out those of which that is so.
-fn take_all<T>(queue: &mut VecDeque<T>, is_so: impl Fn(&T) -> bool) -> VecDeque<T> {
-    let (taken, left) = queue.drain(..).partition(is_so);
-    *queue = left;
-    taken
-}
-
-fn is_long(call: &Call) -> bool {
-    matches!(
-        call,
+/// Whether a call may take long: with the number of entries or bytes, or until a disk has written.
+fn is_long(job: &Job) -> bool {
+    match &job.request.call {
         Call::List { .. }
-            | Call::Dirents { .. }
-            | Call::Ahead { .. }
-            | Call::CopyRange { .. }
-            | Call::Fsync { .. }
-            | Call::Fallocate { .. }
-    )
+        | Call::Dirents { .. }
+        | Call::Ahead { .. }
+        | Call::CopyRange { .. }
+        | Call::Fsync { .. }
+        | Call::Fallocate { .. } => true,
+        Call::Write { flags, handle, .. } => {
+            let syncs = |handle| job.session.attached().is_some_and(|attached| attached.files.syncs(handle));
+            flags.sync || handle.is_some_and(syncs)
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -233,16 +270,40 @@ mod tests {
             let session = Arc::clone(&session);
             let taken = under_way.take().unwrap();
             let job = Job { session, call: call_id, request, change: None, taken, begun: None };
-            queues.short.push_back(Box::new(job));
-            queues.long.push_back(Work::Other(Box::new(|| ())));
+            queues.short.push(OWN, Box::new(job));
+            queues.long.push(OWN, Work::Other(OWN, Box::new(|| ())));
         }
-        let mut next = || match queues.next(2) {
-            Some((_, true)) => 'l',
-            Some((_, false)) => 's',
+        let limits = Limits { long: 2, long_most: 3 };
+        let mut next = || match queues.next(limits) {
+            Some((_, Some(_))) => 'l',
+            Some((_, None)) => 's',
             None => '-',
         };
         assert_eq!(next(), 'l', "though there are short ones");
         assert!((0..100).all(|_| next() == 's'));
         assert_eq!([next(), next()], ['l', '-']);
+    }
+
+    #[test]
+    fn long_calls_of_an_origin_that_has_none_running_do_not_wait_for_all_of_another() {
+        let limits = Limits { long: 2, long_most: 3 };
+        let mut queues = Queues::default();
+        let share = |uid| (Origin { uid: Some(uid), host: None }, 1);
+        let push = |queues: &mut Queues, uid| {
+            queues.long.push(share(uid), Work::Other(share(uid), Box::new(|| ())));
+        };
+        (0..10).for_each(|_| push(&mut queues, 1));
+        let next = |queues: &mut Queues| queues.next(limits).and_then(|(_, origin)| origin?.uid);
+        assert_eq!([next(&mut queues), next(&mut queues), next(&mut queues)], [Some(1), Some(1), None]);
+        (0..2).for_each(|_| push(&mut queues, 2));
+        assert_eq!(
+            [next(&mut queues), next(&mut queues)],
+            [Some(2), None],
+            "one more, and no more than three"
+        );
+        queues.end_long(share(1).0);
+        assert_eq!(next(&mut queues), None, "two run, and both have one");
+        queues.end_long(share(1).0);
+        assert_eq!(next(&mut queues), Some(1), "in turn");
     }
 }

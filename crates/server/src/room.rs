@@ -72,7 +72,7 @@ pub(crate) fn most(shares: impl Iterator<Item = (Client, u64, u64)>) -> Option<C
 impl Session {
     /// Whose it is.
     pub(crate) fn client(&self) -> Client {
-        (self.peer.origin(), self.attached().map_or(0, |attached| attached.who.0))
+        (self.origin, self.attached().map_or(0, |attached| attached.who.0))
     }
 }
 
@@ -83,17 +83,17 @@ impl Server {
     /// What its client is told.
     pub(crate) fn make_room(&self, session: &Session) -> Result<(), (Errno, String)> {
         let bounds = self.options.bounds;
-        let origin = session.peer.origin();
+        let origin = session.origin;
         loop {
             let all = self.all_sessions();
             let count = all.len();
-            let theirs = all.iter().filter(|other| other.peer.origin() == origin).count() as u64;
+            let theirs = all.iter().filter(|other| other.origin == origin).count() as u64;
             let crowded = theirs >= bounds.sessions_per_origin;
             if !crowded && (count as u64) < bounds.sessions {
                 return Ok(());
             }
             let dormant = all.into_iter().filter(|other| other.standing.is_dormant());
-            let dormant = dormant.filter(|other| !crowded || other.peer.origin() == origin);
+            let dormant = dormant.filter(|other| !crowded || other.origin == origin);
             let Some(first) = first_to_go(dormant.map(|session| (session, 1)).collect()) else {
                 let why = match crowded {
                     true => format!(

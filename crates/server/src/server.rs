@@ -10,7 +10,7 @@ use crate::keeper::Keeper;
 use crate::leases::Leases;
 use crate::locks::Locks;
 use crate::memory::Memory;
-use crate::pool::Pool;
+use crate::pool::{OWN, Pool};
 use crate::quiet::Quiet;
 use crate::register::{Register, Who};
 use crate::room::Bounds;
@@ -375,7 +375,7 @@ impl Server {
         let count = exports.len() as u64;
         if count > 0 && !self.sweeping.swap(true, Ordering::SeqCst) {
             let sweeping = Arc::clone(&self.sweeping);
-            self.pool.later(move || {
+            self.pool.later(OWN, move || {
                 exports.iter().for_each(|export| export.close_idle(Instant::now()));
                 drop(exports);
                 sweeping.store(false, Ordering::SeqCst);

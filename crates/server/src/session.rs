@@ -10,12 +10,12 @@ use crate::locks::{Locks, Running};
 use crate::memory::{Answers, Memory};
 use crate::ops::{self};
 use crate::outbox::Outbox;
-use crate::pool::Job;
+use crate::pool::{Job, Share};
 use crate::steering::Walks;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
 use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
-use nigh_types::{Call, CallId, Credentials, OpName, Place, Request, Response, Term, Time};
+use nigh_types::{Call, CallId, Credentials, OpName, Origin, Place, Request, Response, Term, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +28,7 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     /// Who is at the other end, and may claim what.
     pub(crate) peer: Peer,
+    pub(crate) origin: Origin,
     /// As whom its calls are done.
     pub(crate) admission: Admission,
     pub(crate) story: Story,
@@ -109,6 +110,7 @@ impl Session {
         Session {
             id: connection.session_id(),
             admission: Admission::of(&peer),
+            origin: peer.origin(),
             peer,
             story,
             leases: Arc::clone(leases),
@@ -132,6 +134,11 @@ impl Session {
             running: Running::default(),
             outbox,
         }
+    }
+
+    /// This session in queues that are shared.
+    pub(crate) fn share(&self) -> Share {
+        (self.origin, self.id)
     }
 
     /// This session in the table of leases.

@@ -109,3 +109,55 @@ fn new_client_numbers_of_one_user_hold_up_others_once() {
     println!("{} changes, of which {long:.1?} waited", waits.len());
     assert_eq!(long.len(), 1, "of {} changes these waited: {long:.1?}", waits.len());
 }
+
+#[test]
+fn calls_of_one_user_in_many_sessions_leave_other_users_their_turn() {
+    const SESSIONS: u64 = 20;
+    const CALLS: u64 = 1_000;
+    if !needs_root("calls_of_one_user_in_many_sessions_leave_other_users_their_turn") {
+        return;
+    }
+    let world = World::new();
+    open_to_all(&world);
+    for nth in 0..SESSIONS {
+        let dir = world.dir.path().join(format!("d/own{nth}"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("f"), "x").unwrap();
+        fs::set_permissions(dir.join("f"), fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    let mut honest = client(&world, HONEST);
+    let d = honest.place("d");
+    let mut rogues: Vec<(Client, Place, Handle)> = (0..SESSIONS)
+        .map(|nth| {
+            let mut rogue = client(&world, ROGUE);
+            let node = rogue.place(&format!("d/own{nth}/f"));
+            let handle = rogue.open(&node, BOTH);
+            (rogue, node, handle)
+        })
+        .collect();
+    for (rogue, node, handle) in &mut rogues {
+        for offset in 0..CALLS {
+            let (node, handle) = (node.clone(), Some(*handle));
+            let flags = WriteFlags { sync: true, ..WriteFlags::default() };
+            rogue.send(Call::Write { node, handle, offset, data: vec![b'x'], flags });
+        }
+    }
+    let queued = || {
+        let status = world.server.status();
+        let sessions = status["sessions"].as_array().unwrap().iter();
+        sessions.map(|session| session["calls"]["queued"].as_u64().unwrap()).sum::<u64>()
+    };
+    let before = queued();
+    let mut times: Vec<Duration> = (0..20)
+        .map(|_| {
+            let begun = Instant::now();
+            honest.attr(&d);
+            begun.elapsed()
+        })
+        .collect();
+    let after = queued();
+    times.sort();
+    println!("{before} calls were queued, {after} afterwards; another user waited {times:.1?}");
+    assert!(after > 1_000, "the queue was long all the time: {before}, {after}");
+    assert!(times[18] < Duration::from_millis(100), "{times:.1?}");
+}

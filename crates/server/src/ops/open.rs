@@ -101,7 +101,7 @@ fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: Counted) -> Open
     let (readable, writable) = (access.read || !access.write, access.write);
     let position = Mutex::new(());
     let (node, object) = (node.id, node.object);
-    OpenFile { node, object, fd, readable, writable, position, counted }
+    OpenFile { node, object, fd, readable, writable, syncs: access.sync, position, counted }
 }
 
 /// An orphan that an earlier server left is somebody's again.
