@@ -24,6 +24,17 @@ fn may_set_groups() -> bool {
     result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
 }
 
+/// What becomes of the setuid and setgid bits of a file whose data the caller changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SetIdBits {
+    /// What the kernel does for that caller.
+    AsForCaller,
+    /// They are dropped, as for a caller without `CAP_FSETID`.
+    Dropped,
+    /// They stay, as with a store into a map, for which Linux drops none.
+    Kept,
+}
+
 /// Until dropped, this thread has the filesystem ids, groups and (if not root) no capabilities of
 /// the caller. Reach inodes before: what only the server may open cannot be opened meanwhile.
 pub(crate) struct Acting {
@@ -32,13 +43,12 @@ pub(crate) struct Acting {
 }
 
 impl Acting {
-    /// `kill_suidgid`: without `CAP_FSETID` even as root, so that the kernel drops those bits.
-    pub(crate) fn begin(can_act: bool, who: &Credentials, kill_suidgid: bool) -> Result<Acting> {
+    pub(crate) fn begin(can_act: bool, who: &Credentials, bits: SetIdBits) -> Result<Acting> {
         if !can_act {
             return Ok(Acting { saved: None });
         }
         let own_identity = who.uid == 0 && who.gid == 0 && who.groups.is_empty();
-        if own_identity && !kill_suidgid && OWN_GROUPS_EMPTY.get() {
+        if own_identity && bits != SetIdBits::Dropped && OWN_GROUPS_EMPTY.get() {
             return Ok(Acting { saved: None });
         }
         let capabilities = rustix::thread::capabilities(None)?;
@@ -48,9 +58,10 @@ impl Acting {
         // From here on dropping it restores whatever was changed.
         let acting = Acting { saved: Some(capabilities) };
         change_filesystem_ids(who.uid, who.gid)?;
-        let effective = match (who.uid, kill_suidgid) {
-            (0, false) => return Ok(acting),
-            (0, true) => capabilities.effective - CapabilitySet::FSETID,
+        let effective = match (who.uid, bits) {
+            (0, SetIdBits::Dropped) => capabilities.effective - CapabilitySet::FSETID,
+            (0, _) => return Ok(acting),
+            (_, SetIdBits::Kept) => capabilities.effective & CapabilitySet::FSETID,
             _ => CapabilitySet::empty(),
         };
         rustix::thread::set_capabilities(None, CapabilitySets { effective, ..capabilities })?;
@@ -161,7 +172,7 @@ mod tests {
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let who = Credentials { uid: 1000, gid: 1001, groups: vec![1002] };
         {
-            let _acting = Acting::begin(true, &who, false).unwrap();
+            let _acting = Acting::begin(true, &who, SetIdBits::AsForCaller).unwrap();
             std::fs::write(dir.path().join("theirs"), "").unwrap();
             assert!(rustix::thread::capabilities(None).unwrap().effective.is_empty());
             assert!(std::fs::read("/proc/1/environ").is_err());

@@ -1,6 +1,6 @@
 //! What clients may attach to by name.
 
-use crate::acting::{Acting, can_act};
+use crate::acting::{Acting, SetIdBits, can_act};
 use crate::claims::Admission;
 use crate::error::Fault;
 use crate::export::open_root;
@@ -125,7 +125,8 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let opened = {
         let admission = Admission::of(peer);
-        let _acting = Acting::begin(can_act() && !admission.vouches(), &admission.peer(), false)?;
+        let _acting =
+            Acting::begin(can_act() && !admission.vouches(), &admission.peer(), SetIdBits::AsForCaller)?;
         rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?
     };
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());

@@ -136,6 +136,104 @@ fn setuid_bits_fall_as_the_kernel_lets_them() {
     assert_eq!((attr.mode & 0o7777, attr.gid), (0o777, 5));
 }
 
+fn flush_of(x: &Exported) -> Call {
+    let flags = WriteFlags { flush: true, kill_suidgid: true, ..WriteFlags::default() };
+    Call::Write { node: x.place("f"), handle: None, offset: 0, data: b"x".to_vec(), flags }
+}
+
+#[test]
+fn chown_keeps_setgid_of_a_file_that_its_group_may_not_execute() {
+    if !needs_root("chown_keeps_setgid_of_a_file_that_its_group_may_not_execute") {
+        return;
+    }
+    let x = Exported::new();
+    for (before, after) in [(0o6644, 0o2644), (0o2745, 0o2745), (0o2755, 0o755)] {
+        fs::write(x.path("f"), "abc").unwrap();
+        mode(&x, "f", before);
+        let set = SetAttr { gid: Some(5), kill_suidgid: true, ..SetAttr::default() };
+        assert!(x.call(Call::SetAttr { node: x.place("f"), handle: None, set }).is_ok());
+        assert_eq!(fs::metadata(x.path("f")).unwrap().mode() & 0o7777, after, "{before:o}");
+        fs::remove_file(x.path("f")).unwrap();
+    }
+}
+
+#[test]
+fn stores_into_a_map_keep_set_id_bits_and_give_no_other_right() {
+    if !needs_root("stores_into_a_map_keep_set_id_bits_and_give_no_other_right") {
+        return;
+    }
+    for vouched in [true, false] {
+        let x = Exported::vouched(vouched);
+        fs::write(x.path("f"), "abc").unwrap();
+        mode(&x, "", 0o755);
+        mode(&x, "f", 0o6777);
+        assert!(x.response_as(&user(1000, &[]), flush_of(&x)).result.is_ok());
+        assert_eq!(fs::metadata(x.path("f")).unwrap().mode() & 0o7777, 0o6777);
+        mode(&x, "f", 0o6755);
+        // Where the client's kernel is not believed, its caller opens the file.
+        let result = x.response_as(&user(1000, &[]), flush_of(&x)).result;
+        assert_eq!(result.is_ok(), vouched, "{result:?}");
+    }
+}
+
+#[test]
+fn chown_to_the_same_owner_drops_set_id_bits_for_the_owner_alone() {
+    if !needs_root("chown_to_the_same_owner_drops_set_id_bits_for_the_owner_alone") {
+        return;
+    }
+    let x = Exported::new();
+    fs::write(x.path("f"), "abc").unwrap();
+    chown(x.path("f"), Some(1000), Some(1000)).unwrap();
+    mode(&x, "", 0o755);
+    mode(&x, "f", 0o6755);
+    let bits = || fs::metadata(x.path("f")).unwrap().mode() & 0o7777;
+    let call = || Call::SetAttr { node: x.place("f"), handle: None, set: SetAttr::chown_to_same() };
+    assert_eq!(x.response_as(&user(1001, &[]), call()).result, Err(Errno::PERM));
+    assert_eq!(bits(), 0o6755);
+    assert!(x.response_as(&user(1000, &[]), call()).result.is_ok());
+    assert_eq!(bits(), 0o755);
+}
+
+/// `cap_net_bind_service=ep` (struct vfs_cap_data, revision 2).
+fn set_capability(x: &Exported) {
+    let mut value = [0_u8; 20];
+    (value[0], value[3], value[5]) = (1, 2, 4);
+    rustix::fs::setxattr(x.path("f"), CAPABILITY, &value, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+const CAPABILITY: &str = "security.capability";
+
+#[test]
+fn a_capability_is_removed_for_a_writer_where_its_kernel_is_believed() {
+    if !needs_root("a_capability_is_removed_for_a_writer_where_its_kernel_is_believed") {
+        return;
+    }
+    let has = |x: &Exported| rustix::fs::getxattr(x.path("f"), CAPABILITY, &mut [0; 64]).is_ok();
+    let remove = |x: &Exported, name: &str| Call::RemoveXattr { node: x.place("f"), name: name.into() };
+    for vouched in [true, false] {
+        let x = Exported::vouched(vouched);
+        fs::write(x.path("f"), "abc").unwrap();
+        chown(x.path("f"), Some(1000), Some(1000)).unwrap();
+        mode(&x, "", 0o755);
+        mode(&x, "f", 0o4755);
+        set_capability(&x);
+        // chown(2) of a file with setuid is its owner's; what the kernel checked of others is believed or not.
+        let result = x.response_as(&user(1001, &[]), remove(&x, CAPABILITY)).result;
+        assert_eq!(result.is_ok(), vouched, "{result:?}");
+        assert_eq!(has(&x), !vouched);
+        set_capability(&x);
+        assert!(x.response_as(&user(1000, &[]), remove(&x, CAPABILITY)).result.is_ok());
+        assert!(!has(&x), "for the owner");
+        // As when another client's change was faster; root is told.
+        let nothing = x.response_as(&user(1000, &[]), remove(&x, CAPABILITY)).result;
+        assert!(nothing.is_ok(), "{nothing:?}");
+        assert_eq!(x.call(remove(&x, CAPABILITY)), Err(Errno::NODATA));
+        // Any other one is the caller's to remove.
+        rustix::fs::setxattr(x.path("f"), "user.a", b"1", rustix::fs::XattrFlags::empty()).unwrap();
+        assert!(x.response_as(&user(1001, &[]), remove(&x, "user.a")).result.is_err());
+    }
+}
+
 #[test]
 fn default_acls_win_over_the_umask() {
     let x = Exported::new();

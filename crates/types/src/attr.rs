@@ -153,11 +153,19 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
-    /// With `size`, `uid` or `gid`: drop setuid, and setgid as Linux does (`FUSE_HANDLE_KILLPRIV_V2`).
+    /// With `size`: the caller has no `CAP_FSETID`, so setuid and setgid bits are dropped as Linux does (`FUSE_HANDLE_KILLPRIV_V2`).
+    /// With `uid` or `gid` it says nothing: a change of the owner drops them by its own rules. Alone: chown(2) that leaves owner and group as they
+    /// are, which drops these bits and a file capability.
     pub kill_suidgid: bool,
 }
 
 impl SetAttr {
+    /// chown(2) that leaves owner and group as they are.
+    #[must_use]
+    pub fn chown_to_same() -> SetAttr {
+        SetAttr { kill_suidgid: true, ..SetAttr::default() }
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == SetAttr { kill_suidgid: self.kill_suidgid, ..SetAttr::default() }

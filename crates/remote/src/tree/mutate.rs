@@ -175,14 +175,15 @@ impl Tree {
         if let Some(mode) = set.mode {
             attr.mode = attr.mode & 0o170_000 | mode & 0o7777;
         }
-        if set.kill_suidgid && (set.size.is_some() || set.uid.is_some() || set.gid.is_some()) {
+        let same_owner = *set == SetAttr::chown_to_same();
+        if same_owner || set.kill_suidgid && (set.size.is_some() || set.uid.is_some() || set.gid.is_some()) {
             attr.mode = without_suidgid(attr.mode);
         }
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
         attr.atime = set.atime.map_or(attr.atime, at);
         attr.mtime = set.mtime.map_or(attr.mtime, at);
-        if !set.is_empty() {
+        if !set.is_empty() || same_owner {
             attr.ctime = now;
         }
         Ok(self.attr_outcome(ino, place))

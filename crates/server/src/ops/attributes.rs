@@ -2,10 +2,13 @@
 
 use super::own::OwnChange;
 use super::{Context, Outcome};
+use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path};
 use nigh_types::{Errno, Handle, Kind, Place, Reply, SetAttr, SetTime};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags};
+
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// Owner, then mode, then size, then times: changing the owner drops setuid bits that the mode may
 /// set again, and changing the size sets times.
@@ -20,8 +23,9 @@ pub(crate) fn setattr(
     {
         let data = set.size.is_some() || set.mtime.is_some();
         let _change = data.then(|| OwnChange::begin(cx, place.node, &node.fd)).transpose()?;
-        let _acting = cx.act_killing(set.kill_suidgid)?;
-        if set.uid.is_some() || set.gid.is_some() {
+        let killed = set.size.is_some() && set.kill_suidgid;
+        let _acting = cx.act_with(if killed { SetIdBits::Dropped } else { SetIdBits::AsForCaller })?;
+        if set.uid.is_some() || set.gid.is_some() || *set == SetAttr::chown_to_same() {
             let owner = set.uid.map(uid).transpose()?;
             let group = set.gid.map(gid).transpose()?;
             rustix::fs::chownat(&node.fd, c"", owner, group, AtFlags::EMPTY_PATH)?;
@@ -70,11 +74,28 @@ pub(crate) fn setxattr(
 
 pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
-    {
+    if name == CAPABILITY {
+        remove_capability(cx, &node)?;
+    } else {
         let _acting = cx.act()?;
         rustix::fs::removexattr(proc_path(&node.fd), name)?;
     }
     attr_reply(cx, &node)
+}
+
+/// A kernel asks for that in the name of a caller that may write to the file or change its owner (`cap_inode_killpriv`), and has
+/// checked that. removexattr(2) of a caller without `CAP_SETFCAP` it refuses itself. So it is done as the server where that kernel vouches for its callers. Else
+/// it is what the caller may do: chown(2) that leaves owner and group as they are takes a capability away, and setuid and setgid bits with it.
+fn remove_capability(cx: Context<'_>, node: &Node) -> Result<()> {
+    let _acting = cx.act_unless_vouched()?;
+    match rustix::fs::removexattr(proc_path(&node.fd), CAPABILITY) {
+        Err(rustix::io::Errno::PERM) => {
+            Ok(rustix::fs::chownat(&node.fd, c"", None, None, AtFlags::EMPTY_PATH)?)
+        }
+        // Another client's change was faster.
+        Err(rustix::io::Errno::NODATA) if cx.who.uid != 0 => Ok(()),
+        removed => Ok(removed?),
+    }
 }
 
 fn attr_reply(cx: Context<'_>, node: &Node) -> Result<Outcome> {

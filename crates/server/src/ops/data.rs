@@ -3,6 +3,7 @@
 use super::open::{DataFile, for_reading, for_writing};
 use super::own::OwnChange;
 use super::{Context, Outcome};
+use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
 use crate::reach::reopen;
 use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, Since, WriteFlags};
@@ -80,7 +81,11 @@ pub(crate) fn write(
     if flags.sync {
         how |= ReadWriteFlags::DSYNC;
     }
-    let acting = cx.act_killing(flags.kill_suidgid)?;
+    let acting = cx.act_with(match flags {
+        WriteFlags { flush: true, .. } => SetIdBits::Kept,
+        WriteFlags { kill_suidgid: true, .. } => SetIdBits::Dropped,
+        _ => SetIdBits::AsForCaller,
+    })?;
     let (offset, count) = if flags.append {
         let _position = file.lock_position();
         let count = rustix::io::pwritev2(

@@ -1,7 +1,7 @@
 //! Calls for locks: the file is looked for as for any call, the rest is in memory.
 
 use super::open::only_files;
-use crate::acting::Acting;
+use crate::acting::{Acting, SetIdBits};
 use crate::error::Result;
 use crate::export::Export;
 use crate::files::SessionFiles;
@@ -56,7 +56,7 @@ impl Wants {
 }
 
 fn try_open(node: &Node, who: &Credentials, wants: Wants) -> Result<()> {
-    let _acting = Acting::begin(true, who, false)?;
+    let _acting = Acting::begin(true, who, SetIdBits::AsForCaller)?;
     let opened = match wants {
         Wants::Reading => reopen(node, OFlags::RDONLY),
         Wants::Writing => reopen(node, OFlags::WRONLY),

@@ -17,7 +17,7 @@ mod own;
 pub(crate) mod remove;
 pub(crate) mod rename;
 
-use crate::acting::Acting;
+use crate::acting::{Acting, SetIdBits};
 use crate::error::Result;
 use crate::export::Export;
 use crate::files::SessionFiles;
@@ -64,12 +64,12 @@ impl<'a> Context<'a> {
 
     /// Acts as the caller until the guard is dropped.
     pub(crate) fn act(&self) -> Result<Acting> {
-        Acting::begin(self.export.acts(), self.who, false)
+        self.act_with(SetIdBits::AsForCaller)
     }
 
-    /// The same, and setuid and setgid bits are dropped even for root.
-    pub(crate) fn act_killing(&self, kill_suidgid: bool) -> Result<Acting> {
-        Acting::begin(self.export.acts(), self.who, kill_suidgid)
+    /// The same, with a say in what becomes of setuid and setgid bits.
+    pub(crate) fn act_with(&self, bits: SetIdBits) -> Result<Acting> {
+        Acting::begin(self.export.acts(), self.who, bits)
     }
 
     /// Whether the server may do on its own behalf what the client's kernel checked.
@@ -79,7 +79,7 @@ impl<'a> Context<'a> {
 
     /// Acts as the caller where nobody vouches for what it may do.
     pub(crate) fn act_unless_vouched(&self) -> Result<Acting> {
-        Acting::begin(!self.is_vouched(), self.who, false)
+        Acting::begin(!self.is_vouched(), self.who, SetIdBits::AsForCaller)
     }
 
     /// Refuses a caller that may not search a directory, where nobody vouches for what it may do. While acting.
