@@ -87,9 +87,10 @@ impl Cache {
     /// only not take in what it is answered next.
     pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
         stale.retain(|one| match one {
-            Stale::Attr { ino } => {
-                self.inodes.get_mut(ino).is_none_or(|inode| std::mem::take(&mut inode.attr_told))
-            }
+            Stale::Attr { ino } => self.inodes.get_mut(ino).is_none_or(|inode| {
+                inode.set_id_told = 0;
+                std::mem::take(&mut inode.attr_told)
+            }),
             _ => true,
         });
     }
@@ -213,8 +214,8 @@ impl Cache {
     }
 
     fn still_told(&mut self, id: NodeId) -> Span {
-        let held = self.attr_of(self.clock, id).map(|(_, held)| held);
-        self.tell_attr(self.clock, id.ino, held)
+        let Some((attr, held)) = self.attr_of(self.clock, id) else { return Span::ZERO };
+        self.tell_attr(self.clock, id.ino, &attr, Some(held))
     }
 
     /// Who waits for attributes of open files of which the kernel is to forget something.

@@ -397,7 +397,11 @@ impl Cache {
             }
             return self.answer_all(&flight.waiters, &Answer::Failed(Errno::STALE));
         }
+        if self.may_precede_write(&flight, &response) {
+            return self.answer_unchanged(now, &flight);
+        }
         let files = self.changed_while_asked(&flight.purpose, &response);
+        self.note_rights_after(&flight, &response);
         let answer = match &flight.purpose {
             Purpose::Lookup { dir, name } => {
                 let (dir, name) = (*dir, name.clone());

@@ -284,7 +284,8 @@ impl Cache {
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
         let number = self.number(id);
-        let node = Node { id, number, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, attr_held) };
+        let node =
+            Node { id, number, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, &attr, attr_held) };
         let inode = self.inode(id);
         inode.more_if_any().into_iter().for_each(|more| more.gone = None);
         inode.lookups += 1;
@@ -304,13 +305,14 @@ impl Cache {
         node
     }
 
-    /// For how long the kernel is told attributes under such a grant.
-    pub(crate) fn tell_attr(&mut self, now: Time, ino: u64, held: Option<Held>) -> Span {
+    /// For how long the kernel is told these attributes under such a grant.
+    pub(crate) fn tell_attr(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<Held>) -> Span {
         let valid = held.map_or(Span::ZERO, |held| self.config.level.validity(&held, now));
         if valid > Span::ZERO
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
             inode.attr_told = true;
+            inode.set_id_told |= crate::rights::set_id(attr);
         }
         valid
     }

@@ -15,7 +15,7 @@
 //! | `ahead` | directories that come before they are asked for |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
 //! | `events` | what others changed, for those who watch |
-//! | `recall`, `stores`, `kernel` | the end of grants, what the kernel may believe |
+//! | `recall`, `stores`, `kernel`, `rights` | the end of grants, what the kernel may believe |
 //! | `evict`, `idle`, `prune` | the budget, memory that others need, inodes of the kernel's |
 
 mod ahead;
@@ -56,6 +56,7 @@ mod readdir;
 mod readers;
 mod recall;
 mod replace;
+mod rights;
 mod rows;
 mod short;
 mod singles;

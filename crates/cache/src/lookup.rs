@@ -101,7 +101,7 @@ impl Cache {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.attr_of(now, id) {
             self.note_told(ino, attr);
-            return Some(Answer::Attr(id, attr, self.tell_attr(now, ino, Some(held))));
+            return Some(Answer::Attr(id, attr, self.tell_attr(now, ino, &attr, Some(held))));
         }
         if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.gone) {
             return Some(Answer::Attr(id, attr, Span::ZERO));
@@ -221,7 +221,7 @@ impl Cache {
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
         self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
-        let attr_valid = self.tell_attr(now, entry.id.ino, attr_held);
+        let attr_valid = self.tell_attr(now, entry.id.ino, &entry.attr, attr_held);
         let node = crate::op::Node { attr_valid, ..node };
         match waiters.len() as u64 {
             0 => self.handle_forget(node.number, 1),
@@ -257,7 +257,7 @@ impl Cache {
                 if !waiters.is_empty() {
                     self.note_told(id.ino, attr);
                 }
-                Answer::Attr(id, attr, self.tell_attr(now, id.ino, held))
+                Answer::Attr(id, attr, self.tell_attr(now, id.ino, &attr, held))
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => Answer::Failed(errno),

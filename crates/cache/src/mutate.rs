@@ -67,7 +67,7 @@ impl Cache {
         self.learn_no_xattrs(now, flight, &entry);
         self.mark_inode(entry.id.ino);
         self.new_directory(now, flight, &entry, response);
-        let attr_valid = self.tell_attr(now, entry.id.ino, under);
+        let attr_valid = self.tell_attr(now, entry.id.ino, &entry.attr, under);
         let node = crate::op::Node { attr_valid, ..node };
         if flight.waiters.is_empty() {
             self.handle_forget(node.number, 1);
@@ -471,7 +471,10 @@ impl Cache {
         (ino, fh): (u64, Option<Fh>),
         set: SetAttr,
     ) -> Option<Answer> {
-        if set.is_empty() || self.takes_back(fh, &set) {
+        if set.is_empty() {
+            return self.set_nothing(now, op, caller, ino);
+        }
+        if self.takes_back(fh, &set) {
             return self.attributes(now, op, caller, ino);
         }
         let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
@@ -503,7 +506,7 @@ impl Cache {
                 self.wrote(now, ino, response);
                 self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
                 let under = self.learn_attr(now, flight, id, attr, &response.grants);
-                Answer::Attr(id, attr, self.tell_attr(now, id.ino, under))
+                Answer::Attr(id, attr, self.tell_attr(now, id.ino, &attr, under))
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => {

@@ -26,6 +26,10 @@ pub(crate) struct Inode {
     pub told_as: u32,
     /// The kernel was told attributes for some time, and not to forget them since.
     pub attr_told: bool,
+    /// The set-user-ID and set-group-ID bits among those attributes (`mode >> 9`).
+    pub set_id_told: u8,
+    /// An own change took some of these bits, and the kernel is to forget the attributes before that change is answered.
+    pub set_id_gone: bool,
 }
 
 /// What is known of few inodes: of millions the kernel was just told.
@@ -165,6 +169,8 @@ impl Inode {
             more: None,
             told_as: 0,
             attr_told: false,
+            set_id_told: 0,
+            set_id_gone: false,
         }
     }
 
@@ -214,6 +220,7 @@ impl Inode {
     pub fn renew(&mut self, id: NodeId) {
         let old = std::mem::replace(self, Inode::new(id, self.lookups));
         (self.told_as, self.attr_told) = (old.told_as, old.attr_told);
+        (self.set_id_told, self.set_id_gone) = (old.set_id_told, old.set_id_gone);
         if old.opens > 0 {
             let (opens, opens_unpinned, writers) = (old.opens, old.opens_unpinned, old.writers);
             self.more = Some(Box::new(More { opens, opens_unpinned, writers, ..More::nothing() }));

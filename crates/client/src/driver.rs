@@ -119,6 +119,8 @@ enum Role {
     Changes(u64),
     /// also how long the file is.
     Sets(u64),
+    /// It takes no attributes from it.
+    Leaves(u64),
     /// It takes a file's name away, whichever that is.
     Unlinks,
 }
@@ -131,6 +133,8 @@ struct Sent {
     role: Option<Role>,
     pid: u32,
     length: Option<held::Length>,
+    /// The kernel is to forget the attributes of that inode before.
+    forgets: Option<u64>,
 }
 
 impl Role {
@@ -144,8 +148,19 @@ impl Role {
             | Op::Link { ino, .. }
             | Op::Fallocate { ino, .. }
             | Op::CopyRange { to_ino: ino, .. } => Some(Role::Changes(*ino)),
+            Op::Write { ino, .. } | Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => {
+                Some(Role::Leaves(*ino))
+            }
             Op::Unlink { .. } | Op::Rename { .. } => Some(Role::Unlinks),
             _ => None,
+        }
+    }
+
+    /// What an own change is of.
+    fn changed(self) -> Option<u64> {
+        match self {
+            Role::Changes(ino) | Role::Sets(ino) | Role::Leaves(ino) => Some(ino),
+            Role::Reads(_) | Role::Unlinks => None,
         }
     }
 }
@@ -396,7 +411,7 @@ impl Driver {
         }
     }
 
-    fn send(&self, Sent { unique, shape, answer, role, pid, length }: Sent) {
+    fn send(&self, Sent { unique, shape, answer, role, pid, length, forgets }: Sent) {
         match (role, &answer) {
             (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.readers.wait(ino, pid),
             (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
@@ -413,6 +428,7 @@ impl Driver {
                 self.lengths.tell(&self.transport, turn, (number, size));
             }
         }
+        forgets.into_iter().for_each(|ino| self.forget_attributes(ino));
         let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
         answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
         if let Some(Role::Reads(ino) | Role::Changes(ino) | Role::Sets(ino)) =
@@ -420,6 +436,18 @@ impl Driver {
         {
             self.readers.note(ino, pid);
         }
+    }
+
+    /// An own change took set-user-ID or set-group-ID bits away, which the kernel goes on believing (`nigh_cache`'s `rights.rs`). It waits for
+    /// nothing to forget attributes.
+    fn forget_attributes(&self, ino: u64) {
+        let numbers = self.numbers_of(ino).unwrap_or_else(|| vec![ino]);
+        for number in numbers {
+            if let Err(error) = self.transport.notify(&Notification::attributes(number)) {
+                tracing::debug!(target: "nigh::kernel", %error, ino, "attributes are not dropped");
+            }
+        }
+        self.core.lock().cache.handle_set_id_forgotten(ino);
     }
 
     /// Whoever reads it has none of its pages locked while it waits for an answer.

@@ -38,6 +38,19 @@ impl Core {
         pending: Pending,
         answer: Answer,
     ) -> Option<Sent> {
+        let changed = pending.role.and_then(Role::changed);
+        let forgets = changed.filter(|ino| self.cache.is_set_id_gone(*ino));
+        let sent = self.admit_length(lengths, op, pending, answer)?;
+        Some(Sent { forgets, ..sent })
+    }
+
+    fn admit_length(
+        &mut self,
+        lengths: &Lengths,
+        op: OpId,
+        pending: Pending,
+        answer: Answer,
+    ) -> Option<Sent> {
         let size = match &answer {
             Answer::Attr(_, attr, _) if attr.kind() == Kind::File => attr.size,
             Answer::Opened(_) => 0,
@@ -117,7 +130,7 @@ impl Core {
 impl Pending {
     fn sent(self, answer: Answer, length: Option<Length>) -> Sent {
         let Pending { unique, shape, pid, role, .. } = self;
-        Sent { unique, shape, answer, role, pid, length }
+        Sent { unique, shape, answer, role, pid, length, forgets: None }
     }
 }
 

@@ -232,3 +232,39 @@ fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
     ask(&mut stage, read(nigh_types::Cookie(2)), page);
     assert_eq!(dropped(&stage), before + 1);
 }
+
+/// Else `stat` of the mode alone shows set-user-ID bits for ever, and the changed program runs with them.
+#[test]
+fn a_write_that_takes_set_id_bits_is_answered_when_the_kernel_has_forgotten_the_mode() {
+    for (mode, forgets) in [(0o6777, true), (0o777, false)] {
+        let kernel: Arc<OnceLock<Arc<MemoryTransport>>> = Arc::default();
+        let (theirs, early) = (Arc::clone(&kernel), Arc::new(AtomicBool::new(true)));
+        let is_early = Arc::clone(&early);
+        let mut stage = Stage::judging(move |_| {
+            let answered = theirs.get().is_some_and(|k| k.take_reply(1002, Duration::ZERO).is_some());
+            is_early.fetch_and(!answered, Ordering::SeqCst);
+            Ok(NotifyOutcome::Done)
+        });
+        kernel.set(Arc::clone(&stage.kernel)).ok().unwrap();
+        let ino = stage.make("f", false).ino;
+        let ask = |stage: &Stage, unique, op| {
+            let caller = Caller { pid: std::process::id(), ..Caller::default() };
+            stage.driver.operate(unique, OpId(unique), caller, Shape::Natural, op);
+        };
+        let set = nigh_types::SetAttr { mode: Some(mode), ..nigh_types::SetAttr::default() };
+        ask(&stage, 1000, Op::SetAttr { ino, fh: None, set });
+        stage.serve();
+        let told = |stage: &Stage| {
+            let is_one = |told: &&Notification<'_>| **told == Notification::attributes(ino);
+            stage.kernel.notifications().iter().filter(is_one).count()
+        };
+        let before = told(&stage);
+        let flags = WriteFlags { kill_suidgid: true, ..WriteFlags::default() };
+        let data = b"other".to_vec();
+        ask(&stage, 1002, Op::Write { ino, fh: nigh_cache::Fh(1), offset: 0, data, flags });
+        stage.serve();
+        assert_eq!(told(&stage) - before, usize::from(forgets), "{mode:o}");
+        assert!(early.load(Ordering::SeqCst), "{mode:o}: it was answered first");
+        assert!(stage.kernel.take_reply(1002, Duration::ZERO).is_some(), "{mode:o}");
+    }
+}

@@ -1,0 +1,96 @@
+//! Set-user-ID and set-group-ID bits and capabilities of files, which changes of data and of the owner take away.
+//!
+//! After a write the kernel forgets size and times, and keeps the mode that it knew (`FUSE_STATX_MODSIZE` in `fuse_write_update_attr`). It
+//! would show bits that are gone, and execute the changed program with them. So the driver has the kernel forget all attributes before such a
+//! change is answered. Only files with these bits cost that.
+//!
+//! Before a write to a file that has these bits, as the kernel believes, or a capability, it sends a SETATTR of nothing (`file_remove_privs`; `fuse_setattr`
+//! leaves the mode out). chown(2) that leaves owner and group as they are is the same request.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, attr_after};
+use crate::op::{Answer, Caller, Op};
+use nigh_types::{Attr, Call, Errno, OpId, Reply, Response, SetAttr, Time};
+
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// The set-user-ID and set-group-ID bits of a mode (`mode >> 9`).
+pub(crate) fn set_id(attr: &Attr) -> u8 {
+    u8::try_from(attr.mode >> 9 & 0o6).unwrap_or(0o6)
+}
+
+impl Cache {
+    /// Whether the kernel is to forget an inode's attributes before an own change of it is answered.
+    #[must_use]
+    pub fn is_set_id_gone(&self, ino: u64) -> bool {
+        self.inodes.get(&ino).is_some_and(|inode| inode.set_id_gone)
+    }
+
+    /// The kernel has forgotten these attributes.
+    pub fn handle_set_id_forgotten(&mut self, ino: u64) {
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.set_id_gone = false);
+    }
+
+    /// An own change was answered, before anything is learned from that.
+    pub(crate) fn note_rights_after(&mut self, flight: &Flight, response: &Response) {
+        let ino = match flight.purpose {
+            Purpose::Write { ino, .. } | Purpose::Change { ino, .. } => ino,
+            Purpose::Open { ino, .. } if flight.sequence.is_some() => ino,
+            _ => return,
+        };
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let after = match &response.result {
+            // The kernel takes the attributes from the answer.
+            Ok(Reply::Attr(..)) if matches!(flight.again, Some(Call::SetAttr { .. })) => None,
+            Ok(Reply::Attr(id, attr)) if id.ino == ino => Some(set_id(attr)),
+            Ok(Reply::Opened { attr, .. }) => Some(set_id(attr)),
+            _ => Some(attr_after(response, ino).map_or(0, |attr| set_id(&attr))),
+        };
+        if let Some(left) = after {
+            inode.set_id_gone |= inode.set_id_told & !left != 0;
+            inode.set_id_told &= left;
+        }
+        let known = inode.xattrs.as_deref();
+        if known.is_some_and(|(set, _)| set.items.iter().any(|(name, _)| name.as_ref() == CAPABILITY)) {
+            self.forget_xattrs(ino);
+        }
+    }
+
+    /// A SETATTR of nothing is chown(2) that leaves owner and group as they are, whichever it was: a write that comes next takes the same bits away. Not for root
+    /// while the file is open for writing, since root's write may have come here for a capability alone and leaves the bits.
+    pub(crate) fn set_nothing(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        if caller.uid == 0 && self.is_written(ino) {
+            return self.attributes(now, op, caller, ino);
+        }
+        let Some((node, handle)) = self.reach(ino, None) else { return Some(Answer::Failed(Errno::STALE)) };
+        let call = Call::SetAttr { node, handle, set: SetAttr::chown_to_same() };
+        self.ask(now, op, caller, Purpose::Change { ino, xattrs: false }, call)
+    }
+
+    /// Whether a SETATTR of nothing may be answered though the remote refused it: the caller does not own the file, and its write will
+    /// take the bits away.
+    pub(crate) fn may_precede_write(&self, flight: &Flight, response: &Response) -> bool {
+        let is_empty = matches!(&flight.again, Some(Call::SetAttr { set, .. }) if set.is_empty());
+        let Purpose::Change { ino, .. } = flight.purpose else { return false };
+        is_empty && response.result == Err(Errno::PERM) && self.is_written(ino)
+    }
+
+    /// Those that wait are told the attributes as they are.
+    pub(crate) fn answer_unchanged(&mut self, now: Time, flight: &Flight) {
+        let Purpose::Change { ino, .. } = flight.purpose else { return };
+        for op in &flight.waiters {
+            if let Some(waiting) = self.waiting.remove(op)
+                && let Some(answer) = self.start(now, *op, waiting.caller, Op::GetAttr { ino })
+            {
+                self.say(*op, answer);
+            }
+        }
+    }
+
+    fn is_written(&self, ino: u64) -> bool {
+        self.inodes.get(&ino).is_some_and(|inode| inode.writers > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! What becomes of set-user-ID bits and capabilities, as the kernel is told.
+
+use super::*;
+use crate::Config;
+use crate::lookup::tests::{T0, cache, session};
+use crate::op::{Fh, Output};
+use nigh_types::{Access, CallId, Covers, Event, Grant, GrantId, Handle, NodeId, Term, WriteFlags, XattrSet};
+
+const FILE: NodeId = NodeId { ino: 7, generation: 1 };
+const PROGRAM: u32 = 0o104_755;
+const ORDINARY: u32 = 0o100_755;
+
+fn attr(mode: u32) -> Attr {
+    Attr { mode, nlink: 1, ..Attr::default() }
+}
+
+/// A file that is open for writing, and of which the kernel knows the attributes.
+fn opened(mode: u32) -> Cache {
+    let attr = attr(mode);
+    let mut cache = cache(Config::default());
+    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let entry = nigh_types::Entry { id: FILE, attr, target: None, no_xattrs: false };
+    let name = nigh_types::Name::new(b"f").unwrap();
+    let looked = ask(&mut cache, 0, Op::Lookup { dir: session().root.ino, name });
+    answer(&mut cache, looked, granted(Reply::Looked(Some(entry))));
+    let opened = ask(&mut cache, 0, Op::Open { ino: 7, access, append: false });
+    answer(&mut cache, opened, granted(Reply::Opened { handle: Handle(1), attr }));
+    let told = cache.handle_op(T0, OpId(9), Caller::default(), Op::GetAttr { ino: 7 });
+    assert!(matches!(told, Some(Answer::Attr(_, told, valid)) if told == attr && valid.0 > 0), "{told:?}");
+    cache
+}
+
+fn ask(cache: &mut Cache, uid: u32, op: Op) -> (CallId, Call) {
+    let caller = Caller { uid, ..Caller::default() };
+    assert_eq!(cache.handle_op(T0, OpId(1), caller, op), None);
+    let outputs =
+        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
+    let calls =
+        outputs.filter_map(|o| if let Output::Call { id, call, .. } = o { Some((id, call)) } else { None });
+    calls.last().expect("the remote is asked")
+}
+
+fn answer(cache: &mut Cache, (call, _): (CallId, Call), response: Response) -> Option<Answer> {
+    cache.handle_event(T0, Event::Response { call, response });
+    let outputs =
+        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
+    outputs.filter_map(|o| if let Output::Answer { answer, .. } = o { Some(answer) } else { None }).last()
+}
+
+fn granted(reply: Reply) -> Response {
+    let root = session().root;
+    let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(root) };
+    let own = Grant { node: FILE, covers: Covers::Inode, id: GrantId(2), ..grant };
+    Response { grants: vec![grant, own], ..Response::plain(Ok(reply)) }
+}
+
+fn write() -> Op {
+    let flags = WriteFlags { kill_suidgid: true, ..WriteFlags::default() };
+    Op::Write { ino: 7, fh: Fh(1), offset: 0, data: b"x".to_vec(), flags }
+}
+
+fn written(after: Option<u32>) -> Response {
+    let after = after.into_iter().map(|mode| (FILE, attr(mode))).collect();
+    Response { after, ..Response::plain(Ok(Reply::Written { offset: 0, count: 1 })) }
+}
+
+#[test]
+fn a_write_that_takes_set_id_bits_has_the_kernel_forget_them_once() {
+    let mut cache = opened(PROGRAM);
+    let call = ask(&mut cache, 1000, write());
+    assert!(!cache.is_set_id_gone(7));
+    answer(&mut cache, call, written(Some(ORDINARY)));
+    assert!(cache.is_set_id_gone(7));
+    cache.handle_set_id_forgotten(7);
+    let call = ask(&mut cache, 1000, write());
+    answer(&mut cache, call, written(Some(ORDINARY)));
+    assert!(!cache.is_set_id_gone(7), "the kernel was told of none since");
+}
+
+#[test]
+fn a_write_that_leaves_set_id_bits_or_finds_none_costs_nothing() {
+    for mode in [PROGRAM, ORDINARY] {
+        let mut cache = opened(mode);
+        let call = ask(&mut cache, 0, write());
+        answer(&mut cache, call, written(Some(mode)));
+        assert!(!cache.is_set_id_gone(7), "{mode:o}");
+    }
+    let mut cache = opened(ORDINARY);
+    for _ in 0..3 {
+        let call = ask(&mut cache, 0, write());
+        answer(&mut cache, call, written(None));
+        assert!(!cache.is_set_id_gone(7), "nor where the remote tells nothing of it");
+    }
+}
+
+#[test]
+fn a_write_that_fails_or_of_which_nothing_is_told_may_have_taken_them() {
+    for response in [written(None), Response::plain(Err(Errno::NOSPC))] {
+        let mut cache = opened(PROGRAM);
+        let call = ask(&mut cache, 1000, write());
+        answer(&mut cache, call, response);
+        assert!(cache.is_set_id_gone(7));
+    }
+}
+
+#[test]
+fn a_fallocate_that_takes_set_id_bits_does_it_too_and_a_chmod_tells_itself() {
+    let mut cache = opened(PROGRAM);
+    let fallocate = Op::Fallocate { ino: 7, fh: Fh(1), mode: 0, offset: 0, length: 9 };
+    let call = ask(&mut cache, 1000, fallocate);
+    answer(&mut cache, call, granted(Reply::Attr(FILE, attr(ORDINARY))));
+    assert!(cache.is_set_id_gone(7));
+    let mut cache = opened(PROGRAM);
+    let set = SetAttr { mode: Some(0o755), ..SetAttr::default() };
+    let call = ask(&mut cache, 1000, Op::SetAttr { ino: 7, fh: None, set });
+    answer(&mut cache, call, granted(Reply::Attr(FILE, attr(ORDINARY))));
+    assert!(!cache.is_set_id_gone(7));
+}
+
+#[test]
+fn a_capability_is_not_known_any_more_after_a_write() {
+    let mut cache = opened(ORDINARY);
+    let get = |name: &[u8]| Op::GetXattr { ino: 7, name: name.to_vec(), size: 99 };
+    let call = ask(&mut cache, 0, get(CAPABILITY));
+    let items = vec![(CAPABILITY.into(), Some(b"value"[..].into()))];
+    let all = answer(&mut cache, call, granted(Reply::Xattrs(XattrSet { items })));
+    assert_eq!(all, Some(Answer::Value(b"value".to_vec())));
+    let call = ask(&mut cache, 0, write());
+    answer(&mut cache, call, written(Some(ORDINARY)));
+    assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), get(CAPABILITY)), None, "the remote is asked");
+}
+
+#[test]
+fn other_xattrs_are_known_as_well_after_a_write() {
+    let mut cache = opened(ORDINARY);
+    let get = Op::GetXattr { ino: 7, name: b"user.a".to_vec(), size: 99 };
+    let call = ask(&mut cache, 0, get.clone());
+    let items = vec![(b"user.a"[..].into(), Some(b"value"[..].into()))];
+    answer(&mut cache, call, granted(Reply::Xattrs(XattrSet { items })));
+    let call = ask(&mut cache, 0, write());
+    answer(&mut cache, call, written(Some(ORDINARY)));
+    let known = cache.handle_op(T0, OpId(3), Caller::default(), get);
+    assert_eq!(known, Some(Answer::Value(b"value".to_vec())));
+}
+
+fn nothing() -> Op {
+    Op::SetAttr { ino: 7, fh: None, set: SetAttr::default() }
+}
+
+#[test]
+fn a_setattr_of_nothing_is_a_chown_and_is_not_refused_before_a_write() {
+    let mut cache = opened(PROGRAM);
+    let call = ask(&mut cache, 1000, nothing());
+    assert!(matches!(&call.1, Call::SetAttr { set, .. } if *set == SetAttr::chown_to_same()), "{:?}", call.1);
+    let told = answer(&mut cache, call, Response::plain(Err(Errno::PERM)));
+    assert!(
+        matches!(told, Some(Answer::Attr(FILE, Attr { mode: PROGRAM, .. }, _))),
+        "{told:?}: it may be about to write"
+    );
+    // A file that is not open for writing is not about to be written.
+    assert_eq!(
+        cache.handle_op(T0, OpId(4), Caller::default(), Op::Release { fh: Fh(1), flock: None }),
+        Some(Answer::Done)
+    );
+    let call = ask(&mut cache, 1000, nothing());
+    let told = answer(&mut cache, call, Response::plain(Err(Errno::PERM)));
+    assert_eq!(told, Some(Answer::Failed(Errno::PERM)));
+}
+
+/// Its write takes a capability away, and no set-user-ID bit.
+#[test]
+fn a_setattr_of_nothing_by_root_takes_no_bits_before_a_write() {
+    let mut cache = opened(PROGRAM);
+    let told = cache.handle_op(T0, OpId(1), Caller::default(), nothing());
+    assert!(matches!(told, Some(Answer::Attr(FILE, Attr { mode: PROGRAM, .. }, _))), "{told:?}");
+    cache.handle_op(T0, OpId(4), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+    ask(&mut cache, 0, nothing());
+}
