@@ -12,6 +12,7 @@ mod paths;
 mod permissions;
 mod readonly;
 mod rename;
+mod rights;
 mod shared;
 mod signals;
 mod space;
@@ -74,6 +75,7 @@ pub fn table(which: Table) -> Vec<Case> {
             links::CASES,
             attributes::CASES,
             permissions::CASES,
+            rights::CASES,
             xattrs::CASES,
             names::CASES,
             paths::CASES,

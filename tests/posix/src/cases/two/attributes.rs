@@ -1,6 +1,7 @@
 //! Attributes, extended attributes and rights.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -14,7 +15,8 @@ use crate::sys;
 super::cases! { two::
     mode, mode_of_directory, mode_by_descriptor, owner, times, times_of_directory, truncated_by_path,
     truncated_open, attributes_of_linked, xattr_set, xattr_changed, xattr_removed, xattr_of_directory, acl_set,
-    acl_default, rights_taken, rights_by_acl, search_taken, attributes_by_turns;
+    acl_default, rights_taken, rights_by_acl, search_taken, attributes_by_turns, mode_without_set_id_after_write,
+    xattr_of_a_capability_after_write, mode_by_acl;
 }
 
 /// A user whom nobody knows.
@@ -282,4 +284,70 @@ fn attributes_by_turns(room: &Room) -> Result<()> {
         ensure!(got == i64::from(round), "round {round}: mtime {got}");
     }
     all_see(room, &[], |dir| has_mode(dir, "d/f", 0o673))
+}
+
+/// By the mode alone, which a kernel may know by another way than size and times.
+fn has_bits(dir: &Path, mode: u32) -> Result<()> {
+    let got = u32::from(sys::statx(&dir.join("d/f"), libc::STATX_MODE)?.stx_mode) & 0o7777;
+    ensure!(got == mode, "the mode alone is {got:o}, not {mode:o}");
+    Ok(())
+}
+
+fn written_by_stranger(path: &Path) -> Result<bool> {
+    let write = || fs::OpenOptions::new().write(true).open(path).is_ok_and(|mut f| f.write_all(b"x").is_ok());
+    Ok(if sys::uid() == 0 { sys::as_user(STRANGER, STRANGER, &[], write)? } else { write() })
+}
+
+fn mode_without_set_id_after_write(room: &Room) -> Result<()> {
+    sys::chmod(&room.path, 0o755)?;
+    for by in [&room.path, &room.beside] {
+        room.dir("d")?;
+        let path = room.file("d/f", b"contents")?;
+        sys::chmod(&path, 0o6777)?;
+        warm(room, &[])?;
+        all_see(room, &[], |dir| has_bits(dir, 0o6777))?;
+        ensure!(written_by_stranger(&by.join("d/f"))?, "the write was refused");
+        all_see(room, &[], |dir| has_bits(dir, 0o777))?;
+        fs::remove_dir_all(room.at("d"))?;
+    }
+    Ok(())
+}
+
+fn xattr_of_a_capability_after_write(room: &Room) -> Result<()> {
+    needs_root()?;
+    const CAPABILITY: &str = "security.capability";
+    let value = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    sys::chmod(&room.path, 0o755)?;
+    room.dir("d")?;
+    let path = room.file("d/f", b"contents")?;
+    sys::chmod(&path, 0o777)?;
+    or_skip(sys::set_xattr(&path, CAPABILITY, &value, 0), "file capabilities")?;
+    let has = |dir: &Path| sys::xattr(&dir.join("d/f"), CAPABILITY);
+    all_see(room, &[], |dir| {
+        ensure!(has(dir)? == value, "another capability");
+        Ok(())
+    })?;
+    ensure!(written_by_stranger(&room.over("d/f"))?, "the write was refused");
+    all_see(room, &[], |dir| refuses(has(dir), libc::ENODATA))
+}
+
+/// The mask of an access ACL is the group's bits of the mode.
+fn mode_by_acl(room: &Room) -> Result<()> {
+    warm_file(room)?;
+    all_see(room, &[], |dir| has_bits(dir, 0o644))?;
+    let path = room.at("d/f");
+    or_skip(sys::set_xattr(&path, acls::ACCESS, &acls::with_user(6, STRANGER, 6, 4, 6, 4), 0), "POSIX ACLs")?;
+    all_see(room, &[], |dir| has_bits(dir, 0o664))?;
+    sys::chmod(&room.over("d/f"), 0o604)?;
+    all_see(room, &[], |dir| has_bits(dir, 0o604))?;
+    let own = sys::xattr(&path, acls::ACCESS)?;
+    all_see(room, &[], |dir| {
+        ensure!(sys::xattr(&dir.join("d/f"), acls::ACCESS)? == own, "another ACL");
+        Ok(())
+    })?;
+    sys::set_xattr(&room.over("d/f"), acls::ACCESS, &acls::with_user(6, STRANGER, 6, 4, 7, 4), 0)?;
+    all_see(room, &[], |dir| has_bits(dir, 0o674))?;
+    sys::remove_xattr(&path, acls::ACCESS)?;
+    all_see(room, &[], |dir| has_bits(dir, 0o674))?;
+    all_see(room, &[], |dir| refuses(sys::xattr(&dir.join("d/f"), acls::ACCESS), libc::ENODATA))
 }

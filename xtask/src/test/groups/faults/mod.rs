@@ -1,6 +1,7 @@
 //! Faults that reports on other filesystems, other suites and hostile peers led to, each with the right value: what the
 //! local disk gives, or what a careful server allows. One file per area.
 
+mod attributes;
 mod credentials;
 mod output;
 
@@ -10,7 +11,7 @@ use crate::tally::Tally;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let areas: &[&[super::Test]] = &[credentials::TESTS, output::TESTS];
+    let areas: &[&[super::Test]] = &[attributes::TESTS, credentials::TESTS, output::TESTS];
     for (name, test) in areas.iter().copied().flatten() {
         let start = Instant::now();
         let result = test(world);
