@@ -20,16 +20,29 @@ pub struct Believed {
     pub id: NodeId,
     pub attr: Attr,
     until: Time,
+    part: Part,
+}
+
+/// Which of the attributes it believes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    All,
     /// Not the time of change, which an own change has set, nor the count of links, for which nobody asks without it.
-    but_ctime: bool,
+    ButChange,
+    /// Mode and owner: an own change of data has set the rest (`FUSE_STATX_MODSIZE`).
+    Rights,
 }
 
 impl Believed {
     /// Whether what it believes is so.
     #[must_use]
     pub fn is_so(&self, truth: &Attr) -> bool {
-        let of = if self.but_ctime { truth } else { &self.attr };
-        Attr { ctime: of.ctime, nlink: of.nlink, ..self.attr } == *truth
+        let rights = |attr: &Attr| (attr.mode, attr.uid, attr.gid);
+        match self.part {
+            Part::All => self.attr == *truth,
+            Part::ButChange => Attr { ctime: truth.ctime, nlink: truth.nlink, ..self.attr } == *truth,
+            Part::Rights => rights(&self.attr) == rights(truth),
+        }
     }
 }
 
@@ -103,7 +116,7 @@ impl Kernel {
         }
         self.version += 1;
         (size.bytes, size.version) = (attr.size, self.version);
-        self.attrs.insert(id.ino, Believed { id, attr, until, but_ctime: false });
+        self.attrs.insert(id.ino, Believed { id, attr, until, part: Part::All });
     }
 
     /// What it goes by when it asks now.
@@ -159,7 +172,15 @@ impl Kernel {
     /// An own change took an inode's name, or moved it: the rest of what it believes goes on, and for as long
     /// (`fuse_entry_unlinked`, `fuse_update_ctime`).
     fn changed_name(&mut self, ino: u64) {
-        self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.but_ctime = true);
+        let all = self.attrs.get_mut(&ino).filter(|believed| believed.part == Part::All);
+        all.into_iter().for_each(|believed| believed.part = Part::ButChange);
+    }
+
+    /// An own change of a file's data: mode and owner are believed on (`fuse_write_update_attr`).
+    pub fn changed_data(&mut self, ino: u64) {
+        self.version += 1;
+        self.sizes.entry(ino).or_default().version = self.version;
+        self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.part = Part::Rights);
     }
 
     /// Answers to who asked before are not taken in any more (`fuse_entry_unlinked`).
@@ -255,8 +276,13 @@ impl Kernel {
         self.names.get(&(dir, name.clone())).and_then(|d| d.ino)
     }
 
-    /// Attributes believed at `now`.
-    pub fn attrs(&self, now: Time) -> impl Iterator<Item = &Believed> {
+    /// Attributes believed at `now`, in part or as a whole.
+    pub fn believed(&self, now: Time) -> impl Iterator<Item = &Believed> {
         self.attrs.values().filter(move |believed| now < believed.until)
+    }
+
+    /// Those for which it does not ask at `now`.
+    pub fn attrs(&self, now: Time) -> impl Iterator<Item = &Believed> {
+        self.believed(now).filter(|believed| believed.part != Part::Rights)
     }
 }

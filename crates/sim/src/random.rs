@@ -171,7 +171,9 @@ impl<B: Backend> History<B> {
             12.. => self.use_file(at, dir, &file),
             0..=4 => (self.lookup_or_believe(at, dir, &file), vec![]),
             5 => {
-                let set = SetAttr { mode: Some(0o600 + self.dice.below(8) as u32), ..SetAttr::default() };
+                let picked = self.dice.below(8) as u32;
+                let set_id = if picked > 5 { 0o6000 } else { 0 };
+                let set = SetAttr { mode: Some(set_id + 0o610 + picked), ..SetAttr::default() };
                 (self.known(at, dir, &file).map(|ino| Op::SetAttr { ino, fh: None, set }), vec![])
             }
             6 => (self.known(at, dir, &file).map(|ino| Op::GetAttr { ino }), vec![]),

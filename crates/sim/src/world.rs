@@ -459,6 +459,7 @@ impl<B: Backend> World<B> {
         if self.is_told(at) {
             self.clients[at].carried.clear();
         }
+        self.forget_set_id(at, &op);
         self.take_in(at, id, (&op, &answer), &locked);
         if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
             self.judge_store(at, *ino, &answer);
@@ -513,7 +514,7 @@ impl<B: Backend> World<B> {
                     ));
                 }
             }
-            for believed in client.kernel.attrs(self.time(at)) {
+            for believed in client.kernel.believed(self.time(at)) {
                 let ino = believed.id.ino;
                 // Of what has no name any more only who has it open can ask; an own removal that is out may have hit what
                 // another has put there.

@@ -5,6 +5,10 @@ use crate::world::{Backend, Fact, XATTR, name_of, short};
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_types::{Access, Errno, Name, WriteFlags};
 
+/// Of a caller without `CAP_FSETID`.
+const KILLS: WriteFlags =
+    WriteFlags { append: false, kill_suidgid: true, sync: false, flush: false, since: None };
+
 impl<B: Backend> History<B> {
     /// A request, and the directories that its kernel locks for it.
     pub(super) fn use_file(&mut self, at: usize, dir: u64, file: &Name) -> (Option<Op>, Vec<u64>) {
@@ -79,7 +83,7 @@ impl<B: Backend> History<B> {
         if self.dice.below(if has_page && others { 4 } else { 16 }) == 0 {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 2];
             let offset = 2 * self.dice.below(2);
-            return Some(Op::Write { ino, fh, offset, data, flags: WriteFlags::default() });
+            return Some(Op::Write { ino, fh, offset, data, flags: KILLS });
         }
         (!has_page).then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
@@ -120,7 +124,7 @@ impl<B: Backend> History<B> {
         }
         if write && may_write {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
-            return Some(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags::default() });
+            return Some(Op::Write { ino, fh, offset: 0, data, flags: KILLS });
         }
         let client = &self.world.clients[at];
         let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == Level::None;

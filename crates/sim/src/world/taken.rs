@@ -52,11 +52,28 @@ impl<B: Backend> World<B> {
             (Op::ReadDir { ino, .. }, Answer::Page(page)) => kernel.page((now, asked), *ino, page),
             (Op::Write { ino, offset, .. }, Answer::Written(written)) => {
                 kernel.wrote(*ino, offset + written);
-                kernel.forget(&Stale::Attr { ino: *ino });
+                kernel.changed_data(*ino);
             }
+            (
+                Op::Write { ino, .. }
+                | Op::Open { ino, .. }
+                | Op::Fallocate { ino, .. }
+                | Op::CopyRange { to_ino: ino, .. },
+                _,
+            ) if changed_inode(op).is_some() => kernel.changed_data(*ino),
             (op, _) => {
                 changed_inode(op).into_iter().for_each(|ino| kernel.forget(&Stale::Attr { ino }));
             }
+        }
+    }
+
+    /// As the driver does it before an own change is answered.
+    pub(super) fn forget_set_id(&mut self, at: usize, op: &Op) {
+        let client = &mut self.clients[at];
+        if let Some(ino) = changed_inode(op).filter(|ino| client.cache.is_set_id_gone(*ino)) {
+            client.kernel.forget(&Stale::Attr { ino });
+            client.cache.handle_set_id_forgotten(ino);
+            self.trace.push(format!("{} forgets attributes", super::name_of(at)));
         }
     }
 }
