@@ -54,6 +54,7 @@ mod grants;
 mod holds;
 mod key;
 mod limits;
+mod listing_rights;
 mod own;
 mod recalls;
 mod report;
@@ -99,9 +100,7 @@ struct Entry {
     /// And before it that nobody else has changed it. [`Entry::HELD`]: somebody has, or is about to, which its holder
     /// held back or was not asked about before.
     unbroken: u32,
-    shared: bool,
-    /// It took the place of an earlier one, which its holder may have.
-    again: bool,
+    marks: u8,
 }
 
 impl Entry {
@@ -109,10 +108,26 @@ impl Entry {
     /// No grant that there was has a number so high.
     const NEVER: GrantId = GrantId(u64::MAX);
 
+    /// Bits of `marks`. The directory's names are shared.
+    const SHARED: u8 = 1;
+    /// The grant took the place of an earlier one, which its holder may have.
+    const AGAIN: u8 = 2;
+    /// The holder was not seen to have the right to list the directory: its recall carries no names.
+    const UNLISTED: u8 = 4;
+
+    fn is(&self, mark: u8) -> bool {
+        self.marks & mark != 0
+    }
+
     /// It takes the place of an earlier one.
     fn follow(&mut self, earlier: &Entry) {
         let between = u32::try_from(self.id.0 - earlier.id.0).unwrap_or(u32::MAX);
-        (self.again, self.since) = (true, earlier.since);
+        self.since = earlier.since;
+        self.marks |= Entry::AGAIN;
+        // A holder that may list does so until the directory's rights change, which recalls the grant.
+        if !earlier.is(Entry::UNLISTED) {
+            self.marks &= !Entry::UNLISTED;
+        }
         self.behind = earlier.behind.saturating_add(u16::try_from(between).unwrap_or(u16::MAX));
         self.unbroken = match earlier.unbroken {
             // A later one than it was, where that was too long ago.
@@ -264,7 +279,7 @@ impl LeaseTable {
         self.advance(now);
         for grant in grants {
             let held = self.accounts.get(&holder).and_then(|account| account.grants.get(grant));
-            if held.is_some_and(|held| !self.entries[&(held.key, holder)].again)
+            if held.is_some_and(|held| !self.entries[&(held.key, holder)].is(Entry::AGAIN))
                 && self.end_grant(holder, *grant)
             {
                 self.counters.returned += 1;

@@ -10,6 +10,8 @@ pub(super) struct Account {
     pub(super) names_alone: bool,
     /// Others' changes are held back in the place of recalls.
     pub(super) takes_pushes: bool,
+    /// Recalls tell it names only of directories that it may list.
+    pub(super) confined: bool,
     /// The latest hearing that counts.
     pub(super) heard: Time,
     /// Whoever is suspect has owed since then.
@@ -53,6 +55,7 @@ impl Account {
         Account {
             names_alone,
             takes_pushes: false,
+            confined: false,
             heard: now,
             suspect: None,
             delays_others: false,

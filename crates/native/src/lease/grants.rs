@@ -51,16 +51,19 @@ impl LeaseTable {
         let id = self.numbers.next_grant();
         let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
         account.begin(id, Held { key, until: self.now.after(longer(limit)) });
-        let mut entry = Entry { id, node, since: self.now, behind: 0, unbroken: 0, shared, again: false };
+        let unlisted = account.confined && key.covers == Covers::Names;
+        let marks = if shared { Entry::SHARED } else { 0 } | if unlisted { Entry::UNLISTED } else { 0 };
+        let mut entry = Entry { id, node, since: self.now, behind: 0, unbroken: 0, marks };
         if let Some(earlier) = self.entries.get(&(key, holder)) {
             entry.follow(earlier);
             let held = account.grants.remove(&earlier.id);
             held.into_iter().for_each(|held| account.end(earlier.id, held.until));
         }
+        let listed = !entry.is(Entry::UNLISTED);
         self.entries.insert((key, holder), entry);
         self.arm_holder(holder);
         self.note_holders(key);
-        Granted { id, shared, limit }
+        Granted { id, shared, limit, listed }
     }
 
     /// Page 0008, rule 9: a holder that wants names alone never has them unshared together with
@@ -150,7 +153,7 @@ impl LeaseTable {
     /// Who has this key without having been asked for it, and whether it is shared.
     fn holders(&self, key: LeaseKey) -> impl Iterator<Item = (Holder, bool)> + '_ {
         let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
-        seats.map(|((_, holder), entry)| (*holder, entry.shared))
+        seats.map(|((_, holder), entry)| (*holder, entry.is(Entry::SHARED)))
     }
 
     /// To be called whenever somebody has come to a key or left it.

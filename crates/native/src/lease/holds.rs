@@ -99,7 +99,12 @@ impl LeaseTable {
         let account = &self.accounts[&holder];
         // Recalls end what is asked for, and so have an end themselves.
         let has_room = (account.owed.len() as u64) < Self::MOST_HELD;
-        tells && has_room && account.takes_pushes && account.suspect.is_none() && !account.cut
+        tells
+            && has_room
+            && account.takes_pushes
+            && !account.confined
+            && account.suspect.is_none()
+            && !account.cut
     }
 
     /// What stands there goes on, and is about to be something else.

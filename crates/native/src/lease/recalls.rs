@@ -204,6 +204,8 @@ impl LeaseTable {
     pub(super) fn recall(&mut self, seat: Seat, names: Vec<Name>) -> RecallId {
         let (key, holder) = seat;
         let entry = self.entries.remove(&seat).expect("only what stands is recalled");
+        // Without names the recall is of all of them.
+        let names = if entry.is(Entry::UNLISTED) { Vec::new() } else { names };
         let id = self.numbers.next_recall();
         let account = self.accounts.get_mut(&holder).expect("a grant has a holder");
         let held = account.grants.remove(&entry.id).expect("its holder has it");

@@ -7,6 +7,7 @@ mod holders;
 mod holds;
 mod keys;
 mod limits;
+mod listing_rights;
 mod model;
 mod names;
 mod turns;

@@ -103,6 +103,9 @@ pub struct Granted {
     pub shared: bool,
     /// The holder counts no more than this from when it asked. `Span::FOREVER`: it ends by its recall.
     pub limit: Span,
+    /// Its recall may carry names. False: of names, for a confined holder that was not seen to have the right to
+    /// list the directory ([`LeaseTable::handle_may_list`](super::LeaseTable::handle_may_list)).
+    pub listed: bool,
 }
 
 /// What a mutation is about to make false.
