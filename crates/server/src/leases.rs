@@ -231,6 +231,11 @@ impl Leases {
         self.with_answer(|state, now| state.desk.handle_answer(now, holder, grants), put);
     }
 
+    /// [`LeaseTable::handle_may_list`].
+    pub(crate) fn may_list(&self, holder: Holder, grant: GrantId) {
+        self.with(|state, now| state.desk.table_mut().handle_may_list(now, holder, grant));
+    }
+
     /// Asks everybody for what they hold of a key. Nobody waits until they have given it back.
     pub(crate) fn recall(&self, key: LeaseKey) {
         self.with(|state, now| state.desk.handle_recall(now, key));
@@ -433,6 +438,9 @@ impl State {
         self.begin(now, session.holder(), names_alone, attached.term);
         let party = Party { client: attached.who, origin: session.origin };
         self.desk.table_mut().handle_client(now, session.holder(), party);
+        if attached.is_confined() {
+            self.desk.table_mut().handle_confine(now, session.holder());
+        }
         if attached.features & PUSHES != 0 {
             self.desk.table_mut().handle_pushes(now, session.holder());
         }

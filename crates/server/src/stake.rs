@@ -37,6 +37,33 @@ impl<'a> Stake<'a> {
 
     /// Registers a grant. What it covers is read *afterwards*. `None`: answer without it.
     pub(crate) fn ask(&self, node: NodeId, object: Object, covers: Covers) -> Option<Grant> {
+        let granted = self.register(node, object, covers)?;
+        Some(self.grant(granted, node, covers))
+    }
+
+    /// The same for names. `may_list` looks at the caller's right to list the directory; it is called only where names
+    /// are told by that right and it is not known yet. The second value: whether the recall may carry names.
+    pub(crate) fn ask_names(
+        &self,
+        node: NodeId,
+        object: Object,
+        may_list: impl FnOnce() -> bool,
+    ) -> Option<(Grant, bool)> {
+        let granted = self.register(node, object, Covers::Names)?;
+        let listed = granted.listed || may_list();
+        if listed && !granted.listed {
+            self.holding.leases.may_list(self.holding.holder, granted.id);
+        }
+        Some((self.grant(granted, node, Covers::Names), listed))
+    }
+
+    /// Takes back a grant that no answer is to carry.
+    pub(crate) fn withdraw(&self, grant: &Grant) {
+        self.registered.borrow_mut().retain(|id| *id != grant.id);
+        self.holding.leases.withdraw(self.holding.holder, &[grant.id]);
+    }
+
+    fn register(&self, node: NodeId, object: Object, covers: Covers) -> Option<Granted> {
         if self.term == Term::Limited(Span::ZERO) {
             return None;
         }
@@ -50,7 +77,7 @@ impl<'a> Stake<'a> {
                 granted
             }
         };
-        Some(self.grant(granted, node, covers))
+        Some(granted)
     }
 
     /// Registers one for a call that reads data. False: the call waits for it.

@@ -3,16 +3,14 @@
 
 mod common;
 
-use common::client::Client;
+use common::client::{Client, user_link};
 use common::*;
-use nigh_link::{Claims, Peer, Squash};
 use nigh_native::PUSHES;
 use nigh_remote::Event;
 use nigh_server::{Exports, Server, ServerOptions};
 use nigh_types::*;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -189,14 +187,6 @@ fn a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make() {
         Some(events.remove(at))
     });
     assert!(matches!(&told, Event::Recall(recall) if recall.node == public.node), "{told:?}");
-}
-
-fn user_link(server: &Arc<Server>, uid: u32) -> UnixStream {
-    let (theirs, ours) = UnixStream::pair().unwrap();
-    let who = Credentials { uid, gid: uid, groups: vec![] };
-    let (server, peer) = (Arc::clone(server), Peer::new("test", Claims::Only(who), Squash::None));
-    std::thread::spawn(move || server.serve_link(ours.into(), peer));
-    theirs
 }
 
 fn as_user(server: &Arc<Server>, path: &Path, uid: u32) -> Client {

@@ -9,6 +9,7 @@ use nigh_types::{Errno, Handle, Kind, Place, Reply, SetAttr, SetTime};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags};
 
 const CAPABILITY: &[u8] = b"security.capability";
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 /// Owner, then mode, then size, then times: changing the owner drops setuid bits that the mode may
 /// set again, and changing the size sets times.
@@ -19,6 +20,20 @@ pub(crate) fn setattr(
     set: &SetAttr,
 ) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
+    let set_so_far = apply(cx, &node, (place, handle), set);
+    if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+        cx.rights_changed(&node);
+    }
+    set_so_far?;
+    attr_reply(cx, &node)
+}
+
+fn apply(
+    cx: Context<'_>,
+    node: &Node,
+    (place, handle): (&Place, Option<Handle>),
+    set: &SetAttr,
+) -> Result<()> {
     let open = cx.files.find_told(handle, place.node)?;
     {
         let data = set.size.is_some() || set.mtime.is_some();
@@ -37,7 +52,7 @@ pub(crate) fn setattr(
         if let Some(size) = set.size {
             match open.as_ref().filter(|file| file.writable) {
                 Some(file) => rustix::fs::ftruncate(&file.fd, size)?,
-                None => truncate(&node, size)?,
+                None => truncate(node, size)?,
             }
         }
         if set.atime.is_some() || set.mtime.is_some() {
@@ -46,7 +61,7 @@ pub(crate) fn setattr(
             rustix::fs::utimensat(&node.fd, c"", &times, AtFlags::EMPTY_PATH)?;
         }
     }
-    attr_reply(cx, &node)
+    Ok(())
 }
 
 pub(crate) fn setxattr(
@@ -57,19 +72,32 @@ pub(crate) fn setxattr(
     kill_sgid: bool,
 ) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
+    let set_so_far = apply_xattr(cx, &node, (name, value), flags, kill_sgid);
+    if name == ACCESS_ACL {
+        cx.rights_changed(&node);
+    }
+    set_so_far?;
+    attr_reply(cx, &node)
+}
+
+fn apply_xattr(
+    cx: Context<'_>,
+    node: &Node,
+    (name, value): (&[u8], &[u8]),
+    flags: u32,
+    kill_sgid: bool,
+) -> Result<()> {
     let path = proc_path(&node.fd);
-    {
-        let _acting = cx.act()?;
-        rustix::fs::setxattr(&path, name, value, XattrFlags::from_bits_retain(flags))?;
-        if kill_sgid {
-            let (_, attr) = cx.attr_now(&node)?;
-            if attr.mode & 0o2000 != 0 {
-                let mode = Mode::from_raw_mode(attr.mode & 0o5777);
-                rustix::fs::chmodat(CWD, &path, mode, AtFlags::empty())?;
-            }
+    let _acting = cx.act()?;
+    rustix::fs::setxattr(&path, name, value, XattrFlags::from_bits_retain(flags))?;
+    if kill_sgid {
+        let (_, attr) = cx.attr_now(node)?;
+        if attr.mode & 0o2000 != 0 {
+            let mode = Mode::from_raw_mode(attr.mode & 0o5777);
+            rustix::fs::chmodat(CWD, &path, mode, AtFlags::empty())?;
         }
     }
-    attr_reply(cx, &node)
+    Ok(())
 }
 
 pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
@@ -79,6 +107,9 @@ pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result
     } else {
         let _acting = cx.act()?;
         rustix::fs::removexattr(proc_path(&node.fd), name)?;
+    }
+    if name == ACCESS_ACL {
+        cx.rights_changed(&node);
     }
     attr_reply(cx, &node)
 }

@@ -223,9 +223,12 @@ pub(crate) fn fsync(
     } else {
         let node = cx.reach().node(place, cx.files)?;
         if matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
-            let open = match reopen(&node, OFlags::RDONLY) {
-                Err(Fault(Errno::ACCES)) => reopen(&node, OFlags::WRONLY),
-                other => other,
+            let open = {
+                let _acting = cx.act_unless_vouched()?;
+                match reopen(&node, OFlags::RDONLY) {
+                    Err(Fault(Errno::ACCES)) if !node.stat.attr.is_dir() => reopen(&node, OFlags::WRONLY),
+                    other => other,
+                }
             };
             sync(&open?, data_only)?;
         }
@@ -234,6 +237,10 @@ pub(crate) fn fsync(
         && !data_only
     {
         match cx.reach().directory(&Place::bare(*parent), cx.files) {
+            // A caller that may not come there has no name there to be made durable.
+            Ok(dir)
+                if cx.act_unless_vouched().and_then(|_acting| cx.search_unless_vouched(&dir.fd)).is_err() => {
+            }
             Ok(dir) => match reopen(&dir, OFlags::RDONLY) {
                 Ok(open) => rustix::fs::fsync(&open)?,
                 // A directory that may be searched and not read cannot be synced alone.

@@ -90,7 +90,7 @@ fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
     let open = {
         let _acting = cx.act()?;
         // Attributes come with the names.
-        cx.search_unless_vouched(&dir)?;
+        cx.search_unless_vouched(&dir.fd)?;
         reopen(&dir, OFlags::RDONLY)?
     };
     Ok((dir, without_atime(open)))
@@ -225,7 +225,7 @@ fn look(
         },
         _ => None,
     };
-    let no_xattrs = has_no_xattrs(rustix::fs::llistxattr_query(name));
+    let no_xattrs = has_no_xattrs(|buffer| rustix::fs::llistxattr(name, buffer));
     if stat.attr.is_dir() {
         cx.reach().note_place(id, dir.id, &checked);
     }

@@ -1,6 +1,6 @@
 //! Calls that look at names and inodes.
 
-use super::{Context, Outcome, entry_of};
+use super::{Context, Outcome, SELINUX, entry_of};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path, reopen};
 use nigh_types::{Covers, Errno, Kind, Name, Place, Reply, Space, XattrSet};
@@ -9,9 +9,9 @@ use rustix::fs::OFlags;
 pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
     let dir = cx.reach().directory(dir, cx.files)?;
     if !cx.is_vouched() {
-        // A recall would tell it names.
+        // A recall would tell it that the directory changes.
         let _acting = cx.act()?;
-        cx.search_unless_vouched(&dir)?;
+        cx.search_unless_vouched(&dir.fd)?;
     }
     // Before looking: what changes meanwhile is recalled.
     let mut grants = Vec::new();
@@ -58,8 +58,8 @@ pub(crate) fn target(node: &Node) -> Result<Box<[u8]>> {
 /// Bytes of values that go along with [`Reply::Xattrs`].
 const XATTR_BUDGET: usize = 64 << 10;
 
-/// All names are told, and the values that the caller may read; `None` for others, which are asked
-/// for one by one.
+/// All names are told that the peer may know, and the values that the caller may read; `None` for others, which are
+/// asked for one by one.
 pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
@@ -67,9 +67,13 @@ pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let path = proc_path(&node.fd);
     let mut left = XATTR_BUDGET;
     let mut set = XattrSet::default();
-    let names = names(&path)?;
+    let names = {
+        // Root is told names that others are not (`trusted.`): where nobody vouches for the caller, the caller's.
+        let _acting = cx.act_unless_vouched()?;
+        names(&path)?
+    };
     let _acting = cx.act()?;
-    for name in names.split(|&b| b == 0).filter(|n| !n.is_empty()) {
+    for name in names.split(|&b| b == 0).filter(|name| !name.is_empty() && *name != SELINUX) {
         let value = match value(&path, name) {
             Ok(value) if value.len() <= left => {
                 left -= value.len();
@@ -114,7 +118,8 @@ pub(crate) fn flags(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     if !matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
         return Err(Fault(Errno::NOTTY));
     }
-    let open = reopen(&node, OFlags::RDONLY)?;
+    // FS_IOC_GETFLAGS wants an open file, which the client's kernel has where it is vouched for.
+    let open = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::RDONLY))?;
     let flags = rustix::fs::ioctl_getflags(&open)?;
     Ok(Outcome::plain(Reply::Flags(flags.bits())))
 }

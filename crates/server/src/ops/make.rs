@@ -197,6 +197,11 @@ pub(super) fn parent(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Node> 
     if hides(name.as_bytes()) {
         return Err(Fault(Errno::PERM));
     }
+    if !cx.is_vouched() {
+        // Before the name is looked up: whether it exists is for callers that may search the directory.
+        let _acting = cx.act()?;
+        cx.search_unless_vouched(&dir.fd)?;
+    }
     Ok(dir)
 }
 

@@ -83,12 +83,29 @@ impl<'a> Context<'a> {
     }
 
     /// Refuses a caller that may not search a directory, where nobody vouches for what it may do. While acting.
-    pub(crate) fn search_unless_vouched(&self, dir: &Node) -> Result<()> {
+    pub(crate) fn search_unless_vouched(&self, dir: impl AsFd) -> Result<()> {
         if !self.is_vouched() {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            rustix::fs::openat(&dir.fd, c".", flags, rustix::fs::Mode::empty())?;
+            open_itself(dir, OFlags::PATH)?;
         }
         Ok(())
+    }
+
+    /// Whether the caller may list and search a directory.
+    fn may_list(&self, dir: impl AsFd) -> bool {
+        self.act_unless_vouched().and_then(|_acting| open_itself(dir, OFlags::RDONLY)).is_ok()
+    }
+
+    /// Asks for the grant on a directory's names. The second value: whether its recall may carry names.
+    fn ask_names(&self, (dir, object): (NodeId, Object), fd: &OwnedFd) -> Option<(Grant, bool)> {
+        self.stake.ask_names(dir, object, || self.may_list(fd))
+    }
+
+    /// The caller has changed who may list a directory, or tried to: what is told of names there goes by that from now on.
+    pub(crate) fn rights_changed(&self, node: &Node) {
+        if node.stat.attr.is_dir() {
+            let leases = &self.files.holding().leases;
+            leases.tell(|table, now| table.handle_rights_changed(now, node.object));
+        }
     }
 
     /// Has changes by others on an object heard of: before what is granted of it is read, or written.
@@ -99,10 +116,12 @@ impl<'a> Context<'a> {
     /// Asks for a grant. What it covers is to be read afterwards.
     pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: Covers) -> bool {
         self.watch(node.object, &node.fd);
-        if covers == Covers::Names {
+        let grant = if covers == Covers::Names {
             self.export.note_directory(self.files, node.object, &node.fd);
-        }
-        let grant = self.stake.ask(node.id, node.object, covers);
+            self.ask_names((node.id, node.object), &node.fd).map(|(grant, _)| grant)
+        } else {
+            self.stake.ask(node.id, node.object, covers)
+        };
         grants.extend(grant);
         grant.is_some()
     }
@@ -128,10 +147,15 @@ impl<'a> Context<'a> {
         if covered {
             self.watch(under.object, under.fd());
         }
-        let names = if covered { self.stake.ask(under.dir, under.object, Covers::Names) } else { None };
+        let dir = (under.dir, under.object);
+        let mut names = if covered { self.ask_names(dir, under.fd()) } else { None };
+        // Attributes are no reason to tell of a directory that the caller may not list.
+        if let Some((grant, _)) = names.take_if(|(_, listed)| !*listed) {
+            self.stake.withdraw(&grant);
+        }
         let now = under.look_again(node);
         match names.filter(|_| now.is_some_and(|stat| stat.attr.covered_by_parent())) {
-            Some(grant) => grants.push(grant),
+            Some((grant, _)) => grants.push(grant),
             None => {
                 self.watch(node.object, &node.fd);
                 grants.extend(self.stake.ask(node.id, node.object, Covers::Inode));
@@ -216,6 +240,12 @@ impl<'a> Context<'a> {
     }
 }
 
+/// Opens a directory by its own name, which asks for the right to search it.
+fn open_itself(dir: impl AsFd, how: OFlags) -> Result<OwnedFd> {
+    let flags = how | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, c".", flags, rustix::fs::Mode::empty())?)
+}
+
 /// What an entry says of a reached node.
 pub(crate) fn entry(node: &Node) -> Result<Entry> {
     entry_with(node, node.stat.attr)
@@ -232,10 +262,22 @@ fn entry_with(node: &Node, attr: Attr) -> Result<Entry> {
         Kind::Symlink => Some(look::target(node)?),
         _ => None,
     };
-    let no_xattrs = has_no_xattrs(rustix::fs::listxattr_query(proc_path(&node.fd)));
+    let path = proc_path(&node.fd);
+    let no_xattrs = has_no_xattrs(|buffer| rustix::fs::listxattr(&path, buffer));
     Ok(Entry { id: node.id, attr, target, no_xattrs })
 }
 
-fn has_no_xattrs(length: rustix::io::Result<usize>) -> bool {
-    matches!(length, Ok(0) | Err(rustix::io::Errno::OPNOTSUPP))
+/// What SELinux has for every file on the server. Clients neither list nor read nor set it: a label is of the machine
+/// whose policy gives it a meaning, and `ls -l` would ask for it of every file.
+pub(crate) const SELINUX: &[u8] = b"security.selinux";
+
+/// Whether there is nothing that is told, where `list` is listxattr(2) of an inode.
+fn has_no_xattrs(list: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> bool {
+    // Its label alone, and the NUL behind that, fit in.
+    let mut buffer = [0; SELINUX.len() + 1];
+    match list(&mut buffer) {
+        Ok(0) | Err(rustix::io::Errno::OPNOTSUPP) => true,
+        Ok(length) => buffer.get(..length).is_some_and(|names| names.strip_suffix(b"\0") == Some(SELINUX)),
+        Err(_) => false,
+    }
 }

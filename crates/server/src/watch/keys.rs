@@ -33,6 +33,12 @@ pub(crate) fn is_of_attributes(mask: u64) -> bool {
     mask & (INODE | libc::FAN_CLOSE_WRITE) != 0
 }
 
+/// Whether the rights on a directory may be others.
+pub(crate) fn directory_of_rights(hint: &Hint) -> Option<Object> {
+    let of_rights = libc::FAN_ATTRIB | libc::FAN_ONDIR;
+    hint.own.filter(|_| hint.mask & of_rights == of_rights)
+}
+
 /// What is to be asked back.
 pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
     let Hint { mask, dir, own, home, same } = hint;
@@ -85,6 +91,16 @@ mod tests {
         keys(&Hint { mask, dir, own: own.then_some(FILE), home, same }, &mut changes);
         assert!(changes.iter().all(|change| !change.writes));
         changes.iter().map(|change| (change.key.object, change.key.covers, change.names.len())).collect()
+    }
+
+    #[test]
+    fn attributes_of_a_directory_itself_are_its_rights() {
+        let hint = |mask, own| Hint { mask, own, ..Hint::default() };
+        let rights = libc::FAN_ATTRIB | libc::FAN_ONDIR;
+        assert_eq!(directory_of_rights(&hint(rights | libc::FAN_MOVE_SELF, Some(FILE))), Some(FILE));
+        assert_eq!(directory_of_rights(&hint(libc::FAN_ATTRIB, Some(FILE))), None, "a file");
+        assert_eq!(directory_of_rights(&hint(libc::FAN_CREATE | libc::FAN_ONDIR, Some(FILE))), None);
+        assert_eq!(directory_of_rights(&hint(rights, None)), None, "nobody has it");
     }
 
     #[test]

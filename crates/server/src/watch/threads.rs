@@ -4,7 +4,7 @@ use super::Watch;
 use super::event::{Heard, Spot, parse};
 use super::group::{Group, Way};
 use super::inbox::{Heap, Why};
-use super::keys::{OWN_DELETE_SELF, keys};
+use super::keys::{OWN_DELETE_SELF, directory_of_rights, keys};
 use super::mounts::Table;
 use crate::error::Fault;
 use nigh_native::lease::{Change, LeaseKey};
@@ -228,7 +228,12 @@ impl Doer {
         let (mut changes, mut lost) = (Vec::new(), None);
         for (spot, mask) in heap.spots {
             match group.resolve(mask, &spot) {
-                Ok(hint) => keys(&hint, &mut changes),
+                Ok(hint) => {
+                    if let Some(directory) = directory_of_rights(&hint) {
+                        watch.leases.tell(|table, now| table.handle_rights_changed(now, directory));
+                    }
+                    keys(&hint, &mut changes);
+                }
                 Err(Fault(errno)) => lost = Some(Why::LookedUp(errno.raw())),
             }
             if changes.len() >= AT_ONCE {

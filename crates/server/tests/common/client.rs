@@ -1,6 +1,7 @@
 //! A client of a server over a real stream.
 
 use super::{me, name};
+use nigh_link::{Claims, Peer, Squash};
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Remote};
 use nigh_server::Server;
@@ -16,6 +17,15 @@ use std::time::{Duration, Instant};
 fn fresh_incarnation() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// A link to a server whose peer proved to be this user and may be no other.
+pub fn user_link(server: &Arc<Server>, uid: u32) -> UnixStream {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    let who = Credentials { uid, gid: uid, groups: vec![] };
+    let (server, peer) = (Arc::clone(server), Peer::new("test", Claims::Only(who), Squash::None));
+    std::thread::spawn(move || server.serve_link(ours.into(), peer));
+    theirs
 }
 
 /// A client's end over a stream, driven by the test.
