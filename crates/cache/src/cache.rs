@@ -329,6 +329,11 @@ impl Cache {
             Op::CopyRange { to_ino, to_fh, .. } => (*to_ino, Some(*to_fh)),
             _ => return Some(Answer::Failed(Errno::NOSYS)),
         };
+        if let Op::SetXattr { name, .. } | Op::RemoveXattr { name, .. } = &op
+            && self.is_unsupported(name)
+        {
+            return Some(Answer::Failed(Errno::OPNOTSUPP));
+        }
         let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
         let (purpose, call) = match op {
             Op::SetXattr { name, value, flags, kill_sgid, .. } => (

@@ -76,3 +76,4 @@ pub use kernel::Level;
 pub use op::{
     Answer, Caller, Fh, Invalidation, LockSpan, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale,
 };
+pub use xattr::is_privileged;

@@ -387,6 +387,14 @@ pub enum Answer {
     Page(Page),
     Value(Vec<u8>),
     Size(u32),
+    /// Names of xattrs, each ended by a NUL, of which some are for callers with `CAP_SYS_ADMIN` only ([`is_privileged`]).
+    /// `size` is that of the request; 0 asks for the length.
+    ///
+    /// [`is_privileged`]: crate::is_privileged
+    XattrNames {
+        names: Vec<u8>,
+        size: u32,
+    },
     Space(Space),
     Offset(u64),
     Flags(u32),

@@ -9,7 +9,20 @@ use nigh_types::{Call, Covers, Entry, Errno, NodeId, OpId, Reply, Response, Time
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const SELINUX: &[u8] = b"security.selinux";
 
+/// Whether listxattr(2) tells this name only to callers with `CAP_SYS_ADMIN` in the initial user namespace, as the
+/// kernel's local filesystems have it (`xattr_list_one`, `simple_xattr_list`).
+#[must_use]
+pub fn is_privileged(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.")
+}
+
 impl Cache {
+    /// Whether an xattr is neither listed, read nor set over the mount. `ls -l` asks for these of every file; their
+    /// errno, `EOPNOTSUPP`, makes it ask once per filesystem. A name that was listed would have to be read.
+    pub(crate) fn is_unsupported(&self, name: &[u8]) -> bool {
+        name == SELINUX || (!self.has_acls && ACL_NAMES.contains(&name))
+    }
+
     pub(crate) fn xattr(
         &mut self,
         now: Time,
@@ -19,8 +32,7 @@ impl Cache {
         name: Vec<u8>,
         size: u32,
     ) -> Option<Answer> {
-        // `ls -l` asks both of every file; this errno makes it ask once per filesystem.
-        if name == SELINUX || (!self.has_acls && ACL_NAMES.contains(&name.as_slice())) {
+        if self.is_unsupported(&name) {
             return Some(Answer::Failed(Errno::OPNOTSUPP));
         }
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
@@ -48,8 +60,8 @@ impl Cache {
         if self.has_no_xattrs(now, id) {
             return Some(sized(Vec::new(), size));
         }
-        if let Some(names) = self.xattr_set(now, id).map(names_of) {
-            return Some(sized(names, size));
+        if let Some(set) = self.xattr_set(now, id) {
+            return Some(self.names_of(set, size));
         }
         self.fetch_xattrs(now, op, caller, ino, Want::XattrNames { size })
     }
@@ -143,7 +155,7 @@ impl Cache {
         for op in waiters {
             let want = self.waiting.get(&op).map(|w| w.want.clone());
             let answer = match want {
-                Some(Want::XattrNames { size }) => sized(names_of(&set), size),
+                Some(Want::XattrNames { size }) => self.names_of(&set, size),
                 Some(Want::Xattr { name, size }) => {
                     match set.items.iter().find(|(n, _)| n.as_ref() == name.as_slice()) {
                         None => Answer::Failed(Errno::NODATA),
@@ -194,6 +206,17 @@ impl Cache {
         }
     }
 
+    /// As listxattr(2) gives them: each ended by a NUL.
+    fn names_of(&self, set: &XattrSet, size: u32) -> Answer {
+        let (mut names, mut privileged) = (Vec::new(), false);
+        for (name, _) in set.items.iter().filter(|(name, _)| !self.is_unsupported(name)) {
+            privileged |= is_privileged(name);
+            names.extend_from_slice(name);
+            names.push(0);
+        }
+        if privileged { Answer::XattrNames { names, size } } else { sized(names, size) }
+    }
+
     /// What was known of an inode's xattrs is no longer true.
     pub(crate) fn forget_xattrs(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -202,16 +225,6 @@ impl Cache {
             child.no_xattrs = false;
         }
     }
-}
-
-/// As listxattr(2) gives them: each ended by a NUL.
-fn names_of(set: &XattrSet) -> Vec<u8> {
-    let mut names = Vec::new();
-    for (name, _) in &set.items {
-        names.extend_from_slice(name);
-        names.push(0);
-    }
-    names
 }
 
 fn sized(value: Vec<u8>, size: u32) -> Answer {

@@ -133,7 +133,9 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
         Operation::ReleaseDir { fh, .. } => natural(Op::ReleaseDir { fh: Fh(fh) }),
         Operation::StatFs => natural(Op::StatFs { ino }),
         Operation::GetXattr { name, size } => natural(Op::GetXattr { ino, name: name.to_vec(), size }),
-        Operation::ListXattr { size } => natural(Op::ListXattr { ino, size }),
+        Operation::ListXattr { size } => {
+            Ok((Shape::XattrNames { pid: header.pid }, Op::ListXattr { ino, size }))
+        }
         Operation::Lseek { fh, offset, whence } => seek(ino, fh, offset, whence),
         Operation::Ioctl { cmd: FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS, out_size, .. } => {
             Ok((Shape::Ioctl { out_size }, Op::GetFlags { ino }))

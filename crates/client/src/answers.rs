@@ -1,6 +1,7 @@
 //! An answer to a FUSE reply: the errno is chosen, logged and counted here.
 
-use nigh_cache::{Answer, Node, Opened, Page};
+use crate::credentials::sees_privileged_xattrs;
+use nigh_cache::{Answer, Node, Opened, Page, is_privileged};
 use nigh_fuse::abi::flags::fopen;
 use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, FileLock, Reply, StatFs, Statx, Transport};
 use nigh_types::{Errno, LockInfo, LockKind, NodeId, Space, Span, Timestamp};
@@ -28,6 +29,10 @@ pub(crate) enum Shape {
     },
     /// A value that has ids in it.
     Acl,
+    /// Names of xattrs, for this thread.
+    XattrNames {
+        pid: u32,
+    },
 }
 
 /// Sends one answer. A kernel that does not want it any more is no error.
@@ -36,6 +41,10 @@ pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Sha
         Answer::Page(page) => send_page(transport, root, unique, shape, &page),
         Answer::Data(data) | Answer::Value(data) | Answer::Target(data) => {
             Reply::data(unique, &data).send(transport)
+        }
+        Answer::XattrNames { names, size } => {
+            let all = matches!(shape, Shape::XattrNames { pid } if sees_privileged_xattrs(pid));
+            send_names(transport, unique, size, if all { names } else { without_privileged(&names) })
         }
         Answer::Flags(flags) => {
             let bytes = flags.to_le_bytes();
@@ -82,10 +91,29 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
         Answer::Space(space) => Reply::statfs(unique, &statfs(space)),
         Answer::Offset(offset) => Reply::lseek(unique, *offset),
         Answer::Locked(info) => Reply::lock(unique, &file_lock(*info)),
-        Answer::Page(_) | Answer::Data(_) | Answer::Value(_) | Answer::Target(_) | Answer::Flags(_) => {
-            Reply::error(unique, Errno::IO.raw())
-        }
+        Answer::Page(_)
+        | Answer::Data(_)
+        | Answer::Value(_)
+        | Answer::XattrNames { .. }
+        | Answer::Target(_)
+        | Answer::Flags(_) => Reply::error(unique, Errno::IO.raw()),
     }
+}
+
+/// What listxattr(2) says to a buffer of `size` bytes.
+fn send_names(transport: &dyn Transport, unique: u64, size: u32, names: Vec<u8>) -> std::io::Result<()> {
+    let length = u32::try_from(names.len()).unwrap_or(u32::MAX);
+    let reply = match size {
+        0 => Reply::xattr_size(unique, length),
+        _ if length > size => Reply::error(unique, Errno::RANGE.raw()),
+        _ => Reply::data(unique, &names),
+    };
+    reply.send(transport)
+}
+
+/// Names, each ended by a NUL, that any caller is told.
+fn without_privileged(names: &[u8]) -> Vec<u8> {
+    names.split_inclusive(|&byte| byte == 0).filter(|name| !is_privileged(name)).flatten().copied().collect()
 }
 
 /// What the kernel is told of an error that an operation ended with. `ENOSYS` would end that operation for the
@@ -193,4 +221,17 @@ fn open_flags(opened: &Opened) -> u32 {
 
 fn duration(span: Span) -> Duration {
     Duration::from_nanos(span.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn privileged_xattr_names_are_left_out_wherever_they_stand() {
+        let names = |text: &str| without_privileged(text.as_bytes());
+        assert_eq!(names("trusted.a\0user.b\0trusted.c\0"), b"user.b\0");
+        assert_eq!(names("user.trusted.a\0"), b"user.trusted.a\0");
+        assert_eq!(names("trusted.a\0"), b"");
+    }
 }

@@ -32,6 +32,22 @@ fn groups_of(pid: u32) -> Vec<u32> {
     line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).take(MOST_GROUPS).collect()
 }
 
+/// `CAP_SYS_ADMIN` in /proc/PID/status (linux/capability.h).
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// What /proc/PID/ns/user of the initial user namespace leads to (`PROC_USER_INIT_INO`).
+const INITIAL_NAMESPACE: &str = "user:[4026531837]";
+
+/// Whether the kernel's own filesystems would list the xattrs of the system (`trusted.`) to this thread: it has
+/// `CAP_SYS_ADMIN`, and that in the initial user namespace. Of a thread that cannot be looked at: no.
+pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    effective & CAP_SYS_ADMIN != 0
+        && std::fs::read_link(format!("/proc/{pid}/ns/user"))
+            .is_ok_and(|ns| ns.as_os_str() == INITIAL_NAMESPACE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +68,33 @@ mod tests {
         for known in &own {
             assert_eq!(groups(std::process::id(), Some(*known)), own);
         }
+    }
+
+    #[test]
+    fn thread_without_capability_or_out_of_sight_sees_no_privileged_xattrs() {
+        assert!(!sees_privileged_xattrs(0));
+        assert!(!sees_privileged_xattrs(u32::MAX));
+        let own = std::process::id();
+        let initial =
+            std::fs::read_link("/proc/self/ns/user").is_ok_and(|ns| ns.as_os_str() == INITIAL_NAMESPACE);
+        let capable = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
+        assert_eq!(sees_privileged_xattrs(own), initial && capable);
+        let Ok(mut plain) = std::process::Command::new("setpriv")
+            .args(["--inh-caps=-all", "--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "30"])
+            .spawn()
+        else {
+            return println!("SKIPPED: no setpriv");
+        };
+        // Between fork and exec it is what we are.
+        let begun = std::time::Instant::now();
+        while sees_privileged_xattrs(plain.id()) && begun.elapsed() < std::time::Duration::from_secs(5) {
+            std::thread::yield_now();
+        }
+        let seen = sees_privileged_xattrs(plain.id());
+        let _ = plain.kill();
+        plain.wait().unwrap();
+        assert!(!seen);
     }
 
     #[test]

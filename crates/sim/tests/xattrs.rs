@@ -266,3 +266,30 @@ fn an_error_is_passed_on_and_not_kept() {
     assert_eq!(world.answer(0, xattr(77, "user.one", 0)), Answer::Failed(Errno::STALE));
     assert_eq!(world.answer(0, Op::ListXattr { ino: 77, size: 0 }), Answer::Failed(Errno::STALE));
 }
+
+#[test]
+fn name_that_is_never_read_is_neither_listed_nor_set() {
+    let (mut world, file) = world(TreeConfig::default());
+    for hidden in ["security.selinux", "system.posix_acl_access", "system.posix_acl_default"] {
+        beside(&world, file, hidden, b"1");
+        let refused = Answer::Failed(Errno::OPNOTSUPP);
+        assert_eq!(world.answer(0, xattr(file.ino, hidden, 9)), refused, "{hidden}");
+        assert_eq!(world.answer(0, set(file.ino, hidden, b"2")), refused, "{hidden}");
+        let remove = Op::RemoveXattr { ino: file.ino, name: hidden.as_bytes().to_vec() };
+        assert_eq!(world.answer(0, remove), refused, "{hidden}");
+    }
+    let names = world.answer(0, Op::ListXattr { ino: file.ino, size: 99 });
+    assert_eq!(names, Answer::Value(b"user.one\0".to_vec()));
+}
+
+#[test]
+fn names_for_privileged_callers_are_answered_as_such() {
+    let (mut world, file) = world(TreeConfig::default());
+    beside(&world, file, "trusted.secret", b"1");
+    for _ in 0..2 {
+        let names = world.answer(0, Op::ListXattr { ino: file.ino, size: 0 });
+        let Answer::XattrNames { names, size: 0 } = names else { panic!("{names:?}") };
+        assert_eq!(names.split(|&byte| byte == 0).filter(|name| !name.is_empty()).count(), 2);
+    }
+    assert_eq!(calls(&world), (1, 0));
+}

@@ -27,7 +27,10 @@ impl Said {
             Answer::Node(node) | Answer::Created(node, _) => Said::Node(node.id, node.attr),
             Answer::Missing(_) => Said::Missing,
             Answer::Attr(id, attr, _) => Said::Node(*id, *attr),
-            Answer::Target(bytes) | Answer::Data(bytes) | Answer::Value(bytes) => Said::Bytes(bytes.clone()),
+            Answer::Target(bytes)
+            | Answer::Data(bytes)
+            | Answer::Value(bytes)
+            | Answer::XattrNames { names: bytes, .. } => Said::Bytes(bytes.clone()),
             Answer::Opened(_) => Said::Opened,
             Answer::Written(count) => Said::Number(*count),
             Answer::Page(page) => Said::Names(names(page)),

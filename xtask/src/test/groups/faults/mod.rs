@@ -4,6 +4,7 @@
 mod attributes;
 mod credentials;
 mod output;
+mod rights;
 
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use crate::tally::Tally;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let areas: &[&[super::Test]] = &[attributes::TESTS, credentials::TESTS, output::TESTS];
+    let areas: &[&[super::Test]] = &[attributes::TESTS, credentials::TESTS, output::TESTS, rights::TESTS];
     for (name, test) in areas.iter().copied().flatten() {
         let start = Instant::now();
         let result = test(world);
