@@ -18,9 +18,27 @@ pub fn connect(path: &Path) -> Result<Link, LinkError> {
 
 /// Who made the connection: uid, gid and groups at that moment, as the kernel says.
 pub fn credentials(stream: &UnixStream) -> io::Result<Credentials> {
-    let found = rustix::net::sockopt::socket_peercred(stream)?;
+    let (uid, gid) = ids(stream)?;
     let groups = groups(std::os::fd::AsFd::as_fd(stream))?;
-    Ok(Credentials { uid: found.uid.as_raw(), gid: found.gid.as_raw(), groups })
+    Ok(Credentials { uid, gid, groups })
+}
+
+/// uid and gid of the process at the other end when the connection was made (`SO_PEERCRED` in unix(7)). Its pid is not
+/// looked at: it is 0 where the process is in a pid namespace that this one does not see.
+pub fn ids(stream: &UnixStream) -> io::Result<(u32, u32)> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
+    // SAFETY: `found` is a ucred, of `bytes` bytes; both live until the call returns.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut bytes,
+        )
+    };
+    if done == 0 { Ok((found.uid, found.gid)) } else { Err(io::Error::last_os_error()) }
 }
 
 fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
@@ -63,6 +81,31 @@ mod tests {
         found.groups.sort_unstable();
         own.groups.sort_unstable();
         assert_eq!(found, own);
+    }
+
+    /// The test runs itself once more, as the client, in a pid namespace in which the server's pid is 0.
+    #[test]
+    fn peer_in_another_pid_namespace_has_its_ids() {
+        const SOCKET: &str = "NIGH_TEST_SOCKET_OF_ANOTHER_NAMESPACE";
+        if let Some(path) = std::env::var_os(SOCKET) {
+            let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            assert_eq!(ids(&UnixStream::connect(path).unwrap()).unwrap(), own);
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let this = "unix::tests::peer_in_another_pid_namespace_has_its_ids";
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap());
+        let Ok(ran) = unshare.args(["--exact", this]).env(SOCKET, &path).output() else {
+            return println!("SKIPPED: needs unshare(1)");
+        };
+        let said = String::from_utf8_lossy(&ran.stderr);
+        if said.contains("unshare failed") {
+            return println!("SKIPPED: no pid namespace: {said}");
+        }
+        assert!(ran.status.success(), "{}{said}", String::from_utf8_lossy(&ran.stdout));
     }
 
     #[test]

@@ -144,8 +144,8 @@ fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
 }
 
 fn own_server(stream: UnixStream) -> io::Result<UnixStream> {
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
-    if peer == rustix::process::geteuid() {
+    let (peer, _) = nigh_link::unix::ids(&stream)?;
+    if peer == rustix::process::geteuid().as_raw() {
         return Ok(stream);
     }
     Err(io::Error::new(
