@@ -7,6 +7,8 @@ use crate::op::{Answer, Caller};
 use nigh_types::{Call, Covers, Entry, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
 
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+/// Every filesystem with attributes handles these.
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 const SELINUX: &[u8] = b"security.selinux";
 
 /// Whether listxattr(2) tells this name only to callers with `CAP_SYS_ADMIN` in the initial user namespace, as the
@@ -127,11 +129,11 @@ impl Cache {
     /// `None`: not known. A value too large for the set counts as not known.
     fn known_xattr(&self, now: Time, id: NodeId, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
         if self.has_no_xattrs(now, id) {
-            return Some(Err(Errno::NODATA));
+            return Some(Err(absent(name)));
         }
         let set = self.xattr_set(now, id)?;
         match set.items.iter().find(|(n, _)| n.as_ref() == name) {
-            None => Some(Err(Errno::NODATA)),
+            None => Some(Err(absent(name))),
             Some((_, Some(value))) => Some(Ok(value.to_vec())),
             Some((_, None)) => None,
         }
@@ -158,7 +160,7 @@ impl Cache {
                 Some(Want::XattrNames { size }) => self.names_of(&set, size),
                 Some(Want::Xattr { name, size }) => {
                     match set.items.iter().find(|(n, _)| n.as_ref() == name.as_slice()) {
-                        None => Answer::Failed(Errno::NODATA),
+                        None => Answer::Failed(absent(&name)),
                         Some((_, Some(value))) => sized(value.to_vec(), size),
                         Some((_, None)) => {
                             self.fetch_value(now, op, ino, name, size);
@@ -224,6 +226,16 @@ impl Cache {
         if let Some(child) = self.child_at_home(ino) {
             child.no_xattrs = false;
         }
+    }
+}
+
+/// The errno for an attribute that an inode lacks: in a namespace that no filesystem handles it is `EOPNOTSUPP`
+/// (`xattr_resolve_name` in Linux's fs/xattr.c).
+fn absent(name: &[u8]) -> Errno {
+    let is_in = |namespace: &[u8]| name.starts_with(namespace) && name.len() > namespace.len();
+    match NAMESPACES.into_iter().any(is_in) || ACL_NAMES.contains(&name) {
+        true => Errno::NODATA,
+        false => Errno::OPNOTSUPP,
     }
 }
 

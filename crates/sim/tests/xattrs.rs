@@ -61,6 +61,26 @@ fn one_call_answers_for_all_names_and_for_those_that_are_not_there() {
 }
 
 #[test]
+fn attribute_that_is_absent_in_a_namespace_without_handler_is_not_supported() {
+    let (mut world, file) = world(TreeConfig::default());
+    let now = world.now;
+    let plain = world.server.edit(|tree| tree.plant_file(now, "plain", b""));
+    world.answer(0, Op::Lookup { dir: 1, name: name("plain") });
+    for node in [file, plain] {
+        for _ in 0..2 {
+            for unhandled in ["foo.bar", "user", "user.", "system.other", "x"] {
+                let answer = world.answer(0, xattr(node.ino, unhandled, 0));
+                assert_eq!(answer, Answer::Failed(Errno::OPNOTSUPP), "{unhandled}");
+            }
+            for handled in ["user.none", "trusted.none", "security.none"] {
+                assert_eq!(world.answer(0, xattr(node.ino, handled, 0)), NODATA, "{handled}");
+            }
+        }
+    }
+    assert_eq!(calls(&world), (1, 0));
+}
+
+#[test]
 fn what_a_lookup_says_has_none_is_never_asked() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
