@@ -311,11 +311,12 @@ impl Cache {
         format!("{}/{}", self.shown_path(dir), String::from_utf8_lossy(name.as_bytes()))
     }
 
-    /// An inode's path from the root, for people.
+    /// An inode's path below the mount point, for people.
     pub(crate) fn shown_path(&self, ino: u64) -> String {
         let names = self.id_of(ino).and_then(|id| self.path_to(id));
-        let Some(names) = names else { return format!("inode {ino}") };
-        names.iter().map(|name| String::from_utf8_lossy(name.as_bytes())).collect::<Vec<_>>().join("/")
+        let Some(names) = names else { return format!("inode {ino} of {}", self.shown_root) };
+        let names = names.iter().map(|name| String::from_utf8_lossy(name.as_bytes()));
+        names.fold(self.shown_root.clone(), |path, name| format!("{path}/{name}"))
     }
 }
 

@@ -64,6 +64,8 @@ pub struct Cache {
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
+    /// Where the root is mounted, for log lines; empty where it is not.
+    pub(crate) shown_root: String,
     pub(crate) dirents: Streams,
     pub(crate) oversized: Oversized,
     /// The latest grants on names that were given back while calls were out, by directory: no earlier one of the same names begins
@@ -152,6 +154,7 @@ impl Cache {
             open_dirs: BTreeMap::new(),
             readers: Readers::default(),
             snapshots: Snapshots::default(),
+            shown_root: String::new(),
             dirents: Streams::default(),
             oversized: Oversized::default(),
             returned: BTreeMap::new(),
@@ -195,6 +198,11 @@ impl Cache {
             behind: Behinds::default(),
             out: VecDeque::new(),
         }
+    }
+
+    /// Names the mount point, with which paths in the log begin.
+    pub fn show_paths_below(&mut self, mountpoint: &str) {
+        mountpoint.clone_into(&mut self.shown_root);
     }
 
     /// One request of the kernel. `None`: the answer will come as an output.

@@ -238,7 +238,7 @@ impl Cache {
             tracing::error!(
                 target: "nigh::stores",
                 path,
-                "stores into a map are lost: somebody else changed the file while the server was away"
+                "stores into a map are lost: another client, or the server's own disk, changed the file before they were written back"
             );
         }
     }

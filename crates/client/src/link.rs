@@ -169,7 +169,13 @@ impl Attempts {
     fn say(&mut self, driver: &Driver, problem: &str) {
         driver.with(|core, _| problem.clone_into(&mut core.problem));
         if problem != self.said {
-            tracing::warn!(target: "nigh::link", problem, "no connection to the server; trying again");
+            let mount = driver.mountpoint.get().map(|at| at.display().to_string());
+            tracing::warn!(
+                target: "nigh::link",
+                problem,
+                mount,
+                "no connection to the server; trying again (what waits for it ends by `nigh umount --lazy`, not by umount)"
+            );
             problem.clone_into(&mut self.said);
         }
     }

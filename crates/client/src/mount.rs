@@ -135,7 +135,8 @@ impl Mount {
         let level = transport.level();
         let direct_appends = agreed.has(nigh_fuse::abi::flags::init::DIRECT_IO_ALLOW_MMAP);
         let prunes = agreed.minor >= PRUNES_SINCE;
-        let cache = Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
+        let mut cache = Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
+        cache.show_paths_below(&config.options.mountpoint.to_string_lossy());
         let about = About {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,
             source: config.options.source.clone(),
