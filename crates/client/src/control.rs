@@ -99,9 +99,14 @@ pub fn statuses(runtime: &Path) -> io::Result<Vec<Value>> {
     Ok(statuses)
 }
 
-/// The same of the mount at that absolute path alone, however long others take.
+/// The same of the mount at that absolute path alone, however long others take. It is found by its device: it may have been
+/// moved, and its path need not be text.
 pub fn status_at(runtime: &Path, mountpoint: &Path) -> io::Result<Option<Value>> {
-    let is_it = |status: &Value| status["mountpoint"].as_str().map(Path::new) == Some(mountpoint);
+    let device = crate::status::device_at(mountpoint).map(|(major, minor)| format!("{major}:{minor}"));
+    let is_it = |status: &Value| match (status["device"].as_str(), &device) {
+        (Some(one), Some(wanted)) => one == wanted,
+        _ => status["mountpoint"].as_str().map(Path::new) == Some(mountpoint),
+    };
     Ok(ask_all(runtime)?.into_iter().find(is_it))
 }
 

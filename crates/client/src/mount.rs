@@ -13,7 +13,7 @@ use crate::interrupts::Interrupts;
 use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
 use crate::pressure::{Pressure, give_back_freed};
 use crate::root::FirstLook;
-use crate::status::{About, Source};
+use crate::status::{About, Source, device_at};
 use nigh_cache::{Cache, Config};
 use nigh_fuse::mount::{MountError, MountOptions};
 use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
@@ -135,7 +135,8 @@ impl Mount {
         let level = transport.level();
         let direct_appends = agreed.has(nigh_fuse::abi::flags::init::DIRECT_IO_ALLOW_MMAP);
         let prunes = agreed.minor >= PRUNES_SINCE;
-        let mut cache = Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
+        let mut cache =
+            Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
         cache.show_paths_below(&config.options.mountpoint.to_string_lossy());
         let about = About {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,
@@ -143,6 +144,7 @@ impl Mount {
             link: link.kind(),
             agreed,
             budget_bytes: config.cache.budget_bytes,
+            device: mountpoint.as_deref().and_then(device_at),
         };
         let ids = config.idmap.map(&session);
         let driver = Driver::new(cache, (remote, link.clone()), transport, ids, Box::new(boot_time))?;
@@ -303,7 +305,7 @@ fn kernel_release() -> (u32, u32) {
     (number(), number())
 }
 
-fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
+pub(crate) fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
     match level {
         nigh_fuse::Level::All => nigh_cache::Level::All,
         nigh_fuse::Level::NoEpoch => nigh_cache::Level::NoEpoch,

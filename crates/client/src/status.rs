@@ -2,12 +2,13 @@
 
 use crate::driver::Driver;
 use nigh_cache::{Counters, Gauges, Level, Watching};
+use nigh_fuse::mount::mounts;
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::Session;
 use nigh_types::{Span, Term, printable};
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,6 +20,8 @@ pub struct About {
     pub link: Kind,
     pub agreed: Negotiated,
     pub budget_bytes: u64,
+    /// Major and minor number of the mount's device; `None` where it is not mounted.
+    pub device: Option<(u32, u32)>,
 }
 
 /// A mount, as far as its status goes.
@@ -59,9 +62,11 @@ impl Source {
                     cache.watching(),
                 )
             });
+        let configured = crate::mount::cache_level(self.driver.transport.level());
         let fallbacks = self.driver.notifier.epoch_fallbacks.load(Ordering::Relaxed);
         json!({
-            "mountpoint": self.about.mountpoint.to_string_lossy(),
+            "mountpoint": self.mountpoint().to_string_lossy(),
+            "device": self.about.device.map(|(major, minor)| format!("{major}:{minor}")),
             "source": self.about.source,
             "pid": std::process::id(),
             "remote": {
@@ -100,12 +105,18 @@ impl Source {
                 "requests": self.requests_of_kernel(),
                 "protocol": format!("7.{}", self.about.agreed.minor),
                 "notifications": level_name(level),
+                "lowered": level != configured,
                 "epoch_fallbacks": fallbacks,
                 "epoch_planned": counters.epoch_planned,
             },
             "events": self.events(watching),
             "guarantees": self.guarantees(stale, gauges.grants_limited),
         })
+    }
+
+    /// Where the mount is by now: it may have been moved.
+    fn mountpoint(&self) -> PathBuf {
+        self.about.device.and_then(mountpoint_of).unwrap_or_else(|| self.about.mountpoint.clone())
     }
 
     fn requests_of_kernel(&self) -> Map<String, Value> {
@@ -193,6 +204,20 @@ fn leases(counters: &Counters, gauges: &Gauges) -> Value {
     })
 }
 
+/// Behind the level of notifications that a nested mount has lowered.
+const LOWERED: &str =
+    ", since a filesystem was mounted below: names are asked for again until this is mounted anew";
+
+/// Major and minor number of the device that is mounted at a path.
+pub(crate) fn device_at(path: &Path) -> Option<(u32, u32)> {
+    mounts().into_iter().rfind(|mount| mount.mountpoint == path).map(|mount| mount.device)
+}
+
+/// The mount point of a device, as this process sees it.
+fn mountpoint_of(device: (u32, u32)) -> Option<PathBuf> {
+    mounts().into_iter().find(|mount| mount.device == device).map(|mount| mount.mountpoint)
+}
+
 /// S1 while the remote is away and answers come from what was held.
 const NOT_GIVEN: &str = "not now: the server is away, and answers may be old";
 
@@ -240,10 +265,12 @@ pub fn page(status: &Value) -> String {
         bytes(number("/cache/budget_bytes")),
     );
     page += &format!("  answered    {hits} from memory, {misses} by waiting ({share:.1} % from memory)\n");
+    let lowered = status.pointer("/kernel/lowered").is_some_and(|lowered| *lowered == true);
     page += &format!(
-        "  kernel      FUSE {}, notifications: {}\n",
+        "  kernel      FUSE {}, notifications: {}{}\n",
         text("/kernel/protocol"),
-        text("/kernel/notifications")
+        text("/kernel/notifications"),
+        if lowered { LOWERED } else { "" },
     );
     let limits = status.pointer("/guarantees").and_then(Value::as_object);
     for (name, value) in limits.into_iter().flatten().filter(|(_, value)| **value != true) {

@@ -205,16 +205,20 @@ pub fn abort_connection(id: u32) {
 /// The minor device number of what is mounted there, asking only the mount table: a stat could hang.
 #[must_use]
 pub fn device_of(point: &Path) -> Option<u32> {
-    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    device_in(&table, point)
+    device_in(&mount_table()?, point)
 }
 
 /// The number of the FUSE connection mounted there, if it is one.
 #[must_use]
 pub fn connection_of(point: &Path) -> Option<u32> {
-    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let table = mount_table()?;
     let fuse: Vec<&str> = table.lines().filter(|line| line.contains(" - fuse")).collect();
     device_in(&fuse.join("\n"), point)
+}
+
+/// Mount points need not be text; what is not shows as U+FFFD, as in [`device_in`].
+fn mount_table() -> Option<String> {
+    fs::read("/proc/self/mountinfo").ok().map(|table| String::from_utf8_lossy(&table).into_owned())
 }
 
 fn device_in(table: &str, point: &Path) -> Option<u32> {

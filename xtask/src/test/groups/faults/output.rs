@@ -1,12 +1,17 @@
 //! What nigh prints where the reader leaves early, or the disk is full.
 
-use std::fs::{File, OpenOptions};
-use std::process::Stdio;
-use std::time::Duration;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::process;
+use crate::root;
 use crate::test::groups::Test;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
@@ -14,6 +19,9 @@ use crate::test::world::{As, World};
 pub const TESTS: &[Test] = &[
     ("faults: output to a closed pipe ends in silence", closed_pipe),
     ("faults: output to a full disk fails in one line", full_disk),
+    ("faults: status of a mount that was moved", moved),
+    ("faults: status of a mount at a name that is not UTF-8", not_utf8),
+    ("faults: status says that a nested mount lowered notifications", lowered),
 ];
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -22,6 +30,90 @@ const COMMANDS: &[&[&str]] =
 
 fn mounted(world: &World) -> Result<Mount<'_>> {
     Mount::new(world, &world.dir("source", As::Us)?, &world.dir("mnt", As::Us)?, &How::new(As::Us))
+}
+
+fn status_at(world: &World, point: &Path) -> Result<Value> {
+    let mut command = world.command(world.nigh(), As::Us);
+    command.arg("status").arg(point).arg("--json");
+    let ended = world.run(command, LIMIT)?;
+    ensure!(ended.ok(), "nigh status: {}", ended.tail(3));
+    Ok(serde_json::from_str(&ended.said)?)
+}
+
+fn mount_by(program: &str, arguments: &[&OsStr]) -> Result<()> {
+    process::output(Command::new(program).args(arguments)).map(drop)
+}
+
+fn moved(world: &World) -> Result<()> {
+    if !root::is_root() {
+        return Ok(());
+    }
+    // Only what lies on a private mount can be moved.
+    let (room, elsewhere) = (world.dir("room", As::Us)?, world.dir("elsewhere", As::Us)?);
+    mount_by(
+        "mount",
+        &["-t", "tmpfs", "room"].map(OsStr::new).into_iter().chain([room.as_os_str()]).collect::<Vec<_>>(),
+    )?;
+    mount_by("mount", &[OsStr::new("--make-private"), room.as_os_str()])?;
+    let point = room.join("mnt");
+    fs::create_dir(&point)?;
+    let mount = Mount::new(world, &world.dir("source", As::Us)?, &point, &How::new(As::Us))?;
+    mount_by("mount", &[OsStr::new("--move"), point.as_os_str(), elsewhere.as_os_str()])?;
+    let status = status_at(world, &elsewhere);
+    let stays = status_at(world, &point);
+    mount_by("mount", &[OsStr::new("--move"), elsewhere.as_os_str(), point.as_os_str()])?;
+    mount.unmount()?;
+    mount_by("umount", &[room.as_os_str()])?;
+    ensure!(status?["mountpoint"].as_str() == elsewhere.to_str(), "its present path is shown");
+    ensure!(stays.is_err(), "it is found where it was");
+    Ok(())
+}
+
+fn not_utf8(world: &World) -> Result<()> {
+    let point = world.dir("mnt", As::Us)?.join(OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&point)?;
+    let mount = Mount::new(world, &world.dir("source", As::Us)?, &point, &How::new(As::Us))?;
+    let status = status_at(world, &point);
+    mount.unmount()?;
+    ensure!(status?["remote"]["connected"] == true);
+    Ok(())
+}
+
+fn lowered(world: &World) -> Result<()> {
+    if !root::is_root() {
+        return Ok(());
+    }
+    let mount = mounted(world)?;
+    let before = mount.status()?;
+    let inside = mount.point.join("inside");
+    fs::create_dir(&inside)?;
+    mount_by(
+        "mount",
+        &["-t", "tmpfs", "inside"]
+            .map(OsStr::new)
+            .into_iter()
+            .chain([inside.as_os_str()])
+            .collect::<Vec<_>>(),
+    )?;
+    let end = Instant::now() + LIMIT;
+    while mount.status()?["kernel"]["lowered"] != true && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (status, mut page) = (mount.status()?, world.command(world.nigh(), As::Us));
+    page.arg("status").arg(&mount.point);
+    let page = world.run(page, LIMIT)?;
+    mount_by("umount", &[inside.as_os_str()])?;
+    mount.unmount()?;
+    if before["kernel"]["notifications"] != "all" {
+        return Ok(());
+    }
+    ensure!(
+        before["kernel"]["lowered"] == false && status["kernel"]["lowered"] == true,
+        "{}",
+        status["kernel"]
+    );
+    ensure!(page.said.contains("mounted below"), "{}", page.said);
+    Ok(())
 }
 
 /// Exit status and standard error of a command that prints to `out`.
