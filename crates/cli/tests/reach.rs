@@ -224,7 +224,7 @@ fn an_export_is_reached_by_its_name_and_nothing_else_is() {
     assert!(code == Some(1) && said.contains("--token FILE"), "{said}");
     let (code, said) =
         house.refused(&["serve", "--export", "/", "--listen", "tcp://127.0.0.1:1", "--token", &path]);
-    assert!(code == Some(1) && said.contains("a server of yours runs already"), "{said}");
+    assert!(code == Some(1) && said.contains("--export /: give it a name"), "{said}");
 }
 
 #[test]

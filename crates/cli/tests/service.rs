@@ -510,3 +510,60 @@ fn a_full_disk_is_one_line() {
     let said = house.refused(house.in_our_house(unshare, &["serve", "--export", &export]));
     assert!(said.contains(&state) && said.contains("No space left") && said.contains("make room"), "{said}");
 }
+
+/// `nigh serve` in the house of a server that runs, listening at `socket` for `export`.
+fn guest(house: &House, export: &str, socket: &str) -> Child {
+    let (at, listen) = (house.path(socket), format!("unix://{}", house.text(socket)));
+    let log = fs::File::options().create(true).append(true).open(house.path("log")).unwrap();
+    let child = house.nigh(&["serve", "--export", export, "--listen", &listen]).stderr(log).spawn().unwrap();
+    until("listening", || UnixStream::connect(&at).is_ok());
+    child
+}
+
+#[test]
+fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_lives() {
+    let mut house = House::new();
+    fs::create_dir_all(house.path("y/e")).unwrap();
+    let alone = house.nigh(&["serve", "--listen", "user"]);
+    house.start(alone);
+    until("serving", || UnixStream::connect(house.path("run/serve.sock")).is_ok());
+    let root = house.server.as_ref().unwrap().id();
+    let mut first = guest(&house, &house.text("x"), "s.sock");
+    let mut second = guest(&house, &house.text("y"), "t.sock");
+    let attach = |socket: &str, what: &str, incarnation: u64| {
+        Client::attach(unix::connect(&house.path(socket)).unwrap(), what, incarnation)
+    };
+    let (mut of_first, _) = attach("s.sock", "x", 21).unwrap();
+    let (_of_second, _) = attach("t.sock", "", 22).unwrap();
+    // Each listener leads to what was exported with it, and to nothing else.
+    for (socket, what) in [("s.sock", "y"), ("t.sock", "x"), ("s.sock", "/")] {
+        let refused = attach(socket, what, 23).map(|_| ()).unwrap_err();
+        assert!(refused.contains("no export") || refused.contains("only exports"), "{refused}");
+    }
+    let status = house.status(&["--server"]);
+    assert_eq!(
+        (status["pid"].as_u64(), status["sessions"].as_array().map(Vec::len)),
+        (Some(root.into()), Some(2))
+    );
+    let exports: Vec<_> =
+        status["exports"].as_array().unwrap().iter().map(|export| &export["name"]).collect();
+    assert_eq!(exports, ["x", "y"]);
+    let taken = house.refused(house.nigh(&["serve", "--export", "nowhere", "--listen", "unix:///nowhere/s"]));
+    assert!(taken.contains("--export") && taken.contains("nowhere"), "{taken}");
+
+    let pid = rustix::process::Pid::from_child(&first);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(first.wait().unwrap().code(), Some(0));
+    of_first.wait_for_the_end();
+    until("gone", || !house.path("s.sock").exists());
+    let (_again, _) = attach("t.sock", "y", 24).unwrap();
+
+    // A guest goes on where its server ends.
+    house.signal();
+    assert_eq!(house.server.as_mut().unwrap().wait().unwrap().code(), Some(0), "{}", house.log());
+    until("serving", || house.path("t.sock").exists() && UnixStream::connect(house.path("t.sock")).is_ok());
+    assert_eq!(house.status(&["--server"])["pid"].as_u64(), Some(second.id().into()));
+    let (_last, _) = Client::attach(unix::connect(&house.path("t.sock")).unwrap(), "y", 25).unwrap();
+    second.kill().unwrap();
+    second.wait().unwrap();
+}

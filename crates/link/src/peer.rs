@@ -33,13 +33,14 @@ pub struct Peer {
     claims: Claims,
     squash: Squash,
     any_path: bool,
+    scope: u64,
 }
 
 impl Peer {
     /// `came`: how, for people. It may attach to exports by name only.
     #[must_use]
     pub fn new(came: impl Into<String>, claims: Claims, squash: Squash) -> Peer {
-        Peer { came: came.into(), host: None, claims, squash, any_path: false }
+        Peer { came: came.into(), host: None, claims, squash, any_path: false, scope: 0 }
     }
 
     /// Code of this process: nothing needs to be proved.
@@ -60,10 +61,22 @@ impl Peer {
         Peer { any_path: true, ..self }
     }
 
+    /// It came by a listener of that set of exports; 0 is the server's own.
+    #[must_use]
+    pub fn within(self, scope: u64) -> Peer {
+        Peer { scope, ..self }
+    }
+
+    #[must_use]
+    pub fn scope(&self) -> u64 {
+        self.scope
+    }
+
     /// Whether both proved the same and so may claim the same, however they came.
     #[must_use]
     pub fn is_same(&self, other: &Peer) -> bool {
-        self.claims == other.claims && self.squash == other.squash && self.any_path == other.any_path
+        let rights = |peer: &Peer| (peer.claims.clone(), peer.squash, peer.any_path, peer.scope);
+        rights(self) == rights(other)
     }
 
     /// The origin to which the server's shares and limits belong. An IPv6 address counts by its first 64 bits, and all

@@ -248,7 +248,9 @@ impl Server {
             return Err((Errno::AGAIN, "the server stops: try again in a moment".into()));
         }
         let asked = &hello.export[..];
-        let (root, path) = self.options.exports.open(asked, &session.peer)?;
+        let exports = self.exports_of(session.peer.scope());
+        let exports = exports.ok_or_else(|| (Errno::NOENT, "what served that has ended".to_owned()))?;
+        let (root, path) = exports.open(asked, &session.peer)?;
         let path = path.as_path();
         let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
         let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };

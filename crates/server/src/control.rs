@@ -18,6 +18,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const REQUEST: &[u8; 14] = b"nigh status 1\n";
+/// What is to be served follows in one line (`guests.rs`).
+pub(crate) const SERVE: &[u8; 14] = b"nigh serve  1\n";
 const THERE: &[u8; 14] = b"nigh there? 1\n";
 const HERE: &[u8; 12] = b"nigh here 1\n";
 /// How long either end takes part.
@@ -30,6 +32,8 @@ const MOST_BYTES: u64 = 64 << 20;
 pub(crate) enum Purpose {
     Session,
     Status,
+    /// Another process of this user brings exports and listeners. Its request is taken, but for the line.
+    Serve,
     /// It ended, or said nothing for as long as a session is given for it.
     Nothing,
 }
@@ -46,6 +50,9 @@ pub(crate) fn purpose(mut stream: &UnixStream, patience: Duration) -> Purpose {
             Err(rustix::io::Errno::INTR) => {}
             Err(_) | Ok((0, _)) => return Purpose::Nothing,
             Ok(_) if &head == REQUEST => return Purpose::Status,
+            Ok(_) if &head == SERVE => {
+                return if stream.read_exact(&mut head).is_ok() { Purpose::Serve } else { Purpose::Nothing };
+            }
             Ok(_) if &head == THERE && !greeted => {
                 greeted = true;
                 if stream.read_exact(&mut head).is_err() || stream.write_all(HERE).is_err() {

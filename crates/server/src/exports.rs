@@ -20,19 +20,24 @@ pub struct Exports {
 }
 
 impl Exports {
+    /// NAME and DIR of `[NAME=]DIR`.
+    pub(crate) fn split(text: &OsStr) -> (Option<&[u8]>, &OsStr) {
+        let bytes = text.as_bytes();
+        let equals = bytes.iter().position(|&b| b == b'=').filter(|&at| !bytes[..at].contains(&b'/'));
+        match equals {
+            Some(at) => (Some(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])),
+            None => (None, text),
+        }
+    }
+
     /// Adds what `[NAME=]DIR` says; without a name it has that of its last folder.
     ///
     /// # Errors
     /// One line, with how to mend it.
     pub fn add(&mut self, text: &OsStr) -> Result<(), String> {
         let shown = text.to_string_lossy().into_owned();
-        let bytes = text.as_bytes();
-        let equals = bytes.iter().position(|&b| b == b'=').filter(|&at| !bytes[..at].contains(&b'/'));
-        let (name, dir) = match equals {
-            Some(at) => (Some(&bytes[..at]), &bytes[at + 1..]),
-            None => (None, bytes),
-        };
-        let dir = Path::new(OsStr::from_bytes(dir));
+        let (name, dir) = Exports::split(text);
+        let dir = Path::new(dir);
         let real = dir
             .canonicalize()
             .map_err(|error| format!("--export {shown}: {error}: name a directory of this machine"))?;

@@ -18,6 +18,7 @@ mod exports;
 mod files;
 mod filesystem;
 mod grace;
+mod guests;
 mod handle;
 mod hearing;
 mod holding;

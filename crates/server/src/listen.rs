@@ -53,6 +53,16 @@ impl Listen {
     }
 }
 
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Listen::Unix(path) => write!(f, "unix://{}", path.display()),
+            Listen::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
+            Listen::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+        }
+    }
+}
+
 impl Serving {
     /// Names and directories.
     ///

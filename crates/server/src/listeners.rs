@@ -3,11 +3,14 @@
 use crate::claims::{is_own, unix_peer};
 use crate::control::{self, Purpose};
 use crate::events::Lines;
+use crate::guests::Arrivals;
 use crate::listen::{Listen, Serving, bind_tcp, bind_unix};
 use crate::places::Places;
 use crate::server::Server;
 use nigh_link::tcp::Door;
 use nigh_link::{Claims, Lobby, Peer, Squash};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,6 +38,49 @@ pub(crate) struct Listeners {
     names: Vec<String>,
     /// Removed at the end.
     sockets: Vec<PathBuf>,
+    /// Which exports clients find that come by these ([`Peer::within`]).
+    scope: u64,
+    arrivals: Arc<Arrivals>,
+    links: Arc<Links>,
+}
+
+/// Connections of clients that are being served, to be cut off.
+#[derive(Default)]
+struct Links {
+    all: Mutex<(u64, BTreeMap<u64, Accepted>)>,
+}
+
+impl Links {
+    /// `None`: it cannot be kept, and so may not be served where it might have to be cut off.
+    fn enter(self: &Arc<Links>, stream: io::Result<Accepted>) -> Option<Served> {
+        let stream = stream.ok()?;
+        let mut all = self.all.lock();
+        all.0 += 1;
+        let number = all.0;
+        all.1.insert(number, stream);
+        Some(Served { links: Arc::clone(self), number })
+    }
+
+    fn cut_off(&self) {
+        for stream in self.all.lock().1.values() {
+            let _ = match stream {
+                Accepted::Unix(stream) => stream.shutdown(std::net::Shutdown::Both),
+                Accepted::Tcp(stream) => stream.shutdown(std::net::Shutdown::Both),
+            };
+        }
+    }
+}
+
+/// As long as it lives its connection can be cut off.
+struct Served {
+    links: Arc<Links>,
+    number: u64,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.links.all.lock().1.remove(&self.number);
+    }
 }
 
 struct Listener {
@@ -60,17 +106,8 @@ pub(crate) enum Admits {
 impl Listeners {
     /// Listens on this user's socket, which must be free, and everywhere else that is said; and takes what
     /// the service manager listens on already.
-    pub fn open(places: &Places, serving: &Serving) -> io::Result<Listeners> {
-        let mut listeners = Listeners {
-            all: Vec::new(),
-            lobby: Lobby::new(LOBBY),
-            users: Lobby::new(LOBBY),
-            // Of strangers: so that they cannot fill a disk.
-            complaints: Arc::new(Lines::new(1, Duration::from_secs(1))),
-            present: Arc::new(()),
-            names: Vec::new(),
-            sockets: Vec::new(),
-        };
+    pub fn open(places: &Places, serving: &Serving, arrivals: &Arc<Arrivals>) -> io::Result<Listeners> {
+        let mut listeners = Listeners::empty((0, Arc::clone(arrivals)));
         let network = serving.network(places)?;
         let mut has_own = false;
         for passed in &serving.passed {
@@ -87,22 +124,65 @@ impl Listeners {
         if !has_own {
             listeners.listen_for_own(places)?;
         }
+        listeners.listen_for_others(serving, network.as_ref())?;
+        Ok(listeners)
+    }
+
+    /// Listens only where `serving` says, for the exports of a guest.
+    pub fn open_for(
+        places: &Places,
+        serving: &Serving,
+        scope: (u64, Arc<Arrivals>),
+    ) -> io::Result<Listeners> {
+        let mut listeners = Listeners::empty(scope);
+        let network = serving.network(places)?;
+        match listeners.listen_for_others(serving, network.as_ref()) {
+            Ok(()) => Ok(listeners),
+            Err(error) => {
+                let _ = listeners.close();
+                Err(error)
+            }
+        }
+    }
+
+    fn empty((scope, arrivals): (u64, Arc<Arrivals>)) -> Listeners {
+        Listeners {
+            all: Vec::new(),
+            lobby: Lobby::new(LOBBY),
+            users: Lobby::new(LOBBY),
+            // Of strangers: so that they cannot fill a disk.
+            complaints: Arc::new(Lines::new(1, Duration::from_secs(1))),
+            present: Arc::new(()),
+            names: Vec::new(),
+            sockets: Vec::new(),
+            scope,
+            arrivals,
+            links: Arc::default(),
+        }
+    }
+
+    fn listen_for_others(&mut self, serving: &Serving, network: Option<&Admits>) -> io::Result<()> {
         for listen in &serving.listens {
             match listen {
                 Listen::Unix(path) => {
                     let listener = bind_unix(path)?;
-                    listeners.add_unix(listener, path.clone(), Admits::Users(serving.squash))?;
+                    self.add_unix(listener, path.clone(), Admits::Users(serving.squash))?;
                 }
                 Listen::Tcp { host, port } => {
-                    let Some(admits) = &network else { continue };
+                    let Some(admits) = network else { continue };
                     for listener in bind_tcp(host, *port)? {
                         let name = format!("tcp://{}", listener.local_addr()?);
-                        listeners.add(Socket::Tcp(listener), admits.clone(), name)?;
+                        self.add(Socket::Tcp(listener), admits.clone(), name)?;
                     }
                 }
             }
         }
-        Ok(listeners)
+        Ok(())
+    }
+
+    /// Ends the connections of all that came by these.
+    pub fn cut_off(&self) {
+        self.links.cut_off();
     }
 
     fn listen_for_own(&mut self, places: &Places) -> io::Result<()> {
@@ -208,7 +288,12 @@ impl Listeners {
         };
         let (door, claims, squash, server) = (Arc::clone(door), claims.clone(), *squash, Arc::clone(server));
         let (users, complaints) = (self.users.clone(), Arc::clone(&self.complaints));
+        let (scope, served) = (self.scope, self.links.enter(stream.try_clone().map(Accepted::Tcp)));
+        let Some(served) = served else {
+            return complain(&self.complaints, "no descriptor for a connection, which is dropped");
+        };
         let serve = move || {
+            let _served = served;
             let from = match stream.set_nonblocking(false).and_then(|()| stream.peer_addr()) {
                 Ok(from) => from,
                 Err(error) => return complain(&complaints, &format!("a connection cannot be used: {error}")),
@@ -218,7 +303,9 @@ impl Listeners {
                     let Some(ticket) = ticket.pass(&users) else {
                         return complain(&complaints, UNATTACHED);
                     };
-                    let peer = Peer::new(format!("tcp from {from}"), claims, squash).from_host(from.ip());
+                    let peer = Peer::new(format!("tcp from {from}"), claims, squash)
+                        .from_host(from.ip())
+                        .within(scope);
                     // What ended it stands in the log.
                     let _ = server.serve_stranger(link, peer, Some(ticket));
                 }
@@ -254,9 +341,16 @@ impl Listeners {
         let (server, present) = (Arc::clone(server), Arc::clone(&self.present));
         let complaints = Arc::clone(&self.complaints);
         let wanted = peer.is_some();
+        let Some(served) = self.links.enter(stream.try_clone().map(Accepted::Unix)) else {
+            complain(&self.complaints, "no descriptor for a connection, which is dropped");
+            return false;
+        };
+        let (peer, arrivals) = (peer.map(|peer| peer.within(self.scope)), Arc::clone(&self.arrivals));
         let begun = self.begin(move || {
-            let _present = present;
+            let (_present, _served) = (present, served);
             match control::purpose(&stream, SILENCE) {
+                Purpose::Serve if !stranger && is_own(uid) => arrivals.hear(stream),
+                Purpose::Serve => complain(&complaints, &format!("uid {uid} asks to have something served")),
                 Purpose::Status => control::answer(stream, uid, &server),
                 Purpose::Nothing => {}
                 Purpose::Session => match peer {

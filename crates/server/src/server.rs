@@ -74,11 +74,14 @@ impl ServerOptions {
 /// name the same directory share one. Dropping the server ends its sessions.
 pub struct Server {
     pub(crate) options: ServerOptions,
+    own_exports: Arc<Exports>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) quiet: Arc<Quiet>,
+    /// What guests serve, by scope, and where they listen ([`nigh_link::Peer::within`]).
+    pub(crate) guests: Mutex<BTreeMap<u64, (Arc<Exports>, Vec<String>)>>,
     /// By what they are and the mount by which they are reached.
     exports: Mutex<HashMap<(String, u64), Weak<Export>>>,
     /// Before the leases' table and `Session::wire` in lock order.
@@ -143,12 +146,14 @@ impl Server {
         let grace = Arc::new(Grace::new(absent, now().after(config.lapse())));
         let watch = Watch::new(&leases, options.watch)?;
         let server = Arc::new(Server {
+            own_exports: Arc::new(options.exports.clone()),
             pool,
             leases,
             watch,
             keeper: Arc::new(Keeper::new(options.bounds.bytes)),
             quiet: Arc::new(Quiet::new()?),
             options,
+            guests: Mutex::default(),
             exports: Mutex::default(),
             sessions: Mutex::default(),
             locks: Arc::new(Locks::new(Arc::clone(&grace))),
@@ -238,6 +243,22 @@ impl Server {
 
     pub(crate) fn next_session_id(&self) -> u64 {
         self.last_session.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub(crate) fn add_guest(&self, scope: u64, exports: Exports, listening: Vec<String>) {
+        self.guests.lock().insert(scope, (Arc::new(exports), listening));
+    }
+
+    pub(crate) fn remove_guest(&self, scope: u64) {
+        self.guests.lock().remove(&scope);
+    }
+
+    /// What clients of that scope may attach to by name; `None`: what brought it has ended.
+    pub(crate) fn exports_of(&self, scope: u64) -> Option<Arc<Exports>> {
+        match scope {
+            0 => Some(Arc::clone(&self.own_exports)),
+            _ => self.guests.lock().get(&scope).map(|(exports, _)| Arc::clone(exports)),
+        }
     }
 
     pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {

@@ -3,6 +3,8 @@
 use super::signals::Signals;
 use super::supervisor::Supervisor;
 use super::{IDLE, lock};
+use crate::control;
+use crate::guests::{self, Arrivals, Guests};
 use crate::listen::Serving;
 use crate::listeners::Listeners;
 use crate::places::Places;
@@ -53,21 +55,64 @@ fn run_until_idle(places: &Places, serving: &Serving, idle: Duration) -> io::Res
 /// Runs this user's server with exports and listeners until SIGTERM or SIGINT. It is the server of this
 /// user's own mounts too.
 ///
+/// Where another one of this user runs, such as one that its mounts started, that one takes exports and listeners, since
+/// two cannot serve the same directories; if it ends, this process becomes the server.
+///
 /// # Errors
-/// Also where another one of this user runs: two cannot serve the same directories.
+/// Also where that one does not take them, and for sockets of a service manager, which it cannot be given.
 pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
     let signals = Signals::register()?;
     places.make_runtime()?;
     places.check_state()?;
-    let Some(only) = only_server(places, serving)? else {
-        let problem = format!(
-            "a server of yours runs already, at {}: end it, or wait {} s after its last mount is gone",
-            places.socket().display(),
-            IDLE.as_secs()
-        );
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
-    };
-    run(places, serving, None, &signals, only)
+    loop {
+        if let Some(only) = only_server(places, serving)? {
+            return run(places, serving, None, &signals, only);
+        }
+        if !serving.passed.is_empty() {
+            let problem = format!(
+                "a server of yours runs already, at {}, and cannot be given sockets of a service manager: end it, or wait \
+                 {} s after its last mount is gone",
+                places.socket().display(),
+                IDLE.as_secs()
+            );
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
+        }
+        if be_guest(places, serving, &signals)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Has the server that runs serve, until a signal (then true), or until that server ends.
+fn be_guest(places: &Places, serving: &Serving, signals: &Signals) -> io::Result<bool> {
+    let Some(mut stream) = super::running(places)? else { return Ok(false) };
+    let names = guests::join(&mut stream, control::SERVE, serving)?;
+    for at in &names {
+        tracing::info!(at, "listening, by the server of yours that runs already");
+    }
+    let mut supervisor = Supervisor::new();
+    supervisor.ready("served by the server that runs already");
+    loop {
+        let mut watched = [
+            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            PollFd::new(&stream, PollFlags::IN | PollFlags::RDHUP),
+        ];
+        let pause = rustix::time::Timespec::try_from(supervisor.pause(TICK)).map_err(io::Error::other)?;
+        match poll(&mut watched, Some(&pause)) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => drop(other?),
+        }
+        supervisor.turn(|| "served by the server that runs already".to_owned());
+        if watched[0].revents().contains(PollFlags::IN) {
+            tracing::info!("told to stop");
+            supervisor.stopping();
+            return Ok(true);
+        }
+        if !watched[1].revents().is_empty() {
+            tracing::info!("the server that ran has ended");
+            return Ok(false);
+        }
+    }
 }
 
 /// `only` is held until all is over.
@@ -80,15 +125,18 @@ fn run(
 ) -> io::Result<()> {
     let exports = serving.exports()?;
     let server = Server::new(ServerOptions { exports, ..ServerOptions::new(places.state.clone()) })?;
-    let listeners = Listeners::open(places, serving)?;
+    let arrivals = Arc::new(Arrivals::new()?);
+    let listeners = Listeners::open(places, serving, &arrivals)?;
+    let mut guests = Guests::new(arrivals);
     server.set_listening(listeners.names());
     let mut supervisor = Supervisor::new();
     supervisor.ready(&status_line(&server));
-    let ended = accept_until_done(places, &listeners, signals, &server, &mut supervisor, idle);
+    let ended = accept_until_done(places, (&listeners, &mut guests), signals, &server, &mut supervisor, idle);
     supervisor.stopping();
     server.stop_taking();
     // Nobody finds this server any more; whoever looks for one starts the next, which waits for `only`.
     let removed = listeners.close();
+    guests.close(&server);
     wind_up(&server, &mut supervisor);
     drop(only);
     ended.map(drop).and(removed)
@@ -97,7 +145,7 @@ fn run(
 /// Answers the lock that keeps others from connecting while this server ends, if it ends by itself.
 fn accept_until_done(
     places: &Places,
-    listeners: &Listeners,
+    (listeners, guests): (&Listeners, &mut Guests),
     signals: &Signals,
     server: &Arc<Server>,
     supervisor: &mut Supervisor,
@@ -106,7 +154,9 @@ fn accept_until_done(
     let mut busy = Instant::now();
     loop {
         let mut watched = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        watched.extend(listeners.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        watched.extend(
+            listeners.fds().chain(guests.fds()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
         let pause = rustix::time::Timespec::try_from(supervisor.pause(TICK)).map_err(io::Error::other)?;
         match poll(&mut watched, Some(&pause)) {
             Err(rustix::io::Errno::INTR) => {}
@@ -117,8 +167,9 @@ fn accept_until_done(
             return Ok(None);
         }
         listeners.accept_all(server)?;
+        guests.turn(places, server)?;
         supervisor.turn(|| status_line(server));
-        if server.session_count() > 0 {
+        if server.session_count() > 0 || !guests.is_empty() {
             busy = Instant::now();
         } else if idle.is_some_and(|idle| busy.elapsed() >= idle) && !listeners.is_anybody_there() {
             match lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive) {

@@ -188,7 +188,7 @@ impl Server {
             "uptime_s": began.elapsed().as_secs(),
             "stopping": self.work.is_stopping(),
             "term_ms": self.options.session_term.0 / 1_000_000,
-            "listening": self.meter.listening.get(),
+            "listening": self.listening(),
             "exports": self.named_exports(&sessions),
             "sessions": live.chain(cut).collect::<Vec<_>>(),
             "watch": self.watch.report(),
@@ -197,14 +197,22 @@ impl Server {
         })
     }
 
+    fn listening(&self) -> Vec<String> {
+        let own = self.meter.listening.get().cloned().unwrap_or_default();
+        let guests = self.guests.lock();
+        own.into_iter().chain(guests.values().flat_map(|(_, listening)| listening.clone())).collect()
+    }
+
     fn named_exports(&self, sessions: &[Arc<Session>]) -> Vec<Value> {
         let mut counts = BTreeMap::<_, u64>::new();
         for attached in sessions.iter().filter_map(|session| session.attached()) {
             *counts.entry(attached.export.path().to_path_buf()).or_default() += 1;
         }
-        let named = self.options.exports.iter().map(|(name, path)| (Some(name), path.to_path_buf()));
+        let guests: Vec<_> = self.guests.lock().values().map(|(exports, _)| Arc::clone(exports)).collect();
+        let all = guests.iter().map(|exports| &**exports);
+        let named = [&self.options.exports].into_iter().chain(all).flat_map(|exports| exports.iter());
         let mut shown = Vec::new();
-        for (name, path) in named.collect::<Vec<_>>() {
+        for (name, path) in named.map(|(name, path)| (name, path.to_path_buf())).collect::<Vec<_>>() {
             let count = counts.remove(&path).unwrap_or(0);
             shown.push(json!({ "name": name, "path": path.to_string_lossy(), "sessions": count }));
         }
