@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// For how long such a file is held, and its space on the disk, and how many at the most.
+/// For how long such a file is held, and its space on the disk unless somebody needs it, and how many at the most.
 const HELD: Duration = Duration::from_secs(2);
 const MOST: usize = 128;
 
@@ -34,6 +34,12 @@ impl Departed {
         let files = self.files.lock();
         let (_, node) = files.iter().rev().find(|(since, node)| node.id == id && since.elapsed() < HELD)?;
         Some(node.clone())
+    }
+
+    /// Lets all go; how many.
+    pub(crate) fn close_all(&self) -> u64 {
+        let all = std::mem::take(&mut *self.files.lock());
+        all.len() as u64
     }
 
     /// Lets go those that were held for long enough.

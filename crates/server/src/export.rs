@@ -31,6 +31,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+mod kept;
+
+pub(crate) use kept::{GivenBack, with_space};
+
 /// How far a call came.
 pub(crate) enum Progress {
     Answered,
@@ -329,7 +333,7 @@ impl Export {
             what => {
                 let mut places = files.holding().leases.places.none_held();
                 let done = match affected::prepare(cx, what, &mut places) {
-                    Ok(true) => dispatch(cx, what),
+                    Ok(true) => with_space(cx, || dispatch(cx, what)),
                     Ok(false) => match stake.take_change() {
                         Some(change) => return Progress::Waits(change),
                         None => Err(Fault(Errno::IO)),
@@ -372,48 +376,12 @@ impl Export {
         self.reach.orphans.stay();
     }
 
-    /// Closes descriptors that nothing has used for a while, and removes what an earlier server left and nobody
-    /// came back for. To be called every few seconds.
-    pub fn close_idle(&self, now: Instant) {
-        self.reach.orphans.sweep(now);
-        let mut idle = Vec::new();
-        let mut readers = self.readers.lock();
-        while let Some((_, reader)) = readers.peek_lru() {
-            if now.saturating_duration_since(reader.used) < READER_IDLE {
-                break;
-            }
-            idle.extend(readers.pop_lru());
-        }
-        drop(readers); // closing may wait for the disk
-        self.reach.departed.close_old(now);
-    }
-
     pub(crate) fn reach(&self) -> &Reach {
         &self.reach
     }
 
     pub(crate) fn acts(&self) -> bool {
         self.acts
-    }
-
-    pub(crate) fn passing_reader(&self, node: NodeId) -> Option<(Object, Arc<OwnedFd>)> {
-        let mut readers = self.readers.lock();
-        let reader = readers.get_mut(&node)?;
-        reader.used = Instant::now();
-        Some((reader.object, Arc::clone(&reader.fd)))
-    }
-
-    pub(crate) fn note_passing_reader(&self, node: &Node, fd: &Arc<OwnedFd>) {
-        if self.reach.may_hold(node) {
-            let reader = Reader { object: node.object, fd: Arc::clone(fd), used: Instant::now() };
-            let evicted = self.readers.lock().push(node.id, reader);
-            drop(evicted);
-        }
-    }
-
-    pub(crate) fn forget_passing_reader(&self, node: NodeId) {
-        let held = self.readers.lock().pop(&node);
-        drop(held);
     }
 }
 

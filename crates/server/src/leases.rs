@@ -2,7 +2,7 @@
 //! Rules: docs/decisions/0008-leases.md.
 
 use crate::events;
-use crate::export::Export;
+use crate::export::{Export, GivenBack};
 use crate::homes::Homes;
 use crate::place_locks::PlaceLocks;
 use crate::pool::{Job, Pool};
@@ -35,6 +35,7 @@ pub(crate) struct Leases {
     pool: Option<Weak<Pool>>,
     pub(crate) places: PlaceLocks,
     pub(crate) homes: Arc<Homes>,
+    pub(crate) given_back: GivenBack,
 }
 
 struct State {
@@ -104,6 +105,7 @@ impl Leases {
             pool: pool.map(Arc::downgrade),
             places: PlaceLocks::new(),
             homes: Arc::default(),
+            given_back: GivenBack::default(),
         })
     }
 
@@ -344,6 +346,18 @@ impl Leases {
             exports.extend(export.filter(|export| !known(export)).cloned());
         }
         (!exports.is_empty()).then(|| (state.desk.table().looks(), exports))
+    }
+
+    /// A call was refused for want of space: all exports give back what they keep. Whether anything was given back since
+    /// there were so many rounds.
+    pub(crate) fn give_back_space(&self, own: &Export, rounds: u64) -> bool {
+        let exports: Vec<Arc<Export>> = {
+            let state = self.state.lock();
+            let attached = state.sessions.values().filter_map(|session| session.attached());
+            attached.map(|attached| Arc::clone(&attached.export)).collect()
+        };
+        let others = || exports.iter().map(|export| export.close_kept()).sum::<u64>();
+        self.given_back.since(rounds, || own.close_kept() + others())
     }
 
     pub(crate) fn end(&self, id: ChangeId) {

@@ -5,6 +5,7 @@ use super::own::OwnChange;
 use super::{Context, Outcome};
 use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
+use crate::export::with_space;
 use crate::reach::reopen;
 use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, Since, WriteFlags};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
@@ -97,7 +98,7 @@ pub(crate) fn write(
         let end = rustix::fs::tell(file.fd())?;
         (end.saturating_sub(count), count)
     } else {
-        (offset, write_at(&file, offset, data, how)?)
+        (offset, write_at(cx, &file, offset, data, how)?)
     };
     drop(acting);
     // From `written` on it may be another's.
@@ -197,7 +198,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
             Err(rustix::io::Errno::INTR) => {}
             Err(_) if left < length => break,
             Err(rustix::io::Errno::XDEV | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
-                left -= copy_through(&source, &target, read_at, write_at, left)?;
+                left -= copy_through(cx, (&source, &target), (read_at, write_at), left)?;
                 break;
             }
             Err(errno) => return Err(errno.into()),
@@ -264,19 +265,22 @@ fn now(cx: Context<'_>, node: NodeId, file: &DataFile) -> Result<(NodeId, Attr)>
     Ok((node, cx.seen(file.object(), file.fd())?))
 }
 
-fn write_at(file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> Result<u64> {
+fn write_at(cx: Context<'_>, file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> Result<u64> {
     let mut done = 0;
     loop {
         let at = offset.checked_add(done as u64).ok_or(Fault(Errno::FBIG))?;
         if at > i64::MAX.cast_unsigned() {
             return Err(Fault(Errno::FBIG));
         }
-        match rustix::io::pwritev2(file.fd(), &[IoSlice::new(&data[done..])], at, how) {
+        // Here, so that a write that has begun is not short for want of space that is given back.
+        let written =
+            with_space(cx, || Ok(rustix::io::pwritev2(file.fd(), &[IoSlice::new(&data[done..])], at, how)?));
+        match written {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Fault(Errno::INTR)) => {}
             Err(_) if done > 0 => break,
-            Err(errno) => return Err(errno.into()),
+            Err(fault) => return Err(fault),
         }
         if done == data.len() {
             break;
@@ -287,10 +291,9 @@ fn write_at(file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> R
 
 /// Copies by reading and writing, up to a bound; answers how much.
 fn copy_through(
-    source: &DataFile,
-    target: &DataFile,
-    mut read_offset: u64,
-    mut write_offset: u64,
+    cx: Context<'_>,
+    (source, target): (&DataFile, &DataFile),
+    (mut read_offset, mut write_offset): (u64, u64),
     length: u64,
 ) -> Result<u64> {
     let mut done = 0;
@@ -301,7 +304,7 @@ fn copy_through(
         if count == 0 {
             break;
         }
-        let written = write_at(target, write_offset, &buffer[..count], ReadWriteFlags::empty())?;
+        let written = write_at(cx, target, write_offset, &buffer[..count], ReadWriteFlags::empty())?;
         done += written;
         read_offset += written;
         write_offset += written;

@@ -5,6 +5,7 @@ mod attributes;
 mod credentials;
 mod output;
 mod rights;
+mod space;
 
 use std::time::Instant;
 
@@ -12,7 +13,8 @@ use crate::tally::Tally;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let areas: &[&[super::Test]] = &[attributes::TESTS, credentials::TESTS, output::TESTS, rights::TESTS];
+    let areas: &[&[super::Test]] =
+        &[attributes::TESTS, credentials::TESTS, output::TESTS, rights::TESTS, space::TESTS];
     for (name, test) in areas.iter().copied().flatten() {
         let start = Instant::now();
         let result = test(world);
