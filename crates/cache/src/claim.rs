@@ -8,7 +8,8 @@ use crate::state::{OpenFile, Stamp};
 use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
 
 /// What pins an inode was opened for reading.
-const PINNED: Access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+const PINNED: Access =
+    Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
 
 impl Cache {
     /// Puts out a call for everything that was open. Locks follow.

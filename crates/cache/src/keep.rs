@@ -182,7 +182,8 @@ mod tests {
             attr
         };
         let attr = look(&mut cache, 1, 0o100_644);
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.files.values_mut().for_each(|file| file.handle = None);
@@ -211,7 +212,8 @@ mod tests {
         let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         let entry = Entry { id: node, attr, target: None, no_xattrs: true };
         answer(&mut cache, looked, Reply::Looked(Some(entry)));
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.files.values_mut().for_each(|file| file.handle = None);
@@ -268,7 +270,8 @@ mod tests {
         assert_eq!(released(&mut cache), [Handle(9)]);
         cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
         assert_eq!(released(&mut cache), []);
-        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(2), attr });
         cache.handle_op(T0, OpId(3), Caller::default(), Op::Release { fh: Fh(2), flock: None });

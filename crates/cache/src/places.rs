@@ -509,7 +509,8 @@ mod tests {
         attach(&mut cache, 1, 5 << 32);
         assert_eq!(ask(&mut cache, 3, getattr.clone()), None);
         assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
-        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         assert_eq!(ask(&mut cache, 6, Op::Open { ino: 7, access, append: false }), None);
         let (id, _) = call(&mut cache).unwrap();
         let response = Response::plain(Ok(Reply::Opened { handle: Handle(1), attr }));

@@ -87,8 +87,9 @@ fn access(flags: u32, truncate_allowed: bool) -> (Access, bool) {
         truncate: truncate_allowed && has(libc::O_TRUNC),
         direct: has(libc::O_DIRECT),
         sync: has(libc::O_DSYNC),
+        append: has(libc::O_APPEND),
     };
-    (access, has(libc::O_APPEND))
+    (access, access.append)
 }
 
 fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Negotiated) -> Translated {

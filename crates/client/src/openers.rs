@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn a_file_is_opened_again_with_the_rights_with_which_it_was_opened() {
-        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let node = Place::bare(NodeId { ino: 2, generation: 1 });
         let who = |uid| Credentials { uid, gid: uid, groups: vec![uid] };
         let mut openers = Openers::default();
@@ -94,7 +95,8 @@ mod tests {
 
     #[test]
     fn what_was_not_claimed_again_speaks_for_no_other_file() {
-        let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let node = Place::bare(NodeId { ino: 2, generation: 1 });
         let who = |uid| Credentials { uid, gid: uid, groups: vec![uid] };
         let mut openers = Openers::default();

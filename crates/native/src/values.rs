@@ -140,11 +140,16 @@ fn flags<const N: usize>(bits: u8) -> Result<[bool; N], ProtocolError> {
 impl Wire for Access {
     fn put(&self, w: &mut Writer) {
         w.u8(bits(&[self.read, self.write, self.truncate, self.direct, self.sync]));
+        // The last field of each call that has it: a server that does not know it leaves it unread.
+        if self.append {
+            w.u8(1);
+        }
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Access, ProtocolError> {
         let [read, write, truncate, direct, sync] = flags(r.u8()?)?;
-        Ok(Access { read, write, truncate, direct, sync })
+        let append = if r.is_empty() { false } else { bool::parse(r)? };
+        Ok(Access { read, write, truncate, direct, sync, append })
     }
 }
 

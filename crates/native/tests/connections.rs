@@ -207,7 +207,8 @@ fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_c
     client.handle_acknowledge(later(3), RecallId(7));
     client.handle_return(later(3), vec![GrantId(5)]);
     look(&mut client, later(3), 3);
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let reopen = Call::Reopen { node: samples::place(), handle: Handle(4), access };
     client.handle_call(later(3), CallId(4), samples::request(reopen));
     let (messages, ..) = drain(&mut client);

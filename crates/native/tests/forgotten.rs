@@ -43,7 +43,8 @@ fn look() -> Call {
 }
 
 fn reopen(handle: u64) -> Call {
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     Call::Reopen { node: samples::place(), handle: Handle(handle), access }
 }
 

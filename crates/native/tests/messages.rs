@@ -315,3 +315,20 @@ fn operation_names_stand_on_mutations_and_on_nothing_else() {
         assert_eq!(decode(&bytes), Err(ProtocolError::OpName));
     }
 }
+
+#[test]
+fn open_to_append_is_one_field_more_and_other_opens_are_as_before() {
+    let request = |append| {
+        let access = Access { append, ..samples::access() };
+        let name = Name::new(b"x").unwrap();
+        let call = Call::Create { dir: samples::dir(), name, mode: 0, umask: 0, exclusive: true, access };
+        let name = Some(OpName { client: 1, incarnation: 2, sequence: 3 });
+        Request { credentials: Credentials::default(), name, call }
+    };
+    let [plain, appends] =
+        [false, true].map(|append| nigh_native::encode_request(CallId(7), &request(append)));
+    assert_eq!(appends.len(), plain.len() + 1);
+    for (bytes, append) in [(plain, false), (appends, true)] {
+        assert_eq!(decode(&bytes), Ok(Some(Message::Request(CallId(7), request(append)))));
+    }
+}

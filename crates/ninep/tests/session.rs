@@ -150,7 +150,8 @@ fn a_file_is_appended_to_after_a_reconnect() {
     let (file, handle) = stage.create(&dir, "log");
     stage.done(written(&file, handle, b"one", true)).result.unwrap();
     stage.reconnect();
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     let reopen = Call::Reopen { node: file.clone(), handle, access };
     if stage.done(reopen.clone()).result == Err(Errno::STALE) {
         let names = vec![name("d"), name("log")];
@@ -176,7 +177,8 @@ fn more_messages_than_tags_wait_for_one() {
         stage.drain();
         stage
     };
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     stage.done(Call::Reopen { node: file.clone(), handle, access }).result.unwrap();
     let data = vec![7; 2 << 20];
     let writes: Vec<CallId> = (0..20).map(|_| stage.call(written(&file, handle, &data, false))).collect();

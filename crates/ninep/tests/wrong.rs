@@ -104,7 +104,7 @@ fn more_than_was_asked_for_is_no_answer() {
 /// A call of each kind.
 fn each(root: &Place, file: &Place, dir: &Place, handle: Handle) -> Vec<Call> {
     let link = Place { node: NodeId { ino: 77, generation: 3 }, hint: Some((root.node, name("s"))) };
-    let open = Access { read: true, write: true, truncate: true, direct: false, sync: true };
+    let open = Access { read: true, write: true, truncate: true, direct: false, sync: true, append: false };
     let lock = |wait| Call::Lock {
         node: file.clone(),
         owner: 1,

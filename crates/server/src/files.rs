@@ -45,6 +45,8 @@ pub(crate) struct OpenFile {
     pub(crate) writable: bool,
     /// Each write is durable before it returns.
     pub(crate) syncs: bool,
+    /// Open with `O_APPEND`, as a file with the append-only flag has to be.
+    pub(crate) append_only: bool,
     /// Held by whoever uses the descriptor's own position.
     pub(crate) position: Mutex<()>,
     /// It counts as open.
@@ -273,6 +275,7 @@ mod tests {
             object,
             fd,
             readable: true,
+            append_only: false,
             writable: false,
             syncs: false,
             position: Mutex::new(()),

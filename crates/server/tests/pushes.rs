@@ -160,7 +160,8 @@ fn size_and_times_of_a_file_are_told() {
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
     let f = mutator.place("d/f");
-    let access = Access { read: false, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: false, write: true, truncate: false, direct: false, sync: false, append: false };
     let handle = mutator.open(&f, access);
     let data = b"much longer than it was".to_vec();
     let flags = WriteFlags::default();
@@ -286,7 +287,8 @@ fn a_file_that_an_exchange_has_moved_is_changed_where_it_lies_now() {
     let mut mutator = world.client();
     mutator.obliging = true;
     let (d, d2, h) = (mutator.place("d"), mutator.place("d2"), mutator.place("d/h"));
-    let access = Access { read: false, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: false, write: true, truncate: false, direct: false, sync: false, append: false };
     let handle = mutator.open(&h, access);
     let goes = Call::Unlink { dir: d.clone(), name: name("h"), keep: None };
     let (from, to, of, new_name) = (d.clone(), d2, name("f"), name("h2"));

@@ -9,6 +9,7 @@ use nigh_native::{PUSHES, TRUSTS_WATCH};
 use nigh_remote::Event;
 use nigh_server::{Exports, LeaseConfig, Server, ServerOptions, WatchWay};
 use nigh_types::*;
+use rustix::fs::IFlags;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -299,4 +300,45 @@ fn xattr_names_of_the_system_are_told_to_root_and_labels_to_no_client() {
     assert_eq!(has(&mut at.user), (false, vec![]));
     assert!(set("user.shown"));
     assert_eq!(has(&mut at.user), (false, vec![b"user.shown".to_vec()]));
+}
+
+#[test]
+fn append_only_file_is_opened_to_append_and_no_other_way_to_write() {
+    if !needs_root("append_only_file_is_opened_to_append_and_no_other_way_to_write") {
+        return;
+    }
+    let x = Exported::new();
+    fs::write(x.path("log"), "one").unwrap();
+    let set = |flags: IFlags| {
+        fs::File::open(x.path("log")).is_ok_and(|file| rustix::fs::ioctl_setflags(&file, flags).is_ok())
+    };
+    if !set(IFlags::APPEND) {
+        return println!("SKIPPED: no append-only flag here");
+    }
+    let log = x.place("log");
+    let open = |access: Access| match x.call(Call::Open { node: log.clone(), access }) {
+        Ok(Reply::Opened { handle, .. }) => Ok(handle),
+        Err(errno) => Err(errno),
+        Ok(other) => panic!("{other:?}"),
+    };
+    let append = Access { append: true, ..BOTH };
+    let write = |handle: Option<Handle>, append: bool| {
+        let flags = WriteFlags { append, ..WriteFlags::default() };
+        x.call(Call::Write { node: log.clone(), handle, offset: 0, data: b"!".to_vec(), flags })
+    };
+    let refused = [open(BOTH), open(Access { truncate: true, ..append })];
+    let handle = open(append);
+    let create =
+        Call::Create { dir: x.top(), name: name("log"), mode: 0, umask: 0, exclusive: false, access: append };
+    let created = x.call(create).map(drop);
+    let written = handle.map(|handle| [write(Some(handle), true), write(Some(handle), false)]);
+    let passing = [write(None, true), write(None, false)];
+    let text = fs::read_to_string(x.path("log")).unwrap();
+    assert!(set(IFlags::empty()));
+    assert_eq!(refused, [Err(Errno::PERM), Err(Errno::PERM)]);
+    assert_eq!(created, Ok(()));
+    let done = |offset| Ok(Reply::Written { offset, count: 1 });
+    assert_eq!(written, Ok([done(3), Err(Errno::PERM)]));
+    assert_eq!(passing, [done(4), Err(Errno::PERM)]);
+    assert_eq!(text, "one!!");
 }

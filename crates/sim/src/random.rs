@@ -166,7 +166,8 @@ impl<B: Backend> History<B> {
         if self.kinds.pushes && self.dice.below(5) == 0 {
             return self.ask_attributes(at, dir, &file);
         }
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (op, locks) = match self.dice.below(if self.kinds.files { 24 } else { 12 }) {
             12.. => self.use_file(at, dir, &file),
             0..=4 => (self.lookup_or_believe(at, dir, &file), vec![]),

@@ -258,7 +258,7 @@ impl Script {
     /// Opens a file for reading, and for writing.
     fn open_file(&mut self, at: usize, path: &str, write: bool) {
         let ino = self.find(path).ino;
-        let access = Access { read: true, write, truncate: false, direct: false, sync: false };
+        let access = Access { read: true, write, truncate: false, direct: false, sync: false, append: false };
         let op = self.world.ask(at, Op::Open { ino, access, append: false });
         self.last = Some((at, op));
         let opened = self.world.answers.iter().find_map(|(_, of, _, answer)| match answer {
@@ -310,7 +310,14 @@ impl Script {
             }
             "create" => {
                 let (dir, name) = parent();
-                let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+                let access = Access {
+                    read: true,
+                    write: true,
+                    truncate: false,
+                    direct: false,
+                    sync: false,
+                    append: false,
+                };
                 Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false }
             }
             "read" | "write" | "lock" | "lock-wait" | "unlock" | "flush" => {

@@ -254,7 +254,8 @@ fn open_files_are_kept_before_their_directory_is_given_back() {
     world.answer(at, Op::Lookup { dir: 1, name: name("dir-0") });
     let dir = find(&mut world, "dir-0");
     world.answer(at, Op::Lookup { dir, name: name("file-7") });
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let opened = world.answer(at, Op::Open { ino: file, access, append: false });
     let Answer::Opened(opened) = opened else { panic!("{opened:?}") };
     let control = world.clients[at].control.clone();

@@ -229,7 +229,14 @@ impl World {
         match call {
             Call::Create { slot, label, mode } => {
                 let (dir, name) = self.place(slot);
-                let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+                let access = Access {
+                    read: true,
+                    write: true,
+                    truncate: false,
+                    direct: false,
+                    sync: false,
+                    append: false,
+                };
                 let asked = Asked::Create { dir, name, mode, umask: 0, exclusive: true, access };
                 let Reply::Made { entry, .. } = self.ask(label, asked)? else { panic!("not made") };
                 let file = File { label, ino: entry.id.ino };

@@ -128,7 +128,8 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
             world.answer(client, Op::Lookup { dir, name: name(text) });
         }
     }
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     let Answer::Opened(opened) = world.answer(0, Op::Open { ino: file, access, append: false }) else {
         panic!("not opened")
     };

@@ -15,7 +15,7 @@ fn name(text: &str) -> Name {
 }
 
 fn access(write: bool) -> Access {
-    Access { read: true, write, truncate: false, direct: false, sync: false }
+    Access { read: true, write, truncate: false, direct: false, sync: false, append: false }
 }
 
 fn entry(ino: u64, mode: u32) -> Entry {

@@ -36,6 +36,17 @@ pub struct Access {
     pub direct: bool,
     /// `O_SYNC` or `O_DSYNC`: a write is durable before it is answered.
     pub sync: bool,
+    /// `O_APPEND`, without which a file with the append-only flag cannot be opened for writing. Where a write goes, each
+    /// write says itself.
+    pub append: bool,
+}
+
+impl Access {
+    /// Whether a file with the append-only flag can be opened so (`may_open` in fs/namei.c).
+    #[must_use]
+    pub fn is_append_only(&self) -> bool {
+        self.write && self.append && !self.truncate
+    }
 }
 
 /// How a write is made.

@@ -266,7 +266,14 @@ fn call_of(kind: u8, which: u8) -> Call {
         hint: Some((dir.node, name(which))),
     };
     let (mode, umask, exclusive) = (0o644, 0o022, which & 1 == 0);
-    let access = Access { read: true, write: which & 2 == 0, truncate: false, direct: false, sync: false };
+    let access = Access {
+        read: true,
+        write: which & 2 == 0,
+        truncate: false,
+        direct: false,
+        sync: false,
+        append: false,
+    };
     let name = name(which);
     match kind % 24 {
         0 | 1 => Call::Lookup { dir, name },

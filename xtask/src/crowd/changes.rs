@@ -75,7 +75,8 @@ impl Changes {
 
     fn create(&self, number: u64) -> Result<Change> {
         let new = name(&format!("made-{number}"))?;
-        let access = Access { read: false, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: false, write: true, truncate: false, direct: false, sync: false, append: false };
         let dir = self.dir.clone();
         let call = Call::Create { dir, name: new.clone(), mode: 0o640, umask: 0, exclusive: true, access };
         Ok(Change { kind: "create", call, names: vec![new], node: None })

@@ -47,7 +47,8 @@ fn opened() -> Cache {
     let looked = ask(&mut cache, 1, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
     let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
     answer(&mut cache, looked, Reply::Looked(Some(entry)));
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let open = ask(&mut cache, 2, Op::Open { ino: 7, access, append: false });
     answer(&mut cache, open, Reply::Opened { handle: Handle(1), attr: attr(1) });
     cache
@@ -82,7 +83,8 @@ fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
     let listed = ask(&mut cache, 2, Op::OpenDir { ino: 7 });
     let looked = ask(&mut cache, 3, look(b"f"));
     answer(&mut cache, looked, found(FILE, attr(0)));
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let open = ask(&mut cache, 4, Op::Open { ino: 7, access, append: false });
     answer(&mut cache, open, Reply::Opened { handle: Handle(1), attr: attr(0) });
     assert!(cache.reads_by_size(7));
@@ -305,7 +307,8 @@ fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
 fn what_nobody_is_told_of_that_waits_while_the_kernel_forgets_is_not_kept_open() {
     let mut cache = opened();
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     let name = Name::new(b"f").unwrap();
     let create = Op::Create { dir: 1, name, mode: 0o644, umask: 0, exclusive: false, access, append: false };
     let created = ask(&mut cache, 4, create);

@@ -86,7 +86,8 @@ impl Rig {
     }
 
     fn open(&mut self) -> Fh {
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         self.ask(Op::Open { ino: FILE.ino, access, append: false });
         match &self.reply(Ok(Reply::Opened { handle: Handle(3), attr: attr() }))[..] {
             [(_, Answer::Opened(opened))] => opened.fh,

@@ -18,7 +18,8 @@ fn attr(mode: u32) -> Attr {
 fn opened(mode: u32) -> Cache {
     let attr = attr(mode);
     let mut cache = cache(Config::default());
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     let entry = nigh_types::Entry { id: FILE, attr, target: None, no_xattrs: false };
     let name = nigh_types::Name::new(b"f").unwrap();
     let looked = ask(&mut cache, 0, Op::Lookup { dir: session().root.ino, name });

@@ -63,7 +63,8 @@ impl Rig {
         rig.ask(Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
         rig.respond(Ok(Reply::Looked(Some(entry))), 1, None);
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         rig.ask(Op::Open { ino: FILE.ino, access, append: false });
         rig.respond(Ok(Reply::Opened { handle: Handle(3), attr: attr(1) }), 1, None);
         let Some((_, Answer::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
@@ -319,7 +320,8 @@ fn what_is_answered_without_a_state_of_the_file_says_nothing_of_other_pages() {
 #[test]
 fn pages_do_not_go_on_by_a_file_that_is_only_read() {
     let mut rig = Rig::with_pages();
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     rig.ask(Op::Open { ino: FILE.ino, access, append: false });
     rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(1) }), 1, None);
     rig.event(Event::Restored { session: session(), kept: false });
@@ -384,7 +386,8 @@ fn what_is_written_under_a_grant_with_a_limit_does_not_move_its_end() {
 fn a_further_open_moves_the_end_too() {
     let mut rig = Rig::with_pages();
     rig.pass(Span::from_secs(1));
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     rig.ask(Op::Open { ino: FILE.ino, access, append: false });
     rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(1) }), 1, Some(GrantId(12)));
     rig.pass(Span::from_secs(4));
@@ -489,7 +492,8 @@ fn so_they_do_where_answers_may_be_stale() {
 #[test]
 fn what_was_closed_while_the_remote_was_away_is_said_in_one_call() {
     let mut rig = Rig::with(Config::default());
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     rig.ask(Op::Open { ino: FILE.ino, access, append: false });
     rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(1) }), 1, None);
     let Some((_, Answer::Opened(second))) = rig.answers.pop() else { panic!("not opened") };

@@ -192,7 +192,8 @@ mod tests {
             let (mut stage, ino) = stage();
             assert!(!is_answered(&stage, LOOK));
             let told = stage.kernel.notifications().len();
-            let access = Access { read: true, write: true, truncate: true, direct: false, sync: false };
+            let access =
+                Access { read: true, write: true, truncate: true, direct: false, sync: false, append: false };
             let cut = if truncates_by_opening {
                 Op::Open { ino, access, append: false }
             } else {

@@ -79,7 +79,8 @@ impl Stage {
     /// Makes a file, which is open then, or a directory below the root; its number.
     pub fn make(&mut self, path: &str, directory: bool) -> NodeId {
         let (dir, name) = (self.driver.root(), Name::new(path.as_bytes()).unwrap());
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let op = match directory {
             true => Op::Mkdir { dir, name, mode: 0o755, umask: 0 },
             false => Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false },
@@ -93,7 +94,8 @@ impl Stage {
 
     /// Opens a file for reading and writing.
     pub fn open(&mut self, ino: u64) {
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         self.unique += 2;
         let caller = Caller { pid: std::process::id(), ..Caller::default() };
         let op = Op::Open { ino, access, append: false };

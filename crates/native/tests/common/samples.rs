@@ -44,7 +44,7 @@ pub fn entry(mode: u32) -> Entry {
 }
 
 pub fn access() -> Access {
-    Access { read: true, write: false, truncate: true, direct: false, sync: true }
+    Access { read: true, write: false, truncate: true, direct: false, sync: true, append: false }
 }
 
 pub fn session() -> Session {

@@ -221,5 +221,6 @@ fn access(how: u32) -> Access {
         truncate: how & flags::TRUNC != 0,
         direct: false,
         sync: false,
+        append: how & flags::APPEND != 0,
     }
 }

@@ -150,7 +150,8 @@ impl Stage {
     }
 
     pub fn create(&mut self, dir: &Place, text: &str) -> (Place, Handle) {
-        let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (mode, umask, exclusive) = (0o644, 0, true);
         let call = Call::Create { dir: dir.clone(), name: name(text), mode, umask, exclusive, access };
         let Ok(Reply::Made { entry, handle: Some(handle), .. }) = self.done(call).result else {
@@ -190,7 +191,8 @@ impl Stage {
 }
 
 pub fn read_write(node: &Place) -> Call {
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     Call::Open { node: node.clone(), access }
 }
 

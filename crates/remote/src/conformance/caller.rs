@@ -9,7 +9,7 @@ use nigh_types::{
 use std::collections::BTreeMap;
 
 pub(super) const READ_WRITE: Access =
-    Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
 
 /// What a listing says of a name.
 pub(super) struct Listee {

@@ -146,7 +146,8 @@ fn a_lost_session_frees_handles_and_those_who_waited_for_it() {
     let root = server.edit(|tree| tree.root());
     let file = server.edit(|tree| tree.plant_file(T0, "f", b"x"));
     let (mut a, mut b) = two(&server);
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     b.handle_call(T0, CallId(1), request(Call::Open { node: Place::bare(file), access }, 0));
     b.handle_call(T0, CallId(2), lookup(root, "x"));
     drain(&mut b);

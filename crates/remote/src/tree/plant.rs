@@ -43,7 +43,8 @@ impl Tree {
     /// Where something else stands in the way.
     pub fn plant_file(&mut self, now: Time, path: &str, data: &[u8]) -> NodeId {
         let (dir, name) = self.plant_parent(now, path);
-        let access = Access { read: false, write: true, truncate: true, direct: false, sync: false };
+        let access =
+            Access { read: false, write: true, truncate: true, direct: false, sync: false, append: false };
         let call = Call::Create { dir, name, mode: 0o644, umask: 0, exclusive: false, access };
         let node = self.plant(now, call);
         let (place, data, flags) = (Place::bare(node), data.to_vec(), WriteFlags::default());

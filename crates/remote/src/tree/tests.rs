@@ -34,7 +34,8 @@ fn grants_are_as_the_words_say() {
     let link = Call::Link { node: in_dir.clone(), dir: Place::bare(root), name: name("g") };
     assert_eq!(facts(&execute(&mut tree, link)), [(root, Covers::Names), (file, Covers::Inode)]);
     assert_eq!(facts(&execute(&mut tree, getattr)), [(file, Covers::Inode)]);
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let opened = execute(&mut tree, Call::Open { node: in_dir, access });
     assert_eq!(facts(&opened), [(file, Covers::Data), (file, Covers::Inode)]);
     let listed = execute(&mut tree, Call::List { dir: Place::bare(root) });

@@ -70,7 +70,7 @@ pub(crate) fn write(
     data: &[u8],
     flags: WriteFlags,
 ) -> Result<Outcome> {
-    let file = for_writing(cx, place, handle)?;
+    let file = for_writing(cx, place, handle, flags.append)?;
     let change = OwnChange::begin(cx, place.node, file.fd())?;
     if let Some(since) = flags.since.filter(|_| flags.flush)
         && !is_as_then(cx, &change, since)?
@@ -158,7 +158,7 @@ pub(crate) fn fallocate(
     offset: u64,
     length: u64,
 ) -> Result<Outcome> {
-    let file = for_writing(cx, place, handle)?;
+    let file = for_writing(cx, place, handle, true)?;
     {
         let _change = OwnChange::begin(cx, place.node, file.fd())?;
         let _acting = cx.act()?;
@@ -177,7 +177,7 @@ pub(crate) struct End<'a> {
 
 pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> Result<Outcome> {
     let source = for_reading(cx, from.place, from.handle)?;
-    let target = for_writing(cx, to.place, to.handle)?;
+    let target = for_writing(cx, to.place, to.handle, false)?;
     let length = length.min(MAX_COPY);
     let change = OwnChange::begin(cx, to.place.node, target.fd())?;
     let acting = cx.act()?;

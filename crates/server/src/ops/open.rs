@@ -79,7 +79,11 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
     let fd = {
         let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
         let _acting = cx.act()?;
-        reopen(node, flags)?
+        match reopen(node, flags) {
+            // So is a file with the append-only flag opened (`chattr +a`), and no other way to write.
+            Err(Fault(Errno::PERM)) if access.is_append_only() => reopen(node, flags | OFlags::APPEND)?,
+            opened => opened?,
+        }
     };
     buffered(without_atime(fd), access)
 }
@@ -101,7 +105,8 @@ fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: Counted) -> Open
     let (readable, writable) = (access.read || !access.write, access.write);
     let position = Mutex::new(());
     let (node, object) = (node.id, node.object);
-    OpenFile { node, object, fd, readable, writable, syncs: access.sync, position, counted }
+    let append_only = writable && rustix::fs::fcntl_getfl(&fd).is_ok_and(|how| how.contains(OFlags::APPEND));
+    OpenFile { node, object, fd, readable, writable, append_only, syncs: access.sync, position, counted }
 }
 
 /// An orphan that an earlier server left is somebody's again.
@@ -128,7 +133,8 @@ pub(crate) fn keep_for(cx: Context<'_>, place: &Place, names: &[Name], handle: H
         let _acting = cx.act_unless_vouched()?;
         without_atime(reopen(&node, OFlags::RDONLY)?)
     };
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     cx.files.insert_as(Some(handle), Arc::new(open_file(&node, fd, access, counted)))?;
     adopt(cx, &node);
     Ok(())
@@ -144,7 +150,8 @@ pub(crate) fn pin(cx: Context<'_>, node: &Node) -> Result<Handle> {
         let opened = cx.act_unless_vouched().and_then(|_acting| reopen(node, flags));
         match opened {
             Ok(fd) => {
-                let access = Access { read, write, truncate: false, direct: false, sync: false };
+                let access =
+                    Access { read, write, truncate: false, direct: false, sync: false, append: false };
                 return keep(cx, node, fd, access, cx.count(node.object));
             }
             Err(fault) => refused = fault,
@@ -232,17 +239,32 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
     Ok(DataFile::Passing(node.object, fd))
 }
 
-/// The same for writing. Without a handle nothing is kept: a file open for writing cannot be run.
-pub(crate) fn for_writing(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<DataFile> {
+/// The same for writing. Without a handle nothing is kept: a file open for writing cannot be run. `append`: only at the
+/// end, which is all that a file with the append-only flag can be opened for.
+pub(crate) fn for_writing(
+    cx: Context<'_>,
+    place: &Place,
+    handle: Option<Handle>,
+    append: bool,
+) -> Result<DataFile> {
     if let Some(file) = cx.files.find_told(handle, place.node)? {
-        return if file.writable { Ok(DataFile::Open(file)) } else { Err(Fault(Errno::BADF)) };
+        return match (file.writable, append || !file.append_only) {
+            (true, true) => Ok(DataFile::Open(file)),
+            // fcntl(2) takes `O_APPEND` away on the client; here the kernel would refuse that.
+            (true, false) => Err(Fault(Errno::PERM)),
+            (false, _) => Err(Fault(Errno::BADF)),
+        };
     }
-    if let Some(file) = cx.files.of_node(place.node).filter(|f| f.writable) {
+    let fits = |file: &Arc<OpenFile>| file.writable && (append || !file.append_only);
+    if let Some(file) = cx.files.of_node(place.node).filter(fits) {
         return Ok(DataFile::Open(file));
     }
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
-    let opened = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::WRONLY))?;
+    let opened = cx.act_unless_vouched().and_then(|_acting| match reopen(&node, OFlags::WRONLY) {
+        Err(Fault(Errno::PERM)) if append => reopen(&node, OFlags::WRONLY | OFlags::APPEND),
+        opened => opened,
+    })?;
     Ok(DataFile::Passing(node.object, Arc::new(opened)))
 }
 

@@ -124,7 +124,8 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
         panic!()
     };
     let node = Place { node: entry.id, hint: Some((root.node, name)) };
-    let access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let Reply::Opened { handle, .. } = execute(Call::Open { node, access }) else { panic!() };
     let (server, session) = (&server, &session);
     std::thread::scope(|scope| {

@@ -22,7 +22,8 @@ pub struct Exported {
     pub root: NodeId,
 }
 
-pub const READ: Access = Access { read: true, write: false, truncate: false, direct: false, sync: false };
+pub const READ: Access =
+    Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
 pub const BOTH: Access = Access { write: true, ..READ };
 
 pub fn is_root() -> bool {

@@ -47,7 +47,14 @@ impl Mirror {
 
     fn access(&mut self) -> Access {
         let write = self.dice.below(2) == 0;
-        Access { read: true, write, truncate: write && self.dice.below(3) == 0, direct: false, sync: false }
+        Access {
+            read: true,
+            write,
+            truncate: write && self.dice.below(3) == 0,
+            direct: false,
+            sync: false,
+            append: false,
+        }
     }
 
     fn make(&mut self, dir: u64, name: Name) -> Result<(), String> {

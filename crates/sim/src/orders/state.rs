@@ -385,7 +385,8 @@ impl State {
 }
 
 fn create(dir: u64, name: Name) -> Op {
-    let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     Op::Create { dir, name, mode: 0o644, umask: 0, exclusive: true, access, append: false }
 }
 

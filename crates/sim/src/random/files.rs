@@ -17,7 +17,8 @@ impl<B: Backend> History<B> {
         match (self.dice.below(12), known) {
             (0 | 1, Some(ino)) => {
                 let write = self.dice.below(3) == 0;
-                let access = Access { read: true, write, truncate: false, direct: false, sync: false };
+                let access =
+                    Access { read: true, write, truncate: false, direct: false, sync: false, append: false };
                 (Some(Op::Open { ino, access, append: false }), Vec::new())
             }
             (2..=4, _) => (self.read_or_write(at, false), Vec::new()),
@@ -67,7 +68,14 @@ impl<B: Backend> History<B> {
         let Some(ino) = self.known(at, dir, &file) else { return Some(Op::Lookup { dir, name: file }) };
         let opened = self.world.clients[at].kernel.kept.files().find(|(_, of, write)| *of == ino && *write);
         let Some((fh, ..)) = opened else {
-            let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+            let access = Access {
+                read: true,
+                write: true,
+                truncate: false,
+                direct: false,
+                sync: false,
+                append: false,
+            };
             return Some(Op::Open { ino, access, append: false });
         };
         if self.world.moves_data(at, ino) {

@@ -63,7 +63,8 @@ fn reopens(outputs: &[Output]) -> Vec<(CallId, u64)> {
     outputs.iter().map(reopen).collect()
 }
 
-const WRITE: Access = Access { read: true, write: true, truncate: true, direct: false, sync: false };
+const WRITE: Access =
+    Access { read: true, write: true, truncate: true, direct: false, sync: false, append: false };
 
 #[test]
 fn a_file_that_a_forgotten_session_had_opened_is_claimed_before_its_caller_is_told() {

@@ -27,6 +27,15 @@ pub(super) async fn fresh(desk: &Desk, uid: u32, place: &Place, how: u32) -> Res
     opened(desk, uid, place, how).await
 }
 
+/// The same as it is asked for. A file with the append-only flag is written by a fid that appends.
+async fn fresh_for(desk: &Desk, uid: u32, place: &Place, access: Access) -> Result<Arc<Fid>, Errno> {
+    let how = of_access(access);
+    match fresh(desk, uid, place, how).await {
+        Err(Errno::PERM) if access.is_append_only() => fresh(desk, uid, place, how | flags::APPEND).await,
+        other => other,
+    }
+}
+
 /// Opens a directory to be read.
 pub(super) async fn directory(desk: &Desk, uid: u32, dir: &Place) -> Result<Arc<Fid>, Errno> {
     // What is asked of it later is asked by this fid.
@@ -60,7 +69,7 @@ async fn open_fid(desk: &Desk, fid: &Fid, node: NodeId, how: u32) -> Result<(), 
 }
 
 pub(super) async fn open(desk: &Desk, uid: u32, place: &Place, access: Access) -> Outcome {
-    let fid = fresh(desk, uid, place, of_access(access)).await?;
+    let fid = fresh_for(desk, uid, place, access).await?;
     let handle = desk.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
     told(desk, &fid, place.node, handle).await
 }
@@ -70,7 +79,7 @@ pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle,
         return Err(Errno::INVAL);
     }
     let access = Access { truncate: false, ..access };
-    let fid = fresh(desk, uid, place, of_access(access)).await?;
+    let fid = fresh_for(desk, uid, place, access).await?;
     {
         let mut shared = desk.shared();
         if shared.files.is_open(handle) {
@@ -109,7 +118,8 @@ pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -
 
 /// A file about to lose its name is kept open, for writing too where that may be.
 pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
-    let mut access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+    let mut access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     for write in [true, false] {
         let Ok((own, _)) = desk.walk(fid, &[]).await else { continue };
         access.write = write;
