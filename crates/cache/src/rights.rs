@@ -50,16 +50,23 @@ impl Cache {
             inode.set_id_gone |= inode.set_id_told & !left != 0;
             inode.set_id_told &= left;
         }
+        if let (Some(Call::RemoveXattr { name, .. }), Some(caller)) = (&flight.again, flight.caller)
+            && name == CAPABILITY
+        {
+            inode.more().uncapped_by = (caller.uid == 0).then_some(caller.pid);
+        }
         let known = inode.xattrs.as_deref();
         if known.is_some_and(|(set, _)| set.items.iter().any(|(name, _)| name.as_ref() == CAPABILITY)) {
             self.forget_xattrs(ino);
         }
     }
 
-    /// A SETATTR of nothing is chown(2) that leaves owner and group as they are, whichever it was: a write that comes next takes the same bits away. Not for root
-    /// while the file is open for writing, since root's write may have come here for a capability alone and leaves the bits.
+    /// A SETATTR of nothing is chown(2) that leaves owner and group as they are, whichever it was: a write that comes next takes the same bits
+    /// away. Not behind root's removal of a capability: root's write takes that alone.
     pub(crate) fn set_nothing(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        if caller.uid == 0 && self.is_written(ino) {
+        let more = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any());
+        let uncapped_by = more.and_then(|more| more.uncapped_by.take());
+        if uncapped_by == Some(caller.pid) && self.is_written(ino) {
             return self.attributes(now, op, caller, ino);
         }
         let Some((node, handle)) = self.reach(ino, None) else { return Some(Answer::Failed(Errno::STALE)) };

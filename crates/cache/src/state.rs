@@ -46,6 +46,8 @@ pub(crate) struct More {
     pub writers: u32,
     /// Somebody of this mount wanted an fcntl(2) lock on it.
     pub locked: bool,
+    /// The thread that removed its capability last, if it is root's: it may be about to write ([`crate::rights`]).
+    pub uncapped_by: Option<u32>,
     /// Of a directory that an own change removed: what a process that is still in it sees.
     pub gone: Option<Attr>,
     /// Attributes under the inode's own grant.
@@ -120,6 +122,7 @@ impl More {
             opens_unpinned: 0,
             writers: 0,
             locked: false,
+            uncapped_by: None,
             gone: None,
             own: None,
             target: None,
@@ -141,6 +144,8 @@ impl More {
             opens_unpinned,
             writers,
             locked,
+            // It is of use where the file is open.
+            uncapped_by: _,
             gone,
             own,
             target,

@@ -168,12 +168,15 @@ fn a_setattr_of_nothing_is_a_chown_and_is_not_refused_before_a_write() {
     assert_eq!(told, Some(Answer::Failed(Errno::PERM)));
 }
 
-/// Its write takes a capability away, and no set-user-ID bit.
+/// Root's write takes a capability away, and no set-user-ID bit.
 #[test]
-fn a_setattr_of_nothing_by_root_takes_no_bits_before_a_write() {
+fn a_setattr_of_nothing_behind_roots_removal_of_a_capability_takes_no_bits() {
     let mut cache = opened(PROGRAM);
+    ask(&mut cache, 0, nothing());
+    let mut cache = opened(PROGRAM);
+    let call = ask(&mut cache, 0, Op::RemoveXattr { ino: 7, name: CAPABILITY.to_vec() });
+    answer(&mut cache, call, granted(Reply::Attr(FILE, attr(PROGRAM))));
     let told = cache.handle_op(T0, OpId(1), Caller::default(), nothing());
     assert!(matches!(told, Some(Answer::Attr(FILE, Attr { mode: PROGRAM, .. }, _))), "{told:?}");
-    cache.handle_op(T0, OpId(4), Caller::default(), Op::Release { fh: Fh(1), flock: None });
     ask(&mut cache, 0, nothing());
 }

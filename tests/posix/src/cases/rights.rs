@@ -206,6 +206,11 @@ fn chown_to_same(room: &Room) -> Result<()> {
         ensure!(changed(&before) != changed(&after), "{mode:o}: ctime stands");
         ensure!((after.uid(), after.gid()) == (USER, USER));
     }
+    let path = fresh(room, 0o4755)?;
+    let file = both(&path)?;
+    same(&path)?;
+    ensure!(bits(&path)? == 0o755, "root's own, which is open for writing");
+    drop(file);
     let path = fresh(room, 0o755)?;
     sys::chown(&path, USER, USER)?;
     or_skip(sys::set_xattr(&path, CAPABILITY, &VALUE, 0), "file capabilities")?;
