@@ -472,6 +472,7 @@ mod tests {
                 acts_as: (0, 0),
                 walks_ahead: false,
                 tells_dirents: false,
+                takes_privileges: false,
                 names: Vec::new(),
             }),
         );

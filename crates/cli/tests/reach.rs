@@ -190,7 +190,7 @@ impl Client {
             mode: 0o755,
             umask: 0,
         };
-        self.call(Credentials { uid, gid: uid, groups: groups.to_vec() }, call)
+        self.call(Credentials { uid, gid: uid, groups: groups.to_vec(), privileges: None }, call)
     }
 }
 

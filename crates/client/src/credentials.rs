@@ -1,17 +1,60 @@
 //! On whose behalf a call is made. See docs/decisions/0005-credentials.md.
 
 use nigh_cache::Caller;
-use nigh_types::Credentials;
+use nigh_types::{Credentials, IdRange, Privileges};
+use std::os::unix::fs::MetadataExt;
 
 /// Linux allows 65,536 groups; more than this many are not told.
 const MOST_GROUPS: usize = 1_024;
+/// Capabilities that hold over inodes of a user namespace: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETFCAP. The
+/// server looks more closely.
+const OVER_INODES: u64 = 0b1_1111 | 1 << 31;
+/// Capabilities over files that only the machine's own user namespace gives: SYS_ADMIN, SYS_RESOURCE, MKNOD.
+const OF_MACHINE: u64 = 1 << 21 | 1 << 24 | 1 << 27;
+/// Inode number of the machine's own user namespace (`PROC_USER_INIT_INO`).
+const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// The caller with the supplementary groups of its thread; if that is not visible (any more), with the one that
-/// came with the request.
-pub(crate) fn of_caller(caller: Caller) -> Credentials {
-    let mut groups = groups_of(caller.pid);
-    groups.extend(caller.group.filter(|group| !groups.contains(group)));
-    Credentials { uid: caller.uid, gid: caller.gid, groups }
+/// Finds out on whose behalf calls are made.
+#[derive(Debug, Default)]
+pub(crate) struct Callers {
+    /// The user namespace of this mount, where capabilities of callers are told: the server takes them, ids pass as they are,
+    /// and the namespace is the machine's own.
+    namespace: Option<Namespace>,
+}
+
+/// Device and inode number of a file below `/proc/PID/ns`.
+type Namespace = (u64, u64);
+
+impl Callers {
+    /// `told`: the server takes the capabilities of callers, and has this side's ids.
+    pub(crate) fn new(told: bool) -> Callers {
+        let own = if told { namespace_of("self") } else { None };
+        Callers { namespace: own.filter(|(_, number)| *number == INITIAL_NAMESPACE) }
+    }
+
+    /// The caller with the supplementary groups of its thread, and its capabilities over files; if that is not visible (any
+    /// more), with the group that came with the request.
+    pub(crate) fn credentials(&self, caller: Caller) -> Credentials {
+        let status = Status::of(caller.pid);
+        let mut groups = status.groups();
+        groups.extend(caller.group.filter(|group| !groups.contains(group)));
+        // Root needs none. A thread for which the kernel acts with other ids than its own has other capabilities, too.
+        let acts_as_itself = status.filesystem_ids() == Some((caller.uid, caller.gid));
+        let privileges =
+            if caller.uid == 0 || !acts_as_itself { None } else { self.privileges(caller.pid, &status) };
+        Credentials { uid: caller.uid, gid: caller.gid, groups, privileges: privileges.map(Box::new) }
+    }
+
+    fn privileges(&self, pid: u32, status: &Status) -> Option<Privileges> {
+        let own = self.namespace?;
+        let capabilities = Some(status.capabilities() & (OVER_INODES | OF_MACHINE)).filter(|set| *set != 0)?;
+        let thread = pid.to_string();
+        if namespace_of(&thread)? == own {
+            return Some(Privileges::over_all(capabilities));
+        }
+        let (users, groups) = (ranges_of(&thread, "uid_map"), ranges_of(&thread, "gid_map"));
+        Some(Privileges { capabilities: capabilities & OVER_INODES, users, groups })
+    }
 }
 
 /// The mount's own.
@@ -19,17 +62,56 @@ pub(crate) fn own() -> Credentials {
     Credentials {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        groups: groups_of(std::process::id()),
+        groups: Status::of(std::process::id()).groups(),
+        privileges: None,
     }
 }
 
-fn groups_of(pid: u32) -> Vec<u32> {
-    if pid == 0 {
-        return Vec::new();
+/// What `/proc/PID/status` says of a thread; empty if it is not visible.
+struct Status(String);
+
+impl Status {
+    fn of(pid: u32) -> Status {
+        let text = (pid != 0).then(|| std::fs::read_to_string(format!("/proc/{pid}/status")));
+        Status(text.and_then(Result::ok).unwrap_or_default())
     }
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or("");
-    line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).take(MOST_GROUPS).collect()
+
+    fn line(&self, name: &str) -> &str {
+        self.0.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim()
+    }
+
+    fn groups(&self) -> Vec<u32> {
+        let words = self.line("Groups:").split_ascii_whitespace();
+        words.filter_map(|word| word.parse().ok()).take(MOST_GROUPS).collect()
+    }
+
+    /// The last of real, effective, saved and filesystem id.
+    fn filesystem_ids(&self) -> Option<(u32, u32)> {
+        let last = |name| self.line(name).split_ascii_whitespace().nth(3)?.parse().ok();
+        Some((last("Uid:")?, last("Gid:")?))
+    }
+
+    fn capabilities(&self) -> u64 {
+        u64::from_str_radix(self.line("CapEff:"), 16).unwrap_or(0)
+    }
+}
+
+fn namespace_of(thread: &str) -> Option<Namespace> {
+    let found = std::fs::metadata(format!("/proc/{thread}/ns/user")).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// The ids of this namespace that are mapped into the one of a thread. Its own ids are in the first column.
+fn ranges_of(thread: &str, map: &str) -> Vec<IdRange> {
+    let text = std::fs::read_to_string(format!("/proc/{thread}/{map}")).unwrap_or_default();
+    text.lines().filter_map(range_of).take(Privileges::MOST_RANGES).collect()
+}
+
+fn range_of(line: &str) -> Option<IdRange> {
+    let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse);
+    let (first, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    // All ones: ids that this namespace does not have.
+    (first != u32::MAX).then_some(IdRange { first, count })
 }
 
 /// `CAP_SYS_ADMIN` in /proc/PID/status (linux/capability.h).
@@ -54,13 +136,50 @@ mod tests {
 
     #[test]
     fn a_thread_that_cannot_be_seen_has_no_groups() {
-        assert_eq!(groups_of(0), Vec::<u32>::new());
-        assert_eq!(groups_of(u32::MAX), Vec::<u32>::new());
+        for pid in [0, u32::MAX] {
+            let status = Status::of(pid);
+            assert_eq!((status.groups(), status.filesystem_ids(), status.capabilities()), (vec![], None, 0));
+        }
+    }
+
+    #[test]
+    fn status_of_a_thread_tells_its_filesystem_ids_and_effective_capabilities() {
+        let text = "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapPrm:\tffffffff\nCapEff:\t000001ffffffffff\n";
+        let status = Status(text.to_owned());
+        assert_eq!(status.filesystem_ids(), Some((4, 8)));
+        assert_eq!((status.groups(), status.capabilities()), (vec![9, 10], 0x1ff_ffff_ffff));
+    }
+
+    #[test]
+    fn map_of_a_namespace_gives_ranges_of_ids_outside_of_it() {
+        let range = |first, count| Some(IdRange { first, count });
+        assert_eq!(range_of("         0       1001          1"), range(1001, 1));
+        assert_eq!(range_of("         1     100000      65536"), range(100_000, 65_536));
+        assert_eq!(range_of("         0          0 4294967295"), Some(IdRange::ALL));
+        assert_eq!(range_of("         7 4294967295          1"), None, "not in this namespace");
+        assert_eq!(range_of(""), None);
+    }
+
+    #[test]
+    fn caller_with_other_filesystem_ids_than_its_thread_has_no_capabilities() {
+        let callers = Callers { namespace: namespace_of("self") };
+        let (pid, own) = (std::process::id(), own());
+        let capable = Status::of(pid).capabilities() & (OVER_INODES | OF_MACHINE) != 0;
+        let ask = |uid, gid| callers.credentials(Caller { uid, gid, pid, group: None }).privileges;
+        assert_eq!(ask(own.uid, own.gid).is_some(), capable && own.uid != 0);
+        assert_eq!(ask(own.uid + 1, own.gid), None);
+        assert_eq!(ask(own.uid, own.gid + 1), None);
+    }
+
+    #[test]
+    fn capabilities_are_told_only_to_servers_that_take_them() {
+        assert_eq!(Callers::new(false).namespace, None);
     }
 
     #[test]
     fn a_group_that_came_with_the_request_is_one_of_the_callers() {
-        let groups = |pid, group| of_caller(Caller { pid, group, ..Caller::default() }).groups;
+        let groups =
+            |pid, group| Callers::default().credentials(Caller { pid, group, ..Caller::default() }).groups;
         assert_eq!(groups(0, Some(33)), [33]);
         let own = groups(std::process::id(), None);
         let stranger = own.iter().max().map_or(7, |most| most + 1);

@@ -16,7 +16,7 @@ pub(crate) mod tests;
 use crate::alarm::Alarm;
 use crate::answers::{self, Shape};
 use crate::clock::Clock;
-use crate::credentials;
+use crate::credentials::{self, Callers};
 use crate::events::{Events, Said};
 use crate::idmap::IdMap;
 use crate::lengths::Lengths;
@@ -189,6 +189,7 @@ pub(crate) struct Driver {
     /// Who is who on the other side.
     pub ids: IdMap,
     own: Credentials,
+    callers: Callers,
     opcodes: [AtomicU64; OPCODES],
     stopped: AtomicBool,
     /// Where the transport is mounted, if it is.
@@ -201,7 +202,7 @@ impl Driver {
         cache: Cache,
         (remote, link): (Box<dyn Carried>, Link),
         transport: Box<dyn Transport>,
-        ids: IdMap,
+        (ids, callers): (IdMap, Callers),
         clock: Clock,
     ) -> io::Result<Driver> {
         Ok(Driver {
@@ -230,6 +231,7 @@ impl Driver {
             lengths: Lengths::default(),
             ids,
             own: credentials::own(),
+            callers,
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
             stopped: AtomicBool::new(false),
             mountpoint: OnceLock::new(),
@@ -392,7 +394,8 @@ impl Driver {
                     }
                 }
                 Output::Call { id, caller, name, call } => {
-                    let credentials = caller.map_or_else(|| self.own.clone(), credentials::of_caller);
+                    let credentials =
+                        caller.map_or_else(|| self.own.clone(), |caller| self.callers.credentials(caller));
                     let credentials = self.ids.caller(credentials);
                     let credentials = core.openers.credentials(id, &call, credentials);
                     core.remote.handle_call(now, id, Request { credentials, name, call });

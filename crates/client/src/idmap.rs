@@ -92,7 +92,8 @@ impl IdMap {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether all ids pass as they are.
+    pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty()
     }
 
@@ -105,6 +106,8 @@ impl IdMap {
             uid: self.users.remote(local.uid).unwrap_or(NOBODY),
             gid: self.groups.remote(local.gid).unwrap_or(NOBODY),
             groups: local.groups.into_iter().filter_map(|gid| self.groups.remote(gid)).collect(),
+            // They hold over inodes of this machine's ids.
+            privileges: None,
         }
     }
 
@@ -197,8 +200,8 @@ mod tests {
             map.asked((Shape::Natural, chown(Some(5), Some(100)))).unwrap().1,
             chown(Some(5), Some(200))
         );
-        let caller = map.caller(Credentials { uid: 1000, gid: 100, groups: vec![100, 7] });
-        assert_eq!(caller, Credentials { uid: 2000, gid: 200, groups: vec![200, 7] });
+        let caller = map.caller(Credentials { uid: 1000, gid: 100, groups: vec![100, 7], privileges: None });
+        assert_eq!(caller, Credentials { uid: 2000, gid: 200, groups: vec![200, 7], privileges: None });
     }
 
     /// Somebody else whose number is that of one in a pair must not be taken for that one.
@@ -207,8 +210,9 @@ mod tests {
         let map = map(PAIRS, false);
         assert_eq!(shown(&map, 1000, 100), (STRANGER, STRANGER));
         assert_eq!(map.asked((Shape::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
-        let caller = map.caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100] });
-        assert_eq!(caller, Credentials { uid: NOBODY, gid: NOBODY, groups: vec![200] });
+        let caller =
+            map.caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100], privileges: None });
+        assert_eq!(caller, Credentials { uid: NOBODY, gid: NOBODY, groups: vec![200], privileges: None });
         let same = self::map(&[(IdKind::User, 1000, 1000)], false);
         assert_eq!(shown(&same, 1000, 1000), (1000, 1000));
         assert_eq!(same.caller(Credentials { uid: 1000, ..Credentials::default() }).uid, 1000);
@@ -221,8 +225,8 @@ mod tests {
         assert_eq!(map.asked((Shape::Natural, chown(Some(5), None))), Err(Errno::INVAL));
         assert_eq!(map.asked((Shape::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
         assert!(map.asked((Shape::Natural, chown(None, Some(100)))).is_ok());
-        let caller = map.caller(Credentials { uid: 5, gid: 100, groups: vec![5, 100] });
-        assert_eq!(caller, Credentials { uid: NOBODY, gid: 200, groups: vec![200] });
+        let caller = map.caller(Credentials { uid: 5, gid: 100, groups: vec![5, 100], privileges: None });
+        assert_eq!(caller, Credentials { uid: NOBODY, gid: 200, groups: vec![200], privileges: None });
     }
 
     #[test]
@@ -231,7 +235,7 @@ mod tests {
         assert_eq!(shown(&map, 0, NOBODY), (0, NOBODY));
         let get = Op::GetXattr { ino: 1, name: b"system.posix_acl_access".to_vec(), size: 0 };
         assert_eq!(map.asked((Shape::Natural, get.clone())), Ok((Shape::Natural, get)));
-        let who = Credentials { uid: 3, gid: 4, groups: vec![5] };
+        let who = Credentials { uid: 3, gid: 4, groups: vec![5], privileges: None };
         assert_eq!(map.caller(who.clone()), who);
     }
 

@@ -15,7 +15,7 @@
 //! | `pressure` | hears when memory is short |
 //! | `interrupts` | which signals are fatal |
 //! | `lengths` | tells the kernel how long an open file is |
-//! | `credentials` | the groups of a caller |
+//! | `credentials` | the groups and capabilities of a caller |
 //! | `idmap` | ids of this machine and of the server's |
 //! | `status`, `control` | what `nigh status` shows, and how it asks |
 

@@ -6,6 +6,7 @@ mod tests;
 use crate::adapter;
 use crate::clock::boot_time;
 use crate::control::Control;
+use crate::credentials::Callers;
 use crate::driver::Driver;
 use crate::events::EventsConfig;
 use crate::idmap::IdMapChoice;
@@ -147,7 +148,9 @@ impl Mount {
             device: mountpoint.as_deref().and_then(device_at),
         };
         let ids = config.idmap.map(&session);
-        let driver = Driver::new(cache, (remote, link.clone()), transport, ids, Box::new(boot_time))?;
+        let callers = Callers::new(session.takes_privileges && ids.is_empty());
+        let driver =
+            Driver::new(cache, (remote, link.clone()), transport, (ids, callers), Box::new(boot_time))?;
         if let Some(mountpoint) = mountpoint {
             let _ = driver.mountpoint.set(mountpoint);
         }

@@ -75,7 +75,7 @@ mod tests {
         let access =
             Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let node = Place::bare(NodeId { ino: 2, generation: 1 });
-        let who = |uid| Credentials { uid, gid: uid, groups: vec![uid] };
+        let who = |uid| Credentials { uid, gid: uid, groups: vec![uid], privileges: None };
         let mut openers = Openers::default();
         let open = Call::Open { node: node.clone(), access };
         assert_eq!(openers.credentials(CallId(1), &open, who(7)), who(7));
@@ -98,7 +98,7 @@ mod tests {
         let access =
             Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let node = Place::bare(NodeId { ino: 2, generation: 1 });
-        let who = |uid| Credentials { uid, gid: uid, groups: vec![uid] };
+        let who = |uid| Credentials { uid, gid: uid, groups: vec![uid], privileges: None };
         let mut openers = Openers::default();
         let opened = |openers: &mut Openers, call: u64, handle: u64| {
             let attr = Attr::default();

@@ -45,6 +45,7 @@ impl Server {
                         not_given: Vec::new(),
                         walks_ahead: false,
                         tells_dirents: false,
+                        takes_privileges: false,
                         acts_as: (0, 0),
                         names: Vec::new(),
                     });

@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn whoever_has_one_address_of_a_network_has_no_more_shares_by_its_others() {
         let of = |host: &str| {
-            let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![] });
+            let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
             Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap()).origin()
         };
         assert_eq!(of("2001:db8:0:1::7"), of("2001:db8:0:1:ffff::8"));

@@ -20,7 +20,7 @@ pub fn connect(path: &Path) -> Result<Link, LinkError> {
 pub fn credentials(stream: &UnixStream) -> io::Result<Credentials> {
     let (uid, gid) = ids(stream)?;
     let groups = groups(std::os::fd::AsFd::as_fd(stream))?;
-    Ok(Credentials { uid, gid, groups })
+    Ok(Credentials { uid, gid, groups, privileges: None })
 }
 
 /// uid and gid of the process at the other end when the connection was made (`SO_PEERCRED` in unix(7)). Its pid is not

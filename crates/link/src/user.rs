@@ -19,7 +19,9 @@ pub fn credentials_of(user: &str) -> Result<Credentials, LinkError> {
     {
         Some(found) => Ok(found),
         None => match number {
-            Some(uid) if uid != u32::MAX => Ok(Credentials { uid, gid: uid, groups: Vec::new() }),
+            Some(uid) if uid != u32::MAX => {
+                Ok(Credentials { uid, gid: uid, groups: Vec::new(), privileges: None })
+            }
             _ => Err(unknown()),
         },
     }
@@ -33,6 +35,7 @@ pub fn own_credentials() -> Credentials {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         groups: groups.into_iter().map(rustix::process::Gid::as_raw).collect(),
+        privileges: None,
     }
 }
 
@@ -86,7 +89,7 @@ fn groups_of(entry: &libc::passwd) -> io::Result<Credentials> {
         if done >= 0 {
             groups.truncate(count);
             groups.retain(|gid| *gid != entry.pw_gid);
-            return Ok(Credentials { uid: entry.pw_uid, gid: entry.pw_gid, groups });
+            return Ok(Credentials { uid: entry.pw_uid, gid: entry.pw_gid, groups, privileges: None });
         }
         if groups.len() > 1 << 16 {
             return Err(io::Error::other("too many groups"));
@@ -106,7 +109,10 @@ mod tests {
         assert_eq!((root.uid, root.gid), (0, 0));
         assert_eq!(credentials_of("0").unwrap(), root);
         let nobody_knows = credentials_of("4000123").unwrap();
-        assert_eq!(nobody_knows, Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![] });
+        assert_eq!(
+            nobody_knows,
+            Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![], privileges: None }
+        );
         for bad in ["no such user", "", "4294967295", "a\0b"] {
             assert!(credentials_of(bad).is_err(), "{bad:?}");
         }

@@ -232,6 +232,9 @@ impl Wire for Session {
             w.u32(self.acts_as.0);
             w.u32(self.acts_as.1);
             w.sequence(&self.names, |w, name| name.put(w));
+            if self.takes_privileges {
+                true.put(w);
+            }
         });
     }
 
@@ -250,6 +253,7 @@ impl Wire for Session {
             walks_ahead: false,
             tells_dirents: false,
             names: r.sequence(9, IdName::parse)?,
+            takes_privileges: !r.is_empty() && bool::parse(r)?,
         };
         if session.names.len() > IdName::MOST {
             return Err(ProtocolError::Malformed("more than 4,096 names of users and groups"));

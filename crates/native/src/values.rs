@@ -3,12 +3,13 @@
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
-    Access, Call, Covers, Credentials, DataStamp, Grant, GrantId, Handle, LockKind, Mode, Name, NodeId,
-    OpName, Place, Recall, RecallId, Since, Span, Term, Timestamp, WriteFlags,
+    Access, Call, Covers, Credentials, DataStamp, Grant, GrantId, Handle, IdRange, LockKind, Mode, Name,
+    NodeId, OpName, Place, Privileges, Recall, RecallId, Since, Span, Term, Timestamp, WriteFlags,
 };
 
 /// The most groups that a process can be in (Linux `NGROUPS_MAX`).
 const MAX_GROUPS: u32 = 65_536;
+const MAX_RANGES: u32 = Privileges::MOST_RANGES as u32;
 
 impl Wire for NodeId {
     fn put(&self, w: &mut Writer) {
@@ -100,6 +101,9 @@ impl Wire for Credentials {
             w.u32(self.uid);
             w.u32(self.gid);
             w.sequence(&self.groups, |w, group| w.u32(*group));
+            if let Some(privileges) = &self.privileges {
+                privileges.put(w);
+            }
         });
     }
 
@@ -107,7 +111,30 @@ impl Wire for Credentials {
         let mut r = r.record()?;
         let (uid, gid) = (r.u32()?, r.u32()?);
         let groups = r.bounded((4, MAX_GROUPS), Reader::u32)?;
-        Ok(Credentials { uid, gid, groups })
+        let privileges = if r.is_empty() { None } else { Some(Box::new(Privileges::parse(&mut r)?)) };
+        Ok(Credentials { uid, gid, groups, privileges })
+    }
+}
+
+impl Wire for Privileges {
+    fn put(&self, w: &mut Writer) {
+        w.record(|w| {
+            w.u64(self.capabilities);
+            for ranges in [&self.users, &self.groups] {
+                w.sequence(ranges, |w, range| {
+                    w.u32(range.first);
+                    w.u32(range.count);
+                });
+            }
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Privileges, ProtocolError> {
+        let mut r = r.record()?;
+        let capabilities = r.u64()?;
+        let range = |r: &mut Reader<'_>| Ok(IdRange { first: r.u32()?, count: r.u32()? });
+        let (users, groups) = (r.bounded((8, MAX_RANGES), range)?, r.bounded((8, MAX_RANGES), range)?);
+        Ok(Privileges { capabilities, users, groups })
     }
 }
 

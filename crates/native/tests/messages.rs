@@ -138,7 +138,11 @@ fn messages() -> impl Strategy<Value = Message> {
     let groups = prop::collection::vec(any::<u32>(), 0..40);
     let request = (any::<u64>(), calls(), groups, any::<[u64; 3]>()).prop_map(|(id, call, groups, op)| {
         let [client, incarnation, sequence] = op;
-        let credentials = Credentials { uid: 1, gid: 2, groups };
+        let range = IdRange { first: groups.first().copied().unwrap_or(3), count: 9 };
+        let privileged =
+            Privileges { capabilities: sequence, users: vec![range], groups: vec![range; groups.len()] };
+        let privileges = (id % 2 == 0).then(|| Box::new(privileged));
+        let credentials = Credentials { uid: 1, gid: 2, groups, privileges };
         let name = call.is_mutation().then_some(OpName { client, incarnation, sequence });
         Message::Request(CallId(id), Request { credentials, name, call })
     });

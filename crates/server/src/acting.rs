@@ -35,15 +35,21 @@ pub(crate) enum SetIdBits {
     Kept,
 }
 
-/// Until dropped, this thread has the filesystem ids, groups and (if not root) no capabilities of
-/// the caller. Reach inodes before: what only the server may open cannot be opened meanwhile.
+/// Until dropped, this thread has the filesystem ids and groups of the caller and, if that is not root, no capabilities but
+/// those that are given. Reach inodes before: what only the server may open cannot be opened meanwhile.
 pub(crate) struct Acting {
     /// This thread's own capabilities; `None` where nothing was changed.
     saved: Option<CapabilitySets>,
 }
 
 impl Acting {
-    pub(crate) fn begin(can_act: bool, who: &Credentials, bits: SetIdBits) -> Result<Acting> {
+    /// `held`: capabilities of a caller that is not root ([`crate::privileged`]).
+    pub(crate) fn begin(
+        can_act: bool,
+        who: &Credentials,
+        held: CapabilitySet,
+        bits: SetIdBits,
+    ) -> Result<Acting> {
         if !can_act {
             return Ok(Acting { saved: None });
         }
@@ -58,12 +64,16 @@ impl Acting {
         // From here on dropping it restores whatever was changed.
         let acting = Acting { saved: Some(capabilities) };
         change_filesystem_ids(who.uid, who.gid)?;
-        let effective = match (who.uid, bits) {
-            (0, SetIdBits::Dropped) => capabilities.effective - CapabilitySet::FSETID,
-            (0, _) => return Ok(acting),
-            (_, SetIdBits::Kept) => capabilities.effective & CapabilitySet::FSETID,
-            _ => CapabilitySet::empty(),
+        if who.uid == 0 && bits != SetIdBits::Dropped {
+            return Ok(acting);
+        }
+        let held = if who.uid == 0 { CapabilitySet::all() } else { held };
+        let held = match bits {
+            SetIdBits::AsForCaller => held,
+            SetIdBits::Dropped => held - CapabilitySet::FSETID,
+            SetIdBits::Kept => held | CapabilitySet::FSETID,
         };
+        let effective = capabilities.effective & held;
         rustix::thread::set_capabilities(None, CapabilitySets { effective, ..capabilities })?;
         Ok(acting)
     }
@@ -170,9 +180,9 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        let who = Credentials { uid: 1000, gid: 1001, groups: vec![1002] };
+        let who = Credentials { uid: 1000, gid: 1001, groups: vec![1002], privileges: None };
         {
-            let _acting = Acting::begin(true, &who, SetIdBits::AsForCaller).unwrap();
+            let _acting = Acting::begin(true, &who, CapabilitySet::empty(), SetIdBits::AsForCaller).unwrap();
             std::fs::write(dir.path().join("theirs"), "").unwrap();
             assert!(rustix::thread::capabilities(None).unwrap().effective.is_empty());
             assert!(std::fs::read("/proc/1/environ").is_err());
@@ -182,6 +192,32 @@ mod tests {
         assert_eq!((theirs.uid(), theirs.gid()), (1000, 1001));
         assert_eq!(std::fs::metadata(dir.path().join("ours")).unwrap().uid(), 0);
         assert!(can_act());
+    }
+
+    #[test]
+    fn acting_with_a_capability_has_that_one_and_gives_files_to_the_caller() {
+        if !can_act() {
+            println!("SKIPPED: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let who = Credentials { uid: 1000, gid: 1001, groups: vec![], privileges: None };
+        let held = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FSETID;
+        let effective = || rustix::thread::capabilities(None).unwrap().effective;
+        let own = effective();
+        {
+            let _acting = Acting::begin(true, &who, held, SetIdBits::AsForCaller).unwrap();
+            assert_eq!(effective(), held);
+            std::fs::write(dir.path().join("theirs"), "").unwrap();
+            assert!(std::os::unix::fs::chown(dir.path().join("theirs"), Some(5), None).is_err());
+        }
+        assert_eq!(effective(), own);
+        {
+            let _acting = Acting::begin(true, &who, held, SetIdBits::Dropped).unwrap();
+            assert_eq!(effective(), CapabilitySet::DAC_OVERRIDE, "bits are to fall");
+        }
+        let theirs = std::fs::metadata(dir.path().join("theirs")).unwrap();
+        assert_eq!((theirs.uid(), theirs.gid()), (1000, 1001));
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Admission {
         match (&self.claims, self.squash) {
             (Claims::Only(user), Squash::None | Squash::Root) => user.clone(),
             (_, Squash::All) => serving_user(),
-            _ => Credentials { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new() },
+            _ => Credentials { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new(), privileges: None },
         }
     }
 
@@ -104,14 +104,15 @@ fn without_root(asked: Credentials) -> Credentials {
         uid: mend(asked.uid),
         gid: mend(asked.gid),
         groups: asked.groups.into_iter().filter(|gid| *gid != 0).collect(),
+        privileges: None,
     }
 }
 
 fn serving_user() -> Credentials {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     match uid {
-        0 => Credentials { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new() },
-        _ => Credentials { uid, gid, groups: Vec::new() },
+        0 => Credentials { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new(), privileges: None },
+        _ => Credentials { uid, gid, groups: Vec::new(), privileges: None },
     }
 }
 
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     fn who(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
-        Credentials { uid, gid, groups: groups.to_vec() }
+        Credentials { uid, gid, groups: groups.to_vec(), privileges: None }
     }
 
     #[test]

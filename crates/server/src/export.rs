@@ -208,7 +208,6 @@ impl Export {
         let place = nigh_types::Place::bare(root);
         let node = self.reach.node(&place, files)?;
         self.reach.ids.settle()?;
-        let filesystem = self.reach.ids.filesystem();
         Ok(Session {
             root,
             root_attr: node.stat.attr,
@@ -216,10 +215,11 @@ impl Export {
             term: files.term(),
             has_acls: has_acls(&node),
             host_bound: self.host_bound(files),
-            not_given: not_given(&filesystem, &self.reach),
+            not_given: not_given(&self.reach.ids.filesystem(), &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             walks_ahead: false,
             tells_dirents: false,
+            takes_privileges: false,
             names: Vec::new(),
         })
     }

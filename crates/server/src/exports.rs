@@ -7,6 +7,7 @@ use crate::export::open_root;
 use nigh_link::Peer;
 use nigh_types::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -130,8 +131,8 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let opened = {
         let admission = Admission::of(peer);
-        let _acting =
-            Acting::begin(can_act() && !admission.vouches(), &admission.peer(), SetIdBits::AsForCaller)?;
+        let (acts, held) = (can_act() && !admission.vouches(), CapabilitySet::empty());
+        let _acting = Acting::begin(acts, &admission.peer(), held, SetIdBits::AsForCaller)?;
         rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?
     };
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
@@ -193,7 +194,8 @@ mod tests {
         fs::create_dir_all(dir.path().join("closed/open")).unwrap();
         fs::set_permissions(dir.path().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
         let one = exports(&[format!("x={}", dir.path().display())]);
-        let user = Claims::Only(Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![] });
+        let user =
+            Claims::Only(Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![], privileges: None });
         let user = Peer::new("test", user, Squash::None);
         let squashed = |claims, squash| Peer::new("test", claims, squash);
         let root = Claims::Only(Credentials::default());

@@ -15,10 +15,11 @@ pub(crate) enum Broken {
     ForgedId(NodeId),
 }
 
-/// Tells a client as whom its calls are done, and what this machine calls its users where it wants to know.
+/// Tells a client as whom its calls are done, whether its kernel is believed, and what this machine calls its users where it wants to know.
 pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admission, features: u64) {
     if export.acts() {
         session.acts_as = admission.acts_as(session.acts_as);
+        session.takes_privileges = admission.vouches();
     }
     if features & ID_NAMES != 0 {
         session.names = users::names();

@@ -39,6 +39,7 @@ mod passed;
 mod place_locks;
 mod places;
 mod pool;
+mod privileged;
 mod quiet;
 mod reach;
 mod record;

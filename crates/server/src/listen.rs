@@ -146,7 +146,7 @@ fn user_of(token: Option<&Token>) -> io::Result<nigh_types::Credentials> {
                 "the token names no user, so its clients act as nobody: write `user NAME` below it"
             );
             let nobody = crate::claims::ANONYMOUS;
-            Ok(nigh_types::Credentials { uid: nobody, gid: nobody, groups: Vec::new() })
+            Ok(nigh_types::Credentials { uid: nobody, gid: nobody, groups: Vec::new(), privileges: None })
         }
         None => Ok(own),
     }

@@ -381,7 +381,7 @@ mod tests {
 
     fn session(id: u64, host: &str) -> Arc<Session> {
         let (link, _) = UnixStream::pair().unwrap();
-        let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![] });
+        let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
         let peer = Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap());
         let config = ServerConfig { session_id: id, ..ServerConfig::default() };
         let connection = ServerConnection::new(crate::session::now(), config);

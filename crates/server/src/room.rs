@@ -168,7 +168,7 @@ mod tests {
     use nigh_types::Credentials;
 
     fn client(host: &str, number: u64) -> Client {
-        let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![] });
+        let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
         (Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap()).origin(), number)
     }
 

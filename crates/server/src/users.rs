@@ -52,7 +52,7 @@ pub fn credentials_of(uid: u32) -> io::Result<Credentials> {
         if found >= 0 {
             groups.truncate(count);
             groups.retain(|group| *group != gid);
-            return Ok(Credentials { uid, gid, groups });
+            return Ok(Credentials { uid, gid, groups, privileges: None });
         }
         // Not every libc says how many there are.
         groups.resize(count.max(groups.len() * 2), 0);

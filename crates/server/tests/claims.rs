@@ -29,14 +29,14 @@ struct World {
 }
 
 fn ids(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
-    Credentials { uid, gid, groups: groups.to_vec() }
+    Credentials { uid, gid, groups: groups.to_vec(), privileges: None }
 }
 
 /// Does something on a thread that is that user to the kernel, for good.
 fn as_user<T: Send>(who: &Credentials, act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let Credentials { uid, gid, groups } = who;
+            let Credentials { uid, gid, groups, .. } = who;
             // SAFETY: the raw calls change this thread alone, which ends with the closure.
             unsafe {
                 assert_eq!(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()), 0);
@@ -231,6 +231,59 @@ fn a_user_on_a_unix_socket_is_itself_whatever_it_claims() {
             matches!(client.call_as(&ids(9, 9, &[]), read).result, Ok(Reply::Data(data)) if data == b"secret")
         );
     }
+}
+
+fn with_all_capabilities(who: &Credentials) -> Credentials {
+    Credentials { privileges: Some(Box::new(Privileges::over_all(u64::MAX))), ..who.clone() }
+}
+
+#[test]
+fn capabilities_claimed_by_a_peer_that_is_not_vouched_for_give_no_right() {
+    if !needs_root("capabilities_claimed_by_a_peer_that_is_not_vouched_for_give_no_right") {
+        return;
+    }
+    let world = World::new();
+    let user = ids(USER, USER, &[GROUP]);
+    let token = Peer::new("test".to_owned(), Claims::Only(user.clone()), Squash::Root);
+    let trusted = Peer::new("test".to_owned(), Claims::Any, Squash::Root);
+    let nobody = Peer::new("test".to_owned(), Claims::Any, Squash::All);
+    let clients = [
+        world.connect_through_listener(&user),
+        world.connect_as(token),
+        world.connect_as(trusted),
+        world.connect_as(nobody),
+    ];
+    for (at, mut client) in clients.into_iter().enumerate() {
+        assert!(!client.session().takes_privileges, "peer {at}");
+        for claimed in [user.clone(), ids(0, 0, &[])] {
+            for text in ["roots", "others", "foreign"] {
+                refused(&world, &mut client, &with_all_capabilities(&claimed), text);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_vouched_callers_capabilities_are_taken_and_others_callers_get_none() {
+    if !needs_root("a_vouched_callers_capabilities_are_taken_and_others_callers_get_none") {
+        return;
+    }
+    let world = World::new();
+    let mut client = world.connect_as(Peer::new("test".to_owned(), Claims::Any, Squash::None));
+    assert!(client.session().takes_privileges);
+    let node = find(&mut client, "roots");
+    let own = SetAttr { uid: Some(USER), ..SetAttr::default() };
+    let chown = || Call::SetAttr { node: node.clone(), handle: None, set: own };
+    let user = ids(USER, USER, &[]);
+    assert_eq!(client.call_as(&user, chown()).result, Err(Errno::PERM));
+    assert!(client.call_as(&with_all_capabilities(&user), chown()).result.is_ok());
+    // The thread that served it has them no more.
+    for _ in 0..32 {
+        let mode = SetAttr { mode: Some(0o666), ..SetAttr::default() };
+        let chmod = Call::SetAttr { node: node.clone(), handle: None, set: mode };
+        assert_eq!(client.call_as(&ids(OTHER, OTHER, &[]), chmod).result, Err(Errno::PERM));
+    }
+    assert_eq!(fs::metadata(world.path("roots")).unwrap().uid(), USER);
 }
 
 #[test]

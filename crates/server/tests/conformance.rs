@@ -111,6 +111,11 @@ fn a_real_directory_conforms() {
 #[test]
 fn a_real_directory_conforms_for_an_ordinary_user() {
     if common::needs_root("a_real_directory_conforms_for_an_ordinary_user") {
-        assert_conforms(&mut Served::new(Credentials { uid: 1000, gid: 1000, groups: vec![1001] }));
+        assert_conforms(&mut Served::new(Credentials {
+            uid: 1000,
+            gid: 1000,
+            groups: vec![1001],
+            privileges: None,
+        }));
     }
 }

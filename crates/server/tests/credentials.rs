@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 fn user(uid: u32, groups: &[u32]) -> Credentials {
-    Credentials { uid, gid: uid, groups: groups.to_vec() }
+    Credentials { uid, gid: uid, groups: groups.to_vec(), privileges: None }
 }
 
 fn mode(x: &Exported, name: &str, mode: u32) {
@@ -96,6 +96,117 @@ fn the_kernel_refuses_what_the_caller_may_not() {
     };
     assert_eq!(x.response_as(&who, trusted).result, Err(Errno::PERM));
     assert_eq!(fs::read(x.path("private")).unwrap(), b"secret");
+}
+
+const CHOWN: u64 = 1;
+const DAC_OVERRIDE: u64 = 1 << 1;
+const DAC_READ_SEARCH: u64 = 1 << 2;
+const FOWNER: u64 = 1 << 3;
+
+/// Root of a container whose ids are 1001 and 100000 to 100009 here.
+fn container() -> Credentials {
+    let ranges = vec![IdRange { first: 1001, count: 1 }, IdRange { first: 100_000, count: 10 }];
+    let privileges = Privileges { capabilities: u64::MAX, users: ranges.clone(), groups: ranges };
+    Credentials { privileges: Some(Box::new(privileges)), ..user(1001, &[]) }
+}
+
+fn service(capabilities: u64) -> Credentials {
+    Credentials { privileges: Some(Box::new(Privileges::over_all(capabilities))), ..user(1000, &[]) }
+}
+
+fn owned(x: &Exported, name: &str, owner: (u32, u32), bits: u32) {
+    chown(x.path(name), Some(owner.0), Some(owner.1)).unwrap();
+    mode(x, name, bits);
+}
+
+fn set(x: &Exported, who: &Credentials, name: &str, set: SetAttr) -> Option<Errno> {
+    x.response_as(who, Call::SetAttr { node: x.place(name), handle: None, set }).result.err()
+}
+
+#[test]
+fn container_works_on_inodes_whose_ids_are_mapped_into_it_and_on_no_others() {
+    if !needs_root("container_works_on_inodes_whose_ids_are_mapped_into_it") {
+        return;
+    }
+    let x = Exported::new();
+    mode(&x, "", 0o755);
+    let places = [("inner", (100_001, 100_001)), ("outer", (0, 0)), ("half", (100_001, 0))];
+    for (dir, owner) in places {
+        fs::create_dir(x.path(dir)).unwrap();
+        fs::write(x.path(&format!("{dir}/f")), "secret").unwrap();
+        owned(&x, &format!("{dir}/f"), owner, 0o600);
+        owned(&x, dir, owner, 0o700);
+    }
+    let who = container();
+    let (chown, chmod) = (
+        SetAttr { uid: Some(100_002), gid: Some(1001), ..SetAttr::default() },
+        SetAttr { mode: Some(0o640), ..SetAttr::default() },
+    );
+    for (dir, refused) in [("inner", false), ("outer", true), ("half", true)] {
+        let file = format!("{dir}/f");
+        let errno = |errno| refused.then_some(errno);
+        let ask = |call| x.response_as(&who, call).result.err();
+        let top = x.place(dir);
+        assert_eq!(ask(Call::List { dir: top.clone() }), errno(Errno::ACCES), "{dir}");
+        assert_eq!(ask(Call::Lookup { dir: top.clone(), name: name("f") }), errno(Errno::ACCES), "{dir}");
+        assert_eq!(ask(mkdir(&top, "d")), errno(Errno::ACCES), "{dir}");
+        assert_eq!(ask(Call::Open { node: x.place(&file), access: BOTH }), errno(Errno::ACCES), "{dir}");
+        assert_eq!(set(&x, &who, &file, chmod), errno(Errno::PERM), "{dir}");
+        assert_eq!(set(&x, &who, &file, chown), errno(Errno::PERM), "{dir}");
+        let unlink = Call::Unlink { dir: top, name: name("f"), keep: None };
+        assert_eq!(ask(unlink), errno(Errno::ACCES), "{dir}");
+    }
+    let made = fs::metadata(x.path("inner/d")).unwrap();
+    assert_eq!((made.uid(), made.gid()), (1001, 1001), "what it makes is its own");
+    // To others it gives nothing, and of what the machine alone has it has nothing.
+    fs::write(x.path("own"), "").unwrap();
+    owned(&x, "own", (1001, 1001), 0o600);
+    let give = |uid, gid| set(&x, &who, "own", SetAttr { uid, gid, ..SetAttr::default() });
+    assert_eq!(give(Some(0), None), Some(Errno::PERM));
+    assert_eq!(give(None, Some(0)), Some(Errno::PERM));
+    assert_eq!(give(Some(100_000), Some(100_009)), None);
+    let (kind, rdev) = (Kind::CharDevice, 0x0103);
+    let device = Call::Mknod { dir: x.place("inner"), name: name("dev"), kind, mode: 0o666, umask: 0, rdev };
+    assert_eq!(x.response_as(&who, device).result, Err(Errno::PERM));
+}
+
+#[test]
+fn service_has_the_capabilities_that_it_was_given_and_no_others() {
+    if !needs_root("service_has_the_capabilities_that_it_was_given_and_no_others") {
+        return;
+    }
+    let x = Exported::new();
+    mode(&x, "", 0o755);
+    fs::write(x.path("f"), "secret").unwrap();
+    owned(&x, "f", (0, 0), 0o600);
+    let open = |capabilities, access| {
+        x.response_as(&service(capabilities), Call::Open { node: x.place("f"), access }).result.err()
+    };
+    assert_eq!(open(0, READ), Some(Errno::ACCES));
+    assert_eq!(open(CHOWN | FOWNER, READ), Some(Errno::ACCES));
+    assert_eq!(open(DAC_READ_SEARCH, READ), None);
+    assert_eq!(open(DAC_READ_SEARCH, BOTH), Some(Errno::ACCES));
+    assert_eq!(open(DAC_OVERRIDE, BOTH), None);
+    let chmod = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+    assert_eq!(set(&x, &service(!FOWNER), "f", chmod), Some(Errno::PERM));
+    assert_eq!(set(&x, &service(FOWNER), "f", chmod), None);
+    let bits = || fs::metadata(x.path("f")).unwrap().mode() & 0o7777;
+    assert_eq!(bits(), 0o4755, "it is not in the group, and without CAP_FSETID");
+    let give = SetAttr { uid: Some(5), gid: Some(6), ..SetAttr::default() };
+    assert_eq!(set(&x, &service(!CHOWN), "f", give), Some(Errno::PERM));
+    assert_eq!(set(&x, &service(CHOWN | FOWNER), "f", give), None);
+    assert_eq!(bits(), 0o755, "a new owner is given no setuid program");
+    let (dir, name) = (x.top(), name("g"));
+    assert!(x.response_as(&service(DAC_OVERRIDE), mkdir(&dir, "g")).result.is_ok());
+    assert_eq!(fs::metadata(x.path("g")).unwrap().uid(), 1000);
+    mode(&x, "", 0o1777);
+    chown(x.path("g"), Some(0), Some(0)).unwrap();
+    let rmdir = |capabilities| {
+        let call = Call::Rmdir { dir: dir.clone(), name: name.clone() };
+        x.response_as(&service(capabilities), call).result.err()
+    };
+    assert_eq!(rmdir(DAC_OVERRIDE), Some(Errno::PERM), "sticky");
+    assert_eq!(rmdir(FOWNER), None);
 }
 
 #[test]

@@ -20,7 +20,7 @@ const ROGUE: u32 = 7001;
 const HONEST: u32 = 7002;
 
 fn user(uid: u32) -> Credentials {
-    Credentials { uid, gid: uid, groups: vec![] }
+    Credentials { uid, gid: uid, groups: vec![], privileges: None }
 }
 
 fn peer(uid: u32) -> Peer {

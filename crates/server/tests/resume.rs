@@ -105,7 +105,7 @@ fn nobody_goes_on_with_a_session_that_is_not_its_own() {
     let handle = victim.open(&f, READ);
     let resume = Some(Resume { session_id: victim.session.session_id(), received: 0 });
     let good = hello(&world, victim.incarnation, resume);
-    let other = Claims::Only(Credentials { uid: 4000, gid: 4000, groups: vec![] });
+    let other = Claims::Only(Credentials { uid: 4000, gid: 4000, groups: vec![], privileges: None });
     let elsewhere = world.dir.path().join("d2").as_os_str().as_bytes().to_vec();
     let strangers = [
         (Some(Peer::new("another user", other, Squash::None).with_any_path()), good.clone()),

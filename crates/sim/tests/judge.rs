@@ -187,7 +187,7 @@ impl World {
     }
 
     fn ask(&mut self, label: u32, call: Asked) -> Result<Reply, Errno> {
-        let credentials = Credentials { uid: 0, gid: label, groups: vec![] };
+        let credentials = Credentials { uid: 0, gid: label, groups: vec![], privileges: None };
         self.tree.execute(Time(LATE), &Request { credentials, name: None, call }).remove(0).result
     }
 

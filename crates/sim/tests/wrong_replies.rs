@@ -62,6 +62,7 @@ fn prepared() -> (Cache, Fh) {
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
+            takes_privileges: false,
             names: Vec::new(),
         }),
     );

@@ -55,6 +55,8 @@ pub struct Session {
     pub walks_ahead: bool,
     /// Whether the remote tells names alone ([`crate::Call::Dirents`]).
     pub tells_dirents: bool,
+    /// Whether the remote takes [`crate::Privileges`] of callers: it believes what this machine's kernel has checked.
+    pub takes_privileges: bool,
     /// What the server's machine calls its users and groups, at most [`IdName::MOST`]; empty unless the
     /// client asked for it.
     pub names: Vec<IdName>,

@@ -1,6 +1,6 @@
 //! How a remote is told which inode is meant, and on whose behalf.
 
-use crate::{Name, NodeId};
+use crate::{Name, NodeId, Privileges};
 
 /// An inode, with a hint where it was last seen (decision 2 of the design: ids are reached by
 /// hint, verified, else by what the remote remembers, else the client walks again).
@@ -25,4 +25,6 @@ pub struct Credentials {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+    /// Only where the remote takes them ([`crate::Session::takes_privileges`]), and the caller has some.
+    pub privileges: Option<Box<Privileges>>,
 }

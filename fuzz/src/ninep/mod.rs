@@ -221,7 +221,8 @@ impl Script<'_> {
         let call = call_of(kind, which);
         let name = OpName { client: 1, incarnation: 1, sequence: self.calls };
         let name = call.is_mutation().then_some(name);
-        let credentials = Credentials { uid: u32::from(which / 128), gid: 0, groups: Vec::new() };
+        let credentials =
+            Credentials { uid: u32::from(which / 128), gid: 0, groups: Vec::new(), privileges: None };
         if call.is_answered() {
             self.out.insert(id);
         }

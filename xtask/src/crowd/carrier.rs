@@ -48,6 +48,7 @@ impl Crowd {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             groups: Vec::new(),
+            privileges: None,
         };
         let (epoll, timer) = (
             epoll::create(epoll::CreateFlags::CLOEXEC)?,

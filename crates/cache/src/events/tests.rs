@@ -177,6 +177,7 @@ impl Stage {
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
+            takes_privileges: false,
             names: Vec::new(),
         };
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });

@@ -33,6 +33,7 @@ fn session() -> Session {
         acts_as: (0, 0),
         walks_ahead: false,
         tells_dirents: false,
+        takes_privileges: false,
         names: Vec::new(),
     }
 }

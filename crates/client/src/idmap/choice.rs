@@ -199,6 +199,7 @@ mod tests {
             not_given: Vec::new(),
             walks_ahead: false,
             tells_dirents: false,
+            takes_privileges: false,
             acts_as: (2000, 200),
             names: names.iter().map(name).collect(),
         }

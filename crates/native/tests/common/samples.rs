@@ -59,6 +59,7 @@ pub fn session() -> Session {
         acts_as: (1000, 100),
         walks_ahead: false,
         tells_dirents: false,
+        takes_privileges: false,
         names: vec![
             IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
             IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
@@ -262,7 +263,7 @@ pub fn grant() -> Grant {
 }
 
 pub fn request(call: Call) -> Request {
-    let credentials = Credentials { uid: 1000, gid: 100, groups: vec![4, 24] };
+    let credentials = Credentials { uid: 1000, gid: 100, groups: vec![4, 24], privileges: None };
     let named = call.is_mutation();
     let name = named.then_some(OpName { client: 0x1122_3344_5566_7788, incarnation: 9, sequence: 1 });
     Request { credentials, name, call }
@@ -306,12 +307,22 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     };
     let mut welcomes = two(("new", Message::Welcome(welcome())), ("resumed", Message::Welcome(resumed)));
     welcomes.push(small);
+    let believing = Session { takes_privileges: true, ..session() };
+    let believing = Message::Welcome(Welcome { session: believing, ..welcome() });
+    welcomes.push(("that takes privileges".to_owned(), believing));
+    let mut privileged = request(Call::StatFs { node: place() });
+    let (users, groups) = (
+        vec![IdRange { first: 1001, count: 1 }, IdRange { first: 100_000, count: 65_536 }],
+        vec![IdRange::ALL],
+    );
+    privileged.credentials.privileges = Some(Box::new(Privileges { capabilities: 0x1f, users, groups }));
+    let privileged = ("of a privileged caller".to_owned(), Message::Request(CallId(5), privileged));
     let refused = Refused { errno: Errno::NOENT, message: "there is no export of this name".to_owned() };
     vec![
         ("hello", two(("new", Message::Hello(hello())), ("resuming", Message::Hello(resuming)))),
         ("welcome", welcomes),
         ("refused", one(Message::Refused(refused))),
-        ("request", requests.chain([again]).collect()),
+        ("request", requests.chain([again, privileged]).collect()),
         ("response", responses),
         ("cancel", one(Message::Cancel(CallId(5)))),
         ("acknowledge", one(Message::Acknowledge(RecallId(6)))),

@@ -133,6 +133,7 @@ impl Session {
             not_given: not_given(&config.times),
             walks_ahead: false,
             tells_dirents: false,
+            takes_privileges: false,
             acts_as: (config.uid, config.gid),
             names: Vec::new(),
         }

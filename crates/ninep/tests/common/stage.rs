@@ -107,7 +107,7 @@ impl Stage {
         let id = CallId(self.calls);
         let name = OpName { client: 1, incarnation: 1, sequence: self.calls };
         let name = call.is_mutation().then_some(name);
-        let credentials = Credentials { uid, gid: uid, groups: Vec::new() };
+        let credentials = Credentials { uid, gid: uid, groups: Vec::new(), privileges: None };
         self.session.handle_call(self.now, id, Request { credentials, name, call });
         self.drain();
         id

@@ -138,6 +138,7 @@ impl Core {
             acts_as: (0, 0),
             walks_ahead: true,
             tells_dirents: true,
+            takes_privileges: false,
             names: Vec::new(),
         }
     }

@@ -10,7 +10,11 @@ fn name(text: &str) -> Name {
 }
 
 fn execute(tree: &mut Tree, call: Call) -> Response {
-    let request = Request { credentials: Credentials { uid: 3, gid: 4, groups: vec![] }, name: None, call };
+    let request = Request {
+        credentials: Credentials { uid: 3, gid: 4, groups: vec![], privileges: None },
+        name: None,
+        call,
+    };
     tree.execute(T0, &request).remove(0)
 }
 

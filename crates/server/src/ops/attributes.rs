@@ -39,7 +39,8 @@ fn apply(
         let data = set.size.is_some() || set.mtime.is_some();
         let _change = data.then(|| OwnChange::begin(cx, place.node, &node.fd)).transpose()?;
         let killed = set.size.is_some() && set.kill_suidgid;
-        let _acting = cx.act_with(if killed { SetIdBits::Dropped } else { SetIdBits::AsForCaller })?;
+        let bits = if killed { SetIdBits::Dropped } else { SetIdBits::AsForCaller };
+        let _acting = cx.act_changing(&node, set, bits)?;
         if set.uid.is_some() || set.gid.is_some() || *set == SetAttr::chown_to_same() {
             let owner = set.uid.map(uid).transpose()?;
             let group = set.gid.map(gid).transpose()?;
@@ -88,7 +89,7 @@ fn apply_xattr(
     kill_sgid: bool,
 ) -> Result<()> {
     let path = proc_path(&node.fd);
-    let _acting = cx.act()?;
+    let _acting = cx.act_on_xattrs(node)?;
     rustix::fs::setxattr(&path, name, value, XattrFlags::from_bits_retain(flags))?;
     if kill_sgid {
         let (_, attr) = cx.attr_now(node)?;
@@ -105,7 +106,7 @@ pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result
     if name == CAPABILITY {
         remove_capability(cx, &node)?;
     } else {
-        let _acting = cx.act()?;
+        let _acting = cx.act_on_xattrs(&node)?;
         rustix::fs::removexattr(proc_path(&node.fd), name)?;
     }
     if name == ACCESS_ACL {

@@ -82,7 +82,7 @@ pub(crate) fn write(
     if flags.sync {
         how |= ReadWriteFlags::DSYNC;
     }
-    let acting = cx.act_with(match flags {
+    let acting = cx.act_on_data(match flags {
         WriteFlags { flush: true, .. } => SetIdBits::Kept,
         WriteFlags { kill_suidgid: true, .. } => SetIdBits::Dropped,
         _ => SetIdBits::AsForCaller,
@@ -161,7 +161,7 @@ pub(crate) fn fallocate(
     let file = for_writing(cx, place, handle, true)?;
     {
         let _change = OwnChange::begin(cx, place.node, file.fd())?;
-        let _acting = cx.act()?;
+        let _acting = cx.act_on_data(SetIdBits::AsForCaller)?;
         rustix::fs::fallocate(file.fd(), FallocateFlags::from_bits_retain(mode), offset, length)?;
     }
     let (id, attr) = now(cx, place.node, &file)?;
@@ -180,7 +180,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
     let target = for_writing(cx, to.place, to.handle, false)?;
     let length = length.min(MAX_COPY);
     let change = OwnChange::begin(cx, to.place.node, target.fd())?;
-    let acting = cx.act()?;
+    let acting = cx.act_on_data(SetIdBits::AsForCaller)?;
     let (mut read_at, mut write_at) = (from.offset, to.offset);
     let mut left = length;
     while left > 0 {

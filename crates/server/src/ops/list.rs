@@ -88,7 +88,7 @@ pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> 
 fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
     let dir = cx.reach().directory(place, cx.files)?;
     let open = {
-        let _acting = cx.act()?;
+        let _acting = cx.act_on(&dir)?;
         // Attributes come with the names.
         cx.search_unless_vouched(&dir.fd)?;
         reopen(&dir, OFlags::RDONLY)?

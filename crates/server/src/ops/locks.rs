@@ -9,6 +9,7 @@ use crate::reach::{Node, reopen};
 use nigh_native::lease::Object;
 use nigh_types::{Call, Credentials, LockKind, NodeId, Place};
 use rustix::fs::OFlags;
+use rustix::thread::CapabilitySet;
 
 /// The regular file to be locked, by the export's number and as what it really is. Where nobody vouches for
 /// the caller, it must have it open as that lock wants it, or be able to open it so.
@@ -56,7 +57,7 @@ impl Wants {
 }
 
 fn try_open(node: &Node, who: &Credentials, wants: Wants) -> Result<()> {
-    let _acting = Acting::begin(true, who, SetIdBits::AsForCaller)?;
+    let _acting = Acting::begin(true, who, CapabilitySet::empty(), SetIdBits::AsForCaller)?;
     let opened = match wants {
         Wants::Reading => reopen(node, OFlags::RDONLY),
         Wants::Writing => reopen(node, OFlags::WRONLY),

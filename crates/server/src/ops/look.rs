@@ -10,14 +10,14 @@ pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcom
     let dir = cx.reach().directory(dir, cx.files)?;
     if !cx.is_vouched() {
         // A recall would tell it that the directory changes.
-        let _acting = cx.act()?;
+        let _acting = cx.act_unless_vouched()?;
         cx.search_unless_vouched(&dir.fd)?;
     }
     // Before looking: what changes meanwhile is recalled.
     let mut grants = Vec::new();
     cx.grant(&mut grants, &dir, Covers::Names);
     let opened = {
-        let _acting = cx.act()?;
+        let _acting = cx.act_on(&dir)?;
         cx.reach().open_child(&dir, name)
     };
     let looked = match opened.and_then(|fd| cx.reach().adopt(&dir, name, fd)) {
@@ -72,7 +72,7 @@ pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
         let _acting = cx.act_unless_vouched()?;
         names(&path)?
     };
-    let _acting = cx.act()?;
+    let _acting = cx.act_on_xattrs(&node)?;
     for name in names.split(|&b| b == 0).filter(|name| !name.is_empty() && *name != SELINUX) {
         let value = match value(&path, name) {
             Ok(value) if value.len() <= left => {
@@ -92,7 +92,7 @@ pub(crate) fn xattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outco
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
-    let _acting = cx.act()?;
+    let _acting = cx.act_on_xattrs(&node)?;
     let value = value(&proc_path(&node.fd), name)?;
     Ok(Outcome { reply: Reply::Value(value), after: Vec::new(), grants })
 }

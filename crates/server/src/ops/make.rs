@@ -32,7 +32,7 @@ pub(crate) fn create(
     // Others may make and remove the name between the two attempts.
     for _ in 0..16 {
         let made = {
-            let _acting = cx.act()?;
+            let _acting = cx.act_in(&[&dir], &[])?;
             use_umask(new.umask)?;
             rustix::fs::openat(&dir.fd, new.name.as_bytes(), flags, permissions(new.mode))
         };
@@ -74,7 +74,7 @@ pub(crate) fn tmpfile(
     cx.files.has_room()?;
     let flags = flags_of(access) | OFlags::TMPFILE | OFlags::CLOEXEC;
     let fd = {
-        let _acting = cx.act()?;
+        let _acting = cx.act_in(&[&dir], &[])?;
         use_umask(umask)?;
         rustix::fs::openat(&dir.fd, c".", flags, permissions(mode))?
     };
@@ -125,7 +125,7 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
     let open = if node.stat.attr.nlink == 0 { cx.files.of_node(node.id) } else { None };
     let path = open.as_ref().map_or_else(|| proc_path(&node.fd), |file| proc_path(&file.fd));
     {
-        let _acting = cx.act()?;
+        let _acting = cx.act_in(&[&dir], &[&node])?;
         rustix::fs::linkat(CWD, path, &dir.fd, name.as_bytes(), AtFlags::SYMLINK_FOLLOW)?;
     }
     cx.files.holding().leases.homes.named(node.object, dir.object);
@@ -141,7 +141,7 @@ fn make(
 ) -> Result<Outcome> {
     let dir = parent(cx, dir, new.name)?;
     {
-        let _acting = cx.act()?;
+        let _acting = cx.act_in(&[&dir], &[])?;
         use_umask(new.umask)?;
         how(&dir.fd, new.name.as_bytes())?;
     }

@@ -23,12 +23,14 @@ use crate::export::Export;
 use crate::files::SessionFiles;
 use crate::homes::Counted;
 use crate::place_locks::Grip;
+use crate::privileged;
 use crate::reach::{Node, Reach, proc_path};
 use crate::stake::Stake;
 use crate::stat;
 use nigh_native::lease::Object;
-use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, NodeId, Reply, Response};
+use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, NodeId, Reply, Response, SetAttr};
 use rustix::fs::OFlags;
+use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// One call being executed.
@@ -62,14 +64,34 @@ impl<'a> Context<'a> {
         self.export.reach()
     }
 
-    /// Acts as the caller until the guard is dropped.
-    pub(crate) fn act(&self) -> Result<Acting> {
-        self.act_with(SetIdBits::AsForCaller)
+    /// Acts as the caller until the guard is dropped, for an operation on one inode.
+    pub(crate) fn act_on(&self, node: &Node) -> Result<Acting> {
+        self.act(privileged::over_inode(self.who, &node.stat.attr), SetIdBits::AsForCaller)
     }
 
-    /// The same, with a say in what becomes of setuid and setgid bits.
-    pub(crate) fn act_with(&self, bits: SetIdBits) -> Result<Acting> {
-        Acting::begin(self.export.acts(), self.who, bits)
+    /// The same for extended attributes.
+    pub(crate) fn act_on_xattrs(&self, node: &Node) -> Result<Acting> {
+        self.act(privileged::over_xattrs(self.who, &node.stat.attr), SetIdBits::AsForCaller)
+    }
+
+    /// The same for a change of attributes, with a say in what becomes of setuid and setgid bits.
+    pub(crate) fn act_changing(&self, node: &Node, set: &SetAttr, bits: SetIdBits) -> Result<Acting> {
+        self.act(privileged::over_change(self.who, &node.stat.attr, set), bits)
+    }
+
+    /// The same for data of an open file.
+    pub(crate) fn act_on_data(&self, bits: SetIdBits) -> Result<Acting> {
+        self.act(privileged::over_data(self.who), bits)
+    }
+
+    /// The same for names in directories, of inodes that are there.
+    pub(crate) fn act_in<'b>(&self, dirs: &'b [&'b Node], named: &'b [&'b Node]) -> Result<Acting> {
+        let attrs = |nodes: &'b [&'b Node]| nodes.iter().map(|node| &node.stat.attr);
+        self.act(privileged::over_names(self.who, attrs(dirs), attrs(named)), SetIdBits::AsForCaller)
+    }
+
+    fn act(&self, held: CapabilitySet, bits: SetIdBits) -> Result<Acting> {
+        Acting::begin(self.export.acts(), self.who, held, bits)
     }
 
     /// Whether the server may do on its own behalf what the client's kernel checked.
@@ -79,7 +101,7 @@ impl<'a> Context<'a> {
 
     /// Acts as the caller where nobody vouches for what it may do.
     pub(crate) fn act_unless_vouched(&self) -> Result<Acting> {
-        Acting::begin(!self.is_vouched(), self.who, SetIdBits::AsForCaller)
+        Acting::begin(!self.is_vouched(), self.who, CapabilitySet::empty(), SetIdBits::AsForCaller)
     }
 
     /// Refuses a caller that may not search a directory, where nobody vouches for what it may do. While acting.

@@ -78,7 +78,7 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
     }
     let fd = {
         let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
-        let _acting = cx.act()?;
+        let _acting = cx.act_on(node)?;
         match reopen(node, flags) {
             // So is a file with the append-only flag opened (`chattr +a`), and no other way to write.
             Err(Fault(Errno::PERM)) if access.is_append_only() => reopen(node, flags | OFlags::APPEND)?,

@@ -16,7 +16,7 @@ pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<Nod
     let aside = Aside::begin(cx, &dir, &victim);
     let kept = pin_if_kept(cx, &victim, keep)?;
     let removed = {
-        let _acting = cx.act()?;
+        let _acting = cx.act_in(&[&dir], &[&victim])?;
         rustix::fs::unlinkat(&dir.fd, name.as_bytes(), AtFlags::empty())
     };
     if let Err(errno) = removed {
@@ -33,7 +33,7 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
     let dir = parent(cx, dir, name)?;
     let victim = cx.reach().child(&dir, name)?;
     {
-        let _acting = cx.act()?;
+        let _acting = cx.act_in(&[&dir], &[&victim])?;
         rustix::fs::unlinkat(&dir.fd, name.as_bytes(), AtFlags::REMOVEDIR)?;
     }
     let after = vec![cx.attr_now(&dir)?, gone(cx, &victim)?];

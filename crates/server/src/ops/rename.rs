@@ -41,7 +41,8 @@ pub(crate) fn rename(
         None => None,
     };
     let renamed = {
-        let _acting = cx.act()?;
+        let named: Vec<_> = [Some(&moved), replaced.as_ref()].into_iter().flatten().collect();
+        let _acting = cx.act_in(&[&from, &to], &named)?;
         rustix::fs::renameat_with(&from.fd, names.name.as_bytes(), &to.fd, names.new_name.as_bytes(), flags)
     };
     if let Err(errno) = renamed {

@@ -22,7 +22,7 @@ fn fresh_incarnation() -> u64 {
 /// A link to a server whose peer proved to be this user and may be no other.
 pub fn user_link(server: &Arc<Server>, uid: u32) -> UnixStream {
     let (theirs, ours) = UnixStream::pair().unwrap();
-    let who = Credentials { uid, gid: uid, groups: vec![] };
+    let who = Credentials { uid, gid: uid, groups: vec![], privileges: None };
     let (server, peer) = (Arc::clone(server), Peer::new("test", Claims::Only(who), Squash::None));
     std::thread::spawn(move || server.serve_link(ours.into(), peer));
     theirs

@@ -73,6 +73,7 @@ pub fn me() -> Credentials {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         groups: vec![],
+        privileges: None,
     }
 }
 

@@ -225,6 +225,7 @@ impl Server {
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
+            takes_privileges: false,
             names: Vec::new(),
         }
     }
