@@ -55,7 +55,8 @@ pub struct MountArgs {
     pub mountpoint: PathBuf,
     /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS, hard, soft,
     /// timeo=TENTHS, idmap=user|name|none|FILE, compress (what goes over the link, by LZ4),
-    /// cookies=31 (offsets in directories, for 32-bit programs)
+    /// cookies=31 (offsets in directories, for 32-bit programs), idmapped (mount_setattr(2) may
+    /// map ids of the mount; for root, on the server's machine, Linux 6.12)
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
     /// How long facts are believed before the server is asked again: a time with its unit, `off` or `forever`

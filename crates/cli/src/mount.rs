@@ -78,6 +78,9 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
     if !keeps_targets {
         wanted = wanted.without(init::CACHE_SYMLINKS);
     }
+    if options.idmapped {
+        wanted.flags |= init::ALLOW_IDMAP;
+    }
     let (client, incarnation) = (identity::client(&places.state)?, identity::random()?);
     let begin = match source.is_ninep() {
         true => ninep::begin(args, &options, source.attach(), client, source.shown())?,

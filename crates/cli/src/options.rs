@@ -35,6 +35,8 @@ pub struct Options {
     pub events: Option<String>,
     /// `idmap=`: takes the place of `--idmap`.
     pub idmap: Option<String>,
+    /// `idmapped`: mount_setattr(2) may map ids of the mount.
+    pub idmapped: bool,
     /// `cookies=31`: offsets in directories are for 32-bit programs.
     pub short_cookies: bool,
     pub ninep: Ninep,
@@ -55,7 +57,7 @@ pub struct Ninep {
 }
 
 const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, \
-     hard, soft, timeo=TENTHS, compress, idmap=WORD, events=auto|on|off, cookies=31|63; for 9p:// cache=none|readahead|mmap|loose, \
+     hard, soft, timeo=TENTHS, compress, idmap=WORD, idmapped, events=auto|on|off, cookies=31|63; for 9p:// cache=none|readahead|mmap|loose, \
      negtimeout=MS, msize=BYTES, aname=TREE, uname=NAME";
 
 impl Options {
@@ -95,6 +97,7 @@ impl Options {
             "hard" => self.soft = Some(false),
             "soft" => self.soft = Some(true),
             "compress" => self.compress = true,
+            "idmapped" => self.idmapped = true,
             "noac" => self.term = Some(Term::Limited(Span::ZERO)),
             // What mount(8) adds for every filesystem.
             "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "relatime"
@@ -176,6 +179,7 @@ mod tests {
         }
         assert_eq!(parse("idmap=user,idmap=name").unwrap().idmap.as_deref(), Some("name"));
         assert!(parse("idmap=").is_err());
+        assert!(parse("idmapped").unwrap().idmapped && !parse("idmap=none").unwrap().idmapped);
         assert_eq!(parse("events=on,events=off").unwrap().events.as_deref(), Some("off"));
         assert!(parse("cookies=31").unwrap().short_cookies && !parse("").unwrap().short_cookies);
         assert!(!parse("cookies=31,cookies=63").unwrap().short_cookies);

@@ -1,7 +1,7 @@
 //! On whose behalf a call is made. See docs/decisions/0005-credentials.md.
 
 use nigh_cache::Caller;
-use nigh_types::{Credentials, IdRange, Privileges};
+use nigh_types::{Call, Credentials, IdRange, Privileges};
 use std::os::unix::fs::MetadataExt;
 
 /// Linux allows 65,536 groups; more than this many are not told.
@@ -20,7 +20,19 @@ pub(crate) struct Callers {
     /// The user namespace of this mount, where capabilities of callers are told: the server takes them, ids pass as they are,
     /// and the namespace is the machine's own.
     namespace: Option<Namespace>,
+    /// The mount may be idmapped: the kernel tells ids only with what is made, those that it is to belong to.
+    idmapped: bool,
 }
+
+/// What is sent for ids that the kernel does not tell (`FUSE_INVALID_UIDGID`).
+const NOT_TOLD: u32 = u32::MAX;
+/// Who is nobody on the server.
+const NOBODY: u32 = 65_534;
+/// What the kernel has checked itself where it tells no ids, or others than the caller's: all but reserved blocks and quotas, and
+/// bits that a write takes away.
+const CHECKED: u64 = OVER_INODES | 1 << 21 | 1 << 27;
+const SYS_RESOURCE: u64 = 1 << 24;
+const FSETID: u64 = 1 << 4;
 
 /// Device and inode number of a file below `/proc/PID/ns`.
 type Namespace = (u64, u64);
@@ -29,13 +41,28 @@ impl Callers {
     /// `told`: the server takes the capabilities of callers, and has this side's ids.
     pub(crate) fn new(told: bool) -> Callers {
         let own = if told { namespace_of("self") } else { None };
-        Callers { namespace: own.filter(|(_, number)| *number == INITIAL_NAMESPACE) }
+        let namespace = own.filter(|(_, number)| *number == INITIAL_NAMESPACE);
+        Callers { namespace, idmapped: false }
+    }
+
+    /// Whether the server does what this machine's kernel has checked.
+    pub(crate) fn are_vouched_for(&self) -> bool {
+        self.namespace.is_some()
+    }
+
+    /// The same for a mount that may be idmapped.
+    #[must_use]
+    pub(crate) fn idmapped(self, idmapped: bool) -> Callers {
+        Callers { idmapped, ..self }
     }
 
     /// The caller with the supplementary groups of its thread, and its capabilities over files; if that is not visible (any
     /// more), with the group that came with the request.
-    pub(crate) fn credentials(&self, caller: Caller) -> Credentials {
+    pub(crate) fn credentials(&self, caller: Caller, call: &Call) -> Credentials {
         let status = Status::of(caller.pid);
+        if self.idmapped {
+            return self.checked(caller, call, &status);
+        }
         let mut groups = status.groups();
         groups.extend(caller.group.filter(|group| !groups.contains(group)));
         // Root needs none. A thread for which the kernel acts with other ids than its own has other capabilities, too.
@@ -45,9 +72,30 @@ impl Callers {
         Credentials { uid: caller.uid, gid: caller.gid, groups, privileges: privileges.map(Box::new) }
     }
 
+    /// For a mount that may be idmapped. The ids of the thread are not those with which the kernel checked the call; whether
+    /// reserved blocks are the caller's, and setuid bits outlast its write, depends on the machine's capabilities alone.
+    fn checked(&self, caller: Caller, call: &Call, status: &Status) -> Credentials {
+        let is_of_machine =
+            self.namespace.is_some() && namespace_of(&caller.pid.to_string()) == self.namespace;
+        let own = if is_of_machine { status.capabilities() } else { 0 };
+        let capabilities = match call {
+            Call::Write { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } => {
+                own & (SYS_RESOURCE | FSETID)
+            }
+            _ => CHECKED | own & SYS_RESOURCE,
+        };
+        let (uid, gid) = match (caller.uid, caller.gid) {
+            (NOT_TOLD, _) | (_, NOT_TOLD) => (NOBODY, NOBODY),
+            told => told,
+        };
+        let privileges = Some(Box::new(Privileges::over_all(capabilities)));
+        Credentials { uid, gid, groups: Vec::from_iter(caller.group), privileges }
+    }
+
     fn privileges(&self, pid: u32, status: &Status) -> Option<Privileges> {
         let own = self.namespace?;
-        let capabilities = Some(status.capabilities() & (OVER_INODES | OF_MACHINE)).filter(|set| *set != 0)?;
+        let capabilities =
+            Some(status.capabilities() & (OVER_INODES | OF_MACHINE)).filter(|set| *set != 0)?;
         let thread = pid.to_string();
         if namespace_of(&thread)? == own {
             return Some(Privileges::over_all(capabilities));
@@ -133,6 +181,25 @@ pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nigh_types::{Handle, NodeId, Place};
+
+    const LOOK: Call = Call::Release { handles: Vec::new() };
+
+    #[test]
+    fn idmapped_mount_sends_the_ids_of_what_is_made_and_else_nobody() {
+        let callers = Callers { namespace: Some((0, 0)), idmapped: true };
+        let pid = std::process::id();
+        let ask = |uid, gid, call: &Call| callers.credentials(Caller { uid, gid, pid, group: Some(7) }, call);
+        let made = ask(1001, 1002, &LOOK);
+        assert_eq!((made.uid, made.gid, made.groups), (1001, 1002, vec![7]));
+        let other = ask(NOT_TOLD, NOT_TOLD, &LOOK);
+        assert_eq!((other.uid, other.gid), (NOBODY, NOBODY));
+        assert_eq!(other.privileges, Some(Box::new(Privileges::over_all(CHECKED))), "not of this namespace");
+        let handle = Some(Handle(1));
+        let node = Place::bare(NodeId { ino: 1, generation: 1 });
+        let write = Call::Fallocate { node, handle, mode: 0, offset: 0, length: 1 };
+        assert_eq!(ask(NOT_TOLD, NOT_TOLD, &write).privileges, Some(Box::new(Privileges::over_all(0))));
+    }
 
     #[test]
     fn a_thread_that_cannot_be_seen_has_no_groups() {
@@ -162,10 +229,10 @@ mod tests {
 
     #[test]
     fn caller_with_other_filesystem_ids_than_its_thread_has_no_capabilities() {
-        let callers = Callers { namespace: namespace_of("self") };
+        let callers = Callers { namespace: namespace_of("self"), idmapped: false };
         let (pid, own) = (std::process::id(), own());
         let capable = Status::of(pid).capabilities() & (OVER_INODES | OF_MACHINE) != 0;
-        let ask = |uid, gid| callers.credentials(Caller { uid, gid, pid, group: None }).privileges;
+        let ask = |uid, gid| callers.credentials(Caller { uid, gid, pid, group: None }, &LOOK).privileges;
         assert_eq!(ask(own.uid, own.gid).is_some(), capable && own.uid != 0);
         assert_eq!(ask(own.uid + 1, own.gid), None);
         assert_eq!(ask(own.uid, own.gid + 1), None);
@@ -178,8 +245,9 @@ mod tests {
 
     #[test]
     fn a_group_that_came_with_the_request_is_one_of_the_callers() {
-        let groups =
-            |pid, group| Callers::default().credentials(Caller { pid, group, ..Caller::default() }).groups;
+        let groups = |pid, group| {
+            Callers::default().credentials(Caller { pid, group, ..Caller::default() }, &LOOK).groups
+        };
         assert_eq!(groups(0, Some(33)), [33]);
         let own = groups(std::process::id(), None);
         let stranger = own.iter().max().map_or(7, |most| most + 1);

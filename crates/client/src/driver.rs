@@ -394,8 +394,10 @@ impl Driver {
                     }
                 }
                 Output::Call { id, caller, name, call } => {
-                    let credentials =
-                        caller.map_or_else(|| self.own.clone(), |caller| self.callers.credentials(caller));
+                    let credentials = match caller {
+                        Some(caller) => self.callers.credentials(caller, &call),
+                        None => self.own.clone(),
+                    };
                     let credentials = self.ids.caller(credentials);
                     let credentials = core.openers.credentials(id, &call, credentials);
                     core.remote.handle_call(now, id, Request { credentials, name, call });

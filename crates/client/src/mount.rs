@@ -16,6 +16,7 @@ use crate::pressure::{Pressure, give_back_freed};
 use crate::root::FirstLook;
 use crate::status::{About, Source, device_at};
 use nigh_cache::{Cache, Config};
+use nigh_fuse::abi::flags::init;
 use nigh_fuse::mount::{MountError, MountOptions};
 use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
 use nigh_link::Link;
@@ -31,6 +32,10 @@ use std::time::{Duration, Instant};
 const PRUNES_SINCE: u32 = 45;
 /// How long an attempt to reach the remote may outlast the mount; then it is left to itself.
 const FAREWELL: Duration = Duration::from_secs(1);
+const NOT_VOUCHED: &str = "the server must believe what this kernel has checked: mount as root, by root's own server on this machine, \
+     without --idmap; or leave the option out";
+const TOO_OLD: &str =
+    "this kernel has no idmapped mounts of FUSE (Linux 6.12 has them): leave the option out";
 
 /// What to mount and how.
 pub struct MountConfig {
@@ -75,6 +80,8 @@ pub enum StartError {
     Lost(String),
     #[error("the kernel did not agree on FUSE: {0}")]
     Kernel(io::Error),
+    #[error("-o idmapped: {0}")]
+    Idmapped(&'static str),
 }
 
 /// A mount that stands.
@@ -95,6 +102,10 @@ impl Mount {
     /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
+        let idmapped = config.wanted.flags & init::ALLOW_IDMAP != 0;
+        if idmapped && !callers_of(&config.idmap, &greeted.1).are_vouched_for() {
+            return Err(StartError::Idmapped(NOT_VOUCHED));
+        }
         let mounted = nigh_fuse::mount::mount(&config.options)?;
         let mountpoint = mounted.mountpoint.clone();
         let undo = |error: io::Error| {
@@ -105,9 +116,13 @@ impl Mount {
         // A kernel that was promised ACLs, and is told that there can be none, lets nobody but owners in (`fuse_get_acl`).
         let wanted = match greeted.1.has_acls {
             true => config.wanted,
-            false => config.wanted.without(nigh_fuse::abi::flags::init::POSIX_ACL),
+            false => config.wanted.without(init::POSIX_ACL),
         };
         let agreed = handshake(&device, &wanted).map_err(undo)?;
+        if idmapped && !agreed.has(init::ALLOW_IDMAP) {
+            let _ = nigh_fuse::mount::unmount(&mountpoint, true);
+            return Err(StartError::Idmapped(TOO_OLD));
+        }
         device.probe_level(config.level);
         config.options.mountpoint.clone_from(&mountpoint);
         Mount::assemble(config, link, greeted, Box::new(device), agreed, Some(mountpoint.clone()))
@@ -134,7 +149,7 @@ impl Mount {
         mountpoint: Option<PathBuf>,
     ) -> io::Result<Mount> {
         let level = transport.level();
-        let direct_appends = agreed.has(nigh_fuse::abi::flags::init::DIRECT_IO_ALLOW_MMAP);
+        let direct_appends = agreed.has(init::DIRECT_IO_ALLOW_MMAP);
         let prunes = agreed.minor >= PRUNES_SINCE;
         let mut cache =
             Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
@@ -148,7 +163,7 @@ impl Mount {
             device: mountpoint.as_deref().and_then(device_at),
         };
         let ids = config.idmap.map(&session);
-        let callers = Callers::new(session.takes_privileges && ids.is_empty());
+        let callers = callers_of(&config.idmap, &session).idmapped(agreed.has(init::ALLOW_IDMAP));
         let driver =
             Driver::new(cache, (remote, link.clone()), transport, (ids, callers), Box::new(boot_time))?;
         if let Some(mountpoint) = mountpoint {
@@ -196,7 +211,7 @@ impl Mount {
         let driver = Arc::clone(&self.driver);
         self.others.push(thread::spawn(move || driver.run_timer()));
         let driver = Arc::clone(&self.driver);
-        let expires = agreed.has(nigh_fuse::abi::flags::init::HAS_EXPIRE_ONLY);
+        let expires = agreed.has(init::HAS_EXPIRE_ONLY);
         let first_look = FirstLook::begin(driver.mountpoint.get().cloned());
         self.others.push(thread::spawn(move || {
             first_look.wait();
@@ -298,6 +313,11 @@ impl Mount {
             thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// As which callers the server is asked.
+fn callers_of(choice: &IdMapChoice, session: &nigh_remote::Session) -> Callers {
+    Callers::new(session.takes_privileges && choice.map(session).is_empty())
 }
 
 /// Major and minor number; (0, 0) if they cannot be read.

@@ -206,7 +206,7 @@ fn inodes_of_removed_files_are_there_for_the_next_call() {
 #[test]
 fn quota_of_removed_files_is_there_for_the_next_call() {
     let Some(mut at) = small("size=64m,usrquota,usrquota_block_hardlimit=12m") else { return };
-    let who = Credentials { uid: USER, gid: USER, groups: vec![] };
+    let who = Credentials { uid: USER, gid: USER, groups: vec![], privileges: None };
     at.filled(&who, "old", 10 * MIB);
     let (new, handle) = at.made(&who, "new");
     assert_eq!(at.write(&who, (&new, handle), 10), Err(Errno::DQUOT));

@@ -130,7 +130,7 @@ impl Pretence {
         let mut acts = self.acts.lock();
         let (acts, last) = &mut *acts;
         let act = acts.get_mut(&header.pid)?;
-        let (number, owner) = (act.number, (header.uid, header.gid));
+        let (number, owner) = (act.number, player(header));
         if NOBODYS.contains(&at) {
             return Some(Said::Answer(of_nobodys(at, attributes(act.part.kind(), owner), operation)));
         }
@@ -204,6 +204,16 @@ fn changes(operation: &Operation<'_>) -> bool {
             | Operation::StatFs
             | Operation::Access { .. }
     )
+}
+
+/// Owner and group of what is pretended: the player's, which is of this process's user. An idmapped mount does not tell them.
+fn player(header: &Header) -> (u32, u32) {
+    match (header.uid, header.gid) {
+        (u32::MAX, _) | (_, u32::MAX) => {
+            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+        }
+        told => told,
+    }
 }
 
 fn attributes(kind: Kind, (uid, gid): (u32, u32)) -> Attr {

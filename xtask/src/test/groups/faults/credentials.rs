@@ -14,6 +14,8 @@ use crate::test::world::{As, World};
 pub const TESTS: &[Test] = &[
     ("faults: a mount inside a user namespace of one id works", inside_a_user_namespace),
     ("faults: capabilities that the kernel checked are the server's too", capabilities),
+    ("faults: an idmapped mount shows and makes the mapped owners", idmapped),
+    ("faults: -o idmapped is refused in one line where it cannot hold", idmapped_refused),
 ];
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -142,4 +144,96 @@ fn capabilities(world: &World) -> Result<()> {
         }
     }
     mount.unmount()
+}
+
+/// Mounts `$DIR/i` on `to`, where what is 1001's there is 2001's.
+const IDMAPPED: &str = r#"
+set -eu
+refused() { if "$@" 2>/dev/null; then echo "allowed: $*"; exit 1; fi; }
+as() { id=$1; shift; setpriv --reuid $id --regid $id --clear-groups "$@"; }
+rm -rf "$DIR/i" to; mkdir -p "$DIR/i/inner" to; echo old > "$DIR/i/f"; chown -R 1001:1001 "$DIR/i"; chmod 755 "$DIR/i"
+echo secret > "$DIR/i/roots"; chmod 600 "$DIR/i/roots"
+trap 'umount -l to 2>/dev/null || true' EXIT
+python3 - "$DIR/i" to <<'PY'
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *args):
+    got = libc.syscall(number, *args)
+    if got < 0: sys.exit(f'syscall {number}: {os.strerror(ctypes.get_errno())}')
+    return got
+child = os.fork()
+if child == 0: libc.unshare(0x10000000); os.kill(os.getpid(), 19); os._exit(0)
+os.waitpid(child, os.WUNTRACED)
+for kind in ('uid_map', 'gid_map'): open(f'/proc/{child}/{kind}', 'w').write('1001 2001 1\n0 0 1\n')
+namespace = os.open(f'/proc/{child}/ns/user', os.O_RDONLY)
+tree = call(428, -100, sys.argv[1].encode(), 1 | os.O_CLOEXEC)
+attributes = struct.pack('QQQQ', 0x00100000, 0, 0, namespace)
+call(442, tree, b'', 0x1000, attributes, len(attributes))
+call(429, tree, b'', -100, sys.argv[2].encode(), 4)
+os.kill(child, 9)
+PY
+test "$(stat -c %u:%g to/f)" = 2001:2001
+as 2001 sh -euc 'cd to; umask 022; echo x >> f; echo y > new; mkdir d; mv d e; ln f g; rm g; ln -s f l; chmod 640 f
+  truncate -s 3 new; touch -d @5 new; setfattr -n user.a -v b f; cp f program; chmod 4755 program; echo z >> program'
+test "$(stat -c %u:%g:%a to/new "$DIR/i/new" "$DIR/i/e" "$DIR/i/f" | tr '\n' ' ')" = '2001:2001:644 1001:1001:644 1001:1001:755 1001:1001:640 '
+test "$(stat -c %u:%a:%s:%y "$DIR/i/program" | cut -d: -f1-3)" = 1001:755:8
+test "$(cat "$DIR/i/f" | tr '\n' ' ')" = 'old x '
+for id in 1001 7001; do for what in 'echo x >> to/f' 'touch to/x' 'rm to/f' 'chmod 777 to/f' 'cat to/f' 'mv to/e to/x'; do
+  refused as $id sh -c "$what"
+done; done
+refused as 2001 chown 0 to/f
+refused as 2001 cat to/roots
+chown 0:0 to/e
+test "$(stat -c %u "$DIR/i/e")" = 0
+as 1001 sh -c "cd '$DIR/i'; echo more >> f; touch mine"
+test "$(stat -c %u "$DIR/i/mine" to/mine | tr '\n' ' ')" = '1001 2001 '
+refused as 2001 sh -c "echo x >> '$DIR/i/f'"
+refused as 7001 sh -c "touch '$DIR/i/x'"
+umount to
+"#;
+
+/// On root's mount of this machine as on the local disk, and not without the option.
+fn idmapped(world: &World) -> Result<()> {
+    if !root::is_root() {
+        return Ok(());
+    }
+    let (local, source, mnt) =
+        (world.dir("local", As::Us)?, world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
+    let run = |mount: &Mount<'_>, dir: &Path| {
+        let mut command = world.command("bash", As::Us);
+        command.args(["-c", IDMAPPED]).env("DIR", dir);
+        mount.run(command, LIMIT)
+    };
+    let plain = Mount::new(world, &source, &mnt, &How::new(As::Us))?;
+    let ended = run(&plain, &mnt)?;
+    ensure!(!ended.ok() && ended.said.contains("Invalid argument"), "without the option: {}", ended.said);
+    plain.unmount()?;
+    let mount = Mount::new(world, &source, &mnt, &How::new(As::Us).with("-oidmapped"))?;
+    for dir in [&local, &mnt] {
+        let ended = run(&mount, dir)?;
+        ensure!(ended.ok(), "in {}: {:?}, {}", dir.display(), ended.code(), ended.said);
+    }
+    mount.unmount()
+}
+
+fn idmapped_refused(world: &World) -> Result<()> {
+    let refused = |who: As, more: &[&str], minor: &str, why: &str| -> Result<()> {
+        let (source, mnt) = (world.dir("source", who)?, world.dir("mnt", who)?);
+        let mut command = world.command(world.nigh(), who);
+        command.arg("mount").args([&source, &mnt]).args(["-o", "idmapped"]).args(more);
+        command.env("NIGH_FUSE_MINOR", minor);
+        let ended = world.run(command, LIMIT)?;
+        let told = ended.said.lines().count() == 1 && ended.said.contains(why);
+        ensure!(ended.code() == Some(1) && told, "{who:?} {more:?}: {:?}, {}", ended.code(), ended.said);
+        ensure!(crate::test::mount::device_of(&mnt).is_none(), "{who:?} {more:?}: a mount was left");
+        Ok(())
+    };
+    if let Some(tester) = world.tester {
+        refused(tester, &[], "45", "mount as root")?;
+    }
+    if root::is_root() {
+        refused(As::Us, &["--idmap", "name"], "45", "without --idmap")?;
+        refused(As::Us, &[], "40", "Linux 6.12")?;
+    }
+    Ok(())
 }
