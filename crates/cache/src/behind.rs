@@ -77,7 +77,7 @@ impl Cache {
 
     fn is_of_names(&self, stale: &Stale) -> bool {
         match stale {
-            Stale::Entry { .. } | Stale::Epoch(_) => true,
+            Stale::Entry { .. } | Stale::Gone { .. } | Stale::Epoch(_) => true,
             Stale::Data { ino, .. } => self.is_directory(*ino),
             Stale::Attr { .. } => false,
         }

@@ -284,8 +284,9 @@ impl Cache {
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
         let number = self.number(id);
-        let node =
-            Node { id, number, attr, entry_valid, attr_valid: self.tell_attr(now, id.ino, &attr, attr_held) };
+        let attr_valid = self.tell_attr(now, id.ino, &attr, attr_held);
+        let known = self.inode(id).lookups > 0;
+        let node = Node { id, number, known, attr, entry_valid, attr_valid };
         let inode = self.inode(id);
         inode.more_if_any().into_iter().for_each(|more| more.gone = None);
         inode.lookups += 1;
@@ -404,7 +405,7 @@ impl Cache {
     fn untell(&mut self, stale: &Stale) {
         let ino = match stale {
             Stale::Attr { ino } => Some(*ino),
-            Stale::Entry { dir, name } => {
+            Stale::Entry { dir, name } | Stale::Gone { dir, name } => {
                 let row = self
                     .dirs
                     .get(dir)

@@ -328,6 +328,8 @@ pub struct Node {
     pub id: NodeId,
     /// By which the kernel is to know it: its own, unless another inode had that, which the kernel remembers.
     pub number: u64,
+    /// The kernel was told of it before, and may have a dentry that this gives more time.
+    pub known: bool,
     pub attr: Attr,
     pub entry_valid: Span,
     pub attr_valid: Span,
@@ -419,7 +421,13 @@ pub enum Stale {
         offset: u64,
         length: u64,
     },
+    /// A name, present or absent: it is looked up again. Whatever has it open keeps it (`FUSE_EXPIRE_ONLY`).
     Entry {
+        dir: u64,
+        name: Name,
+    },
+    /// A name that others removed or gave to another inode. What has the old inode open is no longer found by that name.
+    Gone {
         dir: u64,
         name: Name,
     },

@@ -6,6 +6,7 @@
 use crate::cache::Cache;
 use crate::events::Pushed;
 use crate::flight::{Purpose, Seen};
+use crate::kernel::Level;
 use crate::op::{Answer, Caller, Op, Stale};
 use crate::recall::After;
 use crate::rows::Child;
@@ -31,6 +32,8 @@ pub(crate) struct Holds {
     since: BTreeMap<u64, Time>,
     /// Names of which nobody told what they have become: the remote is being asked.
     asked: BTreeSet<(u64, Name)>,
+    /// Names that the kernel believed, and was told to look up again.
+    expired: BTreeSet<(u64, Name)>,
 }
 
 impl Holds {
@@ -239,6 +242,7 @@ impl Cache {
         tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
         if known && self.config.level.drops_names(&held) {
             stale.push(Stale::Entry { dir, name: name.clone() });
+            self.holds.expired.insert((dir, name.clone()));
             self.name_dropped(dir, name, child.map(|(id, _)| id));
         }
         stale
@@ -271,6 +275,7 @@ impl Cache {
         self.counters.updated_in_place += 1;
         let mut left: Vec<(NodeId, Option<Name>)> = facts_of(&held).collect();
         let mut pushed = Pushed::default();
+        let (mut replaced, mut found) = (Vec::new(), BTreeSet::new());
         for fact in commit.facts {
             let of = match &fact {
                 Fact::Name { dir, name, .. } => (*dir, Some(name.clone())),
@@ -281,8 +286,10 @@ impl Cache {
             left.swap_remove(at);
             match fact {
                 Fact::Name { dir, name, entry } => {
-                    self.commit_name(now, dir, &name, entry.as_ref());
+                    let old = self.commit_name(now, dir, &name, entry.as_ref());
                     pushed.name(dir.ino, &name);
+                    found.extend(entry.map(|entry| entry.id));
+                    replaced.extend(old.map(|old| (dir.ino, name, old)));
                 }
                 Fact::Attr { node, attr } => {
                     self.commit_attr(now, node, attr);
@@ -291,6 +298,12 @@ impl Cache {
             }
         }
         self.others_changed(&pushed);
+        let names = facts_of(&held).filter_map(|(node, name)| Some((node.ino, name?)));
+        let expired: BTreeSet<(u64, Name)> = names.filter(|name| self.holds.expired.remove(name)).collect();
+        replaced.retain(|(dir, name, _)| expired.contains(&(*dir, name.clone())));
+        // What was moved keeps its dentry: the kernel finds it under its old path until that is looked up.
+        replaced.retain(|(_, _, old)| !found.contains(old));
+        self.drop_replaced(replaced);
         for (node, name) in left {
             match name {
                 Some(name) if !self.holds.has_name(node.ino, &name) => self.ask_what_became(now, node, name),
@@ -340,7 +353,29 @@ impl Cache {
         }
     }
 
-    fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) {
+    /// Dentries that lead to nothing, or to another inode, by now: whatever has the old inode open is not to find it by that path.
+    fn drop_replaced(&mut self, replaced: Vec<(u64, Name, NodeId)>) {
+        let is_known = |id: &NodeId| self.inodes.get(&id.ino).is_some_and(|inode| inode.lookups > 0);
+        let dropped = replaced.into_iter().filter(|(_, _, old)| is_known(old));
+        let stale: Vec<Stale> = dropped.map(|(dir, name, _)| Stale::Gone { dir, name }).collect();
+        if self.config.level == Level::All && !stale.is_empty() {
+            self.invalidate(stale, None);
+        }
+    }
+
+    /// Whether a name that others removed or replaced may be dropped: the kernel has not been told it anew, and has no change of its
+    /// directory under way that may make it.
+    #[must_use]
+    pub fn is_still_gone(&self, dir: u64, name: &Name) -> bool {
+        let cookie = self.key.cookie(name.as_bytes());
+        let row = self.dirs.get(&dir).and_then(|directory| directory.rows.find(cookie, name.as_bytes()));
+        let child = row.and_then(|row| row.child).and_then(|child| self.inodes.get(&child.id.ino));
+        let is_told = child.is_some_and(|inode| inode.lookups > 0 && inode.is_at(dir, name));
+        !is_told && !self.is_locked(dir)
+    }
+
+    /// What the name led to before, if that is something else.
+    fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) -> Option<NodeId> {
         let child = entry.map(Child::new);
         tracing::trace!(target: "nigh::commit", dir = dir.ino, name = %name.as_bytes().escape_ascii(), there = child.is_some());
         self.mark_under_way(dir.ino, name, entry.map(|entry| entry.id));
@@ -351,17 +386,18 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let gaps = self.names(now, dir.ino).filter(|(d, _)| d.id == dir).map(|(directory, _)| directory.gaps);
         self.mark_pushed(dir.ino, name, gaps);
-        let Some(directory) = self.dirs.get_mut(&dir.ino).filter(|_| gaps.is_some()) else { return };
+        let directory = self.dirs.get_mut(&dir.ino).filter(|_| gaps.is_some())?;
         directory.version += 1;
-        if child.is_none() && directory.complete {
-            directory.rows.remove(cookie, name.as_bytes());
+        let old = if child.is_none() && directory.complete {
+            directory.rows.remove(cookie, name.as_bytes())
         } else {
-            directory.rows.insert(cookie, name.as_bytes(), child);
-        }
+            directory.rows.insert(cookie, name.as_bytes(), child)
+        };
         self.recount(dir.ino);
         if let Some(entry) = entry {
             self.commit_child(now, (dir.ino, name), entry);
         }
+        old.flatten().map(|old| old.id).filter(|old| entry.is_none_or(|entry| entry.id != *old))
     }
 
     /// What a name leads to now, as far as more is kept of it than its row. (Attributes under a grant of its own are told by themselves.)

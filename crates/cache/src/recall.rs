@@ -129,14 +129,36 @@ impl Cache {
                 names.push((ino, row.to_name()));
             }
         }
-        if self.config.level == Level::All && (missing || names.len() as u64 > NAMES_ONE_BY_ONE) {
+        let count = names.len() as u64;
+        let missing = match missing {
+            true => self.take_missing(ino, count),
+            false => (count <= NAMES_ONE_BY_ONE).then(Vec::new),
+        };
+        if self.config.level == Level::All && missing.is_none() {
             // No missing name is believed in any more.
             names.extend(std::mem::take(&mut self.missing_given));
             stale.push(Stale::Epoch(names));
         } else {
-            stale.extend(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }));
+            let names = names.into_iter().chain(missing.into_iter().flatten());
+            stale.extend(names.map(|(dir, name)| Stale::Entry { dir, name }));
         }
         stale
+    }
+
+    /// The names of a directory that the kernel was told are absent. `None`: with so many others there are too many to be dropped
+    /// one by one. (After an epoch the kernel detaches every dentry that it comes by, also one that is in use.)
+    fn take_missing(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
+        let room = usize::try_from(NAMES_ONE_BY_ONE.checked_sub(others)?).ok()?;
+        let first = Name::new(&[1]).ok()?;
+        let of_dir = self.missing_given.range((dir, first)..).take_while(|(at, _)| *at == dir);
+        let missing: Vec<(u64, Name)> = of_dir.take(room + 1).cloned().collect();
+        if missing.len() > room {
+            return None;
+        }
+        for name in &missing {
+            self.missing_given.remove(name);
+        }
+        Some(missing)
     }
 
     /// Something is mounted below. Dropping all names at once would detach it, so from now on the kernel holds
@@ -394,7 +416,7 @@ impl Cache {
                     Stale::Epoch(more) => names.extend(more),
                     Stale::Entry { dir, name } => names.push((dir, name)),
                     // As of every inode.
-                    Stale::Attr { .. } | Stale::Data { .. } => {}
+                    Stale::Attr { .. } | Stale::Data { .. } | Stale::Gone { .. } => {}
                 }
             }
             if let Some(directory) = self.dirs.get(&node.ino) {

@@ -23,6 +23,7 @@ use crate::lengths::Lengths;
 use crate::notifier::Notifier;
 use crate::openers::Openers;
 use crate::readers::Readers;
+use crate::revalidations::{NameKey, Revalidations};
 use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
 use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
@@ -123,6 +124,8 @@ enum Role {
     Leaves(u64),
     /// It takes a file's name away, whichever that is.
     Unlinks,
+    /// It may give a cached dentry more time.
+    Looks(NameKey),
 }
 
 /// An answer for the kernel.
@@ -152,6 +155,7 @@ impl Role {
                 Some(Role::Leaves(*ino))
             }
             Op::Unlink { .. } | Op::Rename { .. } => Some(Role::Unlinks),
+            Op::Lookup { dir, name } => Some(Role::Looks(NameKey::of(*dir, name))),
             _ => None,
         }
     }
@@ -185,6 +189,7 @@ pub(crate) struct Driver {
     pub notifier: Notifier,
     pub events: Events,
     pub readers: Readers,
+    pub revalidations: Revalidations,
     lengths: Lengths,
     /// Who is who on the other side.
     pub ids: IdMap,
@@ -228,6 +233,7 @@ impl Driver {
             notifier: Notifier::new()?,
             events: Events::new()?,
             readers: Readers::default(),
+            revalidations: Revalidations::default(),
             lengths: Lengths::default(),
             ids,
             own: credentials::own(),
@@ -435,11 +441,20 @@ impl Driver {
         }
         forgets.into_iter().for_each(|ino| self.forget_attributes(ino));
         let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
+        let revalidates = match (role, &answer) {
+            (Some(Role::Looks(name)), Answer::Node(node)) if node.known && node.entry_valid > Span::ZERO => {
+                Some((name, node.id.ino))
+            }
+            _ => None,
+        };
         answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
         if let Some(Role::Reads(ino) | Role::Changes(ino) | Role::Sets(ino)) =
             role.filter(|_| brings_attributes)
         {
             self.readers.note(ino, pid);
+        }
+        if let Some((name, ino)) = revalidates {
+            self.revalidations.note(name, ino, pid);
         }
     }
 

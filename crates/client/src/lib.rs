@@ -37,6 +37,7 @@ mod notifier;
 mod openers;
 pub mod pressure;
 mod readers;
+mod revalidations;
 mod root;
 mod scheduled;
 #[cfg(test)]

@@ -246,7 +246,7 @@ impl Kernel {
                 self.sizes.entry(*ino).or_default().version = self.version;
                 self.attrs.remove(ino);
             }
-            Stale::Entry { dir, name } => {
+            Stale::Entry { dir, name } | Stale::Gone { dir, name } => {
                 self.names.remove(&(*dir, name.clone()));
             }
             Stale::Epoch(names) if self.mounted_below => {

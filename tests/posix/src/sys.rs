@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub fn c(path: &Path) -> io::Result<CString> {
@@ -262,4 +262,36 @@ pub fn alarm_after(wait: Duration) -> io::Result<()> {
     let value = libc::timeval { tv_sec: 0, tv_usec: i64::from(wait.subsec_micros()) };
     let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: value };
     check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) }).map(drop)
+}
+
+/// The path by which the kernel finds an open file; it ends in ` (deleted)` where that does not lead to it.
+pub fn path_of(fd: &impl AsRawFd) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// A process that runs a program of a directory under test and stands in a directory there.
+pub struct User(std::process::Child);
+
+impl User {
+    /// `program` is made.
+    pub fn start(program: &Path, working_directory: &Path) -> io::Result<User> {
+        std::fs::copy("/bin/sleep", program)?;
+        Ok(User(std::process::Command::new(program).arg("60").current_dir(working_directory).spawn()?))
+    }
+
+    pub fn program(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/{}/exe", self.0.id()))
+    }
+
+    pub fn working_directory(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/{}/cwd", self.0.id()))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

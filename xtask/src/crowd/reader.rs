@@ -85,7 +85,9 @@ impl Kernel {
     fn forget(&mut self, stale: &Stale) {
         match stale {
             Stale::Attr { ino } | Stale::Data { ino, .. } => drop(self.attrs.remove(ino)),
-            Stale::Entry { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
+            Stale::Entry { dir, name } | Stale::Gone { dir, name } => {
+                self.names.remove(&(*dir, name.clone()));
+            }
             Stale::Epoch(_) => self.names.clear(),
         }
     }

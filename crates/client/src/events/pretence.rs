@@ -232,7 +232,8 @@ fn of_nobodys(ino: u64, attr: Attr, operation: &Operation<'_>) -> Answer {
 
 fn nobodys(ino: u64, attr: Attr) -> Answer {
     let id = NodeId { ino, generation: 1 };
-    Answer::Node(Node { id, number: ino, attr, entry_valid: Span::ZERO, attr_valid: Span::ZERO })
+    let (entry_valid, attr_valid) = (Span::ZERO, Span::ZERO);
+    Answer::Node(Node { id, number: ino, known: false, attr, entry_valid, attr_valid })
 }
 
 #[cfg(test)]

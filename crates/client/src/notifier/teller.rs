@@ -5,7 +5,7 @@
 //!
 //! | waits for | at most |
 //! | --- | --- |
-//! | a name, where all can be dropped at once | [`PATIENCE`]; then all are |
+//! | a name, where all can be dropped at once | [`PATIENCE`] while its directory is locked, [`STARVED`] otherwise; then all are |
 //! | a name, where they cannot | [`PATIENCE`]; the rest of its directory goes to the same worker. At the end all are waited for, until something goes first |
 //! | pages (`pages.rs`) | until a read or write comes that has them locked, or something goes first; then for the rest |
 //! | what goes first | [`PATIENCE`] for each; at the end for all that is slow, but for what waits for the remote |
@@ -16,7 +16,8 @@ use super::pages::{Dropping, File, Ranges};
 use super::{Job, Notifier};
 use crate::below::Below;
 use crate::driver::Driver;
-use crate::worker::{Crew, Worker};
+use crate::revalidations::{NameKey, Revalidation};
+use crate::worker::{Crew, Watch, Worker};
 use nigh_cache::{Invalidation, Stale};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};
@@ -26,6 +27,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+/// A worker that does not sleep in the kernel is waited for so long, and looked at so often.
+const STARVED: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(1);
 /// What goes first waits no longer for a directory that a rename(2) may have locked whose names are being looked up.
 const RENAMES: Duration = Duration::from_millis(100);
 /// After so long it is looked whether there are workers again.
@@ -37,8 +41,14 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 const NOBODY: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
-/// A name to be dropped, and the inode whose attributes are dropped right after it; until when it waits for who asks for these.
-type Named = (u64, Vec<u8>, Option<(u64, Instant)>);
+/// A dentry to be invalidated, and the inode whose attributes are dropped right after it; until when it waits for who asks for these.
+struct Named {
+    parent: u64,
+    name: Vec<u8>,
+    /// It keeps what has it open, and is looked up again.
+    expire_only: bool,
+    then: Option<(u64, Instant)>,
+}
 
 /// What the notifier's thread knows.
 pub(super) struct Teller<'a> {
@@ -59,6 +69,8 @@ pub(super) struct Progress {
     pub behind: bool,
     /// Until then it waits for who asks for attributes; for all of them together, as others wait for what it tells.
     until: Instant,
+    /// How much longer it may wait for threads that apply LOOKUP replies.
+    patience: Duration,
     /// Directories whose names wait, and how many do.
     late: BTreeMap<u64, (Worker<Named>, u64)>,
     /// Names that were given to these.
@@ -105,6 +117,7 @@ impl Teller<'_> {
             first: job.first,
             behind: job.behind,
             until: Instant::now() + ANSWERS,
+            patience: PATIENCE,
             late: BTreeMap::new(),
             late_names: Vec::new(),
             unknown: Vec::new(),
@@ -156,6 +169,7 @@ impl Teller<'_> {
                 names.iter().for_each(|(dir, name)| self.tell_name(progress, *dir, name));
             }
             Stale::Entry { dir, name } => self.tell_name(progress, *dir, name),
+            Stale::Gone { dir, name } => self.tell_gone(progress, *dir, name),
             // See `pages.rs`.
             Stale::Data { .. } => {}
         }
@@ -164,16 +178,43 @@ impl Teller<'_> {
     /// Drops a name unless something is mounted at it or below it: that would be detached (measured). Such a
     /// name is looked up again, or goes with its timeout.
     fn tell_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
-        let stays = !self.below.is_empty() && {
-            let path = self.driver.with(|core, _| core.cache.path_of(dir, name));
-            path.is_none_or(|path| self.below.is_on_the_way(&path))
-        };
         let parent = self.node(dir);
-        if !stays {
+        if !self.stays(dir, name) {
             self.drop_name(progress, (dir, name), None);
         } else if self.expires {
             self.send(&Notification::InvalEntry { parent, name: name.as_bytes().into(), expire_only: true });
         }
+    }
+
+    /// Nothing counts on that, since the name was expired before: where the directory is locked it is left to its worker, or not
+    /// done at all.
+    fn tell_gone(&mut self, progress: &Progress, dir: u64, name: &Name) {
+        if self.stays(dir, name)
+            || progress.late.contains_key(&dir)
+            || !self.driver.with(|core, _| core.cache.is_still_gone(dir, name))
+        {
+            return;
+        }
+        let (parent, name) = (self.node(dir), name.as_bytes().to_vec());
+        let Some(worker) = self.worker(progress) else { return };
+        worker.give(Named { parent, name, expire_only: false, then: None });
+        if is_done_in_time(&worker) {
+            self.names = Some(worker);
+        }
+    }
+
+    /// Whether something is mounted at a name or below it.
+    fn stays(&self, dir: u64, name: &Name) -> bool {
+        !self.below.is_empty() && {
+            let path = self.driver.with(|core, _| core.cache.path_of(dir, name));
+            path.is_none_or(|path| self.below.is_on_the_way(&path))
+        }
+    }
+
+    fn worker(&mut self, progress: &Progress) -> Option<Worker<Named>> {
+        let most = progress.most();
+        let idle = self.names.take_if(|_| self.notifier.crew.holds_to(most));
+        idle.or_else(|| self.start_names(most))
     }
 
     /// If the kernel does not know the inode, an answer that brings it may still be on its way inside the
@@ -203,9 +244,30 @@ impl Teller<'_> {
         }
     }
 
+    /// Whether the kernel may keep a dentry of that name, to be looked up again: a process that has it open, runs it or stands in it
+    /// goes on finding it by its path. Without that the dentry is detached for good (`d_invalidate`).
+    fn is_expired(&self, progress: &mut Progress, dir: u64, name: &Name) -> bool {
+        if !self.expires {
+            return false;
+        }
+        let key = NameKey::of(dir, name);
+        let since = Instant::now();
+        let is_meant = |reply: &Revalidation| {
+            reply.name == key || self.driver.home_of(reply.ino).is_some_and(|(d, n)| d == dir && n == *name)
+        };
+        let applied = self.driver.revalidations.are_applied(since + progress.patience, is_meant);
+        progress.patience = progress.patience.saturating_sub(since.elapsed());
+        applied
+    }
+
     fn drop_name(&mut self, progress: &mut Progress, (dir, name): (u64, &Name), then: Option<u64>) {
         let node = self.node(dir);
-        let named = (node, name.as_bytes().to_vec(), then.map(|ino| (self.node(ino), progress.until)));
+        let named = Named {
+            parent: node,
+            name: name.as_bytes().to_vec(),
+            expire_only: self.is_expired(progress, dir, name),
+            then: then.map(|ino| (self.node(ino), progress.until)),
+        };
         let again = || {
             let entry = Stale::Entry { dir, name: name.clone() };
             std::iter::once(entry).chain(then.map(|ino| Stale::Attr { ino }))
@@ -215,12 +277,10 @@ impl Teller<'_> {
             *waiting += 1;
             return progress.late_names.extend(again());
         }
-        let most = progress.most();
-        let idle = self.names.take_if(|_| self.notifier.crew.holds_to(most));
-        let worker = idle.or_else(|| self.start_names(most));
+        let worker = self.worker(progress);
         let in_time = worker.as_ref().is_some_and(|worker| {
             worker.give(named);
-            worker.wait(PATIENCE, || !planted(Bug::WaitsForName))
+            is_done_in_time(worker)
         });
         if in_time {
             self.names = worker;
@@ -251,13 +311,17 @@ impl Teller<'_> {
     }
 
     fn start_names(&self, most: u64) -> Option<Worker<Named>> {
-        self.notifier.crew.start(most, self.driver, |driver, (dir, name, then): Named| {
-            send(driver, &Notification::entry(dir, &name));
-            if let Some((ino, until)) = then {
-                wait_for_readers(driver, ino, until, || false);
-                send(driver, &Notification::attributes(ino));
-            }
-        })
+        self.notifier.crew.start(
+            most,
+            self.driver,
+            |driver, Named { parent, name, expire_only, then }: Named| {
+                send(driver, &Notification::InvalEntry { parent, name: name.into(), expire_only });
+                if let Some((ino, until)) = then {
+                    wait_for_readers(driver, ino, until, || false);
+                    send(driver, &Notification::attributes(ino));
+                }
+            },
+        )
     }
 
     pub(super) fn start_pages(&self, most: u64) -> Option<Worker<Vec<Ranges>>> {
@@ -273,6 +337,17 @@ impl Teller<'_> {
     fn send(&self, notification: &Notification<'_>) -> Option<NotifyOutcome> {
         send(self.driver, notification)
     }
+}
+
+/// Whether a worker has invalidated a dentry within [`PATIENCE`] of the lock that it waits for. On a busy machine it may only wait for a
+/// processor: dropping all names in its place would detach whatever is in use.
+fn is_done_in_time(worker: &Worker<Named>) -> bool {
+    let (since, mut watch) = (Instant::now(), Watch::new());
+    worker.wait(LOOK, || {
+        let is_late =
+            watch.sleeps_for(worker.thread()).saturating_add(LOOK) >= PATIENCE || since.elapsed() >= STARVED;
+        is_late && !planted(Bug::WaitsForName)
+    })
 }
 
 /// Those who asked for a file's attributes before what is told now was queued were waited for; others may have asked since, as what

@@ -49,6 +49,10 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
     let thread = thread::spawn(move || of.notifier.run(&of, true));
     let name = |name: &str| Name::new(name.as_bytes()).unwrap();
     let root = driver.root();
+    // Neither is known to have been looked up for the last time.
+    for at in ["proc", "no"] {
+        driver.revalidations.note(crate::revalidations::NameKey::of(root, &name(at)), 7, 0);
+    }
     driver.notifier.queue(
         Invalidation(1),
         vec![Stale::Epoch(vec![(root, name("proc")), (root, name("no"))])],
@@ -66,6 +70,30 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
     };
     assert_eq!(transport.notifications(), [entry(b"proc", true), entry(b"no", false)]);
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::Level::NoEpoch);
+    driver.notifier.stop();
+    thread.join().unwrap();
+}
+
+/// A reply to a LOOKUP that its thread has not applied would give an expired dentry its time back.
+#[test]
+fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
+    let stage = Stage::new();
+    let (driver, transport) = (stage.driver, stage.kernel);
+    let of = Arc::clone(&driver);
+    let thread = thread::spawn(move || of.notifier.run(&of, true));
+    let name = |name: &str| Name::new(name.as_bytes()).unwrap();
+    let root = driver.root();
+    // Of a thread of another namespace nothing is known.
+    driver.revalidations.note(crate::revalidations::NameKey::of(root, &name("a")), 7, 0);
+    let stale = ["a", "b"].map(|at| Stale::Entry { dir: root, name: name(at) });
+    driver.notifier.queue(Invalidation(1), stale.to_vec(), false);
+    until("both are told", || transport.notifications().len() == 2);
+    let entry = |name: &'static [u8], expire_only| Notification::InvalEntry {
+        parent: ROOT,
+        name: name.into(),
+        expire_only,
+    };
+    assert_eq!(transport.notifications(), [entry(b"a", false), entry(b"b", true)]);
     driver.notifier.stop();
     thread.join().unwrap();
 }
@@ -100,6 +128,10 @@ impl Stuck {
         *self.waits.lock() = false;
         self.let_go.notify_all();
     }
+}
+
+fn expired(parent: u64, name: &'static [u8]) -> Notification<'static> {
+    Notification::InvalEntry { parent, name: name.into(), expire_only: true }
 }
 
 fn until(what: &str, mut so: impl FnMut() -> bool) {
@@ -386,11 +418,11 @@ fn names_of_a_locked_directory_hold_up_no_others() {
     driver.notifier.queue(Invalidation(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
-    until("another directory", || told(&Notification::entry(ROOT, b"x")) == 1);
+    until("another directory", || told(&expired(ROOT, b"x")) == 1);
     driver.notifier.queue(Invalidation(902), vec![Stale::Attr { ino: 9 }, entry(MADE)], true);
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     stuck.let_go();
-    until("both names", || told(&Notification::entry(MADE, b"x")) >= 4);
+    until("both names", || told(&expired(MADE, b"x")) >= 4);
     stopped(&driver, thread);
 }
 

@@ -58,6 +58,7 @@ pub(super) fn words(stale: &Stale) -> String {
         Stale::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
         Stale::Data { ino, offset, length } => format!("data of {ino} from {offset}, {length} bytes"),
         Stale::Entry { dir, name } => format!("{dir}/{name}"),
+        Stale::Gone { dir, name } => format!("{dir}/{name}, which is gone"),
         Stale::Epoch(_) => "every name".to_owned(),
     }
 }

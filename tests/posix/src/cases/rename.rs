@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
@@ -11,7 +12,7 @@ use crate::sys;
 super::cases! { rename::
     file, over_file, over_itself, over_hard_link, between_directories, directory, directory_over_empty,
     directory_over_full, directory_into_itself, file_over_directory, directory_over_file, missing, no_replace,
-    exchange, exchange_kinds, exchange_missing, open_file, names_at_once, dot_dot_follows, whiteout_flags, many;
+    exchange, exchange_kinds, exchange_missing, open_file, names_at_once, dot_dot_follows, whiteout_flags, in_use, many;
 }
 
 fn file(room: &Room) -> Result<()> {
@@ -212,6 +213,38 @@ fn whiteout_flags(room: &Room) -> Result<()> {
     room.file("a", b"")?;
     let both = libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE;
     refuses(sys::rename2(&room.at("a"), &room.at("b"), both), libc::EINVAL)
+}
+
+/// A directory in which a process stands, an open file and a running program are found by their new path.
+fn in_use(room: &Room) -> Result<()> {
+    room.dir("from")?;
+    room.dir("to")?;
+    room.dir("from/work")?;
+    let open = fs::File::open(room.file("from/file", b"open")?)?;
+    let user = sys::User::start(&room.at("from/program"), &room.at("from/work"))?;
+    let names = ["work", "file", "program"];
+    for (round, (old, new)) in [("from", "to"), ("to", "from")].into_iter().enumerate() {
+        for name in names {
+            fs::rename(room.at(old).join(name), room.at(new).join(name))?;
+        }
+        for look in 0..10 {
+            let found = [user.working_directory()?, sys::path_of(&open)?, user.program()?];
+            for (name, found) in names.iter().zip(found) {
+                let path = room.at(new).join(name);
+                ensure!(
+                    found == path,
+                    "round {round}, look {look}: {} for {}",
+                    found.display(),
+                    path.display()
+                );
+            }
+            if look == 5 {
+                names.iter().try_for_each(|name| fs::metadata(room.at(new).join(name)).map(drop))?;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(())
 }
 
 fn many(room: &Room) -> Result<()> {

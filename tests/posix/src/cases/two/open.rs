@@ -4,18 +4,20 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use super::{all_see, reads, warm};
 use crate::room::{Room, refuses};
+use crate::sys;
 
 super::cases! { two::
     unlinked_while_read, unlinked_while_written, replaced_while_read, moved_while_written, directory_moved_while_used,
     working_directory_removed, working_directory_moved, listed_while_created, listed_while_renamed,
     listed_again_after_rewind, made_below_a_removed_directory, unlinked_and_made_again,
-    replaced_again_and_again, closed_to_its_reader;
+    replaced_again_and_again, closed_to_its_reader, in_use_and_changed, in_use_and_removed;
 }
 
 /// `d/f` of many pages, open by the second way, of which only the beginning was read.
@@ -313,4 +315,71 @@ fn closed_to_its_reader(room: &Room) -> Result<()> {
     let meta = file.metadata()?;
     ensure!((meta.nlink(), meta.mode() & 0o777) == (0, 0), "{} links, mode {:o}", meta.nlink(), meta.mode());
     all_see(room, &["d/f", "d/h", "e/g"], |_| Ok(()))
+}
+
+/// What the second way has in use below `d`, and the paths by which the kernel finds it.
+struct InUse {
+    file: File,
+    user: sys::User,
+}
+
+const IN_USE: [&str; 3] = ["file", "program", "work"];
+
+impl InUse {
+    fn of(room: &Room) -> Result<InUse> {
+        room.dir("d")?;
+        room.dir("d/work")?;
+        room.file("d/file", b"open")?;
+        let user = sys::User::start(&room.over("d/program"), &room.over("d/work"))?;
+        Ok(InUse { file: File::open(room.over("d/file"))?, user })
+    }
+
+    fn paths(&self) -> Result<[PathBuf; 3]> {
+        Ok([sys::path_of(&self.file)?, self.user.program()?, self.user.working_directory()?])
+    }
+}
+
+/// The first way changes attributes, data and links of what the second has in use: that is found by its path as before.
+fn in_use_and_changed(room: &Room) -> Result<()> {
+    let used = InUse::of(room)?;
+    let link = |path: &Path| fs::hard_link(path, path.with_extension("2"));
+    let write = |path: &Path| OpenOptions::new().append(true).open(path)?.write_all(b" more");
+    let changes: [(&str, &[&str], &dyn Fn(&Path) -> io::Result<()>); 6] = [
+        ("mode", &IN_USE, &|path| sys::chmod(path, 0o755)),
+        ("times", &IN_USE, &|path| sys::utimens(path, (1, 0), (2, 0))),
+        ("data", &IN_USE[..1], &write),
+        ("link", &IN_USE[..2], &link),
+        ("mode of what has two links", &IN_USE[..2], &|path| sys::chmod(path, 0o711)),
+        ("entries", &IN_USE[2..], &|path| fs::create_dir(path.join("made"))),
+    ];
+    for (what, names, change) in changes {
+        for name in names {
+            change(&room.at("d").join(name)).with_context(|| format!("{what} of {name}"))?;
+        }
+        for look in 0..4 {
+            for (name, found) in IN_USE.iter().zip(used.paths()?) {
+                let path = room.over("d").join(name);
+                ensure!(found == path, "{what}, look {look}: {} for {}", found.display(), path.display());
+                fs::metadata(&path)?;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
+
+/// The first way removes and replaces it: its path leads there no more.
+fn in_use_and_removed(room: &Room) -> Result<()> {
+    let used = InUse::of(room)?;
+    fs::remove_file(room.at("d/file"))?;
+    room.file("d/new", b"in its place")?;
+    fs::rename(room.at("d/new"), room.at("d/program"))?;
+    fs::remove_dir(room.at("d/work"))?;
+    for name in ["file", "work"] {
+        refuses(fs::metadata(room.over("d").join(name)), libc::ENOENT)?;
+    }
+    ensure!(fs::metadata(room.over("d/program"))?.len() == 12);
+    let paths = used.paths()?;
+    ensure!(paths.iter().all(|path| path.to_string_lossy().ends_with(" (deleted)")), "{paths:?}");
+    Ok(())
 }

@@ -1,0 +1,159 @@
+//! LOOKUP replies that give a cached dentry more time, and whether their threads have applied them.
+//!
+//! The kernel revalidates a dentry whose time is over by a LOOKUP, without the lock of its directory (`fuse_dentry_revalidate`). The
+//! thread applies the reply itself, when it runs again. A dentry that is only expired meanwhile (`FUSE_EXPIRE_ONLY`) would get
+//! its time back. So the notifier expires a dentry only where every such reply has been applied, and drops it elsewhere: that
+//! detaches the dentry from whatever has it open, but no reply brings it back. Every other reply about a name is applied with the
+//! directory locked, and both kinds of notification wait for that lock.
+
+use crate::scheduled::Scheduled;
+use nigh_types::Name;
+use parking_lot::Mutex;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+/// Most replies that are remembered.
+const MOST: usize = 256;
+/// A thread of which `/proc` says nothing has applied its reply after so long.
+const BLINDLY: Duration = Duration::from_secs(1);
+/// Any thread has after so long.
+const SURELY: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_micros(100);
+
+/// A name in a directory. Names with one hash are taken for each other, which drops a dentry in place of expiring it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NameKey {
+    dir: u64,
+    hash: u64,
+}
+
+impl NameKey {
+    pub fn of(dir: u64, name: &Name) -> NameKey {
+        let mut hasher = DefaultHasher::new();
+        name.as_bytes().hash(&mut hasher);
+        NameKey { dir, hash: hasher.finish() }
+    }
+}
+
+/// One reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Revalidation {
+    pub name: NameKey,
+    /// The inode to which the name leads. An own rename moves the dentry, and the cache knows by which name.
+    pub ino: u64,
+    /// The calling thread; 0: of another namespace.
+    pid: u32,
+    since: Instant,
+}
+
+/// The latest replies, oldest first.
+#[derive(Default)]
+pub(crate) struct Revalidations(Mutex<Recent>);
+
+#[derive(Default)]
+struct Recent {
+    replies: Vec<Revalidation>,
+    /// When one was last given up to make room that may not have been applied.
+    overflowed: Option<Instant>,
+}
+
+impl Revalidations {
+    /// Such a reply was just written to the kernel for that thread.
+    pub fn note(&self, name: NameKey, ino: u64, pid: u32) {
+        let now = Instant::now();
+        let mut recent = self.0.lock();
+        if recent.replies.len() >= MOST {
+            recent.replies.retain(|reply| now.duration_since(reply.since) < BLINDLY);
+        }
+        if recent.replies.len() >= MOST {
+            recent.replies.remove(0);
+            recent.overflowed = Some(now);
+        }
+        recent.replies.push(Revalidation { name, ino, pid, since: now });
+    }
+
+    /// Whether all such replies have been applied; waits for them until then.
+    pub fn are_applied(&self, until: Instant, is_meant: impl Fn(&Revalidation) -> bool) -> bool {
+        let replies = {
+            let mut recent = self.0.lock();
+            recent.replies.retain(|reply| reply.since.elapsed() < SURELY);
+            if recent.overflowed.is_some_and(|at| at.elapsed() < SURELY) {
+                return false;
+            }
+            recent.replies.clone()
+        };
+        replies.iter().filter(|reply| is_meant(reply)).all(|reply| reply.is_applied(until))
+    }
+}
+
+impl Revalidation {
+    /// A thread that sleeps was woken for its reply before, unless it waits for a lock while it applies that (`invalidate_inode_pages2`).
+    fn is_applied(&self, until: Instant) -> bool {
+        let Some(first) = Scheduled::of(self.pid).filter(|first| first.is_counted() && !first.is_locked())
+        else {
+            return self.since.elapsed() > BLINDLY;
+        };
+        let mut now = first.clone();
+        while now.wants() && now == first {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(AGAIN);
+            let Some(next) = Scheduled::of(self.pid) else { return true };
+            now = next;
+        }
+        !now.is_locked()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn key(dir: u64, name: &str) -> NameKey {
+        NameKey::of(dir, &Name::new(name.as_bytes()).unwrap())
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(5)
+    }
+
+    fn own_thread() -> u32 {
+        rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+    }
+
+    #[test]
+    fn reply_to_a_thread_of_which_nothing_is_known_is_not_applied_at_once() {
+        let replies = Revalidations::default();
+        assert!(replies.are_applied(soon(), |_| true));
+        replies.note(key(1, "a"), 7, 0);
+        assert!(!replies.are_applied(soon(), |reply| reply.name == key(1, "a")));
+        assert!(!replies.are_applied(soon(), |reply| reply.ino == 7));
+        assert!(replies.are_applied(soon(), |reply| reply.name == key(1, "b")));
+        assert!(replies.are_applied(soon(), |reply| reply.name == key(2, "a")));
+    }
+
+    #[test]
+    fn reply_to_a_thread_that_sleeps_since_is_applied() {
+        let replies = Revalidations::default();
+        let (say, told) = mpsc::channel::<u32>();
+        let (end, ended) = mpsc::channel::<()>();
+        let sleeper = std::thread::spawn(move || {
+            say.send(own_thread()).unwrap();
+            ended.recv().unwrap();
+        });
+        replies.note(key(1, "a"), 7, told.recv().unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(replies.are_applied(soon(), |_| true));
+        end.send(()).unwrap();
+        sleeper.join().unwrap();
+    }
+
+    #[test]
+    fn reply_that_had_to_make_room_counts_as_not_applied() {
+        let replies = Revalidations::default();
+        (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, own_thread()));
+        assert!(!replies.are_applied(soon(), |reply| reply.ino == 1_000_000));
+    }
+}
