@@ -6,32 +6,37 @@
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
-use nigh_types::{Kind, Name, NodeId};
+use nigh_types::{Attr, Kind, Name, NodeId};
 use std::collections::VecDeque;
 
 /// The names by which the kernel was told of directories last. A row tells the same only where names are granted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LastTold(VecDeque<(u64, Name, NodeId)>);
+pub(crate) struct LastTold(VecDeque<(u64, Name, NodeId, Attr)>);
 
 impl LastTold {
     /// A kernel looks a name up right before it removes what is there.
     const MOST: usize = 16;
 
     /// `directory`: `None` where the name leads to something else.
-    pub fn put(&mut self, (dir, name): (u64, &Name), directory: Option<NodeId>) {
+    pub fn put(&mut self, (dir, name): (u64, &Name), directory: Option<(NodeId, Attr)>) {
         if directory.is_none() && self.0.is_empty() {
             return;
         }
-        self.0.retain(|(d, n, _)| (*d, n) != (dir, name));
-        let Some(id) = directory else { return };
-        self.0.push_back((dir, name.clone(), id));
+        self.0.retain(|(d, n, ..)| (*d, n) != (dir, name));
+        let Some((id, attr)) = directory else { return };
+        self.0.push_back((dir, name.clone(), id, attr));
         if self.0.len() > LastTold::MOST {
             self.0.pop_front();
         }
     }
 
     fn at(&self, (dir, name): (u64, &Name)) -> Option<NodeId> {
-        self.0.iter().find(|(d, n, _)| (*d, n) == (dir, name)).map(|(_, _, id)| *id)
+        self.0.iter().find(|(d, n, ..)| (*d, n) == (dir, name)).map(|(_, _, id, _)| *id)
+    }
+
+    /// The attributes with which the kernel was told of that directory.
+    pub fn attr_of(&self, directory: NodeId) -> Option<Attr> {
+        self.0.iter().rev().find(|(_, _, id, _)| *id == directory).map(|(_, _, _, attr)| *attr)
     }
 }
 

@@ -294,7 +294,7 @@ impl Cache {
             self.note_new_to_kernel(id.ino);
         }
         if let Some((dir, name)) = home {
-            self.last_told.put((dir, name), attr.is_dir().then_some(id));
+            self.last_told.put((dir, name), attr.is_dir().then_some((id, attr)));
             let inode = self.inode(id);
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
             // Of two answers the kernel may take in the earlier one last: what it was told for longer ends when the name is dropped.

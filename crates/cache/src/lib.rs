@@ -55,6 +55,7 @@ mod push;
 mod readdir;
 mod readers;
 mod recall;
+mod removed;
 mod replace;
 mod rights;
 mod rows;

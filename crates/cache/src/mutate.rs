@@ -208,7 +208,7 @@ impl Cache {
 
     /// An inode has lost the name that led to it.
     fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
-        let last = self.last_attr(node);
+        let last = self.last_attr(node).or_else(|| self.last_told.attr_of(node));
         self.tell_left(node, (dir, name));
         self.forget_names(node.ino);
         if self.id_of(node.ino) == Some(node) {

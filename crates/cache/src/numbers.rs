@@ -5,7 +5,7 @@
 //! (`fuse_stale_inode`, `fuse_make_bad`). So a number that another inode has taken at the remote goes on meaning the old one for as long
 //! as the kernel remembers that, and the new one is told under one of ours. What applications see is the inode's own.
 
-use nigh_types::NodeId;
+use nigh_types::{Attr, NodeId};
 use rustc_hash::FxHashMap;
 
 /// Ours are from here on; none is given twice (docs/decisions/0001-node-ids.md).
@@ -33,6 +33,8 @@ pub(crate) struct Former {
     lookups: u64,
     /// The kernel takes it for removed (`S_DEAD`), whatever has the number at the remote.
     is_dead: bool,
+    /// Of a directory that an own change removed: what a process that is still in it sees ([`crate::removed`]).
+    gone: Option<Attr>,
 }
 
 impl Numbers {
@@ -60,13 +62,18 @@ impl Numbers {
     }
 
     /// Another inode has taken the number of one of which the kernel was told so often.
-    pub fn pass(&mut self, id: NodeId, lookups: u64) {
-        self.part(Former { id, lookups, is_dead: false });
+    pub fn pass(&mut self, id: NodeId, lookups: u64, gone: Option<Attr>) {
+        self.part(Former { id, lookups, is_dead: false, gone });
+    }
+
+    /// The attributes of a removed directory that had this number.
+    pub fn removed(&mut self, number: u64) -> Option<&mut Attr> {
+        self.former.get_mut(&number)?.gone.as_mut()
     }
 
     /// The kernel takes for removed what is not: it is told of it under another number from now on.
     pub fn bury(&mut self, id: NodeId, lookups: u64) {
-        self.part(Former { id, lookups, is_dead: true });
+        self.part(Former { id, lookups, is_dead: true, gone: None });
     }
 
     fn part(&mut self, former: Former) {
@@ -148,11 +155,11 @@ mod tests {
     fn a_number_means_who_had_it_until_that_is_forgotten() {
         let mut numbers = Numbers::default();
         assert_eq!((numbers.begin(7), numbers.meant(7)), (7, Ok(7)));
-        numbers.pass(id(1), 2);
+        numbers.pass(id(1), 2, None);
         assert!(matches!(numbers.meant(7), Err(former) if former.id == id(1)));
         let second = numbers.begin(7);
         assert_eq!((second >= OURS, numbers.begin(7), numbers.meant(second)), (true, second, Ok(7)));
-        numbers.pass(id(2), 1);
+        numbers.pass(id(2), 1, None);
         let third = numbers.begin(7);
         assert!(third > second && numbers.meant(second).is_err() && numbers.meant(third) == Ok(7));
         let mut all = numbers.all_of(7);
@@ -171,13 +178,13 @@ mod tests {
     #[test]
     fn who_has_its_number_after_all_is_known_as_before() {
         let mut numbers = Numbers::default();
-        numbers.pass(id(1), 2);
+        numbers.pass(id(1), 2, None);
         assert_eq!(numbers.take_back(id(2)), 0);
         let second = numbers.begin(7);
-        numbers.pass(id(2), 3);
+        numbers.pass(id(2), 3, None);
         assert_eq!((numbers.take_back(id(1)), numbers.of(7), numbers.meant(7)), (2, 7, Ok(7)));
         assert!(numbers.meant(second).is_err());
-        numbers.pass(id(1), 2);
+        numbers.pass(id(1), 2, None);
         assert_eq!((numbers.take_back(id(2)), numbers.of(7), numbers.meant(second)), (3, second, Ok(7)));
         assert!(matches!(numbers.meant(7), Err(former) if former.id == id(1)));
     }

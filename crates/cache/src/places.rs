@@ -73,9 +73,10 @@ impl Cache {
     pub(crate) fn pass_number(&mut self, id: NodeId) {
         let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.lookups > 0);
         let Some(old) = old.filter(|_| id.ino != self.root) else { return };
+        let gone = old.more_if_any().and_then(|more| more.gone.take());
         let (old, lookups) = (old.id, std::mem::take(&mut old.lookups));
         self.part_with(old.ino);
-        self.numbers.pass(old, lookups);
+        self.numbers.pass(old, lookups, gone);
         // So do requests that have yet to begin.
         let means_it = |op: &Op| op.nodes().into_iter().flatten().any(|ino| ino == id.ino);
         let parked = self.parked.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);

@@ -1,6 +1,6 @@
 //! The clock of a mount: it goes on while the machine sleeps, so a lease that ended then has ended.
 
-use nigh_types::Time;
+use nigh_types::{Time, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Says what time it is; never earlier than before.
@@ -13,4 +13,11 @@ pub fn boot_time() -> Time {
     let secs = u64::try_from(now.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
     Time(secs * 1_000_000_000 + nanos)
+}
+
+/// The time of day.
+#[must_use]
+pub(crate) fn wall_time() -> Timestamp {
+    let now = clock_gettime(ClockId::Realtime);
+    Timestamp { secs: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
 }

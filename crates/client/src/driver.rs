@@ -268,11 +268,15 @@ impl Driver {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
-        let op = match core.cache.meant(op) {
+        let done = match core.cache.handle_removed(crate::clock::wall_time(), op) {
+            Ok(answer) => Err(answer),
+            Err(op) => core.cache.meant(op).map_err(Answer::Failed),
+        };
+        let op = match done {
             Ok(op) => op,
-            Err(errno) => {
+            Err(answer) => {
                 drop(core);
-                let answer = Answer::Failed(errno);
+                let answer = self.ids.shown(shape, answer);
                 answers::send(&*self.transport, self.root(), unique, shape, answer);
                 return self.finish(gate, batch);
             }

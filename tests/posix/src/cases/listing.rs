@@ -2,19 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown, symlink};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
-use crate::room::Room;
+use crate::room::{Room, refuses};
 use crate::sys;
 
 super::cases! { listing::
     empty, kinds, ten_thousand, every_position, seek_in_reopened, rewind_sees_changes, insert_and_remove_meanwhile,
-    rename_meanwhile, remove_while_reading, small_buffer, two_streams, after_changes, seek_to_end;
+    rename_meanwhile, remove_while_reading, removed_while_open, small_buffer, two_streams, after_changes, seek_to_end;
 }
 
 /// What readdir(3) says of one entry; `position` leads behind it.
@@ -294,4 +295,48 @@ fn after_changes(room: &Room) -> Result<()> {
         ensure!(listed == expected, "after step {i}");
     }
     Ok(())
+}
+
+/// A directory that is open is empty after it was removed or replaced, and can be looked at, changed and synced, also when another one has
+/// its name, and perhaps its number.
+fn removed_while_open(room: &Room) -> Result<()> {
+    for replaced in [false, true] {
+        let path = room.dir("d")?;
+        let open = File::open(&path)?;
+        let number = open.metadata()?.ino();
+        if replaced {
+            fs::rename(room.dir("other")?, &path)?;
+        } else {
+            fs::remove_dir(&path)?;
+        }
+        is_removed(&open, number)?;
+        if !replaced {
+            room.dir("d")?;
+        }
+        room.file("d/f", b"in another directory")?;
+        sys::chmod(&path, 0o751)?;
+        is_removed(&open, number)?;
+        let meta = fs::metadata(&path)?;
+        ensure!(meta.mode() & 0o777 == 0o751 && fs::read_dir(&path)?.count() == 1);
+        fs::remove_dir_all(&path)?;
+    }
+    Ok(())
+}
+
+fn is_removed(open: &File, number: u64) -> Result<()> {
+    let meta = open.metadata()?;
+    ensure!(meta.is_dir() && meta.ino() == number && meta.nlink() == 0, "{} links", meta.nlink());
+    for mode in [0o700, 0o755] {
+        open.set_permissions(fs::Permissions::from_mode(mode))?;
+        ensure!(open.metadata()?.mode() & 0o777 == mode);
+    }
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+    open.set_times(fs::FileTimes::new().set_modified(time))?;
+    ensure!(open.metadata()?.modified()? == time);
+    fchown(open, Some(sys::uid()), None)?;
+    open.sync_all()?;
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(open));
+    ensure!(fs::read_dir(&path)?.count() == 0);
+    refuses(File::create(format!("{path}/x")), libc::ENOENT)?;
+    refuses(fs::metadata(format!("{path}/f")), libc::ENOENT)
 }

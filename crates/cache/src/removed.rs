@@ -1,0 +1,184 @@
+//! Directories that an own change removed while a process has them open or stands in them.
+//!
+//! On a local disk such a directory is empty, and can be looked at, changed and synced until the last process leaves it. The remote has nothing
+//! of it, so it is answered from what was known, until the kernel forgets it. Meanwhile another inode may have taken its number.
+
+use crate::cache::Cache;
+use crate::op::{Answer, Op, Opened, Page};
+use nigh_types::{Attr, Errno, NodeId, SetAttr, SetTime, Span, Timestamp};
+
+const PERMISSIONS: u32 = 0o7777;
+
+impl Cache {
+    /// A request of the kernel before [`Cache::meant`], answered if it is about such a directory. `wall`: the time of day.
+    ///
+    /// # Errors
+    ///
+    /// The request, which is to be done as any other.
+    pub fn handle_removed(&mut self, wall: Timestamp, op: Op) -> Result<Answer, Op> {
+        let (number, set) = match &op {
+            Op::GetAttr { ino }
+            | Op::OpenDir { ino }
+            | Op::ReadDir { ino, .. }
+            | Op::Fsync { ino, fh: None, .. }
+            | Op::GetXattr { ino, .. }
+            | Op::ListXattr { ino, .. }
+            | Op::StatFs { ino } => (*ino, None),
+            Op::SetAttr { ino, set, .. } => (*ino, Some(*set)),
+            _ => return Err(op),
+        };
+        let root = self.root;
+        let Some((id, attr)) = self.removed_directory(number) else { return Err(op) };
+        if let Some(set) = set {
+            change(attr, &set, wall);
+        }
+        Ok(match op {
+            Op::OpenDir { .. } => Answer::Opened(Opened {
+                fh: self.new_fh(),
+                keep_cache: false,
+                cache_dir: false,
+                no_flush: false,
+                direct: false,
+            }),
+            Op::ReadDir { .. } => Answer::Page(Page::default()),
+            Op::Fsync { .. } => Answer::Done,
+            Op::GetXattr { .. } => Answer::Failed(Errno::NODATA),
+            Op::ListXattr { size: 0, .. } => Answer::Size(0),
+            Op::ListXattr { .. } => Answer::Value(Vec::new()),
+            // It lay on the export's filesystem.
+            Op::StatFs { .. } => return Err(Op::StatFs { ino: root }),
+            _ => Answer::Attr(id, *attr, Span::ZERO),
+        })
+    }
+
+    fn removed_directory(&mut self, number: u64) -> Option<(NodeId, &mut Attr)> {
+        let ino = match self.numbers.meant(number) {
+            Ok(ino) => ino,
+            Err(former) => return Some((former.id, self.numbers.removed(number)?)),
+        };
+        let inode = self.inodes.get_mut(&ino)?;
+        let id = inode.id;
+        Some((id, inode.more_if_any()?.gone.as_mut()?))
+    }
+}
+
+/// The kernel has looked whether the caller may (`setattr_prepare`).
+fn change(attr: &mut Attr, set: &SetAttr, wall: Timestamp) {
+    let time = |time: SetTime| match time {
+        SetTime::Now => wall,
+        SetTime::At(at) => at,
+    };
+    if let Some(mode) = set.mode {
+        attr.mode = attr.mode & !PERMISSIONS | mode & PERMISSIONS;
+    }
+    attr.uid = set.uid.unwrap_or(attr.uid);
+    attr.gid = set.gid.unwrap_or(attr.gid);
+    attr.atime = set.atime.map_or(attr.atime, time);
+    attr.mtime = set.mtime.map_or(attr.mtime, time);
+    attr.ctime = wall;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::lookup::tests::{T0, cache};
+    use crate::op::{Caller, Output};
+    use nigh_types::{CallId, Entry, Event, Name, OpId, Reply, Response};
+
+    const OLD: NodeId = NodeId { ino: 7, generation: 1 };
+    const NEW: NodeId = NodeId { ino: 7, generation: 2 };
+    const WALL: Timestamp = Timestamp { secs: 5, nanos: 6 };
+
+    fn asks(cache: &mut Cache, op: Op) -> CallId {
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
+        let mut asked = None;
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, .. } => asked = Some(id),
+                Output::Timeout(..) => return asked.expect("the remote is asked"),
+                _ => {}
+            }
+        }
+    }
+
+    fn answers(cache: &mut Cache, call: CallId, reply: Reply) -> Option<u64> {
+        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+        let mut number = None;
+        loop {
+            match cache.poll_output() {
+                Output::Answer { answer: Answer::Node(node), .. } => number = Some(node.number),
+                Output::Timeout(..) => return number,
+                _ => {}
+            }
+        }
+    }
+
+    fn entry(id: NodeId) -> Entry {
+        let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+        Entry { id, attr, target: None, no_xattrs: true }
+    }
+
+    fn name() -> Name {
+        Name::new(b"build").unwrap()
+    }
+
+    /// The directory was removed, with attributes known.
+    fn removed() -> Cache {
+        let mut cache = cache(Config::default());
+        let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
+        assert_eq!(answers(&mut cache, call, Reply::Looked(Some(entry(OLD)))), Some(7));
+        let call = asks(&mut cache, Op::Rmdir { dir: 1, name: name() });
+        answers(&mut cache, call, Reply::Removed { node: OLD, kept: None });
+        cache
+    }
+
+    fn attr_of(answer: Result<Answer, Op>) -> Attr {
+        match answer {
+            Ok(Answer::Attr(id, attr, Span::ZERO)) => {
+                assert_eq!(id, OLD);
+                attr
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_empty_and_can_be_changed(cache: &mut Cache) {
+        let set = SetAttr { mode: Some(0o700), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let attr = attr_of(cache.handle_removed(WALL, Op::SetAttr { ino: 7, fh: None, set }));
+        assert_eq!((attr.mode, attr.mtime, attr.ctime, attr.nlink), (0o040_700, WALL, WALL, 0));
+        assert_eq!(attr_of(cache.handle_removed(WALL, Op::GetAttr { ino: 7 })), attr);
+        let synced = cache.handle_removed(WALL, Op::Fsync { ino: 7, fh: None, data_only: false });
+        assert_eq!(synced, Ok(Answer::Done));
+        let Ok(Answer::Opened(opened)) = cache.handle_removed(WALL, Op::OpenDir { ino: 7 }) else {
+            panic!("it is not opened")
+        };
+        let (fh, offset) = (opened.fh, nigh_types::Cookie(0));
+        let read = Op::ReadDir { ino: 7, fh, offset, size: 4096, plus: true };
+        assert_eq!(cache.handle_removed(WALL, read), Ok(Answer::Page(Page::default())));
+    }
+
+    #[test]
+    fn removed_directory_is_empty_and_can_be_changed_until_it_is_forgotten() {
+        let mut cache = removed();
+        is_empty_and_can_be_changed(&mut cache);
+        cache.handle_forget(7, 1);
+        let look = Op::GetAttr { ino: 7 };
+        assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+    }
+
+    #[test]
+    fn removed_directory_stays_itself_when_another_takes_its_number() {
+        let mut cache = removed();
+        let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
+        let made = Reply::Made { entry: entry(NEW), handle: None, existed: false };
+        let number = answers(&mut cache, call, made).expect("it is made");
+        assert_ne!(number, 7);
+        is_empty_and_can_be_changed(&mut cache);
+        let of_new = Op::GetAttr { ino: number };
+        assert_eq!(cache.handle_removed(WALL, of_new.clone()), Err(of_new));
+        cache.handle_forget(7, 1);
+        let look = Op::GetAttr { ino: 7 };
+        assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+    }
+}
