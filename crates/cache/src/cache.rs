@@ -9,6 +9,7 @@ use crate::counters::{Counters, Gauges};
 use crate::dirents::Streams;
 use crate::events::Watches;
 use crate::flight::{Flight, NewFile, Purpose, Waiting};
+use crate::forgotten::Forgotten;
 use crate::limits::Limits;
 use crate::locks::Locks;
 use crate::numbers::Numbers;
@@ -83,6 +84,7 @@ pub struct Cache {
     pub(crate) unpinned: u64,
     pub(crate) numbers: Numbers,
     pub(crate) last_told: LastTold,
+    pub(crate) forgotten: Forgotten,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
     /// Requests that came while there was no session to ask.
@@ -165,6 +167,7 @@ impl Cache {
             unpinned: 0,
             numbers: Numbers::default(),
             last_told: LastTold::default(),
+            forgotten: Forgotten::default(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),

@@ -396,8 +396,8 @@ impl Cache {
         if let Some(handle) = pinned {
             self.release_handle(handle);
         }
-        if !needed {
-            self.inodes.remove(&ino);
+        if !needed && let Some(inode) = self.inodes.remove(&ino) {
+            self.remember_forgotten(inode.id, inode.home);
         }
     }
 

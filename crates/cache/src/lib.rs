@@ -33,6 +33,7 @@ mod evict;
 mod facts;
 mod files;
 mod flight;
+mod forgotten;
 mod grants;
 mod idle;
 mod keep;

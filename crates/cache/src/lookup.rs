@@ -131,6 +131,7 @@ impl Cache {
 
     /// `.` of an inode by number: what a server that re-exports the mount asks after a cache drop.
     pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        self.recall_forgotten(ino);
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.attr_of(now, id) {
             return Some(Answer::Node(self.node(now, None, id, attr, None, Some(held))));
@@ -142,7 +143,7 @@ impl Cache {
     }
 
     pub(crate) fn lookup_parent(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        let parent = match self.inodes.get(&ino).and_then(|i| i.home.as_ref()) {
+        let parent = match self.last_home(ino) {
             Some((dir, _)) => *dir,
             None if ino == self.root => ino,
             None => return Some(Answer::Failed(Errno::STALE)),
@@ -264,6 +265,10 @@ impl Cache {
         };
         for op in waiters {
             self.answer_attr(now, op, &answer);
+        }
+        if let (Answer::Failed(_), Purpose::Attr { ino }) = (&answer, &flight.purpose) {
+            // It may have been asked for by its number alone.
+            self.drop_if_idle(*ino);
         }
     }
 

@@ -154,14 +154,16 @@ impl Cache {
     pub(crate) fn disown_ids(&mut self) {
         self.inodes.values_mut().for_each(|inode| inode.renew(NodeId { generation: 0, ..inode.id }));
         self.dirs.values_mut().for_each(|directory| directory.id.generation = 0);
+        self.forgotten.clear();
     }
 
     /// The inode with its hint; `None` if the kernel uses a number that it was never given, or was given by
     /// another server.
     pub(crate) fn place(&self, ino: u64) -> Option<Place> {
         let node = self.id_of(ino)?;
+        let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
         let home = self.inodes.get(&ino).and_then(|i| i.home.as_ref());
-        let hint = home.and_then(|(dir, name)| Some((self.id_of(*dir)?, name.clone())));
+        let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
         Some(Place { node, hint })
     }
 
@@ -187,7 +189,7 @@ impl Cache {
 
     /// Names from the root to an inode, as far as the cache knows them.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
-        self.path_by(node, |cache, at| cache.inodes.get(&at)?.home.clone())
+        self.path_by(node, |cache, at| cache.last_home(at).cloned())
     }
 
     /// Where an inode stands if the renames that are under way have been done.

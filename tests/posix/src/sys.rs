@@ -295,3 +295,43 @@ impl Drop for User {
         let _ = self.0.wait();
     }
 }
+
+/// What names an inode to the kernel, wherever it lies by then (open_by_handle_at(2)).
+#[repr(C, align(8))]
+#[derive(Debug)]
+pub struct FileHandle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; 128],
+}
+
+impl FileHandle {
+    pub fn of(path: &Path) -> io::Result<FileHandle> {
+        let path = c(path)?;
+        let mut found = FileHandle { bytes: 128, kind: 0, handle: [0; 128] };
+        let mut mount: libc::c_int = 0;
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                &raw mut found,
+                &raw mut mount,
+                0,
+            )
+        };
+        if result == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// `mount`: anything open on the same mount.
+    pub fn open(&self, mount: &impl AsRawFd) -> io::Result<std::fs::File> {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let fd = unsafe {
+            libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), std::ptr::from_ref(self), flags)
+        };
+        match i32::try_from(fd) {
+            Ok(fd @ 0..) => Ok(unsafe { std::fs::File::from_raw_fd(fd) }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}

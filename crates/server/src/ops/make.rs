@@ -199,7 +199,7 @@ pub(super) fn parent(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Node> 
     }
     if !cx.is_vouched() {
         // Before the name is looked up: whether it exists is for callers that may search the directory.
-        let _acting = cx.act()?;
+        let _acting = cx.act_unless_vouched()?;
         cx.search_unless_vouched(&dir.fd)?;
     }
     Ok(dir)

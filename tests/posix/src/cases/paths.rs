@@ -4,13 +4,14 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::room::Room;
+use crate::room::{Room, needs_root, refuses, skip};
+use crate::sys::FileHandle;
 
 super::cases! { paths::
     deep, deeper_than_path_max, getcwd, getcwd_after_rename, relative_after_rename, remove_tree, openat_after_rename,
-    parent_numbers;
+    parent_numbers, file_handles;
 }
 
 fn deep(room: &Room) -> Result<()> {
@@ -105,5 +106,35 @@ fn parent_numbers(room: &Room) -> Result<()> {
     let find = |name: &[u8]| listed.iter().find(|e| e.name == name).map(|e| e.ino);
     ensure!(find(b".") == Some(fs::metadata(&dir)?.ino()), "the number of .");
     ensure!(find(b"..") == Some(fs::metadata(&room.path)?.ino()), "the number of ..");
+    Ok(())
+}
+
+/// File handles lead to what they were made of after the kernel dropped it, wherever that was moved before, and as often as it is dropped.
+fn file_handles(room: &Room) -> Result<()> {
+    needs_root()?;
+    room.dir("d")?;
+    let paths = [room.file("a", b"a")?, room.file("b", b"b")?, room.file("d/c", b"c")?];
+    let of = || paths.iter().map(|path| FileHandle::of(path)).collect::<std::io::Result<Vec<_>>>();
+    let handles = match of() {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return skip("no file handles"),
+        handles => handles?,
+    };
+    let (directory, gone) = (FileHandle::of(&room.at("d"))?, FileHandle::of(&room.file("gone", b"")?)?);
+    fs::rename(room.at("b"), room.at("b2"))?;
+    fs::rename(room.at("d"), room.at("d2"))?;
+    fs::remove_file(room.at("gone"))?;
+    let mount = fs::File::open(&room.path)?;
+    for round in 0..2 {
+        for (handle, expected) in handles.iter().zip(["a", "b", "c"]) {
+            let read = std::io::read_to_string(
+                handle.open(&mount).with_context(|| format!("{expected}, {round}"))?,
+            )?;
+            ensure!(read == expected, "round {round}: {read} for {expected}");
+        }
+        ensure!(directory.open(&mount)?.metadata()?.ino() == fs::metadata(room.at("d2"))?.ino());
+        refuses(gone.open(&mount), libc::ESTALE)?;
+        // Dentries and inodes that nothing uses.
+        fs::write("/proc/sys/vm/drop_caches", "2")?;
+    }
     Ok(())
 }
