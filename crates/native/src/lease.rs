@@ -55,6 +55,8 @@ mod holds;
 mod key;
 mod limits;
 mod listing_rights;
+mod merge_base;
+mod merging;
 mod own;
 mod recalls;
 mod report;
@@ -66,6 +68,7 @@ mod words;
 pub use desk::{Desk, DeskOutput, Parking, Reading};
 pub use holds::{Looked, Told};
 pub use limits::Missed;
+pub use merge_base::{MergeBase, WroteBack};
 pub use own::OwnChanges;
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
 pub use words::{
@@ -78,7 +81,8 @@ use doubt::Doubts;
 use holds::{Fact, FactState, Holding};
 use key::KeyState;
 use limits::Watched;
-use nigh_types::{Covers, GrantId, NodeId, RecallId, Time};
+use merging::Merging;
+use nigh_types::{GrantId, NodeId, RecallId, Time};
 use recalls::{ChangeState, Outstanding};
 use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
@@ -183,6 +187,7 @@ pub struct LeaseTable {
     changes: BTreeMap<ChangeId, ChangeState>,
     /// What flushes went before.
     left: BTreeMap<RecallId, Left>,
+    merging: Merging,
     doubts: Doubts,
     watched: Watched,
     timers: Timers,
@@ -205,6 +210,7 @@ impl LeaseTable {
             facts: BTreeMap::new(),
             changes: BTreeMap::new(),
             left: BTreeMap::new(),
+            merging: Merging::default(),
             doubts: Doubts::default(),
             watched: Watched::default(),
             timers: Timers::default(),
@@ -327,22 +333,6 @@ impl LeaseTable {
     pub fn handle_gone(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         self.end_holder(holder);
-    }
-
-    /// Whether a change's maker holds something that covers what it changes, and has had that without a gap since this
-    /// grant was registered: then nobody else has changed it since (rule 12). What was recalled for a change that others are
-    /// about to make counts until it is acknowledged or ends; not so where it was changed already, by the server's own disk.
-    pub fn is_unbroken(&mut self, now: Time, id: ChangeId, (grant, covers): (GrantId, Covers)) -> bool {
-        self.advance(now);
-        let Some(ChangeState { by: Some(by), keys, .. }) = self.changes.get(&id) else { return false };
-        keys.iter().filter(|key| key.covers == covers).any(|key| {
-            let asked = self.keys.get(key).and_then(|state| state.recalls.get(by));
-            let begun = match asked.map(|recall| &self.recalls[recall]) {
-                Some(recalled) => recalled.grant.map(|_| recalled.first),
-                None => self.entries.get(&(*key, *by)).map(Entry::first),
-            };
-            begun.is_some_and(|first| first <= grant)
-        })
     }
 
     /// Its connection is lost: what it holds stands until its lease has run out. Recalls are put out

@@ -129,8 +129,7 @@ impl Look<'_, '_, '_> {
             Call::Open { node, .. } => self.inode(node, None, (true, Grip::Shared)),
             Call::Write { node, handle, flags, .. } => {
                 // Nothing else changes it from comparing its state to writing it (rule 12).
-                let alone = flags.flush && flags.since.is_some();
-                let grip = if alone { Grip::Exclusive } else { Grip::Shared };
+                let grip = if flags.flush { Grip::Exclusive } else { Grip::Shared };
                 self.inode(node, *handle, (true, grip))
             }
             Call::Fallocate { node, handle, .. } | Call::CopyRange { to: node, to_handle: handle, .. } => {

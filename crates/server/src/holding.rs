@@ -2,7 +2,9 @@
 
 use crate::leases::Leases;
 use crate::told::Tell;
-use nigh_native::lease::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, Reading};
+use nigh_native::lease::{
+    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, Reading, WroteBack,
+};
 use nigh_types::{Covers, GrantId, NodeId, Span, Term};
 use std::sync::Arc;
 
@@ -36,9 +38,24 @@ impl OpenChange {
         self.leases.written(self.id, tells, seat, node)
     }
 
-    /// [`LeaseTable::is_unbroken`].
-    pub(crate) fn is_unbroken(&self, since: (GrantId, Covers)) -> bool {
-        self.leases.is_unbroken(self.id, since)
+    /// [`LeaseTable::merge_base`](nigh_native::LeaseTable::merge_base).
+    pub(crate) fn merge_base(&self, under: (GrantId, Covers), range: (u64, u64)) -> Option<MergeBase> {
+        self.leases.merge_base(self.id, under, range)
+    }
+
+    /// Another client may yet have to merge its pages with what this writes back.
+    pub(crate) fn overtakes(&self) -> bool {
+        self.leases.overtakes(self.id)
+    }
+
+    /// Write-back was applied.
+    pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
+        self.leases.wrote_back(self.id, wrote);
+    }
+
+    /// Another change of data was applied to this range (offset, length).
+    pub(crate) fn changed(&self, range: (u64, u64)) {
+        self.leases.changed(self.id, range);
     }
 }
 

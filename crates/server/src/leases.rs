@@ -10,8 +10,8 @@ use crate::session::{Attached, Session, now};
 use crate::told::{Seen, Tell};
 use nigh_link::Peer;
 use nigh_native::lease::{
-    Change, ChangeId, Desk, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, Looked, Parking,
-    Party, Reading, Told,
+    Change, ChangeId, Desk, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, Looked,
+    MergeBase, Parking, Party, Reading, Told, WroteBack,
 };
 use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, ServerConnection, TRUSTS_WATCH};
 use nigh_types::{CallId, Commit, Covers, Grant, GrantId, NodeId, RecallId, Span, Term, Time};
@@ -325,9 +325,29 @@ impl Leases {
         self.state.lock().desk.table().is_ready(id)
     }
 
-    /// [`nigh_native::LeaseTable::is_unbroken`].
-    pub(crate) fn is_unbroken(&self, id: ChangeId, since: (GrantId, Covers)) -> bool {
-        self.with(|state, now| state.desk.table_mut().is_unbroken(now, id, since))
+    /// [`nigh_native::LeaseTable::merge_base`].
+    pub(crate) fn merge_base(
+        &self,
+        id: ChangeId,
+        under: (GrantId, Covers),
+        range: (u64, u64),
+    ) -> Option<MergeBase> {
+        self.with(|state, now| state.desk.table_mut().merge_base(now, id, under, range))
+    }
+
+    /// [`nigh_native::LeaseTable::overtakes`].
+    pub(crate) fn overtakes(&self, id: ChangeId) -> bool {
+        self.state.lock().desk.table().overtakes(id)
+    }
+
+    /// [`nigh_native::LeaseTable::handle_wrote_back`].
+    pub(crate) fn wrote_back(&self, id: ChangeId, wrote: WroteBack<'_>) {
+        self.state.lock().desk.table_mut().handle_wrote_back(id, wrote);
+    }
+
+    /// [`nigh_native::LeaseTable::handle_changed`].
+    pub(crate) fn changed(&self, id: ChangeId, range: (u64, u64)) {
+        self.state.lock().desk.table_mut().handle_changed(id, range);
     }
 
     /// [`nigh_native::LeaseTable::handle_settle`].

@@ -3,7 +3,7 @@
 use crate::files::SessionFiles;
 use crate::holding::{Holding, OpenChange};
 use crate::told::Tell;
-use nigh_native::lease::{Change, Granted, LeaseKey, Object};
+use nigh_native::lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
 use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
@@ -112,9 +112,25 @@ impl<'a> Stake<'a> {
         self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: Covers::Data })
     }
 
-    /// Whether nobody else has changed what this call writes since that was granted to its session.
-    pub(crate) fn is_unbroken(&self, since: (GrantId, Covers)) -> bool {
-        self.change.borrow().as_ref().is_some_and(|change| change.is_unbroken(since))
+    /// How the pages are to be merged that this call writes back in this range (offset, length). `None`: another client may have changed
+    /// them since this grant, and how is not known.
+    pub(crate) fn merge_base(&self, under: (GrantId, Covers), range: (u64, u64)) -> Option<MergeBase> {
+        self.change.borrow().as_ref()?.merge_base(under, range)
+    }
+
+    /// Another client may yet have to merge its pages with what this call writes back.
+    pub(crate) fn overtakes(&self) -> bool {
+        self.change.borrow().as_ref().is_some_and(OpenChange::overtakes)
+    }
+
+    /// Write-back was applied; to be said before [`Stake::written`].
+    pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
+        self.change.borrow().iter().for_each(|change| change.wrote_back(wrote));
+    }
+
+    /// Another change of data was applied to this range (offset, length); to be said before the change is done.
+    pub(crate) fn changed(&self, range: (u64, u64)) {
+        self.change.borrow().iter().for_each(|change| change.changed(range));
     }
 
     fn grant(&self, granted: Granted, node: NodeId, covers: Covers) -> Grant {

@@ -128,6 +128,32 @@ fn stores_into_a_map_are_written_back_before_their_client_gives_back() {
     assert_eq!(std::fs::read(world.dir.path().join("d/f")).unwrap(), b"ayz45678");
 }
 
+/// One syncs; the other has stored too, and so its page goes first.
+#[test]
+fn stores_of_two_sessions_into_one_page_are_merged() {
+    let world = World::new();
+    let (mut one, mut two) = (world.client(), world.client());
+    let (ours, theirs) = (Mapped::open(&mut one, "d/f"), Mapped::open(&mut two, "d/f"));
+    let first = one.send(ours.flush(0, "A2345678"));
+    assert!(!one.is_answered(first));
+    two.pump();
+    assert!(recalls_data(&two));
+    assert!(two.call(theirs.flush(0, "1234567B")).result.is_ok());
+    one.pump();
+    assert!(recalls_data(&one));
+    two.give_back();
+    assert!(one.answer(first).result.is_ok());
+    assert_eq!(text(&world, "d/f"), "A234567B");
+    // Once more, before its kernel has dropped the page; and a write through it, which stays.
+    assert!(one.call(ours.flush(0, "AA345678")).result.is_ok());
+    assert!(one.call(write_call(&ours.node, "w", false)).result.is_ok());
+    assert!(one.call(ours.flush(0, "wA345678")).result.is_ok());
+    assert_eq!(text(&world, "d/f"), "wA34567B");
+    one.give_back();
+    // A page of before is refused, as it was given back.
+    assert_eq!(one.call(ours.flush(0, "late....")).result, Err(Errno::CANCELED));
+}
+
 #[test]
 fn a_file_is_opened_although_it_was_replaced_since_it_was_looked_up() {
     let world = World::new();

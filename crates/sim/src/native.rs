@@ -3,7 +3,7 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `clock`, `links` | machines whose clocks differ; connections |
-//! | `server`, `session`, `calls` | a server without threads |
+//! | `server`, `session`, `calls`, `write_back` | a server without threads |
 //! | `history`, `counts` | seeded histories, and what happened in them |
 //!
 //! The fake stays beside it: it does what a good server never does, and so tests the cache alone.
@@ -18,6 +18,7 @@ mod server;
 mod session;
 #[cfg(test)]
 mod share;
+mod write_back;
 
 pub use counts::Counts;
 pub use history::{Plan, run};
@@ -361,6 +362,10 @@ impl Backend for Native {
 
     fn is_faithful(&self, at: usize) -> bool {
         self.with(|net| net.garbled != Some(at))
+    }
+
+    fn owes(&self, at: usize, ino: u64, attributes: bool) -> bool {
+        self.with(|net| net.server.owes(at as u64, ino, attributes))
     }
 }
 

@@ -143,7 +143,9 @@ impl LeaseTable {
                 self.settle(*id, vec![waiting]);
                 continue;
             }
-            let Outstanding { key, waiting, .. } = self.recalls.remove(id).expect("what is owed is out");
+            let recall = self.recalls.remove(id);
+            self.merging.removed(recall.as_ref());
+            let Outstanding { key, waiting, .. } = recall.expect("what is owed is out");
             self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
             self.note_holders(key);
             self.settle(*id, waiting);

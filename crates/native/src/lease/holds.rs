@@ -154,6 +154,16 @@ impl LeaseTable {
         looked.is_some_and(|looked| fact.under_way == 1 && fact.ended <= looked.0)
     }
 
+    /// Of what a holder owes acknowledgements, as its export numbers it. Write-back of others may be applied before them (rule 10).
+    pub fn owed_nodes(&self, holder: Holder) -> impl Iterator<Item = (NodeId, Covers)> + '_ {
+        let owed = self.accounts.get(&holder).into_iter().flat_map(|account| account.owed.keys());
+        owed.flat_map(|id| {
+            let recalled = self.recalls.get(id).map(|recall| (recall.node, recall.key.covers));
+            let held = self.holds.get(id).into_iter().flat_map(|holding| &holding.hold.facts);
+            recalled.into_iter().chain(held.map(|held| (held.node, held.covers)))
+        })
+    }
+
     /// Who owes the acknowledgement of a recall or hold.
     pub(super) fn owes(&self, id: RecallId) -> Holder {
         self.recalls.get(&id).map(|recall| recall.holder).unwrap_or_else(|| self.holds[&id].holder)

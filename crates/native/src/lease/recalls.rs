@@ -2,6 +2,7 @@
 
 use super::account::Recalled;
 use super::holds::{Fact, HeldBack, Holding, Looked, Told};
+use super::merge_base::MergeBase;
 use super::timers::Due;
 use super::turns::Part;
 use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
@@ -14,13 +15,15 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Outstanding {
     pub(super) holder: Holder,
     pub(super) key: LeaseKey,
-    node: NodeId,
+    pub(super) node: NodeId,
     names: Vec<Name>,
     /// What it asked for; `None` once that has ended in another way. The acknowledgement is awaited
     /// even so: a grant that was given before it would be ended by it.
     pub(super) grant: Option<GrantId>,
     /// `Entry::first` of that.
     pub(super) first: GrantId,
+    /// Of data: what other holders' write-back has changed since. It is not counted for `first`.
+    pub(super) base: MergeBase,
     pub(super) waiting: Vec<ChangeId>,
 }
 
@@ -195,9 +198,8 @@ impl LeaseTable {
         let seats = self.entries.range_mut((key, Holder(0))..=(key, Holder(u64::MAX)));
         seats.filter(|((_, holder), _)| others(holder)).for_each(|(_, entry)| entry.unbroken = Entry::HELD);
         let asked = self.keys.get(&key).into_iter().flat_map(|state| &state.recalls);
-        for (_, recall) in asked.filter(|(holder, _)| others(holder)) {
-            self.recalls.get_mut(recall).expect("it is out").first = Entry::NEVER;
-        }
+        let asked: Vec<RecallId> = asked.filter(|(holder, _)| others(holder)).map(|(_, id)| *id).collect();
+        asked.into_iter().for_each(|recall| self.lose_base(recall));
     }
 
     /// Asks for what stands there.
@@ -213,8 +215,16 @@ impl LeaseTable {
         account.owed.insert(id, self.now);
         let cut = account.cut;
         let (first, Entry { id: grant, node, .. }) = (entry.first(), entry);
-        let outstanding =
-            Outstanding { holder, key, node, names, grant: Some(grant), first, waiting: Vec::new() };
+        let outstanding = Outstanding {
+            holder,
+            key,
+            node,
+            names,
+            grant: Some(grant),
+            first,
+            base: MergeBase::default(),
+            waiting: Vec::new(),
+        };
         if !cut {
             self.outputs.push_back(outstanding.output(id));
         }
@@ -246,6 +256,7 @@ impl LeaseTable {
             return false;
         }
         let recall = self.recalls.remove(&id);
+        self.merging.removed(recall.as_ref());
         if let Some(grant) = recall.as_ref().and_then(|recall| recall.grant)
             && let Some(recalled) = account.recalled.remove(&grant)
         {

@@ -21,6 +21,8 @@ pub struct LeaseCounters {
     pub expired: u64,
     pub suspected: u64,
     pub fenced: u64,
+    /// Write-back of pages of which others had changed a part.
+    pub merged: u64,
 }
 
 /// One holder.
@@ -58,6 +60,8 @@ pub struct LeaseReport {
     pub holders: Vec<HolderReport>,
     pub contended: Vec<LeaseKey>,
     pub changes: Vec<ChangeReport>,
+    /// Memory for merging write-back of several holders into one file.
+    pub merge_bytes: u64,
     pub counters: LeaseCounters,
 }
 
@@ -98,6 +102,7 @@ impl LeaseTable {
             holders,
             contended: contended.collect(),
             changes: changes.collect(),
+            merge_bytes: self.merging.total(),
             counters: self.counters.clone(),
         }
     }

@@ -8,6 +8,7 @@ mod holds;
 mod keys;
 mod limits;
 mod listing_rights;
+mod merging;
 mod model;
 mod names;
 mod turns;
@@ -101,6 +102,12 @@ impl Bench {
         assert!(self.table.is_ready(id));
         self.table.handle_done(self.now, id);
         self.outputs();
+    }
+
+    /// Whether no other holder may have changed what a change's maker writes, since that grant.
+    pub(super) fn is_unbroken(&mut self, id: ChangeId, under: (GrantId, Covers)) -> bool {
+        let base = self.table.merge_base(self.now, id, under, (0, u64::MAX));
+        base.is_some_and(|base| base.is_unchanged())
     }
 
     pub(super) fn acknowledge(&mut self, holder: Holder, recall: RecallId) {

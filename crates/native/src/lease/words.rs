@@ -59,6 +59,9 @@ pub struct LeaseConfig {
     /// Grants of one holder that were not recalled. It may hold a 64th more (at least one) of which the
     /// recall is out. 0: nothing is granted.
     pub grants_per_holder: u64,
+    /// Bytes of memory for merging write-back of several holders into one file, over all. Beyond that the holder that has most of it
+    /// loses its part: what it writes back then is refused where others have written.
+    pub merge_bytes: u64,
 }
 
 impl Default for LeaseConfig {
@@ -72,6 +75,7 @@ impl Default for LeaseConfig {
             young: Span::from_millis(200),
             quiet: Span::from_secs(10),
             grants_per_holder: 1 << 20,
+            merge_bytes: 64 << 20,
         }
     }
 }

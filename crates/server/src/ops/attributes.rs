@@ -55,6 +55,7 @@ fn apply(
                 Some(file) => rustix::fs::ftruncate(&file.fd, size)?,
                 None => truncate(node, size)?,
             }
+            cx.stake.changed((size, u64::MAX));
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times =

@@ -2,12 +2,13 @@
 
 use super::open::{DataFile, for_reading, for_writing};
 use super::own::OwnChange;
+use super::write_back::{self, WriteBack};
 use super::{Context, Outcome};
 use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
 use crate::export::with_space;
 use crate::reach::reopen;
-use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, Since, WriteFlags};
+use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, WriteFlags};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
@@ -72,12 +73,16 @@ pub(crate) fn write(
 ) -> Result<Outcome> {
     let file = for_writing(cx, place, handle, flags.append)?;
     let change = OwnChange::begin(cx, place.node, file.fd())?;
-    if let Some(since) = flags.since.filter(|_| flags.flush)
-        && !is_as_then(cx, &change, since)?
-    {
-        drop(change);
-        return too_late(cx, place.node, &file, offset, data);
-    }
+    let back = match flags.flush {
+        false => None,
+        true => match WriteBack::begin(cx, &change, (place.node, &file), flags.since, (offset, data))? {
+            Some(back) => Some(back),
+            None => {
+                drop(change);
+                return write_back::too_late(cx, place.node, &file, offset, data);
+            }
+        },
+    };
     let mut how = ReadWriteFlags::empty();
     if flags.sync {
         how |= ReadWriteFlags::DSYNC;
@@ -87,6 +92,7 @@ pub(crate) fn write(
         WriteFlags { kill_suidgid: true, .. } => SetIdBits::Dropped,
         _ => SetIdBits::AsForCaller,
     })?;
+    let bytes = back.as_ref().map_or(data, |back| back.bytes(data));
     let (offset, count) = if flags.append {
         let _position = file.lock_position();
         let count = rustix::io::pwritev2(
@@ -98,56 +104,21 @@ pub(crate) fn write(
         let end = rustix::fs::tell(file.fd())?;
         (end.saturating_sub(count), count)
     } else {
-        (offset, write_at(cx, &file, offset, data, how)?)
+        let wrote = write_at(cx, &file, offset, bytes, how);
+        if let Some(back) = back {
+            back.end(cx, (offset, data), wrote.as_ref().copied().unwrap_or(0));
+        }
+        (offset, wrote?)
     };
     drop(acting);
+    if !flags.flush {
+        cx.stake.changed((offset, count));
+    }
     // From `written` on it may be another's.
     drop(change);
     let grants = Vec::from_iter(cx.stake.written(place.node, file.object()));
     let after = now(cx, place.node, &file)?;
     Ok(Outcome { reply: Reply::Written { offset, count }, after: vec![after], grants })
-}
-
-/// Whether nobody else has changed the file since its writer's kernel had it so. The change has begun, so nobody does now.
-fn is_as_then(cx: Context<'_>, change: &OwnChange<'_>, since: Since) -> Result<bool> {
-    if since.under.is_some_and(|granted| cx.stake.is_unbroken(granted)) {
-        change.is_known_since(since.stamp);
-        return Ok(true);
-    }
-    change.has_followed(since.stamp)
-}
-
-/// Somebody else has changed the file. Where the bytes stand there already they may have been written before, which was not
-/// answered: nothing is left to do. What the file is then is not told, as its writer may not take that for its own doing.
-fn too_late(cx: Context<'_>, node: NodeId, file: &DataFile, offset: u64, data: &[u8]) -> Result<Outcome> {
-    if !holds(cx, node, file, offset, data)? {
-        return Err(Fault(Errno::CANCELED));
-    }
-    let grants = Vec::from_iter(cx.stake.written(node, file.object()));
-    let reply = Reply::Written { offset, count: data.len() as u64 };
-    Ok(Outcome { reply, after: Vec::new(), grants })
-}
-
-/// Whether these bytes stand in a file. The kernel writes back through any descriptor that can be written.
-fn holds(cx: Context<'_>, node: NodeId, file: &DataFile, offset: u64, data: &[u8]) -> Result<bool> {
-    let readable = cx.files.readable(node);
-    let fd = match (&readable, file) {
-        (Some(open), _) => &open.fd,
-        (None, DataFile::Open(open)) if open.readable => &open.fd,
-        (None, _) => return Ok(false),
-    };
-    let mut there = vec![0_u8; data.len()];
-    let mut done = 0;
-    while done < data.len() {
-        let at = offset.checked_add(done as u64).ok_or(Fault(Errno::FBIG))?;
-        match rustix::io::pread(fd, &mut there[done..], at) {
-            Ok(0) => return Ok(false),
-            Ok(count) => done += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(there == data)
 }
 
 pub(crate) fn fallocate(
@@ -164,6 +135,7 @@ pub(crate) fn fallocate(
         let _acting = cx.act_on_data(SetIdBits::AsForCaller)?;
         rustix::fs::fallocate(file.fd(), FallocateFlags::from_bits_retain(mode), offset, length)?;
     }
+    cx.stake.changed((offset, length));
     let (id, attr) = now(cx, place.node, &file)?;
     Ok(Outcome::plain(Reply::Attr(id, attr)))
 }
@@ -206,6 +178,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
     }
     drop(acting);
     drop(change);
+    cx.stake.changed((to.offset, length - left));
     let after = vec![now(cx, to.place.node, &target)?];
     let reply = Reply::Written { offset: to.offset, count: length - left };
     Ok(Outcome { reply, after, grants: Vec::new() })

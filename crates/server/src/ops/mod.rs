@@ -16,6 +16,7 @@ pub(crate) mod open;
 mod own;
 pub(crate) mod remove;
 pub(crate) mod rename;
+mod write_back;
 
 use crate::acting::{Acting, SetIdBits};
 use crate::error::Result;

@@ -85,6 +85,9 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
             opened => opened?,
         }
     };
+    if access.truncate {
+        cx.stake.changed((0, u64::MAX));
+    }
     buffered(without_atime(fd), access)
 }
 

@@ -186,9 +186,9 @@ impl Server {
         self.tree.affected(call).into_iter().map(change).collect()
     }
 
-    fn execute(&mut self, now: Time, job: Job, given: Option<Granted>) {
+    fn execute(&mut self, now: Time, mut job: Job, given: Option<Granted>) {
         let holder = Holder(job.session);
-        self.vouch(now, &job);
+        let back = self.begin_write_back(now, &mut job);
         let before = written_node(&job.request.call).and_then(|node| self.tree.attr(node));
         let mut responses = self.affect(now, &job.request);
         if let (Some(node), Some(name)) = (written_node(&job.request.call), job.request.name)
@@ -198,6 +198,8 @@ impl Server {
         }
         let mut given = given.map(|granted| (Covers::Data, granted));
         if let Some(change) = job.change {
+            let is_done = responses.iter().all(|response| response.result.is_ok());
+            self.note_data(change, &job.request.call, back, is_done);
             // Those who hold it back are told what it is now.
             let table = self.desk.table_mut();
             let looked = table.looks();
@@ -255,21 +257,6 @@ impl Server {
         self.settle(now);
         let Granted { id, shared, .. } = granted?;
         Some(Grant { id, shared, term, mode: Mode::Read, recallable: true, ..wanted })
-    }
-
-    /// Whoever has held what a write makes false without a gap is the only one to have changed it.
-    fn vouch(&mut self, now: Time, job: &Job) {
-        let Call::Write { node, flags: WriteFlags { since: Some(since), .. }, .. } = &job.request.call else {
-            return;
-        };
-        let (Some(name), Some(under), Some(change)) = (job.request.name, since.under, job.change) else {
-            return;
-        };
-        let unbroken = self.desk.table_mut().is_unbroken(now, change, under);
-        self.settle(now);
-        if unbroken {
-            self.tree.vouch(name.client, node.node, since.stamp);
-        }
     }
 
     fn answer(&mut self, now: Time, job: &Job, responses: Vec<Response>) {

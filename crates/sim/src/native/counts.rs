@@ -19,12 +19,14 @@ pub struct Counts {
     /// Connections cut.
     pub cuts: u64,
     pub pauses: u64,
+    /// Pages written back that were merged with what others had written back.
+    pub merged: u64,
     /// Requests answered at once.
     pub from_memory: u64,
 }
 
 impl Counts {
-    fn all(&self) -> [(&'static str, u64); 13] {
+    fn all(&self) -> [(&'static str, u64); 14] {
         [
             ("recalls", self.recalls),
             ("holds", self.holds),
@@ -38,6 +40,7 @@ impl Counts {
             ("again", self.again),
             ("cuts", self.cuts),
             ("pauses", self.pauses),
+            ("merged", self.merged),
             ("from_memory", self.from_memory),
         ]
     }
@@ -58,12 +61,13 @@ impl Counts {
         self.resumed += resumed;
         self.forgotten += forgotten;
         self.restarts += restarts;
-        let Counts { parked, graced, again, cuts, pauses, from_memory, .. } = other;
+        let Counts { parked, graced, again, cuts, pauses, merged, from_memory, .. } = other;
         self.parked += parked;
         self.graced += graced;
         self.again += again;
         self.cuts += cuts;
         self.pauses += pauses;
+        self.merged += merged;
         self.from_memory += from_memory;
     }
 }

@@ -42,6 +42,10 @@ pub trait Backend {
 
     /// Whether what reaches a client is what was said to it, and the other way round.
     fn is_faithful(&self, at: usize) -> bool;
+
+    /// Whether a client has yet to acknowledge something of a file's data (or of its attributes): until then others' stores into maps may
+    /// have been written back.
+    fn owes(&self, at: usize, ino: u64, attributes: bool) -> bool;
 }
 
 impl Backend for FakeServer {
@@ -82,5 +86,9 @@ impl Backend for FakeServer {
 
     fn is_faithful(&self, _at: usize) -> bool {
         true
+    }
+
+    fn owes(&self, _at: usize, _ino: u64, _attributes: bool) -> bool {
+        false
     }
 }

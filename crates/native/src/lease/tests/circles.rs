@@ -151,10 +151,10 @@ fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_
     let one = bench.flush_of(A, &file(1, 9));
     let same = bench.flush_of(B, &file(2, 9));
     bench.recalls();
-    assert!(bench.table.is_unbroken(bench.now, same, (held, Covers::Names)));
+    assert!(bench.is_unbroken(same, (held, Covers::Names)));
     assert_eq!(bench.go_to(at_ms(500)), [LeaseOutput::Ready(one)]);
     bench.table.handle_done(bench.now, one);
-    assert!(!bench.table.is_unbroken(bench.now, same, (held, Covers::Names)), "it may be of the same page");
+    assert!(!bench.is_unbroken(same, (held, Covers::Names)), "it may be of the same page");
 }
 
 /// Its pages may lie behind those for which others wait yet.

@@ -237,13 +237,13 @@ fn what_was_held_has_a_gap_and_what_is_granted_next_has_none() {
     bench.whole_change_of(A);
     let own = bench.begin(B, &[change(inode(1))]);
     bench.outputs();
-    assert!(!bench.table.is_unbroken(T0, own, (grant.id, Covers::Inode)), "somebody else has changed it");
+    assert!(!bench.is_unbroken(own, (grant.id, Covers::Inode)), "somebody else has changed it");
     bench.table.handle_done(T0, own);
     bench.outputs();
     let next = bench.granted(B, inode(1));
     let own = bench.begin(B, &[change(inode(1))]);
-    assert!(bench.table.is_unbroken(T0, own, (next.id, Covers::Inode)));
-    assert!(!bench.table.is_unbroken(T0, own, (grant.id, Covers::Inode)));
+    assert!(bench.is_unbroken(own, (next.id, Covers::Inode)));
+    assert!(!bench.is_unbroken(own, (grant.id, Covers::Inode)));
 }
 
 impl Bench {

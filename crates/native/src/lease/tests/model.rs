@@ -21,6 +21,7 @@ const CONFIG: LeaseConfig = LeaseConfig {
     young: Span::from_millis(200),
     quiet: Span::from_secs(4),
     grants_per_holder: 2,
+    merge_bytes: 64 << 20,
 };
 
 fn keys() -> [LeaseKey; 6] {

@@ -227,7 +227,7 @@ fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_s
         assert!(bench.table.is_ready(flush), "the writer waits for what it belongs to");
         assert!(!bench.table.is_ready(writer));
         if early.is_none() {
-            assert!(bench.table.is_unbroken(bench.now, flush, (held, Covers::Names)));
+            assert!(bench.is_unbroken(flush, (held, Covers::Names)));
         }
         bench.table.handle_done(bench.now, flush);
         assert!(!bench.table.is_ready(writer), "what was asked for is not given back");

@@ -9,7 +9,7 @@ fn data(ino: u64) -> LeaseKey {
 /// A change of A's own, and whether nobody else changed that data since the grant.
 fn is_unbroken(bench: &mut Bench, key: LeaseKey, since: GrantId) -> bool {
     let change = bench.change(A, key);
-    let unbroken = bench.table.is_unbroken(bench.now, change, (since, key.covers));
+    let unbroken = bench.is_unbroken(change, (since, key.covers));
     bench.table.handle_done(bench.now, change);
     bench.outputs();
     unbroken
@@ -97,11 +97,11 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
     let write = Change { writes: true, ..change(data(1)) };
     let asks = bench.table.handle_flush(bench.now, A, std::slice::from_ref(&write));
     bench.outputs();
-    assert!(bench.table.is_unbroken(bench.now, asks, (held, Covers::Data)));
+    assert!(bench.is_unbroken(asks, (held, Covers::Data)));
     let flush = bench.table.handle_flush(bench.now, B, &[write]);
     assert!(bench.table.is_ready(flush));
     bench.table.handle_done(bench.now, flush);
-    assert!(!bench.table.is_unbroken(bench.now, asks, (held, Covers::Data)));
+    assert!(!bench.is_unbroken(asks, (held, Covers::Data)));
 }
 
 /// What another has of that file may stand under the names of its directory alone.
@@ -115,7 +115,7 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_was_asked_for_name
     let first = bench.table.handle_flush(bench.now, B, &write);
     assert!(bench.table.is_ready(first), "B is asked for that data");
     let second = bench.table.handle_flush(bench.now, A, &write);
-    assert!(bench.table.is_unbroken(bench.now, second, (held, Covers::Names)), "nobody has changed it yet");
+    assert!(bench.is_unbroken(second, (held, Covers::Names)), "nobody has changed it yet");
     bench.table.handle_done(bench.now, first);
-    assert!(!bench.table.is_unbroken(bench.now, second, (held, Covers::Names)));
+    assert!(!bench.is_unbroken(second, (held, Covers::Names)));
 }

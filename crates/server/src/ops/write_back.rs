@@ -1,0 +1,125 @@
+//! Write-back of stores into maps (docs/decisions/0008, rule 12, and 0028).
+
+use super::open::DataFile;
+use super::own::OwnChange;
+use super::{Context, Outcome};
+use crate::error::{Fault, Result};
+use nigh_native::lease::{MergeBase, WroteBack};
+use nigh_types::{Errno, NodeId, Reply, Since};
+
+/// Write-back of a range of pages, from looking at what the file holds there until it is written. Nothing else changes the file meanwhile.
+pub(super) struct WriteBack {
+    /// What the file holds there, where that is needed and can be read.
+    before: Option<Vec<u8>>,
+    /// What is written in the place of the pages; `None`: the pages themselves.
+    merged: Option<Vec<u8>>,
+}
+
+impl WriteBack {
+    /// `None`: another client has changed the file since the pages were read, and they cannot be merged.
+    pub(super) fn begin(
+        cx: Context<'_>,
+        change: &OwnChange<'_>,
+        (node, file): (NodeId, &DataFile),
+        since: Option<Since>,
+        (offset, pages): (u64, &[u8]),
+    ) -> Result<Option<WriteBack>> {
+        let range = (offset, pages.len() as u64);
+        let Some(base) = base(cx, change, since, range)? else { return Ok(None) };
+        let needed = !base.is_empty() || cx.stake.overtakes();
+        let before = if needed { present(cx, node, file, range)? } else { None };
+        // A kernel writes no page beyond the end of the file as it knows that.
+        let before = before.map(|mut before| {
+            before.resize(pages.len(), 0);
+            before
+        });
+        let merged = match &before {
+            Some(before) if !base.is_empty() => Some(base.merge(offset, pages, before)),
+            None if !base.is_empty() => return Ok(None),
+            _ => None,
+        };
+        Ok(Some(WriteBack { before, merged }))
+    }
+
+    /// What is written in the place of these pages.
+    pub(super) fn bytes<'d>(&'d self, pages: &'d [u8]) -> &'d [u8] {
+        self.merged.as_deref().unwrap_or(pages)
+    }
+
+    /// So many bytes were written.
+    pub(super) fn end(self, cx: Context<'_>, (offset, pages): (u64, &[u8]), count: u64) {
+        if self.before.is_none() && count > 0 {
+            return;
+        }
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(pages.len());
+        let before = self.before.as_deref().unwrap_or_default();
+        let before = Some(&before[..count.min(before.len())]);
+        let written = &self.bytes(pages)[..count];
+        cx.stake.wrote_back(WroteBack { offset, before, pages: &pages[..count], written });
+    }
+}
+
+/// How the pages are to be merged. The change has begun, so nobody else changes the file now.
+fn base(
+    cx: Context<'_>,
+    change: &OwnChange<'_>,
+    since: Option<Since>,
+    range: (u64, u64),
+) -> Result<Option<MergeBase>> {
+    let Some(since) = since else { return Ok(Some(MergeBase::default())) };
+    if let Some(base) = since.under.and_then(|under| cx.stake.merge_base(under, range)) {
+        if base.is_unchanged() {
+            change.is_known_since(since.stamp);
+        }
+        return Ok(Some(base));
+    }
+    Ok(change.has_followed(since.stamp)?.then(MergeBase::default))
+}
+
+/// Another client has changed the file. Where the bytes stand there already they may have been written before, which was not answered:
+/// nothing is left to do. What the file is then is not told, as its writer may not take that for its own doing.
+pub(super) fn too_late(
+    cx: Context<'_>,
+    node: NodeId,
+    file: &DataFile,
+    offset: u64,
+    pages: &[u8],
+) -> Result<Outcome> {
+    // Nothing is changed.
+    cx.stake.wrote_back(WroteBack { offset, before: Some(&[]), pages: &[], written: &[] });
+    if present(cx, node, file, (offset, pages.len() as u64))?.is_none_or(|there| there != pages) {
+        return Err(Fault(Errno::CANCELED));
+    }
+    let grants = Vec::from_iter(cx.stake.written(node, file.object()));
+    let reply = Reply::Written { offset, count: pages.len() as u64 };
+    Ok(Outcome { reply, after: Vec::new(), grants })
+}
+
+/// What a file holds in a range (offset, length), up to its end; `None`: the client has it open only to write. (A kernel writes back through
+/// any descriptor that can be written.)
+fn present(
+    cx: Context<'_>,
+    node: NodeId,
+    file: &DataFile,
+    (offset, length): (u64, u64),
+) -> Result<Option<Vec<u8>>> {
+    let readable = cx.files.readable(node);
+    let fd = match (&readable, file) {
+        (Some(open), _) => &open.fd,
+        (None, DataFile::Open(open)) if open.readable => &open.fd,
+        (None, _) => return Ok(None),
+    };
+    let mut there = vec![0_u8; usize::try_from(length).unwrap_or(0)];
+    let mut done = 0;
+    while done < there.len() {
+        let at = offset.checked_add(done as u64).ok_or(Fault(Errno::FBIG))?;
+        match rustix::io::pread(fd, &mut there[done..], at) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    there.truncate(done);
+    Ok(Some(there))
+}

@@ -1,0 +1,98 @@
+//! Write-back of stores into maps, merged as the server does it (`nigh-server`, `ops/write_back.rs`).
+
+use super::calls::Job;
+use super::server::Server;
+use nigh_native::lease::{ChangeId, Holder, WroteBack};
+use nigh_types::{Call, Covers, Place, Reply, Time, WriteFlags};
+
+/// Pages that a client writes back.
+pub(super) struct WriteBack {
+    offset: u64,
+    before: Vec<u8>,
+    pages: Vec<u8>,
+}
+
+impl Server {
+    /// Before it is executed: its pages become what is to be written in their place.
+    pub(super) fn begin_write_back(&mut self, now: Time, job: &mut Job) -> Option<WriteBack> {
+        let (Some(change), Call::Write { node, offset, data, flags, .. }) =
+            (job.change, &mut job.request.call)
+        else {
+            return None;
+        };
+        if !flags.flush {
+            return None;
+        }
+        let (node, offset) = (node.node, *offset);
+        let read = Call::Read {
+            node: Place::bare(node),
+            handle: None,
+            offset,
+            length: u32::try_from(data.len()).unwrap_or(u32::MAX),
+        };
+        let Ok(Reply::Data(mut before)) = self.tree.beside(now, read) else { return None };
+        before.resize(data.len(), 0);
+        let pages = data.clone();
+        let range = (offset, data.len() as u64);
+        let under = flags.since.and_then(|since| since.under);
+        let base = under.and_then(|under| self.desk.table_mut().merge_base(now, change, under, range));
+        self.settle(now);
+        match (base, flags.since, job.request.name) {
+            // Nobody else has changed it since it was so.
+            (Some(base), Some(since), Some(name)) if base.is_unchanged() => {
+                self.tree.vouch(name.client, node, since.stamp);
+            }
+            (Some(base), ..) => {
+                self.counts.merged += 1;
+                *data = base.merge(offset, data, &before);
+                *flags = WriteFlags { since: None, ..*flags };
+            }
+            _ => {}
+        }
+        Some(WriteBack { offset, before, pages })
+    }
+
+    /// Whether a client owes an acknowledgement of what write-back of others may have made false of a file: its data, or its attributes,
+    /// which the grants on directories cover too.
+    pub(super) fn owes(&self, client: u64, ino: u64, attributes: bool) -> bool {
+        let own = self.sessions.iter().filter(|(_, session)| session.who.0 == client);
+        let mut owed = own.flat_map(|(id, _)| self.desk.table().owed_nodes(Holder(*id)));
+        owed.any(|(node, covers)| match covers {
+            Covers::Data => !attributes && node.ino == ino,
+            Covers::Inode => attributes && node.ino == ino,
+            _ => attributes,
+        })
+    }
+
+    /// A change of data was executed.
+    pub(super) fn note_data(
+        &mut self,
+        change: ChangeId,
+        call: &Call,
+        back: Option<WriteBack>,
+        is_done: bool,
+    ) {
+        let table = self.desk.table_mut();
+        match (call, back) {
+            (Call::Write { data, .. }, Some(WriteBack { offset, before, pages })) => {
+                let count = if is_done { data.len() } else { 0 };
+                let (before, written) = (Some(&before[..count]), &data[..count]);
+                table
+                    .handle_wrote_back(change, WroteBack { offset, before, pages: &pages[..count], written });
+            }
+            (Call::Write { offset, data, .. }, None) => {
+                table.handle_changed(change, (*offset, data.len() as u64));
+            }
+            (Call::Fallocate { offset, length, .. }, None) => {
+                table.handle_changed(change, (*offset, *length));
+            }
+            (Call::CopyRange { to_offset, length, .. }, None) => {
+                table.handle_changed(change, (*to_offset, *length));
+            }
+            (Call::SetAttr { set, .. }, None) => {
+                set.size.into_iter().for_each(|size| table.handle_changed(change, (size, u64::MAX)));
+            }
+            _ => {}
+        }
+    }
+}
