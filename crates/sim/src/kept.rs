@@ -125,8 +125,12 @@ impl Kept {
     }
 
     /// A store into a map of an open file whose page is there.
-    pub fn store(&mut self, ino: u64, fh: Fh, data: Vec<u8>) {
-        self.pages.insert(ino, data);
+    pub fn store(&mut self, ino: u64, fh: Fh, (offset, bytes): (u64, &[u8])) {
+        let page = self.pages.entry(ino).or_default();
+        let at = u16::try_from(offset).unwrap_or(0);
+        let from = usize::from(at);
+        page.resize(page.len().max(from + bytes.len()), 0);
+        page[from..from + bytes.len()].copy_from_slice(bytes);
         self.dirty.insert(ino, fh);
     }
 

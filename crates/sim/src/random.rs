@@ -63,6 +63,8 @@ pub(crate) struct Kinds {
     pub(crate) maps: bool,
     /// Several write parts of one page at the same time.
     pub(crate) halves: bool,
+    /// Several store into maps of one page at the same time, each into a part of it.
+    pub(crate) shared: bool,
     /// Others' changes are told, and attributes are asked for by number and judged.
     pub(crate) pushes: bool,
 }
@@ -84,6 +86,8 @@ pub(crate) struct History<B: Backend = FakeServer> {
     /// Per client: since when a change is under way whose caller was killed. It may count as not yet made.
     abandoned: BTreeMap<usize, u64>,
     away: BTreeSet<usize>,
+    /// How many stores were made of which each has a byte of its own.
+    stored: u8,
 }
 
 impl<B: Backend> History<B> {
@@ -103,7 +107,7 @@ impl<B: Backend> History<B> {
             let paths = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
             world.facts.paths = paths.collect();
         }
-        if kinds.halves {
+        if kinds.halves || kinds.shared {
             let path = format!("{}/{PAGE}", DIRS[0]);
             world.server.edit(|tree| tree.plant_file(now, &path, b"text"));
             world.facts.paths.push(path);
@@ -112,6 +116,7 @@ impl<B: Backend> History<B> {
             let files = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
             world.facts.attributes_of = DIRS.iter().map(ToString::to_string).chain(files).collect();
         }
+        world.limited = kinds.limited;
         world.observe();
         History {
             kinds,
@@ -124,6 +129,7 @@ impl<B: Backend> History<B> {
             changing: BTreeMap::new(),
             abandoned: BTreeMap::new(),
             away: BTreeSet::new(),
+            stored: 0,
         }
     }
 
@@ -157,10 +163,7 @@ impl<B: Backend> History<B> {
             }
             return;
         }
-        if self.kinds.halves && self.dice.below(2) == 0 {
-            if let Some(op) = self.write_in_part(at) {
-                self.ask(at, op);
-            }
+        if self.uses_page(at) {
             return;
         }
         if self.kinds.pushes && self.dice.below(5) == 0 {
@@ -211,6 +214,19 @@ impl<B: Backend> History<B> {
         if let Some(op) = op {
             self.ask_locking(at, op, locks);
         }
+    }
+
+    /// Where one file is open for all: whether something was done with its page.
+    fn uses_page(&mut self, at: usize) -> bool {
+        let op = match self.kinds {
+            Kinds { shared: true, .. } if self.dice.below(2) == 0 => self.store_in_part(at),
+            Kinds { halves: true, .. } if self.dice.below(2) == 0 => self.write_in_part(at),
+            _ => return false,
+        };
+        if let Some(op) = op {
+            self.ask(at, op);
+        }
+        true
     }
 
     /// Whether a client's kernel is changing names of that directory.

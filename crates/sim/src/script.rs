@@ -240,7 +240,7 @@ impl Script {
             ["store", path] => {
                 let fh = self.open[&(at, (*path).to_owned())];
                 let ino = self.inos[&(at, fh)];
-                self.world.store(at, ino, fh, b"TEXT".to_vec());
+                self.world.store(at, ino, fh, (0, b"TEXT"));
             }
             ["msync", path] => {
                 let ino = self.inos[&(at, self.open[&(at, (*path).to_owned())])];

@@ -3,6 +3,7 @@
 mod backend;
 mod facts;
 mod own;
+mod stores;
 mod taken;
 mod telling;
 mod words;
@@ -18,6 +19,7 @@ use nigh_types::{Attr, Name, OpId, Span, Time, WriteFlags};
 use own::{Effect, names_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
+use stores::Stored;
 use telling::Telling;
 use words::{away_line, became_line, held_line, words};
 pub use words::{given_up, name_of, short};
@@ -84,9 +86,15 @@ pub struct World<B: Backend = FakeServer> {
     pub tick: u64,
     /// Data and xattrs of inodes, recorded in the same way.
     pub facts: Facts,
-    /// Stores into maps by client and inode: the writes that the tree had seen when they were made.
-    stores: BTreeMap<(usize, u64), Vec<(u64, u64)>>,
-    /// Stores that were written over what others had written since they were made.
+    /// Stores into maps by client and inode,
+    stores: BTreeMap<(usize, u64), Stored>,
+    /// and those that are being written back.
+    flushed: BTreeMap<OpId, Stored>,
+    /// Bytes of files whose writers were not told whether they are there: inode, offset, byte.
+    doubtful: BTreeSet<(u64, u64, u8)>,
+    /// Grants end of themselves: then stores may be refused.
+    pub limited: bool,
+    /// Stores that are lost, or were written over what others had written since they were made.
     pub undone: Vec<String>,
     /// The trace names requests and calls whole.
     pub wordy: bool,
@@ -147,6 +155,9 @@ impl<B: Backend> World<B> {
             tick: 0,
             facts: Facts::default(),
             stores: BTreeMap::new(),
+            flushed: BTreeMap::new(),
+            doubtful: BTreeSet::new(),
+            limited: false,
             undone: Vec::new(),
             wordy: false,
             threads: 1,
@@ -222,6 +233,7 @@ impl<B: Backend> World<B> {
             let effect = Effect::awaited(names.iter().map(|(dir, name)| self.truth(*dir, name)));
             self.clients[at].effects.insert(id, effect);
         }
+        self.begin_flush(at, id, &op);
         let client = &mut self.clients[at];
         if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
             client.flushes.insert(id, (*ino, self.tick));
@@ -261,6 +273,7 @@ impl<B: Backend> World<B> {
         }
         self.note_effects();
         self.facts.observe(&self.server, self.now, tick);
+        self.judge_bytes();
         self.facts.observe_attributes(&self.server, tick);
     }
 
@@ -462,7 +475,10 @@ impl<B: Backend> World<B> {
         self.forget_set_id(at, &op);
         self.take_in(at, id, (&op, &answer), &locked);
         if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
-            self.judge_store(at, *ino, &answer);
+            self.judge_store(at, (id, *ino), &answer);
+        }
+        if let (Op::Write { ino, offset, data, .. }, Answer::Failed(_)) = (&op, &answer) {
+            self.doubtful.extend((*offset..).zip(data).map(|(at, byte)| (*ino, at, *byte)));
         }
         let memory = if from_memory { " from memory" } else { "" };
         let what = self.of(&op);
@@ -524,7 +540,7 @@ impl<B: Backend> World<B> {
                 let asks =
                     |truth: &Attr| (truth.nlink > 0 || is_open() && !removes()) && !own_inos.contains(&ino);
                 let truth = self.attributes(believed.id).filter(asks);
-                if truth.is_some_and(|truth| !believed.is_so(&truth)) {
+                if truth.is_some_and(|truth| !believed.is_so(&truth)) && !self.server.owes(at, ino, true) {
                     return Err(format!("{} believes of {ino} {believed:?}, it is {truth:?}", name_of(at)));
                 }
             }

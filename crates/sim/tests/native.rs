@@ -21,10 +21,10 @@ fn no_history_over_the_protocol_shows_anybody_what_is_not_so() {
     let mut counts = Counts::default();
     let found = FOUND.iter().copied().filter(|_| first == 0);
     for seed in (first..first + seeds).chain(found) {
-        let halves = [Plan::halves(seed)];
+        let pages = [Plan::halves(seed), Plan::shared(seed)];
         let plans = [Plan::of(seed), Plan::calm(seed)];
         let plans = plans.into_iter().filter(|plan| calm.is_none_or(|calm| plan.calm == calm));
-        for plan in plans.chain(halves.into_iter().filter(|_| calm.is_none_or(|calm| !calm))) {
+        for plan in plans.chain(pages.into_iter().filter(|_| calm.is_none_or(|calm| !calm))) {
             match run(plan) {
                 Ok(happened) => counts.add(&happened),
                 Err(lie) => panic!("{plan:?}: {lie}"),

@@ -31,6 +31,8 @@ pub struct Plan {
     pub calm: bool,
     /// Several write parts of one page at the same time.
     pub halves: bool,
+    /// Several store into maps of one page at the same time.
+    pub shared: bool,
 }
 
 impl Plan {
@@ -38,7 +40,7 @@ impl Plan {
     #[must_use]
     pub fn of(seed: u64) -> Plan {
         let clients = if (seed / 7).is_multiple_of(2) { 2 } else { 3 };
-        Plan { seed, clients, steps: 300, calm: false, halves: false }
+        Plan { seed, clients, steps: 300, calm: false, halves: false, shared: false }
     }
 
     /// One in which whoever is silent for long has no excuse.
@@ -51,6 +53,12 @@ impl Plan {
     #[must_use]
     pub fn halves(seed: u64) -> Plan {
         Plan { calm: seed.is_multiple_of(2), halves: true, ..Plan::of(seed) }
+    }
+
+    /// One in which several store into maps of one page; half of them calm.
+    #[must_use]
+    pub fn shared(seed: u64) -> Plan {
+        Plan { calm: seed.is_multiple_of(2), shared: true, ..Plan::of(seed) }
     }
 }
 
@@ -151,6 +159,9 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     if plan.halves {
         kinds = Kinds { files: true, halves: true, maps: false, ..kinds };
     }
+    if plan.shared {
+        kinds = Kinds { files: true, shared: true, maps: false, ..kinds };
+    }
     let tree = TreeConfig {
         part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
         reuse_inos: dice.below(2) == 0 && !kinds.files,
@@ -174,7 +185,10 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     history.look_around();
     // Whoever was never told of a directory asks nothing of it.
     history.world.advance(Span::from_millis(100));
-    history.world.server.with(|net| net.garbled = (garbled && !plan.calm && !plan.halves).then_some(0));
+    history
+        .world
+        .server
+        .with(|net| net.garbled = (garbled && !plan.calm && !plan.halves && !plan.shared).then_some(0));
     (history, faults)
 }
 

@@ -96,6 +96,45 @@ impl<B: Backend> History<B> {
         (!has_page).then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 
+    /// Of a file that many have mapped: a part of its page is stored into, written, or what was stored is synced.
+    pub(super) fn store_in_part(&mut self, at: usize) -> Option<Op> {
+        let (dir, file) = (self.dirs[DIRS[0]], name(PAGE));
+        let Some(ino) = self.known(at, dir, &file) else { return Some(Op::Lookup { dir, name: file }) };
+        let opened = self.world.clients[at].kernel.kept.files().find(|(_, of, write)| *of == ino && *write);
+        let Some((fh, ..)) = opened else {
+            let access = Access { read: true, write: true, truncate: false, direct: false, sync: false };
+            return Some(Op::Open { ino, access, append: false });
+        };
+        if self.world.moves_data(at, ino) {
+            return None;
+        }
+        let kept = &self.world.clients[at].kernel.kept;
+        let (is_dirty, has_page) = (kept.is_dirty(ino), kept.has_pages(ino));
+        let roll = self.dice.below(8);
+        if !has_page {
+            return Some(Op::Read { ino, fh, offset: 0, size: 4096 });
+        }
+        match roll {
+            0 if is_dirty => self.world.write_back(at, ino),
+            0 => return Some(Op::Fsync { ino, fh: Some(fh), data_only: false }),
+            // A kernel waits with a write to a page until that is written back.
+            1 if is_dirty => self.world.write_back(at, ino),
+            1 => {
+                let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0)];
+                let offset = self.dice.below(4);
+                return Some(Op::Write { ino, fh, offset, data, flags: WriteFlags::default() });
+            }
+            _ => {
+                // Such as no write has, so that it is known from what was there.
+                self.stored = (self.stored + 1) % 120;
+                let bytes = vec![0x80 + self.stored; 1 + usize::from(roll == 2)];
+                let offset = self.dice.below(if roll == 2 { 3 } else { 4 });
+                self.world.store(at, ino, fh, (offset, &bytes));
+            }
+        }
+        None
+    }
+
     fn open_file(&mut self, at: usize) -> Option<(Fh, u64, bool)> {
         let files: Vec<_> = self.world.clients[at].kernel.kept.files().collect();
         let picked = self.dice.below((files.len() as u64).max(1));
@@ -106,7 +145,7 @@ impl<B: Backend> History<B> {
     /// server lets no write-back go before the change that asked for it.
     fn store(&mut self, at: usize) {
         // Stores go before others' pages are dropped; msync waits for that, and is not made here.
-        if self.kinds.halves {
+        if self.kinds.halves || self.kinds.shared {
             return;
         }
         let Some((fh, ino, true)) = self.open_file(at) else { return };
@@ -116,7 +155,7 @@ impl<B: Backend> History<B> {
         }
         let data = vec![b'A' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
         if self.world.clients[at].kernel.kept.has_pages(ino) {
-            self.world.store(at, ino, fh, data);
+            self.world.store(at, ino, fh, (0, &data));
         }
     }
 

@@ -3,9 +3,9 @@
 use super::own::changed_inode;
 use super::{Backend, World, name_of};
 use crate::kept::Written;
-use nigh_cache::{Answer, Fh, Level, Op};
+use nigh_cache::{Level, Op};
 use nigh_remote::tree::Tree;
-use nigh_types::{Attr, Call, Errno, NodeId, OpId, Place, Reply, Time, WriteFlags};
+use nigh_types::{Attr, Call, NodeId, OpId, Place, Reply, Time, WriteFlags};
 use std::collections::BTreeMap;
 
 /// The xattr that is watched.
@@ -27,6 +27,8 @@ pub struct Facts {
     /// Paths of those names; none: nothing is recorded.
     pub paths: Vec<String>,
     past: BTreeMap<(u64, Fact), Vec<Moment>>,
+    /// Bytes of files that were found changed: the inode, the offset, and the byte that is there now.
+    pub(super) changed: Vec<(u64, u64, u8)>,
     /// Inodes that have such a name now.
     present: Vec<u64>,
     /// Directories and files whose attributes are recorded while they have a name.
@@ -44,6 +46,11 @@ impl Facts {
                 let value = server.edit(|tree| value(tree, now, id, fact));
                 let past = self.past.entry((id.ino, fact)).or_default();
                 if past.last().map(|(_, last)| last) != Some(&value) {
+                    if let (Fact::Data, Some((_, Some(before))), Some(value)) = (fact, past.last(), &value) {
+                        let bytes = (0_u64..).zip(value).enumerate();
+                        let differing = bytes.filter(|(nth, (_, byte))| before.get(*nth) != Some(*byte));
+                        self.changed.extend(differing.map(|(_, (at, byte))| (id.ino, at, *byte)));
+                    }
                     past.push((tick, value));
                 }
             }
@@ -89,6 +96,18 @@ impl Facts {
 }
 
 impl Facts {
+    /// Whether a byte of a file was that at some moment since `begun`; of inodes without a name nothing is known.
+    pub(super) fn had_byte(&self, ino: u64, begun: u64, (at, byte): (u64, u8)) -> bool {
+        let Some(past) = self.past.get(&(ino, Fact::Data)).filter(|_| self.present.contains(&ino)) else {
+            return true;
+        };
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let current = past.iter().rposition(|(tick, _)| *tick <= begun).unwrap_or(0);
+        past[current..]
+            .iter()
+            .any(|(_, value)| value.as_ref().is_some_and(|value| value.get(at) == Some(&byte)))
+    }
+
     /// Whether a file's data is that, but for what was written there.
     fn is_but(&self, ino: u64, page: &[u8], written: Written) -> bool {
         let past = self.past.get(&(ino, Fact::Data)).filter(|_| self.present.contains(&ino));
@@ -133,35 +152,6 @@ impl<B: Backend> World<B> {
         client.kernel.kept.first_dirty().is_some() || client.ops.values().any(flush)
     }
 
-    /// A process stores into a map of an open file. It is judged when it is written back, if its kernel had the present page.
-    pub fn store(&mut self, at: usize, ino: u64, fh: Fh, data: Vec<u8>) {
-        let client = &self.clients[at];
-        let present = self.is_judged(at, client)
-            && client.cache.level() != Level::None
-            && !client.telling.is_told(ino)
-            && !self.under_way(client).1.contains(&ino);
-        if present && !client.kernel.kept.is_dirty(ino) {
-            self.stores.insert((at, ino), self.server.written());
-        }
-        self.clients[at].kernel.kept.store(ino, fh, data);
-    }
-
-    /// Nobody else wrote between a store and its writing back.
-    pub(super) fn judge_store(&mut self, at: usize, ino: u64, answer: &Answer) {
-        let Some(before) = self.stores.remove(&(at, ino)) else { return };
-        let written = self.server.written();
-        let since = written.strip_prefix(before.as_slice()).unwrap_or_default();
-        let by: Vec<u64> = since.iter().filter(|(_, of)| *of == ino).map(|(by, _)| *by).collect();
-        let own = by.contains(&(at as u64));
-        let is_alone = by.iter().all(|by| *by == at as u64);
-        if *answer == Answer::Failed(Errno::IO) && is_alone && !self.clients[at].may_fail {
-            self.undone.push(format!("{} was refused stores into {ino}, and nobody else wrote", name_of(at)));
-        }
-        if matches!(answer, Answer::Written(_)) && own && by.first() != Some(&(at as u64)) {
-            self.undone.push(format!("{} has undone what was written into {ino}", name_of(at)));
-        }
-    }
-
     /// Invariant 2 for what kernels keep of open files and directories.
     pub fn check_kept(&self) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
@@ -172,6 +162,7 @@ impl<B: Backend> World<B> {
                 let written = client.kernel.kept.written(ino);
                 let told = client.telling.is_told(ino)
                     || client.kernel.kept.is_dirty(ino)
+                    || self.server.owes(at, ino, false)
                     || self.moves_data(at, ino) && written.is_none()
                     || self.changes_otherwise(client, ino);
                 let is_so = match written {

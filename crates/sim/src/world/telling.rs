@@ -205,6 +205,10 @@ impl<B: Backend> World<B> {
     /// The job waits for a worker; what goes first does so at its end.
     fn wait_for(&mut self, at: usize, stuck: Stuck) -> bool {
         let over = self.is_over(at, &stuck);
+        if over && let Some(stuck) = self.launder(at, &stuck) {
+            self.clients[at].telling.stuck = Some(stuck);
+            return true;
+        }
         let client = &mut self.clients[at];
         let telling = &mut client.telling;
         let job = &mut telling.jobs[0];
@@ -223,14 +227,29 @@ impl<B: Backend> World<B> {
         true
     }
 
+    /// What was stored while a page waited to be dropped is written back first (`invalidate_inode_pages2`).
+    fn launder(&mut self, at: usize, stuck: &Stuck) -> Option<Stuck> {
+        let locks = stuck.ranges.iter().any(|range| range.0 == 0);
+        if !locks {
+            return None;
+        }
+        let op = self.clients[at].kernel.kept.write_back(stuck.ino)?;
+        self.trace.push(format!("{}'s kernel writes back {}", name_of(at), stuck.ino));
+        let flush = Some(self.put(at, op));
+        Some(Stuck { ino: stuck.ino, range: stuck.range, ranges: stuck.ranges.clone(), flush })
+    }
+
     /// All is told but for what is slow, and what there was no worker for.
     fn end_job(&mut self, at: usize) -> bool {
         let mut moved = false;
         for stuck in std::mem::take(&mut self.clients[at].telling.slow) {
             let over = self.is_over(at, &stuck);
+            let again = if over { self.launder(at, &stuck) } else { None };
             let client = &mut self.clients[at];
             let job = &mut client.telling.jobs[0];
-            if over {
+            if let Some(stuck) = again {
+                client.telling.slow.push(stuck);
+            } else if over {
                 self.drop_stuck(at, &stuck);
             } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
                 job.stale.push_back(stuck.stale());

@@ -1,0 +1,99 @@
+//! Stores into maps, from being made until they are written back, and what may change a byte of a file.
+
+use super::{Backend, World, name_of};
+use nigh_cache::{Answer, Fh, Level, Op};
+use nigh_types::{Errno, OpId, WriteFlags};
+use std::collections::BTreeMap;
+
+/// Stores into one file of one client that are written back together.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// Since when its kernel has some.
+    since: u64,
+    /// The writes that the tree had seen then, if its kernel had the present page.
+    before: Option<Vec<(u64, u64)>>,
+    bytes: BTreeMap<u64, u8>,
+}
+
+impl<B: Backend> World<B> {
+    /// A process stores into a map of an open file. It is judged when it is written back, if its kernel had the present page.
+    pub fn store(&mut self, at: usize, ino: u64, fh: Fh, (offset, bytes): (u64, &[u8])) {
+        let client = &self.clients[at];
+        let is_present = self.is_judged(at, client)
+            && client.cache.level() != Level::None
+            && !client.telling.is_told(ino)
+            && !self.under_way(client).1.contains(&ino);
+        let before = || is_present.then(|| self.server.written());
+        let stored = self.stores.entry((at, ino));
+        let stored =
+            stored.or_insert_with(|| Stored { since: self.tick, before: before(), bytes: BTreeMap::new() });
+        stored.bytes.extend((offset..).zip(bytes.iter().copied()));
+        self.clients[at].kernel.kept.store(ino, fh, (offset, bytes));
+    }
+
+    /// A kernel begins to write back what it has.
+    pub(super) fn begin_flush(&mut self, at: usize, id: OpId, op: &Op) {
+        if let Op::Write { ino, offset, data, flags: WriteFlags { flush: true, .. }, .. } = op {
+            let Some(mut stored) = self.stores.remove(&(at, *ino)) else { return };
+            let pages: BTreeMap<u64, u8> = (*offset..).zip(data.iter().copied()).collect();
+            // A page that its kernel gave up is written back by none.
+            stored.bytes.retain(|at, byte| pages.get(at) == Some(byte));
+            self.flushed.insert(id, stored);
+        }
+    }
+
+    /// No other client wrote between a store and its writing back, or both are in the file.
+    pub(super) fn judge_store(&mut self, at: usize, (id, ino): (OpId, u64), answer: &Answer) {
+        let Some(stored) = self.flushed.remove(&id) else { return };
+        if matches!(answer, Answer::Failed(_)) {
+            self.doubtful.extend(stored.bytes.iter().map(|(at, byte)| (ino, *at, *byte)));
+        }
+        let lost =
+            stored.bytes.iter().find(|(at, byte)| !self.facts.had_byte(ino, stored.since, (**at, **byte)));
+        // The fake's effects are not looked at one by one.
+        if let (Some((offset, byte)), Answer::Written(_), true) = (lost, answer, B::FLUSHES_FIRST) {
+            let lie =
+                format!("{} has stored {byte} at {offset} of {ino}, and it was never there", name_of(at));
+            self.undone.push(lie);
+        }
+        let Some(before) = stored.before else { return };
+        let written = self.server.written();
+        let since = written.strip_prefix(before.as_slice()).unwrap_or_default();
+        let by: Vec<u64> = since.iter().filter(|(_, of)| *of == ino).map(|(by, _)| *by).collect();
+        let own = by.contains(&(at as u64));
+        let is_alone = by.iter().all(|by| *by == at as u64);
+        let merges = B::FLUSHES_FIRST && !self.limited;
+        if *answer == Answer::Failed(Errno::IO) && !self.clients[at].may_fail && (is_alone || merges) {
+            let and = if is_alone { ", and nobody else wrote" } else { ", and was never cut off" };
+            self.undone.push(format!("{} was refused stores into {ino}{and}", name_of(at)));
+        }
+        if !B::FLUSHES_FIRST
+            && matches!(answer, Answer::Written(_))
+            && own
+            && by.first() != Some(&(at as u64))
+        {
+            self.undone.push(format!("{} has undone what was written into {ino}", name_of(at)));
+        }
+    }
+
+    /// Each byte that has changed was being written, or was stored, by a client whose request was not answered.
+    pub(super) fn judge_bytes(&mut self) {
+        let changed = std::mem::take(&mut self.facts.changed);
+        for (ino, at, byte) in changed.into_iter().filter(|_| B::FLUSHES_FIRST) {
+            let is_it = |stored: &Stored| stored.bytes.get(&at) == Some(&byte);
+            let writes = |(id, op): (&OpId, &Op)| match op {
+                Op::Write { ino: of, flags: WriteFlags { flush: true, .. }, .. } => {
+                    *of == ino && self.flushed.get(id).is_some_and(is_it)
+                }
+                Op::Write { ino: of, offset, data, .. } => {
+                    *of == ino && (*offset..).zip(data).any(|there| there == (at, &byte))
+                }
+                _ => false,
+            };
+            let is_written = self.clients.iter().any(|client| client.ops.iter().any(writes));
+            if !is_written && !self.doubtful.contains(&(ino, at, byte)) {
+                self.undone.push(format!("{ino} has {byte} at {at}, which nobody has written there now"));
+            }
+        }
+    }
+}
