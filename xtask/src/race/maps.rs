@@ -5,19 +5,20 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 
 use super::stage::{Meter, Stage, Told};
 
-const LENGTH: u16 = 8192;
+/// Of a file that is mapped.
+pub const LENGTH: u16 = 8192;
 
-/// A shared map of the file; unmapped when dropped.
-struct Map(*mut u8);
+/// A shared map of a file of that length; unmapped when dropped.
+pub struct Map(*mut u8);
 
 impl Map {
-    fn of(file: &File) -> io::Result<Map> {
+    pub fn of(file: &File) -> io::Result<Map> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let length = usize::from(LENGTH);
         // SAFETY: a new mapping, of a file that is that long.
@@ -34,7 +35,14 @@ impl Map {
         unsafe { AtomicU64::from_ptr(self.0.add(usize::from(at)).cast()) }
     }
 
-    fn sync(&self) -> io::Result<()> {
+    /// The byte there, below `LENGTH`.
+    pub fn byte(&self, at: u16) -> &AtomicU8 {
+        assert!(at < LENGTH);
+        // SAFETY: inside the mapping, and others change it as they like.
+        unsafe { AtomicU8::from_ptr(self.0.add(usize::from(at))) }
+    }
+
+    pub fn sync(&self) -> io::Result<()> {
         // SAFETY: the whole mapping.
         let done = unsafe { libc::msync(self.0.cast(), usize::from(LENGTH), libc::MS_SYNC) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -97,7 +105,44 @@ pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<
         Ok(())
     };
     let meter = stage.both(store, write)?;
-    for top in [first, second] {
+    in_the_end([first, second], count, distance)?;
+    Ok(meter)
+}
+
+/// Both sides store into maps and sync, the first at 0 and the second at `distance`. Each sees what the other told; no store is lost.
+pub fn both_stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<Meter> {
+    fs::write(first.join("f"), vec![0; usize::from(LENGTH)])?;
+    let (stage, told) = (Stage::default(), [Told::default(), Told::default()]);
+    let side =
+        |top: &Path, [own, other]: [&Told; 2], [at, others]: [u16; 2], meter: &mut Meter| -> Result<()> {
+            let open = || OpenOptions::new().read(true).write(true).open(top.join("f"));
+            let map = meter.call("mmap", || Map::of(&open()?))?;
+            for value in 1..=count {
+                stage.wait_until(|| other.told() + 4 > value)?;
+                own.begin(value);
+                meter.time("store", || map.word(at).store(value, Ordering::SeqCst));
+                meter.call("msync", || map.sync())?;
+                own.tell(value);
+                let least = other.told();
+                let seen = meter.time("load", || map.word(others).load(Ordering::SeqCst));
+                in_order("the other's word", seen, least, other.begun())?;
+                let stored = meter.time("load", || map.word(at).load(Ordering::SeqCst));
+                ensure!(stored == value, "a store of {value} became {stored}");
+            }
+            Ok(())
+        };
+    let [one, two] = &told;
+    let meter = stage.both(
+        |meter| side(first, [one, two], [0, distance], meter),
+        |meter| side(second, [two, one], [distance, 0], meter),
+    )?;
+    in_the_end([first, second], count, distance)?;
+    Ok(meter)
+}
+
+/// Both words are the last ones, on both sides.
+fn in_the_end(tops: [&Path; 2], count: u64, distance: u16) -> Result<()> {
+    for top in tops {
         let bytes = fs::read(top.join("f"))?;
         for at in [0, usize::from(distance)] {
             let word = bytes.get(at..at + 8).context("the file is short")?.try_into()?;
@@ -105,5 +150,5 @@ pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<
             ensure!(value == count, "{}: the word at {at} is {value} in the end", top.display());
         }
     }
-    Ok(meter)
+    Ok(())
 }

@@ -6,7 +6,7 @@
 
 mod appends;
 mod data;
-mod maps;
+pub(crate) mod maps;
 mod names;
 mod scans;
 mod sizes;
@@ -51,6 +51,10 @@ pub enum Race {
     Mapped,
     /// The same within one page.
     MappedPage,
+    /// Both store into a map and sync, in different pages.
+    Stored,
+    /// The same within one page.
+    StoredPage,
 }
 
 #[derive(clap::Args)]
@@ -93,6 +97,8 @@ pub fn run(options: &Options) -> Result<bool> {
         Race::Saves => data::both_ways(first, second, count, data::saves),
         Race::Mapped => maps::stored(first, second, count, 4096),
         Race::MappedPage => maps::stored(first, second, count, 8),
+        Race::Stored => maps::both_stored(first, second, count, 4096),
+        Race::StoredPage => maps::both_stored(first, second, count, 8),
     }?;
     println!(
         "{}",

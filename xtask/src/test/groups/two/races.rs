@@ -42,6 +42,8 @@ const RACES: &[Race] = &[
     race("saves", 1000, 200),
     race("mapped", 2000, 400),
     race("mapped-page", 2000, 400),
+    race("stored", 1000, 300),
+    race("stored-page", 1000, 300),
 ];
 
 /// The others, shorter, between kernels that can be told less.
@@ -49,10 +51,11 @@ const MIXED: &[Race] =
     &[race("names-spread", 600, 300), race("told-spread", 600, 300), race("saves", 200, 100)];
 
 /// With `--long`, at every level and with the oldest protocol: both change names of one directory, one writes and
-/// the other reads, both write in place, both append, one stores into a map and the other writes.
+/// the other reads, both write in place, both append, one stores into a map and the other writes or stores too.
 const LONG: &[Race] = &[
     race("mapped", 10_000, 0),
     race("mapped-page", 10_000, 0),
+    race("stored-page", 10_000, 0),
     race("names", 10_000, 0),
     race("told", 10_000, 0),
     race("records", 10_000, 0),
@@ -70,9 +73,9 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         (", 10,000 at level all", [ALL, ALL], LONG),
         (", 10,000 at level no-epoch", [NO_EPOCH, NO_EPOCH], LONG),
         // Such a kernel keeps mapped pages (docs/semantics.md, S1).
-        (", 10,000 at level none", [NONE, NONE], &LONG[2..]),
+        (", 10,000 at level none", [NONE, NONE], &LONG[3..]),
         // And such a one shows an append for a moment at the end that it knew (docs/semantics.md, "O_APPEND").
-        (", 10,000 with protocol 7.31", [OLD, OLD], &LONG[..6]),
+        (", 10,000 with protocol 7.31", [OLD, OLD], &LONG[..7]),
     ];
     let kinds = if world.long { long } else { usual };
     for (what, kinds, races) in kinds {
