@@ -10,9 +10,11 @@
 //! | --- | --- |
 //! | `search` | the search, of any object |
 //! | `names`, `registers` | the objects: what a change makes of one, and when a look fits |
+//! | `cells` | bytes that are stored into maps, which are judged without a search |
 //! | `pieces`, `judge` | a history divided into changes and looks of objects, and the verdict |
 //! | `text`, `read` | the form in which a history is kept |
 
+mod cells;
 mod judge;
 mod names;
 mod pieces;
@@ -32,6 +34,8 @@ pub const NAMES: u8 = 4;
 pub const DIRS: u8 = 2;
 /// A later modification time is the server's own.
 pub const LAST_SET_TIME: i64 = 1_500_000_000;
+/// Bytes of a window's shared file that are stored into through maps.
+pub const CELLS: u8 = 4;
 
 /// Everything of one window. Moments are ns of one clock.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -200,6 +204,15 @@ pub enum Call {
     Fsync {
         file: File,
     },
+    /// Stores a byte into a shared map and has it written back (msync). 0 is never stored.
+    Store {
+        cell: u8,
+        byte: u8,
+    },
+    /// Loads it.
+    Load {
+        cell: u8,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -214,7 +227,7 @@ pub enum Answer {
     Target(Label),
     /// Of `List`: number of a name ([`NAMES`] for one that nobody makes) and inode, in the order of the listing.
     Listed(Vec<(u8, u64)>),
-    /// Of `Read` (`None`: the file is empty) and `GetXattr` (`None`: there is none).
+    /// Of `Read` (`None`: the file is empty), `GetXattr` (`None`: there is none) and `Load` (`None`: 0).
     Value(Option<u64>),
 }
 
@@ -245,6 +258,7 @@ impl Call {
                 | Call::GetXattr { .. }
                 | Call::Read { .. }
                 | Call::Fsync { .. }
+                | Call::Load { .. }
         )
     }
 

@@ -1,14 +1,16 @@
 //! The calls of a worker, by descriptors of a window's two directories and of what was opened in them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
-use nigh_sim::history::{Answer, Call, File, How, Kind, LAST_SET_TIME, Label, NAMES, Seen, Slot};
+use nigh_sim::history::{Answer, CELLS, Call, File, How, Kind, LAST_SET_TIME, Label, NAMES, Seen, Slot};
 use nigh_types::Errno;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, StatxFlags, Timespec, XattrFlags};
 
 use super::worker::{NOT_FOLLOWED, name};
 use crate::listing;
 use crate::load::moment;
+use crate::race::maps::Map;
 
 const XATTR: &str = "user.word";
 
@@ -20,6 +22,9 @@ pub struct Opened {
 
 /// A window's directories.
 pub struct Dirs(pub Vec<OwnedFd>);
+
+/// Where the cells of a window's shared file lie: neighbours in one page, and two in another one.
+const CELLS_AT: [u16; CELLS as usize] = [7, 8, 4096, 8191];
 
 /// How a look is made, where there are several ways.
 #[derive(Clone, Copy)]
@@ -115,6 +120,31 @@ impl Dirs {
             _ => Err(rustix::io::Errno::NOSYS),
         }
     }
+}
+
+/// A store into a map that is written back, or a load from it.
+pub fn of_map(map: &Map, call: Call) -> Told {
+    let result = match call {
+        Call::Store { cell, byte } => {
+            map.byte(CELLS_AT[usize::from(cell)]).store(byte, Ordering::SeqCst);
+            map.sync().map(|()| Answer::Done)
+        }
+        Call::Load { cell } => Ok(loaded(map.byte(CELLS_AT[usize::from(cell)]).load(Ordering::SeqCst))),
+        _ => Err(std::io::Error::from_raw_os_error(libc::ENOSYS)),
+    };
+    let errno = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+    let answer = result.unwrap_or_else(|error| Answer::Failed(errno(error)));
+    Told { end: moment(), answer: Some(answer), opened: None }
+}
+
+/// What the cells of a shared file hold.
+pub fn cells(bytes: &[u8]) -> Vec<(Call, Answer)> {
+    let byte = |at: &u16| bytes.get(usize::from(*at)).copied().unwrap_or(0);
+    (0..).zip(&CELLS_AT).map(|(cell, at)| (Call::Load { cell }, loaded(byte(at)))).collect()
+}
+
+fn loaded(byte: u8) -> Answer {
+    Answer::Value(Some(u64::from(byte)).filter(|byte| *byte > 0))
 }
 
 /// What is made belongs to the group of that number: so everybody sees who made it.

@@ -75,8 +75,8 @@ pub fn check(world: &World, time: Duration, seed: u64) -> Result<()> {
 fn plan(number: u32) -> Plan {
     let (time, limit) = (Duration::from_secs(6), Duration::from_secs(120));
     match number % 3 {
-        0 => Plan { number, calls: 200, time, change_ms: None, limit },
-        _ => Plan { number, calls: 400, time, change_ms: Some(250), limit },
+        0 => Plan { number, calls: 200, time, change_ms: None, maps: true, limit },
+        _ => Plan { number, calls: 400, time, change_ms: Some(250), maps: true, limit },
     }
 }
 

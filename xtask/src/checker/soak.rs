@@ -155,7 +155,8 @@ impl<'w> Soak<'w> {
             let mut faults = Faults::new(steps);
             // When all is mended they go on for a while.
             let time = faults.end() + Duration::from_secs(3);
-            let plan = Plan { number, calls: 3_000, time, change_ms, limit: time + Duration::from_secs(60) };
+            let limit = time + Duration::from_secs(60);
+            let plan = Plan { number, calls: 3_000, time, change_ms, maps: false, limit };
             let Done { history, report } = window::run(&mut self.stage, &plan, self.seed, &mut faults)?;
             self.counts.add(&history, &report);
             self.count(&faults);

@@ -12,7 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use super::calls;
 use super::faults::Faults;
 use super::stage::{MOUNTS, Stage, WORKERS};
-use super::worker::{Calls, NOT_FOLLOWED, Order, Pace, dir_name, name};
+use super::worker::{BYTES, Calls, MAPPED, NOT_FOLLOWED, Order, Pace, dir_name, name};
 use crate::load::moment;
 use crate::root;
 
@@ -31,6 +31,8 @@ pub struct Plan {
     pub time: Duration,
     /// Between two changes; `None`: as fast as they go.
     pub change_ms: Option<u64>,
+    /// Whether workers store into a shared map: not where mounts lose what they have open, since then a load is fatal.
+    pub maps: bool,
     pub limit: Duration,
 }
 
@@ -104,7 +106,8 @@ fn start(stage: &mut Stage<'_>, plan: &Plan, window: &str) -> Result<Vec<PathBuf
         };
         let label = FIRST_LABEL + before;
         let calls = Calls { most: plan.calls, time_ms: u64::try_from(plan.time.as_millis())? };
-        let order = Order { window: window.to_owned(), log: log.clone(), label, calls, pace };
+        let bytes = if plan.maps { 1 + BYTES * u8::try_from(number)? } else { 0 };
+        let order = Order { window: window.to_owned(), log: log.clone(), label, calls, pace, bytes };
         worker.calls.clone_from(&log);
         worker.tell(&order.line())?;
         logs.push(log);
@@ -177,6 +180,9 @@ fn truth(history: &mut History, dir: &Path) -> Result<()> {
         let answer = Some((now, answer));
         history.records.push(Record { mount: Record::EXPORT, worker: 0, begin: now, answer, call });
     };
+    for (call, answer) in calls::cells(&fs::read(dir.join(MAPPED))?) {
+        add(call, answer);
+    }
     for slot in Slot::all() {
         let path = dir.join(dir_name(slot.dir())).join(name(slot.name()));
         let seen = match rustix::fs::statat(CWD, &path, NOT_FOLLOWED) {

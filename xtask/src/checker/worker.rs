@@ -8,12 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use nigh_sim::history::{Call, DIRS, How, Label, NAMES, Slot};
+use nigh_sim::history::{CELLS, Call, DIRS, How, Label, NAMES, Slot};
 use nigh_sim::random::Dice;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::calls::{Dirs, Opened};
 use crate::load::moment;
+use crate::race::maps::{LENGTH, Map};
+
+/// So many bytes are one worker's.
+pub const BYTES: u8 = 40;
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -34,6 +38,8 @@ pub struct Order {
     pub label: Label,
     pub calls: Calls,
     pub pace: Pace,
+    /// Of the bytes that it stores into the shared map; 0: it stores none.
+    pub bytes: u8,
 }
 
 /// How many calls.
@@ -61,11 +67,17 @@ impl Order {
             Pace::Turns { change_ms, worker, workers } => (change_ms, worker, workers),
         };
         let Order { window, log, label, calls: Calls { most, time_ms }, .. } = self;
-        format!("work {window} {} {label} {most} {time_ms} {change_ms} {worker} {workers}\n", log.display())
+        format!(
+            "work {window} {} {label} {most} {time_ms} {change_ms} {worker} {workers} {}\n",
+            log.display(),
+            self.bytes
+        )
     }
 
     fn read(words: &[&str]) -> Option<Order> {
-        let [window, log, label, most, time_ms, change_ms, worker, workers] = words else { return None };
+        let [window, log, label, most, time_ms, change_ms, worker, workers, bytes] = words else {
+            return None;
+        };
         let pace = match change_ms.parse().ok()? {
             0 => Pace::Fast,
             change_ms => {
@@ -78,6 +90,7 @@ impl Order {
             label: label.parse().ok()?,
             calls: Calls { most: most.parse().ok()?, time_ms: time_ms.parse().ok()? },
             pace,
+            bytes: bytes.parse().ok()?,
         })
     }
 }
@@ -119,8 +132,12 @@ fn make(dir: &Path) -> Result<()> {
     for part in 0..DIRS {
         std::fs::create_dir_all(dir.join(dir_name(part)))?;
     }
+    std::fs::write(dir.join(MAPPED), vec![0; usize::from(LENGTH)])?;
     Ok(())
 }
+
+/// A window's shared file.
+pub const MAPPED: &str = "mapped";
 
 /// Of a window's directory.
 #[must_use]
@@ -149,6 +166,8 @@ struct Paused {
     labels: Label,
     /// In which of its turns it made its latest change.
     turn: u64,
+    map: Option<Map>,
+    stored: u8,
 }
 
 impl Paused {
@@ -166,7 +185,14 @@ impl<'d> Work<'d> {
         };
         let dirs = Dirs((0..DIRS).map(open).collect::<rustix::io::Result<_>>()?);
         let log = File::options().create(true).append(true).open(&order.log)?;
-        Ok(Work { dice, inner: Paused { order, dirs, log, files: Vec::new(), labels: 0, turn: 0 } })
+        let mapped = || {
+            let path = mount.join(&order.window).join(MAPPED);
+            let file = File::options().read(true).write(true).open(path)?;
+            Map::of(&file)
+        };
+        let map = (order.bytes > 0).then(mapped).transpose()?;
+        let inner = Paused { order, dirs, log, files: Vec::new(), labels: 0, turn: 0, map, stored: 0 };
+        Ok(Work { dice, inner })
     }
 
     fn pause(self) -> Paused {
@@ -210,6 +236,9 @@ impl<'d> Work<'d> {
         for dir in 0..DIRS {
             self.make(Call::List { dir })?;
         }
+        for cell in (0..CELLS).filter(|_| self.inner.map.is_some()).collect::<Vec<u8>>() {
+            self.make(Call::Load { cell })?;
+        }
         for at in 0..self.inner.files.len() {
             let file = self.inner.files[at].file;
             self.make(Call::Fstat { file })?;
@@ -224,7 +253,10 @@ impl<'d> Work<'d> {
         let forced = self.dice.below(8) == 0;
         let seek = self.dice.below(3) == 0;
         inner.log.write_all(format!("> {} {call}\n", moment()).as_bytes())?;
-        let told = inner.dirs.make(call, &inner.files, super::calls::Way { forced, seek });
+        let told = match (&inner.map, call) {
+            (Some(map), Call::Store { .. } | Call::Load { .. }) => super::calls::of_map(map, call),
+            _ => inner.dirs.make(call, &inner.files, super::calls::Way { forced, seek }),
+        };
         let end = told.end;
         if let Some(opened) = told.opened {
             inner.files.push(opened);
@@ -261,7 +293,18 @@ impl<'d> Work<'d> {
         self.inner.files.iter().rev().nth(back).map(|opened| opened.file)
     }
 
+    /// A byte that no other worker stores.
+    fn store(&mut self) -> Call {
+        let Paused { order, stored, .. } = &mut self.inner;
+        *stored = (*stored + 1) % BYTES;
+        let byte = order.bytes + *stored;
+        Call::Store { cell: self.below(CELLS), byte }
+    }
+
     fn change(&mut self) -> Call {
+        if self.inner.map.is_some() && self.dice.below(8) == 0 {
+            return self.store();
+        }
         let (slot, label) = (self.slot(), self.label());
         let other = Slot((slot.0 + 1 + self.below(Slot::COUNT - 1)) % Slot::COUNT);
         let Some(file) = self.file() else { return Call::Create { slot, label, mode: 0o644 } };
@@ -289,6 +332,9 @@ impl<'d> Work<'d> {
     }
 
     fn look(&mut self) -> Call {
+        if self.inner.map.is_some() && self.dice.below(8) == 0 {
+            return Call::Load { cell: self.below(CELLS) };
+        }
         let slot = self.slot();
         match (self.dice.below(16), self.file()) {
             (0 | 1, _) => Call::Open { slot },
@@ -314,7 +360,8 @@ mod tests {
     fn an_order_is_read_as_it_was_given() {
         let calls = Calls { most: 200, time_ms: 6_000 };
         for pace in [Pace::Fast, Pace::Turns { change_ms: 250, worker: 2, workers: 6 }] {
-            let order = Order { window: "w7".into(), log: "log/7".into(), label: 70_000, calls, pace };
+            let log = "log/7".into();
+            let order = Order { window: "w7".into(), log, label: 70_000, calls, pace, bytes: 41 };
             let line = order.line();
             let words: Vec<&str> = line.trim_end().split(' ').collect();
             assert_eq!(Order::read(&words[1..]), Some(order));

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::cells;
 use super::names::Names;
 use super::pieces::{Pieces, divide};
 use super::registers::{Contents, Register};
@@ -69,6 +70,7 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
         why,
         around: vec![history.records[record].clone()],
     })?;
+    cells::judge(history)?;
     let mut judge = Judge { history, report: Report::default() };
     judge.report.calls = history.records.len() as u64;
     judge.report.unknown = pieces.unknown;

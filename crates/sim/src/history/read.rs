@@ -4,7 +4,7 @@ use std::str::{FromStr, SplitAsciiWhitespace};
 
 use nigh_types::Errno;
 
-use super::{Answer, Call, DIRS, File, History, How, Kind, NAMES, Record, Seen, Slot};
+use super::{Answer, CELLS, Call, DIRS, File, History, How, Kind, NAMES, Record, Seen, Slot};
 
 /// A line that says nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -96,6 +96,10 @@ fn file(words: &mut Words<'_>) -> Option<File> {
     Some(File { label: label.parse().ok()?, ino: ino.parse().ok()? })
 }
 
+fn cell(words: &mut Words<'_>) -> Option<u8> {
+    next(words).filter(|cell| *cell < CELLS)
+}
+
 fn call(words: &mut Words<'_>) -> Option<Call> {
     let call = match words.next()? {
         "create" => Call::Create { slot: slot(words)?, label: next(words)?, mode: octal(words)? },
@@ -121,6 +125,8 @@ fn call(words: &mut Words<'_>) -> Option<Call> {
         "write" => Call::Write { file: file(words)?, word: next(words)? },
         "read" => Call::Read { file: file(words)? },
         "fsync" => Call::Fsync { file: file(words)? },
+        "store" => Call::Store { cell: cell(words)?, byte: next(words)? },
+        "load" => Call::Load { cell: cell(words)? },
         _ => return None,
     };
     Some(call)

@@ -52,6 +52,8 @@ impl fmt::Display for Call {
             Call::Write { file, word } => write!(f, "write {file} {word}"),
             Call::Read { file } => write!(f, "read {file}"),
             Call::Fsync { file } => write!(f, "fsync {file}"),
+            Call::Store { cell, byte } => write!(f, "store {cell} {byte}"),
+            Call::Load { cell } => write!(f, "load {cell}"),
         }
     }
 }

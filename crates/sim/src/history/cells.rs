@@ -1,0 +1,67 @@
+//! Bytes that are stored into shared maps.
+//!
+//! A store is in its own mount's page at once, on the server when it is written back, and on other mounts when they have dropped their
+//! pages, by the end of msync at the latest. So while a store is under way each mount may show the byte as it was or as it becomes,
+//! in whatever order (docs/semantics.md, S1). A load must have found a byte that was not replaced for certain before the load began: no
+//! other store began after that byte's store had ended, and ended before the load began.
+
+use super::{Answer, CELLS, Call, History, Record, Violation};
+
+/// A byte is stored, or was there at first.
+struct Store {
+    begin: u64,
+    /// `u64::MAX`: it is not known whether it is done.
+    end: u64,
+    byte: u8,
+}
+
+/// # Errors
+/// A load that no store explains.
+pub fn judge(history: &History) -> Result<(), Violation> {
+    // A store that was under way at a kill may be done again after it.
+    let doubt = |end: u64, begin: u64| {
+        let met = history.kills.iter().filter(|(from, to)| begin <= *to && end >= *from);
+        met.map(|(_, to)| *to).max().map_or(end, |to| to.max(end))
+    };
+    for cell in 0..CELLS {
+        let stores = history.records.iter().filter_map(|record| match (&record.call, &record.answer) {
+            (Call::Store { cell: of, byte }, answer) if *of == cell => {
+                let end = match answer {
+                    Some((end, Answer::Done)) => doubt(*end, record.begin),
+                    _ => u64::MAX,
+                };
+                Some(Store { begin: record.begin, end, byte: *byte })
+            }
+            _ => None,
+        });
+        let stores: Vec<Store> = [Store { begin: 0, end: 0, byte: 0 }].into_iter().chain(stores).collect();
+        for (number, load) in history.records.iter().enumerate() {
+            let (Call::Load { cell: of }, Some((end, Answer::Value(value)))) = (&load.call, &load.answer)
+            else {
+                continue;
+            };
+            let may_be = |store: &&Store| {
+                let replaced = |other: &Store| other.begin > store.end && other.end < load.begin;
+                u64::from(store.byte) == value.unwrap_or(0)
+                    && store.begin <= *end
+                    && !stores.iter().any(replaced)
+            };
+            if *of == cell && !stores.iter().any(|store| may_be(&store)) {
+                return Err(refused(history, cell, number));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn refused(history: &History, cell: u8, number: usize) -> Violation {
+    let load = &history.records[number];
+    let end = load.answer.as_ref().map_or(u64::MAX, |(end, _)| *end);
+    let of_it = |record: &&Record| matches!(record.call, Call::Store { cell: of, .. } if of == cell);
+    let mut around: Vec<Record> =
+        history.records.iter().filter(of_it).filter(|store| store.begin <= end).cloned().collect();
+    around.sort_by_key(|record| record.begin);
+    around.push(load.clone());
+    let why = "no store explains the last of these calls".to_owned();
+    Violation { object: format!("cell {cell} of the map"), record: number, why, around }
+}
