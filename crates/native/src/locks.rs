@@ -1,11 +1,13 @@
 //! The server's table of locks, without I/O. See docs/decisions/0011-locks.md.
 
+mod book;
+mod intervals;
 mod left;
 mod ranges;
 
+use book::Book;
 use left::Left;
 use nigh_types::{CallId, Errno, LockInfo, LockKind};
-use ranges::Ranges;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Calls of one session that may wait for locks.
@@ -15,7 +17,11 @@ const MAX_RANGES: u64 = 65_536;
 /// Calls that may wait for locks of one object: each is looked at whenever something of it becomes free.
 const MAX_WAITS_OF_OBJECT: usize = 4_096;
 /// Locks that the search for a deadlock looks at.
-const MAX_SEARCH: u64 = 1 << 20;
+const MAX_SEARCH: u64 = 1 << 16;
+/// If so few owners wait for anything, the search looks at those of them that hold something, and not at all who do.
+const FEW_WAITING: usize = 64;
+/// Of a session, or of what waits, no more is looked at to learn whether the session is in the way.
+const MAX_LOOKED: usize = 1_024;
 
 /// Who holds a lock. flock(2) and fcntl(2) locks are two spaces that do not see each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -58,54 +64,15 @@ pub enum Tried {
 /// for a holder, and the search for deadlocks sees every cycle.
 #[derive(Debug)]
 pub struct LockTable<K> {
-    objects: BTreeMap<(K, bool), Holders>,
+    held: Book<K>,
     /// By arrival.
     waits: BTreeMap<u64, Wait<K>>,
     waits_of_object: BTreeMap<(K, bool), BTreeSet<u64>>,
     waits_of_owner: BTreeMap<LockOwner, BTreeSet<u64>>,
     waits_of_call: BTreeMap<(u64, CallId), u64>,
-    /// Ranges held, by session.
-    counts: BTreeMap<u64, u64>,
     left: Left<K>,
     arrivals: u64,
     ended: VecDeque<(u64, CallId, Result<(), Errno>)>,
-}
-
-/// Who holds something of one object.
-#[derive(Debug, Default)]
-struct Holders {
-    all: BTreeMap<LockOwner, Ranges>,
-    /// Those that write: only they are in the way of who reads.
-    writers: BTreeSet<LockOwner>,
-}
-
-impl Holders {
-    /// Changes what an owner has. How many ranges that was, and is.
-    fn change(&mut self, owner: LockOwner, change: impl FnOnce(&mut Ranges)) -> (u64, u64) {
-        let ranges = self.all.entry(owner).or_default();
-        let before = ranges.count();
-        change(ranges);
-        let after = ranges.count();
-        if ranges.has_writes() {
-            self.writers.insert(owner);
-        } else {
-            self.writers.remove(&owner);
-        }
-        if after == 0 {
-            self.all.remove(&owner);
-        }
-        (before, after)
-    }
-
-    /// All but that owner who may have something that excludes a claim of this kind.
-    fn rivals(&self, owner: LockOwner, kind: LockKind) -> impl Iterator<Item = (LockOwner, &Ranges)> {
-        let all = (kind == LockKind::Write).then_some(&self.all);
-        let writers = (kind == LockKind::Read).then_some(&self.writers);
-        let writers =
-            writers.into_iter().flatten().filter_map(move |writer| Some((writer, self.all.get(writer)?)));
-        let rivals = all.into_iter().flatten().chain(writers);
-        rivals.filter(move |(other, _)| **other != owner).map(|(other, ranges)| (*other, ranges))
-    }
 }
 
 #[derive(Debug)]
@@ -117,12 +84,11 @@ struct Wait<K> {
 impl<K: Ord + Copy> Default for LockTable<K> {
     fn default() -> LockTable<K> {
         LockTable {
-            objects: BTreeMap::new(),
+            held: Book::default(),
             waits: BTreeMap::new(),
             waits_of_object: BTreeMap::new(),
             waits_of_owner: BTreeMap::new(),
             waits_of_call: BTreeMap::new(),
-            counts: BTreeMap::new(),
             left: Left::default(),
             arrivals: 0,
             ended: VecDeque::new(),
@@ -183,10 +149,9 @@ impl<K: Ord + Copy> LockTable<K> {
     /// # Errors
     /// `ENOLCK`: it would leave a range on either side, one more than its session may hold.
     pub fn handle_unlock(&mut self, object: K, owner: LockOwner, start: u64, end: u64) -> Result<(), Errno> {
-        let ranges = self.objects.get(&(object, owner.flock)).and_then(|holders| holders.all.get(&owner));
-        let Some(ranges) = ranges else { return Ok(()) };
+        let Some(ranges) = self.held.ranges((object, owner.flock), owner) else { return Ok(()) };
         self.has_room(owner.session, u64::from(ranges.is_split_by(start, end)))?;
-        self.change(object, owner, |ranges| ranges.clear(start, end));
+        self.held.change((object, owner.flock), owner, |ranges| ranges.clear(start, end));
         self.grant_waiting((object, owner.flock));
         Ok(())
     }
@@ -201,12 +166,10 @@ impl<K: Ord + Copy> LockTable<K> {
     /// A session is forgotten, and its client may come back: as [`LockTable::handle_session_end`], but what it
     /// held can be claimed by whoever takes its place ([`LockTable::handle_heir`]).
     pub fn handle_forgotten(&mut self, session: u64) {
-        let LockTable { objects, left, .. } = self;
-        for (space, holders) in objects {
-            let first = LockOwner { session, flock: space.1, owner: 0 };
-            let last = LockOwner { owner: u64::MAX, ..first };
-            for (owner, ranges) in holders.all.range(first..=last) {
-                left.add(*space, *owner, ranges);
+        let LockTable { held, left, .. } = self;
+        for space in held.spaces(session) {
+            for (owner, ranges) in held.of_session(*space, session) {
+                left.add(*space, owner, ranges);
             }
         }
         self.free(session);
@@ -246,18 +209,9 @@ impl<K: Ord + Copy> LockTable<K> {
         for arrival in waits {
             self.dequeue(arrival);
         }
-        self.counts.remove(&session);
-        let mut freed = Vec::new();
-        for (space, holders) in &mut self.objects {
-            let before = holders.all.len();
-            holders.all.retain(|owner, _| owner.session != session);
-            holders.writers.retain(|owner| owner.session != session);
-            if holders.all.len() < before {
-                freed.push(*space);
-            }
-        }
-        self.objects.retain(|_, holders| !holders.all.is_empty());
-        freed.into_iter().for_each(|space| self.grant_waiting(space));
+        let freed = self.held.take_session(session);
+        let spaces: BTreeSet<(K, bool)> = freed.into_iter().map(|(space, ..)| space).collect();
+        spaces.into_iter().for_each(|space| self.grant_waiting(space));
     }
 
     /// A call that waits no longer, with its session: its lock is held now, or refused (`ENOLCK`).
@@ -268,51 +222,57 @@ impl<K: Ord + Copy> LockTable<K> {
     /// The first of the locks that exclude a claim, with its owner.
     #[must_use]
     pub fn conflict(&self, claim: &Claim<K>) -> Option<(LockOwner, LockInfo)> {
-        self.conflicts(claim).min_by_key(|(_, info)| info.start)
+        self.held.conflicts(claim).next()
     }
 
     /// Whether a session holds or waits for anything of an object.
     #[must_use]
     pub fn is_used_by(&self, object: &K, session: u64) -> bool {
         [false, true].into_iter().any(|flock| {
-            let first = LockOwner { session, flock, owner: 0 };
-            let last = LockOwner { session, flock, owner: u64::MAX };
             let space = (*object, flock);
-            let held = self.objects.get(&space).is_some_and(|h| h.all.range(first..=last).next().is_some());
+            let held = self.held.of_session(space, session).next().is_some();
             let mut waits = self.waits_of_object.get(&space).into_iter().flatten();
             held || waits.any(|at| self.waits.get(at).is_some_and(|w| w.claim.owner.session == session))
         })
     }
 
-    /// Whether locks of a session exclude a claim of another one.
-    #[must_use]
-    pub fn is_in_way(&self, session: u64, claim: &Claim<K>) -> bool {
-        let Claim { owner: LockOwner { flock, .. }, kind, start, end, .. } = *claim;
-        let first = LockOwner { session, flock, owner: 0 };
-        let last = LockOwner { session, flock, owner: u64::MAX };
-        let holders = self.objects.get(&claim.space());
-        let mut theirs = holders.into_iter().flat_map(|holders| holders.all.range(first..=last));
+    /// Whether locks of a session exclude a claim of another one, as far as its first owners tell.
+    fn is_in_way(&self, session: u64, claim: &Claim<K>) -> bool {
+        let Claim { kind, start, end, .. } = *claim;
+        let mut theirs = self.held.of_session(claim.space(), session).take(MAX_LOOKED);
         theirs.any(|(_, ranges)| ranges.first_conflict(start, end, kind).is_some())
     }
 
-    /// Whether any other session waits for what this one holds.
+    /// Whether any other session waits for what this one holds, as far as the first of both tell.
     #[must_use]
     pub fn is_waited_for(&self, session: u64) -> bool {
-        let mut others = self.waits.values().filter(|wait| wait.claim.owner.session != session);
+        let all = self.waits_of_object.len() < MAX_LOOKED;
+        let waited = all.then(|| self.waits_of_object.keys()).into_iter().flatten();
+        let spaces = (!all).then(|| self.held.spaces(session).take(MAX_LOOKED)).into_iter().flatten();
+        let theirs = |space: &&(K, bool)| self.held.of_session(**space, session).next().is_some();
+        let waits = waited.chain(spaces).filter(theirs).filter_map(|space| self.waits_of_object.get(space));
+        let waits = waits.flatten().take(MAX_LOOKED).filter_map(|arrival| self.waits.get(arrival));
+        let mut others = waits.filter(|wait| wait.claim.owner.session != session);
         others.any(|wait| self.is_in_way(session, &wait.claim))
+    }
+
+    /// How many ranges all sessions hold.
+    #[must_use]
+    pub fn ranges(&self) -> u64 {
+        self.held.count()
     }
 
     /// How many ranges a session holds.
     #[must_use]
     pub fn held(&self, session: u64) -> u64 {
-        self.counts.get(&session).copied().unwrap_or(0)
+        self.held.count_of(session)
     }
 
     /// Of each call that waits, in the order of arrival, the session and the sessions whose locks are in its
-    /// way. Each takes time with the locks on its object.
+    /// way, as far as the first thousand of these tell.
     pub fn waits(&self) -> impl Iterator<Item = (u64, BTreeSet<u64>)> {
         self.waits.values().map(|wait| {
-            let others = self.conflicts(&wait.claim).map(|(owner, _)| owner.session);
+            let others = self.conflicts(&wait.claim).take(MAX_LOOKED).map(|(owner, _)| owner.session);
             (wait.claim.owner.session, others.collect())
         })
     }
@@ -320,58 +280,41 @@ impl<K: Ord + Copy> LockTable<K> {
     /// Whether nothing is held and nobody waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.objects.is_empty() && self.waits.is_empty()
+        self.held.is_empty() && self.waits.is_empty()
     }
 
     /// Whether any lock that is held excludes a claim.
     fn is_excluded(&self, claim: &Claim<K>) -> bool {
-        self.conflicts(claim).next().is_some()
+        self.held.conflicts(claim).next().is_some()
     }
 
-    /// Of each owner that a claim must wait for, the first lock.
-    fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
-        let Claim { owner, kind, start, end, .. } = *claim;
-        let holders = self.objects.get(&claim.space()).into_iter();
-        let rivals = holders.flat_map(move |holders| holders.rivals(owner, kind));
-        rivals.filter_map(move |(other, ranges)| Some((other, ranges.first_conflict(start, end, kind)?)))
+    /// The locks that a claim must wait for, by their starts. Each takes time with the logarithm of the number of locks.
+    pub fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
+        self.held.conflicts(claim)
     }
 
     fn grant(&mut self, claim: &Claim<K>) -> Result<(), Errno> {
         let Claim { object, owner, kind, start, end, pid } = *claim;
-        let ranges = self.objects.get(&claim.space()).and_then(|holders| holders.all.get(&owner));
+        let ranges = self.held.ranges(claim.space(), owner);
         let split = ranges.is_some_and(|ranges| ranges.is_split_by(start, end));
         self.has_room(owner.session, 1 + u64::from(split))?;
-        self.change(object, owner, |ranges| ranges.set(start, end, kind, pid));
+        self.held.change((object, owner.flock), owner, |ranges| ranges.set(start, end, kind, pid));
         self.left.strike(claim);
         Ok(())
     }
 
     /// `ENOLCK`: with so many more a session would hold too many ranges.
     fn has_room(&self, session: u64, more: u64) -> Result<(), Errno> {
-        let count = self.counts.get(&session).copied().unwrap_or(0);
+        let count = self.held.count_of(session);
         if more == 0 || count + more <= MAX_RANGES { Ok(()) } else { Err(Errno::NOLCK) }
-    }
-
-    /// Changes what an owner holds, keeping count.
-    fn change(&mut self, object: K, owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
-        let holders = self.objects.entry((object, owner.flock)).or_default();
-        let (before, after) = holders.change(owner, change);
-        if holders.all.is_empty() {
-            self.objects.remove(&(object, owner.flock));
-        }
-        let count = self.counts.entry(owner.session).or_default();
-        *count = *count - before + after;
-        if *count == 0 {
-            self.counts.remove(&owner.session);
-        }
     }
 
     /// An owner's flock(2) lock of the kind that is not wanted any more.
     fn give_up_other_kind(&mut self, claim: &Claim<K>) -> bool {
-        let held = self.objects.get(&claim.space()).and_then(|holders| holders.all.get(&claim.owner));
+        let held = self.held.ranges(claim.space(), claim.owner);
         let other = held.is_some_and(|ranges| ranges.has_writes() != (claim.kind == LockKind::Write));
         if other {
-            self.change(claim.object, claim.owner, |ranges| ranges.clear(0, u64::MAX));
+            self.held.change(claim.space(), claim.owner, |ranges| ranges.clear(0, u64::MAX));
         }
         other
     }
@@ -421,6 +364,13 @@ impl<K: Ord + Copy> LockTable<K> {
         Some(claim)
     }
 
+    /// Whether that owner holds what excludes a claim of another one.
+    fn excludes(&self, owner: LockOwner, claim: &Claim<K>) -> bool {
+        let Claim { kind, start, end, .. } = *claim;
+        let ranges = self.held.ranges(claim.space(), owner);
+        ranges.is_some_and(|ranges| ranges.first_conflict(start, end, kind).is_some())
+    }
+
     /// Whether one of those that a claim would wait for waits, over however many others, for its owner. A search
     /// that does not end soon is taken for one that found it.
     fn is_deadlock(&self, claim: &Claim<K>) -> bool {
@@ -430,13 +380,26 @@ impl<K: Ord + Copy> LockTable<K> {
         let mut at = Some(*claim);
         let mut waits = Vec::new();
         while let Some(claim_at) = at {
-            for (owner, _) in self.conflicts(&claim_at) {
-                left -= 1;
-                if owner == claim.owner || left == 0 {
-                    return true;
-                }
-                if seen.insert(owner) {
+            let mut found = |owner: LockOwner| {
+                if owner != claim.owner && seen.insert(owner) {
                     ahead.push(owner);
+                }
+                owner == claim.owner
+            };
+            if self.waits_of_owner.len() <= FEW_WAITING {
+                for owner in self.waits_of_owner.keys().chain([&claim.owner]) {
+                    left -= 1;
+                    let excludes = *owner != claim_at.owner && self.excludes(*owner, &claim_at);
+                    if left == 0 || excludes && found(*owner) {
+                        return true;
+                    }
+                }
+            } else {
+                for (owner, _) in self.conflicts(&claim_at) {
+                    left -= 1;
+                    if left == 0 || found(owner) {
+                        return true;
+                    }
                 }
             }
             while waits.is_empty()

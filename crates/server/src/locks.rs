@@ -7,7 +7,7 @@ use crate::register::Who;
 use crate::session::Session;
 use nigh_native::lease::Object;
 use nigh_native::{Claim, LockOwner, LockTable, Tried};
-use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Reply, Response};
+use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Origin, Reply, Response};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,6 +37,12 @@ pub(crate) struct LockPicture {
     /// Of each wait the session, and those that hold what it waits for.
     pub(crate) waits: Vec<(u64, BTreeSet<u64>)>,
 }
+
+/// Ranges that the sessions of one origin may hold together, and those of all.
+const MOST_OF_ORIGIN: u64 = 1 << 18;
+const MOST_RANGES: u64 = 1 << 21;
+/// So many locks that exclude a claim are looked at for sessions whose clients are away.
+const MOST_IN_WAY: usize = 64;
 
 /// Looking for whom one waits takes time with the locks of that file.
 const WAITS_SHOWN: usize = 1_000;
@@ -180,12 +186,16 @@ impl Locks {
             if member.coming.remove(&id) == Some(true) {
                 return Some(Err(Errno::INTR));
             }
+            let (who, origin) = (member.who, member.session.origin);
             let owner = |owner, flock| LockOwner { session, flock, owner };
             match *call {
                 Call::Lock { owner: number, flock, kind, start, end, wait, pid, reclaim, .. } => {
                     let claim = claim(object, owner(number, flock), kind, (start, end), pid);
+                    if let Err(errno) = has_room(table, members, origin) {
+                        return Some(Err(errno));
+                    }
                     let tried = if reclaim {
-                        table.handle_claim(claim, self.grace.believes(member.who))
+                        table.handle_claim(claim, self.grace.believes(who))
                     } else {
                         let tried = table.handle_lock(claim, wait.then_some(id));
                         if tried != Tried::Granted {
@@ -205,7 +215,7 @@ impl Locks {
                 }
                 Call::GetLock { owner: number, flock, kind, start, end, .. } => {
                     let claim = claim(object, owner(number, flock), kind, (start, end), 0);
-                    let client = member.who.0;
+                    let client = who.0;
                     let found = table.conflict(&claim).map(|(holder, mut info)| {
                         // The number of a process means something on its own machine only.
                         if members.get(&holder.session).is_none_or(|m| m.who.0 != client) {
@@ -289,18 +299,27 @@ impl State {
     }
 }
 
-/// Whose client is away makes way for a claim.
+/// Sessions whose clients are away make way for a claim: those of the first locks that exclude it.
 fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &Claim<Object>) {
-    let in_way = members.iter().filter(|(other, member)| {
-        **other != claim.owner.session
-            && member.session.standing.is_dormant()
-            && table.is_in_way(**other, claim)
-    });
-    for (_, Member { session, .. }) in in_way {
+    let in_way = table.conflicts(claim).take(MOST_IN_WAY).map(|(owner, _)| owner.session);
+    let in_way: BTreeSet<u64> = in_way.filter(|other| *other != claim.owner.session).collect();
+    for Member { session, .. } in in_way.iter().filter_map(|other| members.get(other)) {
         if session.standing.doom_dormant() {
             session.doom("another client wants its locks");
         }
     }
+}
+
+/// `ENOLCK` where the origin of a session holds too many ranges. That is looked at only while there are many in all, since
+/// it takes time with the number of sessions. Root of the machine has no bound but that over all.
+fn has_room(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, origin: Origin) -> Result<(), Errno> {
+    let all = table.ranges();
+    if all < MOST_OF_ORIGIN || (origin.is_local_root() && all < MOST_RANGES) {
+        return Ok(());
+    }
+    let theirs = members.iter().filter(|(_, member)| member.session.origin == origin);
+    let theirs: u64 = theirs.map(|(session, _)| table.held(*session)).sum();
+    if all < MOST_RANGES && theirs < MOST_OF_ORIGIN { Ok(()) } else { Err(Errno::NOLCK) }
 }
 
 fn claim(

@@ -17,6 +17,15 @@ pub(super) struct Ranges {
     by_start: BTreeMap<u64, Held>,
     /// How many of them are write locks.
     writes: u64,
+    /// Ranges that came (true) and went since they were last taken out.
+    edits: Vec<(LockInfo, bool)>,
+}
+
+impl Held {
+    fn info(self, start: u64) -> LockInfo {
+        let Held { end, kind, pid } = self;
+        LockInfo { kind, start, end, pid }
+    }
 }
 
 impl Ranges {
@@ -101,18 +110,25 @@ impl Ranges {
     fn insert(&mut self, start: u64, held: Held) {
         self.writes += u64::from(held.kind == LockKind::Write);
         self.by_start.insert(start, held);
+        self.edits.push((held.info(start), true));
     }
 
     fn remove(&mut self, start: u64) {
-        let held = self.by_start.remove(&start);
-        self.writes -= u64::from(held.is_some_and(|held| held.kind == LockKind::Write));
+        let Some(held) = self.by_start.remove(&start) else { return };
+        self.writes -= u64::from(held.kind == LockKind::Write);
+        self.edits.push((held.info(start), false));
+    }
+
+    /// What changed since this was last asked, in order.
+    pub(super) fn take_edits(&mut self) -> Vec<(LockInfo, bool)> {
+        std::mem::take(&mut self.edits)
     }
 
     /// The first range that excludes another owner's lock of this kind.
     pub(super) fn first_conflict(&self, start: u64, end: u64, kind: LockKind) -> Option<LockInfo> {
         self.overlapping(start, end)
             .find(|(_, held)| held.kind.excludes(kind))
-            .map(|(start, Held { end, kind, pid })| LockInfo { kind, start, end, pid })
+            .map(|(start, held)| held.info(start))
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, Held)> + '_ {

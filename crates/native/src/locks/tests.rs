@@ -1,5 +1,6 @@
 //! The table against a model that keeps each byte by itself, and what the model does not show.
 
+use super::ranges::Ranges;
 use super::*;
 use proptest::prelude::*;
 
@@ -194,7 +195,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// What the table says of each byte, for comparison.
 fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind> {
     let mut bytes = BTreeMap::new();
-    for ((object, space), owners) in &table.objects {
+    for ((object, space), owners) in table.held.objects() {
         for (owner, ranges) in &owners.all {
             assert_eq!(owner.flock, *space);
             for byte in 0..BYTES {
@@ -212,20 +213,31 @@ fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind>
 
 /// Indices and counts agree with what they are about.
 fn check_books(table: &LockTable<u64>) {
-    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-    for holders in table.objects.values().chain(table.left.holders()) {
-        assert!(!holders.all.is_empty());
-        for (owner, ranges) in &holders.all {
-            assert!(ranges.count() > 0);
-            let writes = ranges.first_conflict(0, u64::MAX, READ).is_some();
-            assert_eq!((ranges.has_writes(), holders.writers.contains(owner)), (writes, writes));
+    for book in [&table.held, table.left.book()] {
+        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+        for (space, holders) in book.objects() {
+            assert!(!holders.all.is_empty());
+            for (owner, ranges) in &holders.all {
+                assert!(ranges.count() > 0);
+                *counts.entry(owner.session).or_default() += ranges.count();
+                assert!(book.spaces(owner.session).any(|other| other == space));
+                for byte in 0..BYTES {
+                    let Some(info) = ranges.first_conflict(byte, byte, WRITE) else { continue };
+                    let other = LockOwner { session: u64::MAX, ..*owner };
+                    let claim =
+                        |kind| Claim { object: space.0, owner: other, kind, start: byte, end: byte, pid: 0 };
+                    let seen = |kind| book.conflicts(&claim(kind)).any(|found| found == (*owner, info));
+                    assert_eq!((seen(WRITE), seen(READ)), (true, info.kind == WRITE));
+                }
+            }
         }
-        assert!(holders.writers.iter().all(|writer| holders.all.contains_key(writer)));
+        for (session, count) in &counts {
+            assert_eq!(book.count_of(*session), *count);
+            let has = |space: &(u64, bool)| book.of_session(*space, *session).next().is_some();
+            assert!(book.spaces(*session).all(has));
+        }
+        assert_eq!(book.count(), counts.values().sum());
     }
-    for (owner, ranges) in table.objects.values().flat_map(|holders| &holders.all) {
-        *counts.entry(owner.session).or_default() += ranges.count();
-    }
-    assert_eq!(table.counts, counts);
     let arrivals: Vec<u64> = table.waits.keys().copied().collect();
     let sorted = |all: Vec<u64>| BTreeSet::from_iter(all).into_iter().collect::<Vec<_>>();
     assert_eq!(arrivals, sorted(table.waits_of_object.values().flatten().copied().collect()));
@@ -282,7 +294,7 @@ proptest! {
             check_books(&table);
         }
         (1..4).for_each(|session| table.handle_session_end(session));
-        prop_assert!(table.is_empty() && table.counts.is_empty());
+        prop_assert!(table.is_empty() && table.ranges() == 0);
         prop_assert_eq!(table.claimable(), 0);
     }
 }
@@ -339,6 +351,7 @@ fn ranges_are_split_and_joined() {
     let found = ranges.first_conflict(0, u64::MAX, WRITE).unwrap();
     assert_eq!((found.start, found.end), (0, u64::MAX - 1));
     ranges.clear(0, u64::MAX);
+    assert!(!ranges.take_edits().is_empty());
     assert_eq!(ranges, Ranges::default());
 }
 
@@ -434,7 +447,7 @@ fn a_range_is_not_split_into_more_than_a_session_may_hold() {
     while table.handle_unlock(1, owner(1, 1), 2 * unlocked + 1, 2 * unlocked + 1).is_ok() {
         unlocked += 1;
     }
-    assert_eq!((unlocked, table.counts[&1]), (MAX_RANGES - 1, MAX_RANGES));
+    assert_eq!((unlocked, table.held(1)), (MAX_RANGES - 1, MAX_RANGES));
     let beyond = 2 * unlocked + 9;
     assert_eq!(table.handle_unlock(1, owner(1, 1), beyond, beyond), Err(Errno::NOLCK));
     let other = claim(1, owner(2, 1), READ, beyond, beyond);
@@ -445,7 +458,7 @@ fn a_range_is_not_split_into_more_than_a_session_may_hold() {
     table.handle_unlock(1, owner(1, 1), 0, 0).unwrap();
     table.handle_unlock(1, owner(1, 1), beyond, beyond).unwrap();
     table.handle_unlock(1, owner(1, 1), 0, u64::MAX).unwrap();
-    assert!(table.is_empty() && table.counts.is_empty());
+    assert!(table.is_empty() && table.ranges() == 0);
 }
 
 #[test]
@@ -477,4 +490,35 @@ fn a_bounded_number_of_calls_waits_for_one_object() {
     assert_eq!(wait(&mut table, 1, MAX_WAITS_OF_OBJECT), Tried::Refused(Errno::NOLCK));
     table.handle_lock(whole(2, flock(1, 1), WRITE), None);
     assert_eq!(wait(&mut table, 2, MAX_WAITS_OF_OBJECT), Tried::Waits, "of another one");
+}
+
+/// Each call takes time with the logarithm of the number of locks, or this would take minutes.
+#[test]
+fn lock_calls_of_many_owners_take_no_longer_than_those_of_few() {
+    const OWNERS: u64 = 40_000;
+    let mut table = LockTable::default();
+    let claim = |session, number: u64, kind, start, end| {
+        let owner = LockOwner { session, flock: false, owner: number };
+        Claim { object: 1_u64, owner, kind, start, end, pid: 1 }
+    };
+    // Readers that all overlap what is far away, and writers one beside another.
+    for number in 0..OWNERS {
+        assert_eq!(table.handle_lock(claim(1, number, READ, number, 1 << 40), None), Tried::Granted);
+        let at = (1 << 41) + 10 * number;
+        assert_eq!(table.handle_lock(claim(2, number, WRITE, at, at), None), Tried::Granted);
+    }
+    for number in 0..OWNERS {
+        let at = (1 << 41) + 10 * number + 5;
+        let probe = claim(3, number, WRITE, at, at);
+        assert_eq!(table.conflict(&probe), None);
+        assert_eq!(table.handle_lock(probe, None), Tried::Granted);
+        let all = claim(3, number, WRITE, 1 << 40, 1 << 42);
+        assert_eq!(table.handle_lock(all, Some(CallId(number))), Tried::Waits);
+        assert_eq!(table.handle_cancel(3, CallId(number)), Some(1));
+        assert!(table.conflict(&claim(3, number, WRITE, 0, u64::MAX)).is_some());
+    }
+    table.handle_forgotten(1);
+    table.handle_session_end(2);
+    table.handle_session_end(3);
+    assert!(table.is_empty());
 }

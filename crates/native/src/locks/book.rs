@@ -1,0 +1,152 @@
+//! Locked ranges, by object and by session.
+
+use super::intervals::{Interval, Intervals, Wanted};
+use super::ranges::Ranges;
+use super::{Claim, LockOwner};
+use nigh_types::{LockInfo, LockKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ranges of many owners. What it does takes time with what is changed or found, and with the logarithm of what there is.
+#[derive(Debug)]
+pub(super) struct Book<K> {
+    objects: BTreeMap<(K, bool), Holders>,
+    of_session: BTreeMap<u64, Share<K>>,
+    count: u64,
+}
+
+/// What a session has.
+#[derive(Debug)]
+struct Share<K> {
+    ranges: u64,
+    spaces: BTreeSet<(K, bool)>,
+}
+
+/// Those who have something of one object.
+#[derive(Default, Debug)]
+pub(super) struct Holders {
+    pub(super) all: BTreeMap<LockOwner, Ranges>,
+    ranges: Intervals,
+    /// Of those the write locks: only they exclude a read lock.
+    writes: Intervals,
+}
+
+impl Holders {
+    /// Changes what an owner has. How many ranges that was, and is.
+    fn change(&mut self, owner: LockOwner, change: impl FnOnce(&mut Ranges)) -> (u64, u64) {
+        let ranges = self.all.entry(owner).or_default();
+        let before = ranges.count();
+        change(ranges);
+        let after = ranges.count();
+        for (info, is_added) in ranges.take_edits() {
+            let at = Interval { owner, info };
+            let writes = (info.kind == LockKind::Write).then_some(&mut self.writes);
+            for tree in [Some(&mut self.ranges), writes].into_iter().flatten() {
+                if is_added { tree.insert(at) } else { tree.remove(&at) }
+            }
+        }
+        if after == 0 {
+            self.all.remove(&owner);
+        }
+        (before, after)
+    }
+
+    /// The ranges of a session's owners.
+    fn of_session(&self, session: u64) -> impl Iterator<Item = (LockOwner, &Ranges)> {
+        let owner = |flock, owner| LockOwner { session, flock, owner };
+        let all = self.all.range(owner(false, 0)..=owner(true, u64::MAX));
+        all.map(|(owner, ranges)| (*owner, ranges))
+    }
+}
+
+impl<K: Ord + Copy> Default for Book<K> {
+    fn default() -> Book<K> {
+        Book { objects: BTreeMap::new(), of_session: BTreeMap::new(), count: 0 }
+    }
+}
+
+impl<K: Ord + Copy> Book<K> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// How many ranges there are.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub(super) fn count_of(&self, session: u64) -> u64 {
+        self.of_session.get(&session).map_or(0, |share| share.ranges)
+    }
+
+    #[cfg(test)]
+    pub(super) fn objects(&self) -> impl Iterator<Item = (&(K, bool), &Holders)> {
+        self.objects.iter()
+    }
+
+    pub(super) fn ranges(&self, space: (K, bool), owner: LockOwner) -> Option<&Ranges> {
+        self.objects.get(&space)?.all.get(&owner)
+    }
+
+    /// The locks of other owners that exclude a claim, by their starts.
+    pub(super) fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
+        let Claim { owner, kind, start, end, .. } = *claim;
+        let wanted = Wanted { start, end, not_of: owner };
+        let holders = self.objects.get(&claim.space()).into_iter();
+        let found = holders.flat_map(move |holders| match kind {
+            LockKind::Write => holders.ranges.overlapping(wanted),
+            LockKind::Read => holders.writes.overlapping(wanted),
+        });
+        found.map(|at| (at.owner, at.info))
+    }
+
+    /// What a session's owners have of an object.
+    pub(super) fn of_session(
+        &self,
+        space: (K, bool),
+        session: u64,
+    ) -> impl Iterator<Item = (LockOwner, &Ranges)> {
+        self.objects.get(&space).into_iter().flat_map(move |holders| holders.of_session(session))
+    }
+
+    /// The objects of which a session has something.
+    pub(super) fn spaces(&self, session: u64) -> impl Iterator<Item = &(K, bool)> {
+        self.of_session.get(&session).into_iter().flat_map(|share| &share.spaces)
+    }
+
+    /// Changes what an owner has, keeping count.
+    pub(super) fn change(&mut self, space: (K, bool), owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
+        let holders = self.objects.entry(space).or_default();
+        let (before, after) = holders.change(owner, change);
+        let has_none = after == 0 && holders.of_session(owner.session).next().is_none();
+        if holders.all.is_empty() {
+            self.objects.remove(&space);
+        }
+        self.count = self.count - before + after;
+        let none = Share { ranges: 0, spaces: BTreeSet::new() };
+        let share = self.of_session.entry(owner.session).or_insert(none);
+        share.ranges = share.ranges - before + after;
+        if has_none {
+            share.spaces.remove(&space);
+        } else if after > 0 {
+            share.spaces.insert(space);
+        }
+        if share.ranges == 0 {
+            self.of_session.remove(&owner.session);
+        }
+    }
+
+    /// Takes out all that a session has.
+    pub(super) fn take_session(&mut self, session: u64) -> Vec<((K, bool), LockOwner, Ranges)> {
+        let spaces: Vec<(K, bool)> = self.spaces(session).copied().collect();
+        let mut taken = Vec::new();
+        for space in spaces {
+            let theirs: Vec<(LockOwner, Ranges)> =
+                self.of_session(space, session).map(|(owner, ranges)| (owner, ranges.clone())).collect();
+            for (owner, ranges) in theirs {
+                self.change(space, owner, |ranges| ranges.clear(0, u64::MAX));
+                taken.push((space, owner, ranges));
+            }
+        }
+        taken
+    }
+}
