@@ -164,18 +164,11 @@ fn range_of(line: &str) -> Option<IdRange> {
 
 /// `CAP_SYS_ADMIN` in /proc/PID/status (linux/capability.h).
 const CAP_SYS_ADMIN: u64 = 1 << 21;
-/// What /proc/PID/ns/user of the initial user namespace leads to (`PROC_USER_INIT_INO`).
-const INITIAL_NAMESPACE: &str = "user:[4026531837]";
-
 /// Whether the kernel's own filesystems would list the xattrs of the system (`trusted.`) to this thread: it has
 /// `CAP_SYS_ADMIN`, and that in the initial user namespace. Of a thread that cannot be looked at: no.
 pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
-    effective & CAP_SYS_ADMIN != 0
-        && std::fs::read_link(format!("/proc/{pid}/ns/user"))
-            .is_ok_and(|ns| ns.as_os_str() == INITIAL_NAMESPACE)
+    Status::of(pid).capabilities() & CAP_SYS_ADMIN != 0
+        && namespace_of(&pid.to_string()).is_some_and(|(_, number)| number == INITIAL_NAMESPACE)
 }
 
 #[cfg(test)]
@@ -262,8 +255,7 @@ mod tests {
         assert!(!sees_privileged_xattrs(0));
         assert!(!sees_privileged_xattrs(u32::MAX));
         let own = std::process::id();
-        let initial =
-            std::fs::read_link("/proc/self/ns/user").is_ok_and(|ns| ns.as_os_str() == INITIAL_NAMESPACE);
+        let initial = namespace_of("self").is_some_and(|(_, number)| number == INITIAL_NAMESPACE);
         let capable = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
         assert_eq!(sees_privileged_xattrs(own), initial && capable);

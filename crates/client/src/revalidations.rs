@@ -9,15 +9,16 @@
 use crate::scheduled::Scheduled;
 use nigh_types::Name;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// Most replies that are remembered.
-const MOST: usize = 256;
+const MOST: usize = 1_024;
 /// A thread of which `/proc` says nothing has applied its reply after so long.
 const BLINDLY: Duration = Duration::from_secs(1);
 /// Any thread has after so long.
-const SURELY: Duration = Duration::from_secs(10);
+const SURELY: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_micros(100);
 
 /// A name in a directory. Names with one hash are taken for each other, which drops a dentry in place of expiring it.
@@ -52,7 +53,7 @@ pub(crate) struct Revalidations(Mutex<Recent>);
 
 #[derive(Default)]
 struct Recent {
-    replies: Vec<Revalidation>,
+    replies: VecDeque<Revalidation>,
     /// When one was last given up to make room that may not have been applied.
     overflowed: Option<Instant>,
 }
@@ -66,10 +67,10 @@ impl Revalidations {
             recent.replies.retain(|reply| now.duration_since(reply.since) < BLINDLY);
         }
         if recent.replies.len() >= MOST {
-            recent.replies.remove(0);
+            recent.replies.pop_front();
             recent.overflowed = Some(now);
         }
-        recent.replies.push(Revalidation { name, ino, pid, since: now });
+        recent.replies.push_back(Revalidation { name, ino, pid, since: now });
     }
 
     /// Whether all such replies have been applied; waits for them until then.
@@ -77,7 +78,7 @@ impl Revalidations {
         let replies = {
             let mut recent = self.0.lock();
             recent.replies.retain(|reply| reply.since.elapsed() < SURELY);
-            if recent.overflowed.is_some_and(|at| at.elapsed() < SURELY) {
+            if recent.overflowed.is_some_and(|at| at.elapsed() < BLINDLY) {
                 return false;
             }
             recent.replies.clone()
