@@ -472,7 +472,8 @@ impl State {
         self.begin(now, session.holder(), names_alone, attached.term);
         let party = Party { client: attached.who, origin: session.origin };
         self.desk.table_mut().handle_client(now, session.holder(), party);
-        if attached.is_confined() {
+        // A peer that does not speak for all users of its machine: each call goes by its caller's rights alone.
+        if attached.export.acts() && !attached.files.is_vouched() {
             self.desk.table_mut().handle_confine(now, session.holder());
         }
         if attached.features & PUSHES != 0 {

@@ -90,13 +90,6 @@ pub(crate) struct Attached {
     pub(crate) who: (u64, u64),
 }
 
-impl Attached {
-    /// Whether the peer does not speak for all users of its machine, so that each call goes by its caller's rights alone.
-    pub(crate) fn is_confined(&self) -> bool {
-        self.export.acts() && !self.files.is_vouched()
-    }
-}
-
 impl Session {
     /// Bytes of answers and recalls that are kept for a client: those not put out yet, and those not confirmed.
     /// Calls are held long before ([`Outbox::admit`]); this is for what was under way then, and for recalls.
