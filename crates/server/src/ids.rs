@@ -62,6 +62,11 @@ struct Map {
     next_passing_number: u64,
 }
 
+/// The number of the filesystem on which a node lies, as far as its id tells: 0 is that of the export's root.
+pub(crate) fn device_of(node: NodeId) -> u64 {
+    if node.ino & FOREIGN == 0 { 0 } else { node.ino >> 48 }
+}
+
 impl Ids {
     /// `fresh`: the secret for an export that has none yet.
     pub(crate) fn new(

@@ -7,18 +7,23 @@
 
 use nigh_native::lease::Object;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use std::sync::OnceLock;
 
-/// Locks on objects, striped: two objects may share one.
+/// Locks on objects, striped: two objects of one filesystem may share one. A call that holds one may wait for its
+/// filesystem for ever, so filesystems do not share any, but for those that are met behind the first 63.
 ///
 /// **Order.** Several are waited for in the order of their stripes, with none held; with some held another is
 /// only tried. They come before every other lock of the server.
 pub(crate) struct PlaceLocks {
-    stripes: Box<[RwLock<()>]>,
+    filesystems: Box<[OnceLock<Box<[RwLock<()>]>>]>,
+    met: RwLock<FxHashMap<u64, u32>>,
 }
 
 const STRIPE_BITS: u32 = 10;
+const FILESYSTEMS: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Grip {
@@ -29,8 +34,8 @@ pub(crate) enum Grip {
 /// Those that one call holds; dropping it lets go of all.
 pub(crate) struct HeldPlaces<'a> {
     locks: &'a PlaceLocks,
-    wanted: BTreeMap<u16, Grip>,
-    held: BTreeMap<u16, Guard<'a>>,
+    wanted: BTreeMap<u32, Grip>,
+    held: BTreeMap<u32, Guard<'a>>,
 }
 
 #[allow(dead_code, reason = "held, not looked at")]
@@ -41,21 +46,33 @@ enum Guard<'a> {
 
 impl PlaceLocks {
     pub(crate) fn new() -> PlaceLocks {
-        PlaceLocks { stripes: (0..1_u32 << STRIPE_BITS).map(|_| RwLock::new(())).collect() }
+        let filesystems = (0..FILESYSTEMS).map(|_| OnceLock::new()).collect();
+        PlaceLocks { filesystems, met: RwLock::default() }
     }
 
     pub(crate) fn none_held(&self) -> HeldPlaces<'_> {
         HeldPlaces { locks: self, wanted: BTreeMap::new(), held: BTreeMap::new() }
     }
 
-    fn stripe(object: Object) -> u16 {
+    /// The number of an object's lock: that of its filesystem, and in the lower bits that of the stripe.
+    fn stripe(&self, object: Object) -> u32 {
+        let known = self.met.read().get(&object.filesystem).copied();
+        let filesystem = known.unwrap_or_else(|| {
+            let mut met = self.met.write();
+            let next = u32::try_from(met.len()).unwrap_or(u32::MAX).min(FILESYSTEMS - 1);
+            // Those behind the last place share it, and are not noted.
+            if next == FILESYSTEMS - 1 { next } else { *met.entry(object.filesystem).or_insert(next) }
+        });
         let mut hasher = rustc_hash::FxHasher::default();
         object.hash(&mut hasher);
-        u16::try_from(hasher.finish() >> (u64::BITS - STRIPE_BITS)).unwrap_or(0)
+        let stripe = u32::try_from(hasher.finish() >> (u64::BITS - STRIPE_BITS)).unwrap_or(0);
+        filesystem << STRIPE_BITS | stripe
     }
 
-    fn lock(&self, stripe: u16) -> &RwLock<()> {
-        &self.stripes[usize::from(stripe)]
+    fn lock(&self, stripe: u32) -> &RwLock<()> {
+        let stripes = self.filesystems[(stripe >> STRIPE_BITS) as usize]
+            .get_or_init(|| (0..1_u32 << STRIPE_BITS).map(|_| RwLock::new(())).collect());
+        &stripes[(stripe & ((1 << STRIPE_BITS) - 1)) as usize]
     }
 }
 
@@ -64,7 +81,7 @@ impl HeldPlaces<'_> {
     /// what it has looked at, calls [`HeldPlaces::wait`] and begins anew.
     #[must_use]
     pub(crate) fn take(&mut self, object: Object, grip: Grip) -> bool {
-        let stripe = PlaceLocks::stripe(object);
+        let stripe = self.locks.stripe(object);
         let wanted = self.wanted.entry(stripe).or_insert(grip);
         *wanted = grip.max(*wanted);
         match (self.held.get(&stripe), *wanted) {
@@ -111,10 +128,10 @@ mod tests {
 
     /// Two objects that do not share a lock, and one that shares the first one's.
     fn three() -> [Object; 3] {
-        let first = object(1);
-        let stripe = PlaceLocks::stripe(first);
-        let other = (2..).map(object).find(|o| PlaceLocks::stripe(*o) != stripe).unwrap();
-        let same = (2..).map(object).find(|o| PlaceLocks::stripe(*o) == stripe).unwrap();
+        let (first, locks) = (object(1), PlaceLocks::new());
+        let stripe = locks.stripe(first);
+        let other = (2..).map(object).find(|o| locks.stripe(*o) != stripe).unwrap();
+        let same = (2..).map(object).find(|o| locks.stripe(*o) == stripe).unwrap();
         [first, other, same]
     }
 
@@ -140,6 +157,24 @@ mod tests {
         assert!(!held.take(same, Grip::Exclusive), "it is held shared: begin anew");
         held.wait();
         assert!(held.take(first, Grip::Shared) && held.take(same, Grip::Exclusive));
+    }
+
+    #[test]
+    fn objects_of_different_filesystems_share_no_lock() {
+        let locks = PlaceLocks::new();
+        let mut held = locks.none_held();
+        assert!((0..5_000).map(object).all(|object| {
+            held.take(object, Grip::Exclusive) || {
+                held.wait();
+                held.take(object, Grip::Exclusive)
+            }
+        }));
+        let mut other = locks.none_held();
+        assert!((0..5_000).all(|ino| other.take(Object { filesystem: 2, ..object(ino) }, Grip::Exclusive)));
+        let many = |filesystem| Object { filesystem, ..object(1) };
+        let shared: std::collections::BTreeSet<u32> =
+            (10..1_000).map(|n| locks.stripe(many(n)) >> STRIPE_BITS).collect();
+        assert_eq!(shared.len(), 62, "those that are met late share one place");
     }
 
     #[test]

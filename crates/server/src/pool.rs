@@ -1,6 +1,7 @@
 //! The threads that execute calls.
 
 mod fair;
+mod lent;
 
 use crate::holding::OpenChange;
 use crate::ops::ahead::Begun;
@@ -8,10 +9,12 @@ use crate::session::Session;
 use crate::work::Taken;
 use fair::FairQueue;
 pub(crate) use fair::Share;
+use lent::{Lent, Loans, Place};
 use nigh_types::{Call, CallId, Errno, Origin, Request, Response};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One call waiting for a thread.
 pub(crate) struct Job {
@@ -48,15 +51,34 @@ impl Job {
         let session = Arc::clone(&self.session);
         session.execute(self);
     }
+
+    /// It waited for a filesystem that does not answer, and did nothing.
+    fn fail(self) {
+        if self.begun.is_some() || self.request.call.waits_for_lock() {
+            return self.give_up();
+        }
+        drop(self.change);
+        self.session.answer(self.call, Response::plain(Err(Errno::IO)));
+        drop(self.taken);
+    }
+
+    fn place(&self) -> Option<Place> {
+        let export = self.session.attached().map_or(0, |attached| Arc::as_ptr(&attached.export).addr());
+        Place::of(export, &self.request.call)
+    }
 }
 
 /// A bounded number of threads and two queues, each of which serves origins in turn, and their sessions. What may take
 /// long (listings, copies, syncs, closing files) never has more than half of the threads, so that other calls are not kept
 /// waiting by it; and it has one whatever else there is to do. The queues are bounded by the calls that each session may
-/// have outstanding, and the files that it may have open.
+/// have outstanding, and the files that it may have open. A thread whose call does not end is replaced (`lent.rs`).
 pub(crate) struct Pool {
     queues: Mutex<Queues>,
     wake: Condvar,
+    /// All threads are busy and something waits, or something waits for a filesystem.
+    crowded: Condvar,
+    /// For [`Pool::stop`] while it is looked at again and again whether that is still so.
+    pause: Condvar,
     limits: Limits,
 }
 
@@ -75,7 +97,28 @@ struct Queues {
     long_running: u32,
     /// The same, by origin.
     long_of: FxHashMap<Origin, u32>,
+    /// Threads that wait for work.
+    idle: u32,
+    /// What threads are at, by their numbers.
+    running: FxHashMap<u64, Running>,
+    last_thread: u64,
+    loans: Loans,
+    /// Spares that could not be started.
+    missing: u32,
+    /// What waits for filesystems that do not answer, since when.
+    kept: Vec<(Work, Instant)>,
+    /// The watcher looks again and again.
+    watching: bool,
     stopping: bool,
+}
+
+/// What a thread is at.
+struct Running {
+    since: Instant,
+    what: Lent,
+    /// It counts among those that may take long.
+    long: bool,
+    lent: bool,
 }
 
 /// What may take long.
@@ -91,6 +134,14 @@ impl Work {
             Work::Other(share, _) => *share,
         }
     }
+
+    fn what(&self) -> Lent {
+        let place = match self {
+            Work::Call(job) => job.place(),
+            Work::Other(..) => None,
+        };
+        Lent { origin: self.share().0, place }
+    }
 }
 
 /// The fewest threads a pool has.
@@ -103,12 +154,32 @@ impl Pool {
     pub(crate) fn start(threads: u32) -> std::io::Result<Arc<Pool>> {
         let threads = threads.max(MIN_THREADS);
         let limits = Limits { long: threads / 2, long_most: (threads / 2).max(threads - 2) };
-        let pool = Arc::new(Pool { queues: Mutex::default(), wake: Condvar::new(), limits });
-        for number in 0..threads {
-            let worker = Arc::clone(&pool);
-            std::thread::Builder::new().name(format!("nigh-serve-{number}")).spawn(move || worker.work())?;
+        let pool = Arc::new(Pool {
+            queues: Mutex::default(),
+            wake: Condvar::new(),
+            crowded: Condvar::new(),
+            pause: Condvar::new(),
+            limits,
+        });
+        for _ in 0..threads {
+            pool.start_thread()?;
         }
+        let watcher = Arc::clone(&pool);
+        std::thread::Builder::new().name("nigh-pool".into()).spawn(move || watcher.watch())?;
         Ok(pool)
+    }
+
+    fn start_thread(self: &Arc<Pool>) -> std::io::Result<()> {
+        let worker = Arc::clone(self);
+        let number = {
+            let mut queues = self.queues.lock();
+            queues.last_thread += 1;
+            queues.last_thread
+        };
+        std::thread::Builder::new()
+            .name(format!("nigh-serve-{number}"))
+            .spawn(move || worker.work(number))?;
+        Ok(())
     }
 
     pub(crate) fn submit(&self, job: Job) {
@@ -120,6 +191,11 @@ impl Pool {
         } else {
             queues.short.push(share, job)
         }
+        self.call_a_thread(queues);
+    }
+
+    fn call_a_thread(&self, queues: MutexGuard<'_, Queues>) {
+        self.call_watcher(&queues);
         drop(queues);
         self.wake.notify_one();
     }
@@ -128,14 +204,16 @@ impl Pool {
     pub(crate) fn queued(&self, session: &Arc<Session>) -> u64 {
         let (queues, share) = (self.queues.lock(), session.share());
         let long = queues.long.count(share, |work| matches!(work, Work::Call(_)));
-        (queues.short.count(share, |_| true) + long) as u64
+        let kept = queues.kept.iter().filter(|(work, _)| work.share() == share).count();
+        (queues.short.count(share, |_| true) + long + kept) as u64
     }
 
     /// Does something that may take long on a thread of the pool, or never if the server stops before. It takes its turn
     /// among the calls of that session.
     pub(crate) fn later(&self, share: Share, what: impl FnOnce() + Send + 'static) {
-        self.queues.lock().long.push(share, Work::Other(share, Box::new(what)));
-        self.wake.notify_one();
+        let mut queues = self.queues.lock();
+        queues.long.push(share, Work::Other(share, Box::new(what)));
+        self.call_a_thread(queues);
     }
 
     /// Takes back a call that no thread has begun.
@@ -146,7 +224,11 @@ impl Pool {
             return Some(*job);
         }
         let is_it = |work: &Work| matches!(work, Work::Call(job) if job.call == call);
-        match queues.long.take(share, is_it).pop_front() {
+        let found = queues.long.take(share, is_it).pop_front().or_else(|| {
+            let at = queues.kept.iter().position(|(work, _)| work.share() == share && is_it(work))?;
+            Some(queues.kept.swap_remove(at).0)
+        });
+        match found {
             Some(Work::Call(job)) => Some(*job),
             _ => None,
         }
@@ -158,36 +240,101 @@ impl Pool {
         let mut queues = self.queues.lock();
         let short = queues.short.take(share, |_| true);
         let long = queues.long.take(share, |work| matches!(work, Work::Call(_)));
+        let is_theirs =
+            |(work, _): &mut (Work, Instant)| matches!(work, Work::Call(_)) && work.share() == share;
+        let kept: Vec<_> = queues.kept.extract_if(.., is_theirs).collect();
         drop(queues);
-        drop((short, long)); // ends their changes, which takes other locks
+        drop((short, long, kept)); // ends their changes, which takes other locks
     }
 
     /// The threads end when they have done what they are at.
     pub(crate) fn stop(&self) {
         self.queues.lock().stopping = true;
         self.wake.notify_all();
+        self.crowded.notify_all();
+        self.pause.notify_all();
     }
 
-    fn work(&self) {
+    fn call_watcher(&self, queues: &Queues) {
+        if !queues.watching && (queues.is_crowded(self.limits) || !queues.kept.is_empty()) {
+            self.crowded.notify_one();
+        }
+    }
+
+    fn work(&self, number: u64) {
         let mut queues = self.queues.lock();
         loop {
             if queues.stopping {
                 return;
             }
             let Some((work, long)) = queues.next(self.limits) else {
+                queues.idle += 1;
                 self.wake.wait(&mut queues);
+                queues.idle -= 1;
                 continue;
             };
+            let what = work.what();
+            if queues.loans.are_enough_for(what.origin, what.place) {
+                long.into_iter().for_each(|origin| queues.end_long(origin));
+                queues.kept.push((work, Instant::now()));
+                self.call_watcher(&queues);
+                continue;
+            }
+            let running = Running { since: Instant::now(), what, long: long.is_some(), lent: false };
+            queues.running.insert(number, running);
+            self.call_watcher(&queues);
             drop(queues);
             match work {
                 Work::Call(job) => job.execute(),
                 Work::Other(_, what) => what(),
             }
             queues = self.queues.lock();
-            if let Some(origin) = long {
-                queues.end_long(origin);
+            let Some(Running { what, long, lent, .. }) = queues.running.remove(&number) else { return };
+            if lent {
+                // A spare took its place.
+                queues.loans.end(what);
+                queues.take_up();
+                if queues.missing == 0 {
+                    return self.call_a_thread(queues);
+                }
+                queues.missing -= 1;
+                self.wake.notify_one();
+                continue;
+            }
+            if long {
+                queues.end_long(what.origin);
                 self.wake.notify_one();
             }
+        }
+    }
+
+    /// Starts spares for threads whose calls do not end, while others wait for threads; and ends what waits for too long.
+    fn watch(self: &Arc<Pool>) {
+        let mut queues = self.queues.lock();
+        while !queues.stopping {
+            queues.watching = queues.is_crowded(self.limits) || !queues.kept.is_empty();
+            if !queues.watching {
+                self.crowded.wait(&mut queues);
+                continue;
+            }
+            self.pause.wait_for(&mut queues, lent::PATIENCE / 4);
+            let spares = if queues.is_crowded(self.limits) {
+                queues.lend() + std::mem::take(&mut queues.missing)
+            } else {
+                0
+            };
+            let late = queues.take_late();
+            let missing = MutexGuard::unlocked(&mut queues, || {
+                let missing = (0..spares).filter(|_| self.start_thread().is_err()).count();
+                for work in late {
+                    match work {
+                        Work::Call(job) => job.fail(),
+                        Work::Other(_, what) => drop(what),
+                    }
+                }
+                u32::try_from(missing).unwrap_or(u32::MAX)
+            });
+            queues.missing += missing;
         }
     }
 }
@@ -211,6 +358,56 @@ impl Queues {
         self.long_running += 1;
         *self.long_of.entry(origin).or_default() += 1;
         Some((work, Some(origin)))
+    }
+
+    /// Whether something waits for a thread, and all that it could have are busy.
+    fn is_crowded(&self, limits: Limits) -> bool {
+        let long = !self.long.is_empty();
+        self.idle == 0 && (long || !self.short.is_empty()) || long && self.long_running >= limits.long
+    }
+
+    /// Lends the threads whose calls take too long. How many are to take their places.
+    fn lend(&mut self) -> u32 {
+        let mut spares = 0;
+        let mut ended = Vec::new();
+        for running in self.running.values_mut() {
+            let waits = !running.lent && running.since.elapsed() >= lent::PATIENCE;
+            if waits && self.loans.count() < lent::MOST {
+                running.lent = true;
+                self.loans.add(running.what);
+                ended.extend(running.long.then_some(running.what.origin));
+                spares += 1;
+            }
+        }
+        ended.into_iter().for_each(|origin| self.end_long(origin));
+        if spares > 0 {
+            let lent = self.loans.count();
+            tracing::warn!(
+                lent,
+                "calls wait for a filesystem that does not answer: other threads take their places"
+            );
+        }
+        spares
+    }
+
+    /// A thread has come back: what waited for it takes its turn again.
+    fn take_up(&mut self) {
+        for (work, _) in std::mem::take(&mut self.kept) {
+            let share = work.share();
+            match work {
+                Work::Call(job) if !is_long(&job) => self.short.push(share, job),
+                work => self.long.push(share, work),
+            }
+        }
+    }
+
+    /// What has waited for too long.
+    fn take_late(&mut self) -> Vec<Work> {
+        let late = |(work, since): &mut (Work, Instant)| {
+            let may_fail = matches!(work, Work::Call(job) if !matches!(job.request.call, Call::Fsync { .. }));
+            may_fail && since.elapsed() >= lent::LIMIT
+        };
+        self.kept.extract_if(.., late).map(|(work, _)| work).collect()
     }
 
     fn end_long(&mut self, origin: Origin) {
@@ -282,6 +479,38 @@ mod tests {
         assert_eq!(next(), 'l', "though there are short ones");
         assert!((0..100).all(|_| next() == 's'));
         assert_eq!([next(), next()], ['l', '-']);
+    }
+
+    #[test]
+    fn calls_that_wait_too_long_for_a_filesystem_fail_but_for_fsync() {
+        let (link, _theirs) = UnixStream::pair().unwrap();
+        let leases = Leases::new(LeaseConfig::default(), None);
+        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+        let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
+        let of = (link.into(), Peer::in_process(), 0);
+        let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
+        let under_way = Arc::new(crate::work::Work::default());
+        let node = Place::bare(NodeId { ino: 1, generation: 1 });
+        let mut queues = Queues::default();
+        let long_ago = Instant::now().checked_sub(lent::LIMIT).unwrap();
+        for (number, since) in [(1, long_ago), (2, Instant::now()), (3, long_ago)] {
+            let node = node.clone();
+            let call = match number {
+                3 => Call::Fsync { node, handle: None, data_only: false },
+                _ => Call::GetAttr { node },
+            };
+            let request = Request { credentials: Credentials::default(), name: None, call };
+            let (session, taken) = (Arc::clone(&session), under_way.take().unwrap());
+            let job = Job { session, call: CallId(number), request, change: None, taken, begun: None };
+            queues.kept.push((Work::Call(Box::new(job)), since));
+        }
+        let late = queues.take_late();
+        let numbers: Vec<u64> =
+            late.iter().map(|work| if let Work::Call(job) = work { job.call.0 } else { 0 }).collect();
+        assert_eq!((numbers, queues.kept.len()), (vec![1], 2));
+        queues.take_up();
+        assert_eq!(queues.short.pop().map(|job| job.call), Some(CallId(2)));
+        assert!(queues.kept.is_empty() && !queues.long.is_empty(), "they take their turn again");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use nigh_native::SESSION_TERM;
 use nigh_native::lease::{LeaseConfig, LeaseReport};
 use nigh_types::{Span, Time};
 use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
 use status::Meter;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -84,6 +85,9 @@ pub struct Server {
     pub(crate) guests: Mutex<BTreeMap<u64, (Arc<Exports>, Vec<String>)>>,
     /// By what they are and the mount by which they are reached.
     exports: Mutex<HashMap<(String, u64), Weak<Export>>>,
+    /// By what they are, exports that are being opened, which may wait for their filesystem for ever. Each lock comes
+    /// before `exports`.
+    opening: Mutex<HashMap<String, Arc<Mutex<()>>>>,
     /// Before the leases' table and `Session::wire` in lock order.
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     pub(crate) locks: Arc<Locks>,
@@ -101,8 +105,8 @@ pub struct Server {
     pub(crate) greeting: AtomicU64,
     /// All sessions are being ended, since the server stops.
     ending: AtomicBool,
-    /// Somebody is at what is idle.
-    sweeping: Arc<AtomicBool>,
+    /// Exports of which what is idle is being closed, by where they lie in memory.
+    sweeping: Arc<Mutex<FxHashSet<usize>>>,
     /// Sessions that are forgotten but for their locks, as it could not be recorded that they lose them.
     unrecorded: Mutex<Vec<Unrecorded>>,
 }
@@ -155,6 +159,7 @@ impl Server {
             options,
             guests: Mutex::default(),
             exports: Mutex::default(),
+            opening: Mutex::default(),
             sessions: Mutex::default(),
             locks: Arc::new(Locks::new(Arc::clone(&grace))),
             register,
@@ -390,17 +395,18 @@ impl Server {
 
     /// Has exports close what is idle. How many there are.
     fn sweep(&self) -> u64 {
-        // Whoever opens one may wait for a disk.
-        let Some(exports) = self.exports.try_lock() else { return 1 };
-        let exports: Vec<_> = exports.values().filter_map(Weak::upgrade).collect();
+        let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
         let count = exports.len() as u64;
-        if count > 0 && !self.sweeping.swap(true, Ordering::SeqCst) {
-            let sweeping = Arc::clone(&self.sweeping);
-            self.pool.later(OWN, move || {
-                exports.iter().for_each(|export| export.close_idle(Instant::now()));
-                drop(exports);
-                sweeping.store(false, Ordering::SeqCst);
-            });
+        // Each by itself: closing may wait for a filesystem that does not answer.
+        for export in exports {
+            let (sweeping, at) = (Arc::clone(&self.sweeping), Arc::as_ptr(&export).addr());
+            if sweeping.lock().insert(at) {
+                self.pool.later(OWN, move || {
+                    export.close_idle(Instant::now());
+                    drop(export);
+                    sweeping.lock().remove(&at);
+                });
+            }
         }
         count
     }
@@ -419,14 +425,22 @@ impl Server {
     pub(crate) fn export(&self, root: OwnedFd, path: &Path) -> Result<Arc<Export>, ExportError> {
         let opened = Opened::new(root, path)?;
         let key = opened.key();
-        let mut exports = self.exports.lock();
-        exports.retain(|_, export| export.strong_count() > 0);
-        if let Some(export) = exports.get(&key).and_then(Weak::upgrade) {
-            return Ok(export);
-        }
-        // Over another mount it may be read-only, or hide something; its ids are the same.
-        let mut twins = exports.iter().filter(|((id, _), _)| *id == key.0);
-        let twin = twins.find_map(|(_, twin)| twin.upgrade());
+        let opening = {
+            let mut opening = self.opening.lock();
+            opening.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(opening.entry(key.0.clone()).or_default())
+        };
+        let _one = opening.lock();
+        let twin = {
+            let mut exports = self.exports.lock();
+            exports.retain(|_, export| export.strong_count() > 0);
+            if let Some(export) = exports.get(&key).and_then(Weak::upgrade) {
+                return Ok(export);
+            }
+            // Over another mount it may be read-only, or hide something; its ids are the same.
+            let mut twins = exports.iter().filter(|((id, _), _)| *id == key.0);
+            twins.find_map(|(_, twin)| twin.upgrade())
+        };
         let ids = match &twin {
             Some(twin) => Arc::clone(&twin.reach().ids),
             None => opened.open_ids(path, &self.options.state_dir)?,
@@ -437,7 +451,7 @@ impl Server {
         if twin.is_none() {
             export.find_orphans();
         }
-        exports.insert(key, Arc::downgrade(&export));
+        self.exports.lock().insert(key, Arc::downgrade(&export));
         Ok(export)
     }
 }

@@ -161,3 +161,79 @@ fn calls_of_one_user_in_many_sessions_leave_other_users_their_turn() {
     assert!(after > 1_000, "the queue was long all the time: {before}, {after}");
     assert!(times[18] < Duration::from_millis(100), "{times:.1?}");
 }
+
+/// A filesystem that answers nothing.
+struct Hung {
+    fuse: Option<fs::File>,
+    at: std::path::PathBuf,
+}
+
+impl Hung {
+    fn mount(at: std::path::PathBuf) -> Option<Hung> {
+        use std::os::fd::AsRawFd;
+        let fuse = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other\0", fuse.as_raw_fd());
+        let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).ok()?;
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("hung", &at, "fuse", flags, Some(options)).ok()?;
+        Some(Hung { fuse: Some(fuse), at })
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        // All that waits for it ends with an error.
+        self.fuse = None;
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
+    if !needs_root("hung_filesystem_below_an_export_keeps_no_other_client_waiting") {
+        return;
+    }
+    let world = World::new();
+    open_to_all(&world);
+    let at = world.dir.path().join("d2");
+    let mut rogue = client(&world, ROGUE);
+    let mut honest = client(&world, HONEST);
+    let (root, d) = (rogue.root(), honest.place("d"));
+    let Some(hung) = Hung::mount(at) else {
+        return println!("SKIPPED: cannot mount a FUSE filesystem");
+    };
+    let mut calls: Vec<CallId> =
+        (0..12).map(|_| rogue.send(Call::Lookup { dir: root.clone(), name: name("d2") })).collect();
+    // Listings look at every entry, so these hang too, and they are calls that may take long.
+    calls.extend((0..12).map(|_| rogue.send(Call::List { dir: root.clone() })));
+    std::thread::sleep(Duration::from_millis(300));
+    let asked = |what: &str, ask: &mut dyn FnMut() -> bool| {
+        let begun = Instant::now();
+        assert!(ask());
+        assert!(begun.elapsed() < Duration::from_secs(6), "{what}: {:?}", begun.elapsed());
+        println!("{what}: {:?}", begun.elapsed());
+    };
+    asked("attributes", &mut || !honest.attr(&d).1.is_empty());
+    asked("a listing", &mut || !honest.list(&d).0.is_empty());
+    asked("a directory made", &mut || honest.call(mkdir(&d, "new")).result.is_ok());
+    let mut late = client(&world, HONEST);
+    asked("a client that comes later", &mut || {
+        late.call(Call::Lookup { dir: d.clone(), name: name("f") }).result.is_ok()
+    });
+    let begun = Instant::now();
+    assert!(!honest.attr(&d).1.is_empty());
+    assert!(begun.elapsed() < Duration::from_millis(300), "spares are there: {:?}", begun.elapsed());
+    drop(hung);
+    for call in calls {
+        rogue.answer(call);
+        while !rogue.events.is_empty()
+            && rogue
+                .events
+                .iter()
+                .any(|event| matches!(event, nigh_remote::Event::Response { call: of, .. } if *of == call))
+        {
+            rogue.answer(call);
+        }
+    }
+    assert!(!rogue.attr(&root).1.is_empty(), "what waited has come back");
+}

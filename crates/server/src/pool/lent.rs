@@ -1,0 +1,170 @@
+//! Threads that are lent to filesystems which do not answer.
+//!
+//! A call into a hung filesystem (NFS without its server, a stopped FUSE daemon) keeps its thread for ever. After
+//! [`PATIENCE`] the thread is *lent*: a spare takes its place in the pool, and it ends when its call does. How many threads
+//! may be lent is bounded for each place, filesystem and origin. What comes behind the bound waits without a thread, and
+//! ends with `EIO` after [`LIMIT`] in which no thread came back, before it has done anything; but for `fsync`, whose error would
+//! say that data is lost.
+
+use nigh_types::{Call, NodeId, Origin};
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+/// A thread that is at one call for longer is lent when others wait for threads.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a call waits for a filesystem that does not answer, and for which enough threads wait.
+pub(super) const LIMIT: Duration = Duration::from_secs(120);
+/// Threads lent to calls for one and the same thing.
+const OF_PLACE: usize = 2;
+/// To calls for one filesystem that is mounted below an export.
+const OF_MOUNT: usize = 4;
+/// To one filesystem, such as that of the export itself, on which some directories may lead to hung ones.
+const OF_FILESYSTEM: usize = 24;
+const OF_ORIGIN: usize = 16;
+/// To all.
+pub(super) const MOST: usize = 256;
+
+/// What a call looks at first, as far as that is known without looking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    /// The export, by where it lies in memory; 0: none.
+    export: usize,
+    node: NodeId,
+    /// A hash of the name and of whether all names are wanted. A name may lead to another filesystem.
+    names: u64,
+}
+
+impl Place {
+    pub(super) fn of(export: usize, call: &Call) -> Option<Place> {
+        let (node, name) = match call {
+            Call::Lookup { dir, name }
+            | Call::Create { dir, name, .. }
+            | Call::Mknod { dir, name, .. }
+            | Call::Mkdir { dir, name, .. }
+            | Call::Symlink { dir, name, .. }
+            | Call::Link { dir, name, .. }
+            | Call::Unlink { dir, name, .. }
+            | Call::Rmdir { dir, name }
+            | Call::Rename { from: dir, name, .. } => (dir.node, Some(name)),
+            Call::Walk { node, names } => (*node, names.first()),
+            Call::Tmpfile { dir, .. } => (dir.node, None),
+            Call::List { dir } | Call::Dirents { dir, .. } => {
+                return Some(Place { export, node: dir.node, names: 1 });
+            }
+            Call::GetAttr { node }
+            | Call::ReadLink { node }
+            | Call::Xattrs { node }
+            | Call::Xattr { node, .. }
+            | Call::StatFs { node }
+            | Call::Open { node, .. }
+            | Call::Read { node, .. }
+            | Call::Seek { node, .. }
+            | Call::GetFlags { node }
+            | Call::Lock { node, .. }
+            | Call::GetLock { node, .. }
+            | Call::Reopen { node, .. }
+            | Call::SetAttr { node, .. }
+            | Call::Write { node, .. }
+            | Call::Fallocate { node, .. }
+            | Call::CopyRange { to: node, .. }
+            | Call::SetXattr { node, .. }
+            | Call::RemoveXattr { node, .. }
+            | Call::Fsync { node, .. } => (node.node, None),
+            Call::Ahead { .. }
+            | Call::Steer { .. }
+            | Call::Release { .. }
+            | Call::Keep { .. }
+            | Call::Unlock { .. } => {
+                return None;
+            }
+        };
+        let names = name.map_or(0, |name| {
+            let mut hasher = rustc_hash::FxHasher::default();
+            name.hash(&mut hasher);
+            hasher.finish() | 2
+        });
+        Some(Place { export, node, names })
+    }
+
+    fn filesystem(&self) -> (usize, u64) {
+        (self.export, crate::ids::device_of(self.node))
+    }
+
+    fn is_below_a_mount(&self) -> bool {
+        crate::ids::device_of(self.node) != 0
+    }
+}
+
+/// A thread that is lent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lent {
+    pub(super) origin: Origin,
+    pub(super) place: Option<Place>,
+}
+
+/// The threads that are lent.
+#[derive(Default, Debug)]
+pub(super) struct Loans(Vec<Lent>);
+
+impl Loans {
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn add(&mut self, lent: Lent) {
+        self.0.push(lent);
+    }
+
+    pub(super) fn end(&mut self, lent: Lent) {
+        let is_it = |other: &Lent| other.origin == lent.origin && other.place == lent.place;
+        if let Some(at) = self.0.iter().position(is_it) {
+            self.0.swap_remove(at);
+        }
+    }
+
+    /// Whether enough threads wait for what this call would wait for too.
+    pub(super) fn are_enough_for(&self, origin: Origin, place: Option<Place>) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        let count = |is_such: &dyn Fn(&Lent) -> bool| self.0.iter().filter(|lent| is_such(lent)).count();
+        if !origin.is_local_root() && count(&|lent| lent.origin == origin) >= OF_ORIGIN {
+            return true;
+        }
+        let Some(place) = place else { return false };
+        let of_filesystem = if place.is_below_a_mount() { OF_MOUNT } else { OF_FILESYSTEM };
+        count(&|lent| lent.place == Some(place)) >= OF_PLACE
+            || count(&|lent| lent.place.is_some_and(|other| other.filesystem() == place.filesystem()))
+                >= of_filesystem
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nigh_types::Name;
+
+    fn lookup(ino: u64, name: &str) -> Option<Place> {
+        let dir = nigh_types::Place::bare(NodeId { ino, generation: 1 });
+        Place::of(1, &Call::Lookup { dir, name: Name::new(name.as_bytes()).unwrap() })
+    }
+
+    #[test]
+    fn threads_lent_are_bounded_by_name_by_mount_and_by_origin() {
+        let origin = |uid| Origin { uid: Some(uid), host: None };
+        let mut loans = Loans::default();
+        let lend = |loans: &mut Loans, uid, place| loans.add(Lent { origin: origin(uid), place });
+        (0..2).for_each(|_| lend(&mut loans, 1, lookup(7, "hung")));
+        assert!(loans.are_enough_for(origin(2), lookup(7, "hung")));
+        assert!(!loans.are_enough_for(origin(2), lookup(7, "other")), "it may lead elsewhere");
+        let mount = |n: u64| 1 << 63 | 3 << 48 | n;
+        (0..4).for_each(|n| lend(&mut loans, 1, lookup(mount(n), "f")));
+        assert!(loans.are_enough_for(origin(2), lookup(mount(99), "x")));
+        assert!(!loans.are_enough_for(origin(2), lookup(99, "x")));
+        (0..10).for_each(|n| lend(&mut loans, 1, lookup(100 + n, "x")));
+        assert!(loans.are_enough_for(origin(1), lookup(99, "x")), "sixteen of its origin");
+        assert!(!loans.are_enough_for(origin(2), lookup(99, "x")));
+        loans.end(Lent { origin: origin(1), place: lookup(100, "x") });
+        assert!(!loans.are_enough_for(origin(1), lookup(99, "x")));
+    }
+}
