@@ -256,6 +256,7 @@ impl Server {
         let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
             .vouched(session.admission.vouches())
+            .sharing(&self.descriptors, session.origin)
             .trusting(hello.features & TRUSTS_WATCH != 0);
         let Hello { who, mut features, term, .. } = *hello;
         if export.acts() && !session.admission.vouches() {

@@ -2,6 +2,7 @@
 
 use crate::acting::can_act;
 use crate::affected;
+use crate::descriptors::Descriptors;
 use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::filesystem::{Filesystem, identify};
@@ -12,18 +13,17 @@ use crate::ids::Ids;
 use crate::ops::ahead::{self, Begun};
 use crate::ops::{Context, Outcome, attributes, data, look, make, open, remove, rename};
 use crate::orphans::Orphans;
+use crate::readers::Readers;
 use crate::reach::{Bounds, Node, Reach, hides, link};
 use crate::record::{Log, Record};
 use crate::stake::Stake;
 use crate::stat::{self, Stat};
 use crate::watch::{Watch, Watched};
-use lru::LruCache;
 use nigh_native::Session;
 use nigh_native::lease::Object;
 use nigh_types::{
     Call, CallId, Credentials, Errno, Handle, Name, NodeId, Place, Request, Response, Span, Term,
 };
-use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
@@ -127,20 +127,9 @@ pub struct Export {
     acts: bool,
     id: String,
     path: PathBuf,
-    readers: Mutex<LruCache<NodeId, Reader>>,
+    pub(crate) readers: Readers,
     watched: Option<Arc<Watched>>,
 }
-
-/// A file that is read without having been opened.
-#[derive(Debug)]
-struct Reader {
-    object: Object,
-    fd: Arc<OwnedFd>,
-    used: Instant,
-}
-
-/// A descriptor that no read used for so long is closed: it may be a removed file's last hold.
-const READER_IDLE: Duration = Duration::from_secs(2);
 
 /// How long to wait for the state of an export that is in use.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -155,7 +144,7 @@ impl Export {
     ) -> std::result::Result<Export, ExportError> {
         let opened = Opened::new(open_root(path)?, path)?;
         let ids = opened.open_ids(path, state_dir)?;
-        let export = Export::of(opened, path, ids, (options, None))?;
+        let export = Export::of(opened, path, ids, (options, None, &Arc::default()))?;
         export.find_orphans();
         Ok(export)
     }
@@ -170,18 +159,18 @@ impl Export {
         opened: Opened,
         path: &Path,
         ids: Arc<Ids>,
-        (options, watch): (ExportOptions, Option<&Arc<Watch>>),
+        (options, watch, descriptors): (ExportOptions, Option<&Arc<Watch>>, &Arc<Descriptors>),
     ) -> std::result::Result<Export, ExportError> {
         let Opened { root, readable, stat, filesystem, id } = opened;
         let watched = watch.map(|watch| watch.meet(&root, &stat, filesystem));
         let opener = readable.and_then(Opener::new);
         let bounds =
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
-        let reach = Reach::new(root, stat, ids, opener, bounds).map_err(|fault| {
+        let reach = Reach::new(root, stat, ids, opener, (bounds, Arc::clone(descriptors))).map_err(|fault| {
             let error = std::io::Error::from_raw_os_error(Errno::from(fault).raw());
             ExportError::Open { path: path.into(), error }
         })?;
-        let readers = Mutex::new(LruCache::new(options.readers));
+        let readers = Readers::new(options.readers, Arc::clone(descriptors));
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
     }
 
@@ -374,6 +363,14 @@ impl Export {
     /// The server stops: files without a name that are open stay for the sessions that come back to the next one.
     pub fn leave_orphans(&self) {
         self.reach.orphans.stay();
+    }
+
+    /// Closes descriptors that nothing has used for a while, and removes what an earlier server left and nobody
+    /// came back for. To be called every few seconds.
+    pub fn close_idle(&self, now: Instant) {
+        self.reach.orphans.sweep(now);
+        self.readers.close_idle(now);
+        self.reach.departed.close_old(now);
     }
 
     pub(crate) fn reach(&self) -> &Reach {

@@ -1,10 +1,11 @@
 //! The open files of one session.
 
+use crate::descriptors::{Descriptors, Opened};
 use crate::error::{Fault, Result};
 use crate::holding::Holding;
 use crate::homes::Counted;
 use nigh_native::lease::{Object, OwnChanges};
-use nigh_types::{Errno, Handle, NodeId, Term};
+use nigh_types::{Errno, Handle, NodeId, Origin, Term};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::os::fd::OwnedFd;
@@ -22,6 +23,8 @@ pub struct SessionFiles {
     /// How long its grants live at the most.
     term: Term,
     holding: Holding,
+    /// Open files are divided among origins.
+    share: Option<(Arc<Descriptors>, Origin)>,
     vouched: bool,
     trusts_watch: bool,
 }
@@ -71,6 +74,7 @@ impl SessionFiles {
             limit,
             term,
             holding,
+            share: None,
             vouched: true,
             trusts_watch: false,
         }
@@ -81,6 +85,20 @@ impl SessionFiles {
     #[must_use]
     pub fn vouched(self, vouched: bool) -> SessionFiles {
         SessionFiles { vouched, ..self }
+    }
+
+    /// Its files count among those of an origin.
+    pub(crate) fn sharing(self, descriptors: &Arc<Descriptors>, origin: Origin) -> SessionFiles {
+        SessionFiles { share: Some((Arc::clone(descriptors), origin)), ..self }
+    }
+
+    /// A file that is about to be opened, among those of its origin.
+    pub(crate) fn opened(&self) -> Option<Opened> {
+        self.share.as_ref().map(|(descriptors, origin)| descriptors.open(*origin))
+    }
+
+    fn may_open(&self, more: u64) -> bool {
+        self.share.as_ref().is_none_or(|(descriptors, origin)| descriptors.may_open(*origin, more))
     }
 
     pub(crate) fn is_vouched(&self) -> bool {
@@ -119,7 +137,7 @@ impl SessionFiles {
 
     /// Refuses with `ENFILE` what could not be kept; ask before changing the export.
     pub(crate) fn has_room(&self) -> Result<()> {
-        if self.count() + self.closing.load(Ordering::SeqCst) < self.limit {
+        if self.count() + self.closing.load(Ordering::SeqCst) < self.limit && self.may_open(1) {
             Ok(())
         } else {
             Err(Fault(Errno::NFILE))
@@ -147,6 +165,10 @@ impl SessionFiles {
 
     /// The same, under a number that the client chose; `EEXIST` where it did before.
     pub(crate) fn insert_as(&self, chosen: Option<Handle>, file: Arc<OpenFile>) -> Result<Handle> {
+        // It is counted already.
+        if !self.may_open(0) {
+            return Err(Fault(Errno::NFILE));
+        }
         let mut table = self.table.lock();
         if table.open.len() as u64 + self.closing.load(Ordering::SeqCst) >= self.limit {
             return Err(Fault(Errno::NFILE));
@@ -268,7 +290,7 @@ mod tests {
 
     fn file(files: &SessionFiles, ino: u64) -> OpenFile {
         let object = Object { filesystem: 1, ino, birth: 1 };
-        let counted = files.holding().leases.homes.count(object);
+        let counted = files.holding().leases.homes.count(object, None);
         let fd = std::fs::File::open("/dev/null").unwrap().into();
         OpenFile {
             node: NodeId { ino, generation: 1 },

@@ -4,6 +4,7 @@
 //! the descriptor. A descriptor opened under a name that was removed since, while another is left, tells
 //! nothing: for such files the directories are noted in which anybody was shown them.
 
+use crate::descriptors::Opened;
 use crate::orphans::{Orphan, Orphans};
 use nigh_native::lease::Object;
 use nigh_types::Attr;
@@ -45,13 +46,16 @@ pub(crate) struct Leaving<'a> {
 pub(crate) struct Counted {
     homes: Arc<Homes>,
     object: Object,
+    #[allow(dead_code, reason = "held, not looked at")]
+    opened: Option<Opened>,
 }
 
 impl Homes {
     /// Counts a file as open. To be followed by making sure that the name it was reached by is still there.
-    pub(crate) fn count(self: &Arc<Homes>, object: Object) -> Counted {
+    /// `opened`: it counts among those of its origin.
+    pub(crate) fn count(self: &Arc<Homes>, object: Object, opened: Option<Opened>) -> Counted {
         self.files.lock().entry(object).or_default().open += 1;
-        Counted { homes: Arc::clone(self), object }
+        Counted { homes: Arc::clone(self), object, opened }
     }
 
     /// Whether anybody has it open.
@@ -209,7 +213,7 @@ mod tests {
         let homes = Arc::new(Homes::default());
         homes.lost_a_name(object(1));
         assert!(!homes.is_stray(object(1)), "nobody has it open");
-        let (first, second) = (homes.count(object(1)), homes.count(object(1)));
+        let (first, second) = (homes.count(object(1), None), homes.count(object(1), None));
         homes.named(object(1), object(7));
         homes.lost_a_name(object(1));
         homes.lost_a_name(object(1));

@@ -216,6 +216,12 @@ impl Pool {
         self.call_a_thread(queues);
     }
 
+    /// Threads that wait for filesystems which do not answer, and what waits for those without a thread.
+    pub(crate) fn lent(&self) -> (usize, usize) {
+        let queues = self.queues.lock();
+        (queues.loans.count(), queues.kept.len())
+    }
+
     /// Takes back a call that no thread has begun.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let share = session.share();

@@ -1,6 +1,7 @@
 //! From node ids to inodes, never leaving the export. See docs/decisions/0001-node-ids.md.
 
 use crate::departed::Departed;
+use crate::descriptors::{Cached, Descriptors};
 use crate::error::{Fault, Result};
 use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
@@ -68,6 +69,7 @@ pub(crate) struct Reach {
     directories: Mutex<LruCache<NodeId, Held>>,
     handles: Mutex<LruCache<NodeId, FileHandle>>,
     pub(crate) departed: Departed,
+    descriptors: Arc<Descriptors>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +77,8 @@ struct Held {
     fd: Arc<OwnedFd>,
     /// When it was last found to lie in the export.
     checked: Instant,
+    #[allow(dead_code, reason = "held, not looked at")]
+    cached: Arc<Cached>,
 }
 
 /// A directory that was moved out of the export is out of reach after this time at the latest.
@@ -88,6 +92,9 @@ pub(crate) struct Bounds {
     pub(crate) directories: NonZeroUsize,
     pub(crate) handles: NonZeroUsize,
 }
+
+/// So many directories are held open even where there are too many in all.
+const LEAST: usize = 8;
 
 /// How often a walk is begun that is overtaken by renames.
 const ATTEMPTS: u32 = 32;
@@ -103,7 +110,7 @@ impl Reach {
         root_stat: Stat,
         ids: Arc<Ids>,
         opener: Option<Opener>,
-        bounds: Bounds,
+        (bounds, descriptors): (Bounds, Arc<Descriptors>),
     ) -> Result<Reach> {
         let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
         let (object, checked) = (ids.object(&root_stat), Instant::now());
@@ -116,7 +123,8 @@ impl Reach {
             places: Mutex::new(LruCache::new(bounds.places)),
             directories: Mutex::new(LruCache::new(bounds.directories)),
             handles: Mutex::new(LruCache::new(bounds.handles)),
-            departed: Departed::default(),
+            departed: Departed::new(Arc::clone(&descriptors)),
+            descriptors,
         })
     }
 
@@ -306,9 +314,15 @@ impl Reach {
     }
 
     fn hold(&self, node: &Node) {
-        let held = Held { fd: Arc::clone(&node.fd), checked: node.checked };
-        let evicted = self.directories.lock().push(node.id, held);
-        drop(evicted); // closed when no lock is held
+        let cached = Arc::new(self.descriptors.cache());
+        let held = Held { fd: Arc::clone(&node.fd), checked: node.checked, cached };
+        let mut directories = self.directories.lock();
+        let evicted = directories.push(node.id, held);
+        let crowded = self.descriptors.is_crowded() && directories.len() > LEAST;
+        let oldest = (0..2).map_while(|_| if crowded { directories.pop_lru() } else { None });
+        let oldest: Vec<_> = oldest.collect();
+        drop(directories);
+        drop((evicted, oldest)); // closed when no lock is held
     }
 
     /// The root, or a directory whose descriptor is held and still lies in the export.
@@ -318,7 +332,7 @@ impl Reach {
             return Ok(Some(Node { stat, checked, ..self.root.clone() }));
         }
         let held = self.directories.lock().get(&id).cloned();
-        let Some(Held { fd, checked }) = held else { return Ok(None) };
+        let Some(Held { fd, checked, .. }) = held else { return Ok(None) };
         let stat = stat::of_fd(&fd)?;
         let mut found = Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked };
         if checked.elapsed() > TRUSTED {

@@ -82,14 +82,15 @@ impl Server {
     /// # Errors
     /// What its client is told.
     pub(crate) fn make_room(&self, session: &Session) -> Result<(), (Errno, String)> {
-        let bounds = self.options.bounds;
-        let origin = session.origin;
+        let (bounds, origin) = (self.options.bounds, session.origin);
+        let most = bounds.sessions.min(self.descriptors.most_sessions());
+        let most_of_origin = bounds.sessions_per_origin.min(self.descriptors.most_sessions_of(origin));
         loop {
             let all = self.all_sessions();
             let count = all.len();
             let theirs = all.iter().filter(|other| other.origin == origin).count() as u64;
-            let crowded = theirs >= bounds.sessions_per_origin;
-            if !crowded && (count as u64) < bounds.sessions {
+            let crowded = theirs >= most_of_origin;
+            if !crowded && (count as u64) < most {
                 return Ok(());
             }
             let dormant = all.into_iter().filter(|other| other.standing.is_dormant());
@@ -142,6 +143,26 @@ impl Server {
             };
             first.doom("too much is kept for its client");
             self.forget(&first, End::Forgotten);
+        }
+    }
+
+    /// Where an origin was refused a file, a dormant session that has files open makes room: of that origin, else of one that
+    /// has more.
+    pub(crate) fn bound_files(&self) {
+        for refused in self.descriptors.take_refused() {
+            let files = |session: &Arc<Session>| session.attached().map_or(0, |attached| attached.files.count());
+            let dormant = self.all_sessions().into_iter().filter(|session| session.standing.is_dormant());
+            let dormant: Vec<_> = dormant.map(|session| (files(&session), session)).filter(|(files, _)| *files > 0).collect();
+            let theirs = self.descriptors.files_of(refused);
+            let own = dormant.iter().any(|(_, session)| session.origin == refused);
+            let may_go = |session: &Session| match own {
+                true => session.origin == refused,
+                false => self.descriptors.files_of(session.origin) > theirs,
+            };
+            let shares = dormant.into_iter().filter(|(_, session)| may_go(session));
+            if let Some(first) = first_to_go(shares.map(|(files, session)| (session, files)).collect()) {
+                self.send_away(&first, "others need the files that it has open");
+            }
         }
     }
 

@@ -2,6 +2,8 @@
 
 mod status;
 
+use crate::acting::can_act;
+use crate::descriptors::Descriptors;
 use crate::events;
 use crate::export::{Export, ExportError, ExportOptions, Opened};
 use crate::exports::Exports;
@@ -48,6 +50,8 @@ pub struct ServerOptions {
     /// How leases are kept; their term is `session_term`.
     pub leases: LeaseConfig,
     pub bounds: Bounds,
+    /// Descriptors that it takes, if that is to be fewer than its process may have.
+    pub descriptors: Option<u64>,
     pub watch: WatchWay,
 }
 
@@ -63,6 +67,7 @@ impl ServerOptions {
             session_term: SESSION_TERM,
             leases: LeaseConfig::default(),
             bounds: Bounds::default(),
+            descriptors: None,
             watch: WatchWay::default(),
         }
     }
@@ -93,6 +98,7 @@ pub struct Server {
     pub(crate) locks: Arc<Locks>,
     pub(crate) register: Register,
     pub(crate) grace: Arc<Grace>,
+    pub(crate) descriptors: Arc<Descriptors>,
     pub(crate) memory: Memory,
     pub(crate) work: Arc<Work>,
     pub(crate) meter: Meter,
@@ -135,7 +141,9 @@ impl Server {
     /// Also where another server has the same state directory.
     pub fn new(mut options: ServerOptions) -> io::Result<Arc<Server>> {
         let held = options.export.directories.get() as u64 + options.export.readers.get() as u64;
-        let room = raise_descriptor_limit().saturating_sub(held + SPARE_DESCRIPTORS);
+        let limit = raise_descriptor_limit().min(options.descriptors.unwrap_or(u64::MAX));
+        let descriptors = Descriptors::new(limit.saturating_sub(SPARE_DESCRIPTORS).max(64), can_act());
+        let room = limit.saturating_sub(held + SPARE_DESCRIPTORS);
         options.files_per_session = options.files_per_session.min(room.max(16));
         let (register, absent, last) = Register::open(&options.state_dir)?;
         let pool = Pool::start(options.threads)?;
@@ -161,6 +169,7 @@ impl Server {
             exports: Mutex::default(),
             opening: Mutex::default(),
             sessions: Mutex::default(),
+            descriptors: Arc::new(descriptors),
             locks: Arc::new(Locks::new(Arc::clone(&grace))),
             register,
             grace,
@@ -388,6 +397,7 @@ impl Server {
         let exports = self.sweep();
         self.bound_dormant();
         self.bound_bytes();
+        self.bound_files();
         self.register.tidy(now);
         let remembers = self.memory.tidy();
         remembers || exports > 0 || self.grace.stands() || !self.unrecorded.lock().is_empty()
@@ -445,7 +455,7 @@ impl Server {
             Some(twin) => Arc::clone(&twin.reach().ids),
             None => opened.open_ids(path, &self.options.state_dir)?,
         };
-        let export = Arc::new(Export::of(opened, path, ids, (self.options.export, Some(&self.watch)))?);
+        let export = Arc::new(Export::of(opened, path, ids, (self.options.export, Some(&self.watch), &self.descriptors))?);
         let lapse = LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse();
         export.set_grace(lapse, &self.grace);
         if twin.is_none() {

@@ -237,3 +237,72 @@ fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
     }
     assert!(!rogue.attr(&root).1.is_empty(), "what waited has come back");
 }
+
+fn open_until_refused(client: &mut Client, node: &Place) -> usize {
+    let mut opened = 0;
+    loop {
+        match client.call(Call::Open { node: node.clone(), access: READ }).result {
+            Ok(_) => opened += 1,
+            Err(errno) => {
+                assert_eq!(errno, Errno::NFILE);
+                return opened;
+            }
+        }
+    }
+}
+
+#[test]
+fn files_that_one_user_opens_leave_others_their_share_and_dormant_sessions_make_room() {
+    if !needs_root("files_that_one_user_opens_leave_others_their_share_and_dormant_sessions_make_room") {
+        return;
+    }
+    let world = World::with(|options| {
+        options.session_term = Span::from_secs(2);
+        options.descriptors = Some(256 + 1_024);
+    });
+    open_to_all(&world);
+    let mut first = client(&world, ROGUE);
+    let node = first.place("d/f");
+    assert_eq!(open_until_refused(&mut first, &node), 256, "half of what files may have");
+    let mut second = client(&world, ROGUE);
+    let node = second.place("d/f");
+    assert_eq!(open_until_refused(&mut second, &node), 0, "whatever the session");
+    let mut honest = client(&world, HONEST);
+    let theirs = honest.place("d/f");
+    for _ in 0..100 {
+        honest.open(&theirs, READ);
+    }
+    let root = honest.root();
+    assert!(!honest.list(&root).0.is_empty());
+    drop(first);
+    eventually("the dormant session makes room", || {
+        std::thread::sleep(Duration::from_millis(200));
+        honest.tick();
+        second.tick();
+        second.call(Call::Open { node: node.clone(), access: READ }).result.is_ok()
+    });
+    assert_eq!(honest.attr(&theirs).0.size, 8);
+    honest.open(&theirs, READ);
+}
+
+#[test]
+fn directories_of_many_attached_exports_are_held_within_one_bound() {
+    let world = World::with(|options| options.descriptors = Some(256 + 1_024));
+    let mut path = world.dir.path().join("d");
+    let mut clients = Vec::new();
+    for level in 0..8 {
+        path = path.join(format!("n{level}"));
+        fs::create_dir(&path).unwrap();
+        (0..100).for_each(|n| fs::create_dir(path.join(format!("x{n}"))).unwrap());
+    }
+    let mut path = world.dir.path().join("d");
+    for level in 0..8 {
+        path = path.join(format!("n{level}"));
+        let mut client = world.client_of(&path);
+        let root = client.root();
+        (0..100).for_each(|n| drop(client.entry(&root, &format!("x{n}"))));
+        clients.push(client);
+    }
+    let cached = world.server.status()["totals"]["descriptors"]["cached"].as_u64().unwrap();
+    assert!((64..=128 + 8 * 10).contains(&cached), "{cached} directories are held open");
+}

@@ -3,17 +3,12 @@
 //! Where the disk or a quota is full, all of it that no client has open is given back, and the call that was refused is
 //! attempted once more.
 
-use super::{Export, READER_IDLE, Reader};
+use super::Export;
 use crate::error::{Fault, Result};
 use crate::ops::Context;
-use crate::reach::Node;
-use nigh_native::lease::Object;
-use nigh_types::{Errno, NodeId};
+use nigh_types::Errno;
 use parking_lot::Mutex;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 /// How often space was given back. Locked while it is: a call that is refused meanwhile waits, and is attempted again.
 #[derive(Debug, Default)]
@@ -48,47 +43,8 @@ pub(crate) fn with_space<T>(cx: Context<'_>, mut attempt: impl FnMut() -> Result
 }
 
 impl Export {
-    /// Closes descriptors that nothing has used for a while, and removes what an earlier server left and nobody
-    /// came back for. To be called every few seconds.
-    pub fn close_idle(&self, now: Instant) {
-        self.reach.orphans.sweep(now);
-        let mut idle = Vec::new();
-        let mut readers = self.readers.lock();
-        while let Some((_, reader)) = readers.peek_lru() {
-            if now.saturating_duration_since(reader.used) < READER_IDLE {
-                break;
-            }
-            idle.extend(readers.pop_lru());
-        }
-        drop(readers); // closing may wait for the disk
-        self.reach.departed.close_old(now);
-    }
-
     /// Closes what is kept for calls to come and no client has open; how many files.
     pub(crate) fn close_kept(&self) -> u64 {
-        let mut readers = self.readers.lock();
-        let kept: Vec<_> = std::iter::from_fn(|| readers.pop_lru()).collect();
-        drop(readers); // closing may wait for the disk
-        kept.len() as u64 + self.reach.departed.close_all()
-    }
-
-    pub(crate) fn passing_reader(&self, node: NodeId) -> Option<(Object, Arc<OwnedFd>)> {
-        let mut readers = self.readers.lock();
-        let reader = readers.get_mut(&node)?;
-        reader.used = Instant::now();
-        Some((reader.object, Arc::clone(&reader.fd)))
-    }
-
-    pub(crate) fn note_passing_reader(&self, node: &Node, fd: &Arc<OwnedFd>) {
-        if self.reach.may_hold(node) {
-            let reader = Reader { object: node.object, fd: Arc::clone(fd), used: Instant::now() };
-            let evicted = self.readers.lock().push(node.id, reader);
-            drop(evicted);
-        }
-    }
-
-    pub(crate) fn forget_passing_reader(&self, node: NodeId) {
-        let held = self.readers.lock().pop(&node);
-        drop(held);
+        self.readers.close_all() + self.reach.departed.close_all()
     }
 }

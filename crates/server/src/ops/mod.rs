@@ -259,7 +259,7 @@ impl<'a> Context<'a> {
 
     /// Counts a file as open.
     pub(crate) fn count(&self, object: Object) -> Counted {
-        self.files.holding().leases.homes.count(object)
+        self.files.holding().leases.homes.count(object, self.files.opened())
     }
 }
 

@@ -228,7 +228,7 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
         return Ok(DataFile::Open(file));
     }
     if cx.is_vouched()
-        && let Some((object, fd)) = cx.export.passing_reader(place.node)
+        && let Some((object, fd)) = cx.export.readers.find(place.node)
     {
         return Ok(DataFile::Passing(object, fd));
     }
@@ -237,7 +237,9 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
     let opened = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::RDONLY))?;
     let fd = Arc::new(without_atime(opened));
     if cx.is_vouched() {
-        cx.export.note_passing_reader(&node, &fd);
+        if cx.reach().may_hold(&node) {
+            cx.export.readers.note((node.id, node.object), &fd);
+        }
     }
     Ok(DataFile::Passing(node.object, fd))
 }

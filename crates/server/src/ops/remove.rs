@@ -124,7 +124,7 @@ pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
     }
     if attr.nlink == 0 {
         cx.reach().forget(id);
-        cx.export.forget_passing_reader(id);
+        cx.export.readers.forget(id);
     }
     Ok((id, attr))
 }

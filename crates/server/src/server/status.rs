@@ -248,6 +248,7 @@ impl Server {
             bytes_out += written;
         }
         let counters = &report.counters;
+        let (lent, waiting) = self.pool.lent();
         json!({
             "sessions": sessions.len(),
             "sessions_ended": self.meter.sessions.load(Ordering::Relaxed),
@@ -262,6 +263,8 @@ impl Server {
             "suspected": counters.suspected,
             "fenced": counters.fenced,
             "bytes": { "in": bytes_in, "out": bytes_out, "held": self.keeper.held_bytes() },
+            "descriptors": { "files": self.descriptors.files(), "cached": self.descriptors.cached() },
+            "threads": { "lent": lent, "waiting": waiting },
         })
     }
 }

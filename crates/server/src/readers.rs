@@ -1,0 +1,81 @@
+//! Files that are read without having been opened.
+
+use crate::descriptors::{Cached, Descriptors};
+use lru::LruCache;
+use nigh_native::lease::Object;
+use nigh_types::NodeId;
+use parking_lot::Mutex;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A descriptor that no read used for so long is closed: it may be a removed file's last hold.
+const IDLE: Duration = Duration::from_secs(2);
+/// So many are held even where there are too many in all.
+const LEAST: usize = 4;
+
+/// Descriptors of an export for reads that name no open file.
+#[derive(Debug)]
+pub(crate) struct Readers {
+    files: Mutex<LruCache<NodeId, Reader>>,
+    descriptors: Arc<Descriptors>,
+}
+
+#[derive(Debug)]
+struct Reader {
+    object: Object,
+    fd: Arc<OwnedFd>,
+    used: Instant,
+    #[allow(dead_code, reason = "held, not looked at")]
+    cached: Cached,
+}
+
+impl Readers {
+    pub(crate) fn new(most: NonZeroUsize, descriptors: Arc<Descriptors>) -> Readers {
+        Readers { files: Mutex::new(LruCache::new(most)), descriptors }
+    }
+
+    pub(crate) fn find(&self, node: NodeId) -> Option<(Object, Arc<OwnedFd>)> {
+        let mut files = self.files.lock();
+        let reader = files.get_mut(&node)?;
+        reader.used = Instant::now();
+        Some((reader.object, Arc::clone(&reader.fd)))
+    }
+
+    pub(crate) fn note(&self, (node, object): (NodeId, Object), fd: &Arc<OwnedFd>) {
+        let cached = self.descriptors.cache();
+        let reader = Reader { object, fd: Arc::clone(fd), used: Instant::now(), cached };
+        let mut files = self.files.lock();
+        let evicted = files.push(node, reader);
+        let crowded = self.descriptors.is_crowded() && files.len() > LEAST;
+        let oldest = if crowded { files.pop_lru() } else { None };
+        drop(files);
+        drop((evicted, oldest)); // closing may wait for the disk
+    }
+
+    pub(crate) fn forget(&self, node: NodeId) {
+        let held = self.files.lock().pop(&node);
+        drop(held);
+    }
+
+    /// Closes all; how many.
+    pub(crate) fn close_all(&self) -> u64 {
+        let mut files = self.files.lock();
+        let kept: Vec<_> = std::iter::from_fn(|| files.pop_lru()).collect();
+        drop(files); // closing may wait for the disk
+        kept.len() as u64
+    }
+
+    pub(crate) fn close_idle(&self, now: Instant) {
+        let mut idle = Vec::new();
+        let mut files = self.files.lock();
+        while let Some((_, reader)) = files.peek_lru() {
+            if now.saturating_duration_since(reader.used) < IDLE {
+                break;
+            }
+            idle.extend(files.pop_lru());
+        }
+        drop(files); // closing may wait for the disk
+    }
+}
