@@ -252,7 +252,8 @@ impl Server {
         let exports = exports.ok_or_else(|| (Errno::NOENT, "what served that has ended".to_owned()))?;
         let (root, path) = exports.open(asked, &session.peer)?;
         let path = path.as_path();
-        let export = self.export(root, path).map_err(|error| (error.errno(), error.to_string()))?;
+        let export =
+            self.export(root, path, session.origin).map_err(|error| (error.errno(), error.to_string()))?;
         let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
             .vouched(session.admission.vouches())

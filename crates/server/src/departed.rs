@@ -44,7 +44,8 @@ impl Departed {
 
     pub(crate) fn find(&self, id: NodeId) -> Option<Node> {
         let files = self.files.lock();
-        let (_, node, _) = files.iter().rev().find(|(since, node, _)| node.id == id && since.elapsed() < HELD)?;
+        let (_, node, _) =
+            files.iter().rev().find(|(since, node, _)| node.id == id && since.elapsed() < HELD)?;
         Some(node.clone())
     }
 

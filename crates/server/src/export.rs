@@ -13,17 +13,15 @@ use crate::ids::Ids;
 use crate::ops::ahead::{self, Begun};
 use crate::ops::{Context, Outcome, attributes, data, look, make, open, remove, rename};
 use crate::orphans::Orphans;
-use crate::readers::Readers;
 use crate::reach::{Bounds, Node, Reach, hides, link};
+use crate::readers::Readers;
 use crate::record::{Log, Record};
 use crate::stake::Stake;
 use crate::stat::{self, Stat};
 use crate::watch::{Watch, Watched};
 use nigh_native::Session;
 use nigh_native::lease::Object;
-use nigh_types::{
-    Call, CallId, Credentials, Errno, Handle, Name, NodeId, Place, Request, Response, Span, Term,
-};
+use nigh_types::{Call, CallId, Credentials, Errno, Handle, Name, Place, Request, Response, Span, Term};
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
@@ -166,10 +164,11 @@ impl Export {
         let opener = readable.and_then(Opener::new);
         let bounds =
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
-        let reach = Reach::new(root, stat, ids, opener, (bounds, Arc::clone(descriptors))).map_err(|fault| {
-            let error = std::io::Error::from_raw_os_error(Errno::from(fault).raw());
-            ExportError::Open { path: path.into(), error }
-        })?;
+        let reach =
+            Reach::new(root, stat, ids, opener, (bounds, Arc::clone(descriptors))).map_err(|fault| {
+                let error = std::io::Error::from_raw_os_error(Errno::from(fault).raw());
+                ExportError::Open { path: path.into(), error }
+            })?;
         let readers = Readers::new(options.readers, Arc::clone(descriptors));
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
     }
@@ -446,12 +445,12 @@ fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
 
 /// A root before its state is opened.
 pub(crate) struct Opened {
-    root: OwnedFd,
+    pub(crate) root: OwnedFd,
     /// Open for reading, where that is allowed.
-    readable: Option<OwnedFd>,
+    pub(crate) readable: Option<OwnedFd>,
     stat: Stat,
     filesystem: Filesystem,
-    id: String,
+    pub(crate) id: String,
 }
 
 /// The directory at `path`, whose symlinks are followed.

@@ -51,6 +51,23 @@ impl FileHandle {
         made.or_else(|_| FileHandle::plain(fd))
     }
 
+    /// For a file of text.
+    pub(crate) fn to_text(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("{} ", self.kind);
+        for byte in &self.bytes {
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
+
+    pub(crate) fn of_text(text: &str) -> Option<FileHandle> {
+        let (kind, hex) = text.split_once(' ')?;
+        let byte = |at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
+        let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(byte).collect();
+        FileHandle::told(kind.parse().ok()?, &bytes?)
+    }
+
     fn make(fd: i32, flags: libc::c_int) -> Result<FileHandle> {
         let mut buffer = Buffer { handle_bytes: 128, handle_type: 0, f_handle: [0; MAX_HANDLE_SZ] };
         let mut mount_id: libc::c_int = 0;

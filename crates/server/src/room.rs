@@ -150,9 +150,11 @@ impl Server {
     /// has more.
     pub(crate) fn bound_files(&self) {
         for refused in self.descriptors.take_refused() {
-            let files = |session: &Arc<Session>| session.attached().map_or(0, |attached| attached.files.count());
+            let files =
+                |session: &Arc<Session>| session.attached().map_or(0, |attached| attached.files.count());
             let dormant = self.all_sessions().into_iter().filter(|session| session.standing.is_dormant());
-            let dormant: Vec<_> = dormant.map(|session| (files(&session), session)).filter(|(files, _)| *files > 0).collect();
+            let dormant: Vec<_> =
+                dormant.map(|session| (files(&session), session)).filter(|(files, _)| *files > 0).collect();
             let theirs = self.descriptors.files_of(refused);
             let own = dormant.iter().any(|(_, session)| session.origin == refused);
             let may_go = |session: &Session| match own {

@@ -17,11 +17,12 @@ use crate::quiet::Quiet;
 use crate::register::{Register, Who};
 use crate::room::Bounds;
 use crate::session::{Attached, Session, now};
+use crate::states::States;
 use crate::watch::{Watch, WatchWay};
 use crate::work::Work;
 use nigh_native::SESSION_TERM;
 use nigh_native::lease::{LeaseConfig, LeaseReport};
-use nigh_types::{Span, Time};
+use nigh_types::{Origin, Span, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use status::Meter;
@@ -89,10 +90,11 @@ pub struct Server {
     /// What guests serve, by scope, and where they listen ([`nigh_link::Peer::within`]).
     pub(crate) guests: Mutex<BTreeMap<u64, (Arc<Exports>, Vec<String>)>>,
     /// By what they are and the mount by which they are reached.
-    exports: Mutex<HashMap<(String, u64), Weak<Export>>>,
+    exports: Arc<Mutex<HashMap<(String, u64), Weak<Export>>>>,
     /// By what they are, exports that are being opened, which may wait for their filesystem for ever. Each lock comes
     /// before `exports`.
-    opening: Mutex<HashMap<String, Arc<Mutex<()>>>>,
+    opening: Arc<Mutex<HashMap<String, Arc<Mutex<()>>>>>,
+    states: Arc<States>,
     /// Before the leases' table and `Session::wire` in lock order.
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     pub(crate) locks: Arc<Locks>,
@@ -156,6 +158,7 @@ impl Server {
         }
         // What was granted before was granted before now.
         let grace = Arc::new(Grace::new(absent, now().after(config.lapse())));
+        let states = States::new(options.state_dir.clone());
         let watch = Watch::new(&leases, options.watch)?;
         let server = Arc::new(Server {
             own_exports: Arc::new(options.exports.clone()),
@@ -166,8 +169,9 @@ impl Server {
             quiet: Arc::new(Quiet::new()?),
             options,
             guests: Mutex::default(),
-            exports: Mutex::default(),
-            opening: Mutex::default(),
+            exports: Arc::default(),
+            opening: Arc::default(),
+            states: Arc::new(states),
             sessions: Mutex::default(),
             descriptors: Arc::new(descriptors),
             locks: Arc::new(Locks::new(Arc::clone(&grace))),
@@ -405,7 +409,8 @@ impl Server {
 
     /// Has exports close what is idle. How many there are.
     fn sweep(&self) -> u64 {
-        let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
+        let exports = self.open_exports();
+        self.tidy_states();
         let count = exports.len() as u64;
         // Each by itself: closing may wait for a filesystem that does not answer.
         for export in exports {
@@ -421,6 +426,37 @@ impl Server {
         count
     }
 
+    fn open_exports(&self) -> Vec<Arc<Export>> {
+        let mut exports = self.exports.lock();
+        let open: Vec<_> = exports.values().filter_map(Weak::upgrade).collect();
+        let closed = exports.extract_if(|_, export| export.strong_count() == 0);
+        closed.for_each(|((id, _), _)| self.states.note_closed(id));
+        open
+    }
+
+    /// Removes state of directories that are gone, on a thread that may wait for their filesystem.
+    fn tidy_states(&self) {
+        let sweeping = Arc::clone(&self.sweeping);
+        if !sweeping.lock().insert(0) {
+            return;
+        }
+        let (exports, opening) = (Arc::clone(&self.exports), Arc::clone(&self.opening));
+        let (states, named) = (Arc::clone(&self.states), self.options.exports.clone());
+        self.pool.later(OWN, move || {
+            states.tidy(&named, &|id, remove| {
+                let lock = Arc::clone(opening.lock().entry(id.to_owned()).or_default());
+                let Some(_one) = lock.try_lock() else { return };
+                let is_open = |((of, _), export): (&(String, u64), &Weak<Export>)| {
+                    of == id && export.strong_count() > 0
+                };
+                if !exports.lock().iter().any(is_open) {
+                    remove();
+                }
+            });
+            sweeping.lock().remove(&0);
+        });
+    }
+
     /// This client is not waited for any more.
     pub(crate) fn returned(&self, who: Who) {
         self.grace.returned(who);
@@ -432,7 +468,12 @@ impl Server {
         parked.into_iter().for_each(|job| self.pool.submit(job));
     }
 
-    pub(crate) fn export(&self, root: OwnedFd, path: &Path) -> Result<Arc<Export>, ExportError> {
+    pub(crate) fn export(
+        &self,
+        root: OwnedFd,
+        path: &Path,
+        origin: Origin,
+    ) -> Result<Arc<Export>, ExportError> {
         let opened = Opened::new(root, path)?;
         let key = opened.key();
         let opening = {
@@ -442,8 +483,7 @@ impl Server {
         };
         let _one = opening.lock();
         let twin = {
-            let mut exports = self.exports.lock();
-            exports.retain(|_, export| export.strong_count() > 0);
+            let exports = self.exports.lock();
             if let Some(export) = exports.get(&key).and_then(Weak::upgrade) {
                 return Ok(export);
             }
@@ -455,7 +495,15 @@ impl Server {
             Some(twin) => Arc::clone(&twin.reach().ids),
             None => opened.open_ids(path, &self.options.state_dir)?,
         };
-        let export = Arc::new(Export::of(opened, path, ids, (self.options.export, Some(&self.watch), &self.descriptors))?);
+        if !self.options.exports.iter().any(|(_, named)| named == path) {
+            self.states.note(&key.0, &opened.root, path, origin);
+        }
+        let export = Arc::new(Export::of(
+            opened,
+            path,
+            ids,
+            (self.options.export, Some(&self.watch), &self.descriptors),
+        )?);
         let lapse = LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse();
         export.set_grace(lapse, &self.grace);
         if twin.is_none() {

@@ -29,7 +29,7 @@ fn peer(uid: u32) -> Peer {
 
 /// A directory that every user may reach and change.
 fn open_to_all(world: &World) {
-    for (path, mode) in [("", 0o755), ("d", 0o1777)] {
+    for (path, mode) in [("", 0o755), ("d", 0o1777), ("d/e", 0o777)] {
         fs::set_permissions(world.dir.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
     }
 }
@@ -199,6 +199,8 @@ fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
     let mut rogue = client(&world, ROGUE);
     let mut honest = client(&world, HONEST);
     let (root, d) = (rogue.root(), honest.place("d"));
+    // What a listing that hangs may have been granted already is not changed here.
+    let e = honest.place("d/e");
     let Some(hung) = Hung::mount(at) else {
         return println!("SKIPPED: cannot mount a FUSE filesystem");
     };
@@ -215,7 +217,7 @@ fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
     };
     asked("attributes", &mut || !honest.attr(&d).1.is_empty());
     asked("a listing", &mut || !honest.list(&d).0.is_empty());
-    asked("a directory made", &mut || honest.call(mkdir(&d, "new")).result.is_ok());
+    asked("a directory made", &mut || honest.call(mkdir(&e, "new")).result.is_ok());
     let mut late = client(&world, HONEST);
     asked("a client that comes later", &mut || {
         late.call(Call::Lookup { dir: d.clone(), name: name("f") }).result.is_ok()
@@ -305,4 +307,36 @@ fn directories_of_many_attached_exports_are_held_within_one_bound() {
     }
     let cached = world.server.status()["totals"]["descriptors"]["cached"].as_u64().unwrap();
     assert!((64..=128 + 8 * 10).contains(&cached), "{cached} directories are held open");
+}
+
+#[test]
+fn state_of_attached_directories_that_are_gone_is_removed() {
+    if !needs_root("state_of_attached_directories_that_are_gone_is_removed") {
+        return;
+    }
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut options = nigh_server::ServerOptions::new(state.path().to_owned());
+    options.exports.add(format!("a={}", dir.path().display()).as_ref()).unwrap();
+    let server = nigh_server::Server::new(options).unwrap();
+    let attach = |name: &str| Client::connect(&server, std::path::Path::new(name), Term::Session);
+    let states = || {
+        fs::read_dir(state.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
+    };
+    fs::create_dir(dir.path().join("stays")).unwrap();
+    let (mut whole, mut stays) = (attach("a"), attach("a/stays"));
+    (whole.session(), stays.session());
+    for n in 0..40 {
+        let text = format!("x{n}");
+        fs::create_dir(dir.path().join(&text)).unwrap();
+        let mut client = attach(&format!("a/{text}"));
+        client.session();
+        assert!(states() >= 3, "each has a state");
+        client.leave();
+        fs::remove_dir(dir.path().join(&text)).unwrap();
+    }
+    stays.leave();
+    eventually("those that are gone have none", || {
+        whole.tick();
+        states() == 2
+    });
 }

@@ -1,0 +1,181 @@
+//! State directories of exports that are attached by path, which go when their directories have gone.
+//!
+//! What an export must remember over restarts stands in a directory of its own. A peer may attach to any directory that it
+//! reaches below an export, and remove it again; so each such state says of what it is. It goes with that, and there are so
+//! many of one origin, and of all; of those that no session uses the one goes that was used least lately.
+
+use crate::error::Fault;
+use crate::export::{Opened, open_root};
+use crate::exports::Exports;
+use crate::handle::{FileHandle, Opener};
+use nigh_types::{Errno, Origin};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+const MOST: usize = 4_096;
+const MOST_OF_ORIGIN: usize = 1_024;
+/// How often all are looked at.
+const EVERY: Duration = Duration::from_secs(10);
+const NAME: &str = "root";
+
+#[derive(Debug)]
+pub(crate) struct States {
+    dir: PathBuf,
+    /// Exports that were closed, to be looked at.
+    closed: Mutex<Vec<String>>,
+    looked: Mutex<Option<Instant>>,
+}
+
+/// What a state directory is of.
+struct Of {
+    origin: Vec<u8>,
+    handle: Option<FileHandle>,
+    path: PathBuf,
+}
+
+impl States {
+    pub(crate) fn new(dir: PathBuf) -> States {
+        States { dir, closed: Mutex::default(), looked: Mutex::default() }
+    }
+
+    /// The state of an export that is attached by path is in use from now on. Without this file it stays.
+    pub(crate) fn note(&self, id: &str, root: impl AsFd, path: &Path, origin: Origin) {
+        let handle = FileHandle::plain(root).map_or_else(|_| "-".to_owned(), |handle| handle.to_text());
+        let text = [format!("{origin}\n{handle}\n").as_bytes(), path.as_os_str().as_bytes()].concat();
+        let state = self.dir.join(id);
+        let made = state.join("root.new");
+        let written = std::fs::write(&made, text).and_then(|()| std::fs::rename(&made, state.join(NAME)));
+        if let Err(error) = written {
+            tracing::warn!(state = %state.display(), %error, "it cannot be noted of what this state is: it will stay");
+        }
+    }
+
+    /// No session uses that export any more.
+    pub(crate) fn note_closed(&self, id: String) {
+        self.closed.lock().push(id);
+    }
+
+    /// Removes state that is worth nothing. `unless_used` calls the function if no session uses that export, and none begins
+    /// to before it returns.
+    pub(crate) fn tidy(&self, exports: &Exports, unless_used: &dyn Fn(&str, &dyn Fn())) {
+        let mut ids = std::mem::take(&mut *self.closed.lock());
+        let due = self.looked.lock().is_none_or(|last| last.elapsed() >= EVERY);
+        if due {
+            *self.looked.lock() = Some(Instant::now());
+            ids = self.all();
+        }
+        let remove = |id: &str| {
+            unless_used(id, &|| {
+                let _ = std::fs::remove_dir_all(self.dir.join(id));
+            });
+        };
+        let mut kept = Vec::new();
+        for id in ids {
+            let Some(of) = self.of(&id) else { continue };
+            if is_gone(&id, &of, exports) { remove(&id) } else { kept.push((id, of.origin)) }
+        }
+        if due {
+            self.too_many(kept).iter().for_each(|id| remove(id));
+        }
+    }
+
+    fn all(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
+    fn of(&self, id: &str) -> Option<Of> {
+        let text = std::fs::read(self.dir.join(id).join(NAME)).ok()?;
+        let mut parts = text.splitn(3, |byte| *byte == b'\n');
+        let origin = parts.next()?.to_vec();
+        let handle = std::str::from_utf8(parts.next()?).ok().and_then(FileHandle::of_text);
+        Some(Of { origin, handle, path: PathBuf::from(OsStr::from_bytes(parts.next()?)) })
+    }
+
+    /// Of all and of each origin, those above the bound that were used least lately.
+    fn too_many(&self, kept: Vec<(String, Vec<u8>)>) -> Vec<String> {
+        let used = |id: &str| {
+            let noted = std::fs::metadata(self.dir.join(id).join(NAME)).and_then(|meta| meta.modified());
+            noted.unwrap_or(SystemTime::UNIX_EPOCH)
+        };
+        let mut kept: Vec<_> = kept.into_iter().map(|(id, origin)| (used(&id), id, origin)).collect();
+        kept.sort_unstable_by(|one, other| other.cmp(one));
+        let mut of = BTreeMap::<Vec<u8>, usize>::new();
+        let mut all = 0;
+        let is_over = |(_, _, origin): &(SystemTime, String, Vec<u8>)| {
+            let count = of.entry(origin.clone()).or_default();
+            *count += 1;
+            all += 1;
+            *count > MOST_OF_ORIGIN || all > MOST
+        };
+        let mut is_over = is_over;
+        kept.into_iter().filter(|one| is_over(one)).map(|(_, id, _)| id).collect()
+    }
+}
+
+/// Whether the directory that this state is of is gone, as far as its filesystem tells for certain.
+fn is_gone(id: &str, of: &Of, exports: &Exports) -> bool {
+    let Some(handle) = &of.handle else { return false };
+    let above = exports.iter().filter(|(_, export)| of.path.starts_with(export));
+    let Some((_, export)) = above.max_by_key(|(_, export)| export.as_os_str().len()) else { return false };
+    let opened = open_root(export).and_then(|root| Opened::new(root, export));
+    // A handle means something on its own filesystem only.
+    let Some((opener, filesystem)) = opened.ok().and_then(|opened| {
+        let filesystem = filesystem_of(&opened.id)?.to_owned();
+        Some((Opener::new(opened.readable?)?, filesystem))
+    }) else {
+        return false;
+    };
+    filesystem_of(id) == Some(&filesystem) && matches!(opener.open(handle), Err(Fault(Errno::STALE)))
+}
+
+/// The id without the number and the birth of its root.
+fn filesystem_of(id: &str) -> Option<&str> {
+    let (rest, _birth) = id.rsplit_once('-')?;
+    rest.rsplit_once('-').map(|(filesystem, _ino)| filesystem).filter(|id| !id.starts_with("path-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_above_the_bound_of_an_origin_go_by_their_latest_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let states = States::new(dir.path().to_owned());
+        let rogue = Origin { uid: Some(7001), host: None };
+        for n in 0..MOST_OF_ORIGIN + 3 {
+            let id = format!("u-0-{n:x}-1");
+            std::fs::create_dir(dir.path().join(&id)).unwrap();
+            states.note(&id, std::fs::File::open("/").unwrap(), Path::new("/nowhere"), rogue);
+            if n < 3 {
+                let noted =
+                    std::fs::File::options().write(true).open(dir.path().join(&id).join(NAME)).unwrap();
+                noted.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(n as u64)).unwrap();
+            }
+        }
+        std::fs::create_dir(dir.path().join("u-0-fffff-1")).unwrap();
+        states.note(
+            "u-0-fffff-1",
+            std::fs::File::open("/").unwrap(),
+            Path::new("/nowhere"),
+            Origin::default(),
+        );
+        std::fs::create_dir(dir.path().join("named")).unwrap();
+        let exports = Exports::default();
+        states.tidy(&exports, &|id, remove| {
+            if id != "u-0-1-1" {
+                remove()
+            }
+        });
+        let left = states.all();
+        assert_eq!(left.len(), MOST_OF_ORIGIN + 1 + 2, "one is in use");
+        assert!(!left.iter().any(|id| id == "u-0-0-1" || id == "u-0-2-1"));
+        assert!(left.iter().any(|id| id == "named") && left.iter().any(|id| id == "u-0-fffff-1"));
+    }
+}
