@@ -9,6 +9,7 @@
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Invalidation, Output, Stale};
+use crate::state::Copies;
 use nigh_types::{Attr, Call, CallId, Name, NodeId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
 
@@ -86,10 +87,11 @@ impl Cache {
     /// Attributes that the kernel does not believe, and has not been told since it was to forget them, it need not forget: it would
     /// only not take in what it is answered next.
     pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
+        self.with_targets(stale);
         stale.retain(|one| match one {
             Stale::Attr { ino } => self.inodes.get_mut(ino).is_none_or(|inode| {
                 inode.set_id_told = 0;
-                std::mem::take(&mut inode.attr_told)
+                std::mem::take(&mut inode.attr_told) || inode.has_copy(Copies::Acls)
             }),
             _ => true,
         });

@@ -424,7 +424,7 @@ impl Cache {
                 return self.looked(now, flight, dir, &name, response);
             }
             Purpose::Attr { .. } => return self.attr_arrived(now, flight, response),
-            Purpose::Target { ino } => return self.target_arrived(&flight, *ino, response),
+            Purpose::Target { ino } => return self.target_arrived(now, &flight, *ino, response),
             Purpose::Xattrs { ino } => return self.xattrs_arrived(now, &flight, *ino, response),
             Purpose::Xattr => return self.value_arrived(&flight, &response),
             Purpose::Read { ino, fh, offset, size } => {

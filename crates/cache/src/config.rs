@@ -44,6 +44,8 @@ pub struct Config {
     pub prefetch: Prefetch,
     /// Symlink targets are kept; else they are asked each time.
     pub keeps_targets: bool,
+    /// The kernel keeps what READLINK answers (`FUSE_CACHE_SYMLINKS`).
+    pub kernel_keeps_targets: bool,
     /// Offsets in directories fit 31 bits, for 32-bit programs (docs/decisions/0020-cookies-of-31-bits.md).
     pub short_cookies: bool,
     /// Whoever waits for a listing is told names first, whatever it wants and however few are to come (for tests).
@@ -71,6 +73,7 @@ impl Default for Config {
             on_disconnect: OnDisconnect::Wait,
             prefetch: Prefetch::Auto,
             keeps_targets: true,
+            kernel_keeps_targets: true,
             short_cookies: false,
             names_first: false,
             client: 0,

@@ -6,8 +6,8 @@ use crate::flight::{Flight, Purpose};
 use crate::grants::Held;
 use crate::op::{Answer, Invalidation, Node, Output, Stale};
 use crate::rows::Child;
-use crate::state::{Directory, Inode};
-use nigh_types::{Attr, Covers, Entry, Grant, Kind, Name, NodeId, Reply, Response, Span, Time};
+use crate::state::{Copies, Directory, Inode};
+use nigh_types::{Attr, Covers, Entry, Grant, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
     /// The attributes of an inode and the grant that they stand under.
@@ -193,19 +193,6 @@ impl Cache {
         attr.covered_by_parent().then_some(held)
     }
 
-    /// A symlink whose attributes changed may be another one under the same number, on filesystems
-    /// without birth times: what the kernel holds of its target goes.
-    fn note_symlink(&mut self, id: NodeId, attr: &Attr) {
-        if id.tells_births_apart() || attr.kind() != Kind::Symlink {
-            return;
-        }
-        let Some(inode) = self.inodes.get_mut(&id.ino) else { return };
-        if inode.own.is_some_and(|(own, _)| own.ctime != attr.ctime) {
-            inode.more_if_any().into_iter().for_each(|more| more.target = None);
-            self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
-        }
-    }
-
     /// The same for attributes: a recall of them and an own change crossed.
     pub(crate) fn doubt_attr(&mut self, id: NodeId) {
         for flight in self.flights.values_mut() {
@@ -253,6 +240,7 @@ impl Cache {
         if let Some(more) = inode.more_if_any() {
             more.own = more.own.filter(|(_, held)| held.lives(clock));
             more.xattrs = more.xattrs.take().filter(|xattrs| clock < xattrs.1);
+            more.target = more.target.take().filter(|target| clock < target.1);
         }
         if let Some(dir) = inode.home.as_ref().map(|(dir, _)| *dir) {
             self.drop_expired_names(dir);
@@ -403,6 +391,14 @@ impl Cache {
 
     /// The kernel will not believe that any more.
     fn untell(&mut self, stale: &Stale) {
+        if let Stale::Data { ino, length: 0, .. } | Stale::Attr { ino } = stale
+            && let Some(inode) = self.inodes.get_mut(ino)
+        {
+            inode.note_copy(Copies::Acls, false);
+            if matches!(stale, Stale::Data { .. }) {
+                inode.note_copy(Copies::Target, false);
+            }
+        }
         let ino = match stale {
             Stale::Attr { ino } => Some(*ino),
             Stale::Entry { dir, name } | Stale::Gone { dir, name } => {

@@ -11,7 +11,7 @@
 //! | `state`, `rows`, `singles`, `grants` | records |
 //! | `facts`, `names`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `listing`, `snapshots`, `dirents`, `readdir`, `readers`, `short`, `files`, `mutate`, `xattr`, `locks` | one room per kind of request |
+//! | `lookup`, `listing`, `snapshots`, `dirents`, `readdir`, `readers`, `short`, `files`, `mutate`, `targets`, `xattr`, `locks` | one room per kind of request |
 //! | `ahead` | directories that come before they are asked for |
 //! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
 //! | `events` | what others changed, for those who watch |
@@ -66,6 +66,7 @@ mod snapshots;
 mod space;
 mod state;
 mod stores;
+mod targets;
 mod whole;
 mod xattr;
 

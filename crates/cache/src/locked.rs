@@ -3,6 +3,7 @@
 use crate::cache::Cache;
 use crate::flight::Purpose;
 use crate::op::Op;
+use crate::recall::PAGE;
 use nigh_types::{Name, OpId, WriteFlags};
 
 /// A file, and of it a range: offset and length.
@@ -49,6 +50,7 @@ impl Purpose {
         match *self {
             Purpose::Read { ino, offset, size, .. } => Some((ino, (offset, u64::from(size)))),
             Purpose::Write { ino, offset, size, direct: None, .. } => Some((ino, (offset, size))),
+            Purpose::Target { ino } => Some((ino, (0, PAGE))),
             _ => None,
         }
     }
@@ -92,6 +94,7 @@ impl Op {
         match self {
             Op::Read { ino, offset, size, .. } => Some((*ino, (*offset, u64::from(*size)))),
             Op::Write { ino, offset, data, .. } => Some((*ino, (*offset, data.len() as u64))),
+            Op::ReadLink { ino } => Some((*ino, (0, PAGE))),
             Op::CopyRange { to_ino, to_offset, length, .. } => Some((*to_ino, (*to_offset, *length))),
             _ => None,
         }

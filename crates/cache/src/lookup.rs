@@ -1,4 +1,4 @@
-//! Names, attributes, symlink targets.
+//! Names and attributes.
 
 use crate::behind::Late;
 use crate::cache::Cache;
@@ -6,7 +6,7 @@ use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
 use crate::op::{Answer, Caller};
 use crate::rows::Child;
-use nigh_types::{Call, Errno, Kind, Name, NodeId, OpId, Reply, Response, Span, Time};
+use nigh_types::{Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 
 impl Cache {
     pub(crate) fn lookup(
@@ -151,27 +151,6 @@ impl Cache {
         self.lookup_self(now, op, caller, parent)
     }
 
-    pub(crate) fn read_link(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        if let Some(target) = self.target_of(now, id) {
-            return Some(Answer::Target(target));
-        }
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        self.ask(now, op, caller, Purpose::Target { ino }, Call::ReadLink { node })
-    }
-
-    fn target_of(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
-        self.attr_of(now, id)?;
-        let inode = self.inodes.get(&id.ino)?;
-        if let Some(target) = &inode.target {
-            return Some(target.to_vec());
-        }
-        let (dir, name) = inode.home.as_ref()?;
-        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        let child = row.child.filter(|c| c.id == id)?;
-        child.target.as_ref().map(|t| t.to_vec())
-    }
-
     pub(crate) fn looked(&mut self, now: Time, flight: Flight, dir: u64, name: &Name, response: Response) {
         let kept = self.look_answered(now, flight, dir, name, response);
         self.name_answered(now, dir, name, kept);
@@ -218,8 +197,8 @@ impl Cache {
         };
         // The record must stand before its attributes are learned: they may live at its home.
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
-        self.note_target(&entry);
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
+        self.keep_told_target(now, &entry);
         self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
         let attr_valid = self.tell_attr(now, entry.id.ino, &entry.attr, attr_held);
@@ -282,40 +261,13 @@ impl Cache {
             _ => self.answer(op, answer.clone()),
         }
     }
-
-    /// Where a lookup does not tell a symlink's target, what is known of it stays if it is the same: nothing changes a target.
-    fn note_target(&mut self, entry: &nigh_types::Entry) {
-        let keeps = self.config.keeps_targets;
-        let inode = self.inode(entry.id);
-        let is_same = inode.own.is_some_and(|(own, _)| own.ctime == entry.attr.ctime);
-        if entry.target.is_some() || !is_same {
-            inode.put_target(entry.target.clone().filter(|_| keeps));
-        }
-    }
-
-    pub(crate) fn target_arrived(&mut self, flight: &Flight, ino: u64, response: Response) {
-        let answer = match response.result {
-            Ok(Reply::Target(target)) => {
-                if flight.seen.is_empty()
-                    && self.config.keeps_targets
-                    && let Some(inode) = self.inodes.get_mut(&ino)
-                {
-                    inode.more().target = Some(target.clone());
-                }
-                Answer::Target(target.into_vec())
-            }
-            Ok(_) => Answer::Failed(Errno::PROTO),
-            Err(errno) => Answer::Failed(errno),
-        };
-        self.answer_all(&flight.waiters, &answer);
-    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::{Config, OnDisconnect, Op, Output};
-    use nigh_types::{Attr, CallId, CookieKey, Covers, Event, Grant, GrantId, Mode, Session, Term};
+    use nigh_types::{Attr, CallId, CookieKey, Covers, Event, Grant, GrantId, Mode, NodeId, Session, Term};
 
     pub(crate) const T0: Time = Time(1_000_000_000);
 

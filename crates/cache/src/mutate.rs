@@ -62,8 +62,8 @@ impl Cache {
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
         self.mark_inode(dir);
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
-        self.inode(entry.id).put_target(entry.target.clone());
         let under = self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
+        self.keep_target(now, entry.id, entry.target.clone());
         self.learn_no_xattrs(now, flight, &entry);
         self.mark_inode(entry.id.ino);
         self.new_directory(now, flight, &entry, response);

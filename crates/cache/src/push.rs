@@ -407,7 +407,7 @@ impl Cache {
             return;
         };
         inode.forget_xattrs();
-        inode.put_target(entry.target.clone());
+        self.keep_target(now, entry.id, entry.target.clone());
         // Of one with several names the others may be as true as this.
         if entry.attr.covered_by_parent() || entry.attr.is_dir() {
             self.found_at(entry.id, home);

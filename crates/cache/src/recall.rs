@@ -337,12 +337,17 @@ impl Cache {
         }
         self.end_waits_for_commits(now);
         self.give_back_idle(now);
+        let mut copies = Vec::new();
         while let Some(&(due, ino)) = self.watched.first() {
             if due > now {
                 break;
             }
             self.watched.pop_first();
+            copies.extend(self.ended_copies(ino));
             self.grant_ends(now, ino);
+        }
+        if !copies.is_empty() {
+            self.invalidate(copies, None);
         }
     }
 
@@ -471,6 +476,9 @@ impl Cache {
             more.data.held = more.data.held.map(Held::into_stale);
             if let Some(xattrs) = &mut more.xattrs {
                 xattrs.1 = Time::FAR;
+            }
+            if let Some(target) = &mut more.target {
+                target.1 = Time::FAR;
             }
         });
     }

@@ -30,6 +30,15 @@ pub(crate) struct Inode {
     pub set_id_told: u8,
     /// An own change took some of these bits, and the kernel is to forget the attributes before that change is answered.
     pub set_id_gone: bool,
+    /// Which [`Copies`] the kernel may have, as bits.
+    copies: u8,
+}
+
+/// Copies that the kernel keeps without a timeout ([`crate::targets`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Copies {
+    Target = 1,
+    Acls = 2,
 }
 
 /// What is known of few inodes: of millions the kernel was just told.
@@ -52,7 +61,8 @@ pub(crate) struct More {
     pub gone: Option<Attr>,
     /// Attributes under the inode's own grant.
     pub own: Option<(Attr, Held)>,
-    pub target: Option<Box<[u8]>>,
+    /// A symlink's target, until that deadline.
+    pub target: Option<Box<(Box<[u8]>, Time)>>,
     /// All xattrs, until that deadline.
     pub xattrs: Option<Box<(XattrSet, Time)>>,
     pub data: Data,
@@ -176,7 +186,18 @@ impl Inode {
             attr_told: false,
             set_id_told: 0,
             set_id_gone: false,
+            copies: 0,
         }
+    }
+
+    /// Whether the kernel may have a copy.
+    pub fn has_copy(&self, of: Copies) -> bool {
+        self.copies & of as u8 != 0
+    }
+
+    /// It may have one from now on, or none any more.
+    pub fn note_copy(&mut self, of: Copies, has: bool) {
+        self.copies = if has { self.copies | of as u8 } else { self.copies & !(of as u8) };
     }
 
     /// To change what few inodes have.
@@ -189,13 +210,15 @@ impl Inode {
         self.more.as_deref_mut()
     }
 
+    /// What is known beside attributes and data is no longer true.
     pub fn forget_xattrs(&mut self) {
-        self.more_if_any().into_iter().for_each(|more| more.xattrs = None);
+        self.more_if_any().into_iter().for_each(|more| (more.xattrs, more.target) = (None, None));
     }
 
-    pub fn put_target(&mut self, target: Option<Box<[u8]>>) {
-        if self.target != target {
-            self.more().target = target;
+    pub fn put_target(&mut self, target: Option<(Box<[u8]>, Time)>) {
+        match target {
+            Some(target) => self.more().target = Some(Box::new(target)),
+            None => self.more_if_any().into_iter().for_each(|more| more.target = None),
         }
     }
 
@@ -226,6 +249,7 @@ impl Inode {
         let old = std::mem::replace(self, Inode::new(id, self.lookups));
         (self.told_as, self.attr_told) = (old.told_as, old.attr_told);
         (self.set_id_told, self.set_id_gone) = (old.set_id_told, old.set_id_gone);
+        self.copies = old.copies;
         if old.opens > 0 {
             let (opens, opens_unpinned, writers) = (old.opens, old.opens_unpinned, old.writers);
             self.more = Some(Box::new(More { opens, opens_unpinned, writers, ..More::nothing() }));

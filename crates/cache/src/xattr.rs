@@ -39,8 +39,10 @@ impl Cache {
         }
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         match self.known_xattr(now, id, &name) {
-            Some(Ok(value)) => Some(sized(value, size)),
-            Some(Err(errno)) => Some(Answer::Failed(errno)),
+            Some(known) => {
+                self.limit_copy(now, ino, &name, true);
+                Some(known.map_or_else(Answer::Failed, |value| sized(value, size)))
+            }
             None if self.xattrs_known(now, id) => {
                 let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
                 let call = self.send(now, None, Purpose::Xattr, Call::Xattr { node, name: name.clone() });
@@ -154,8 +156,12 @@ impl Cache {
                 self.ask_again(now, late, Purpose::Xattrs { ino }, Call::Xattrs { node });
             }
         }
+        let mut told: Vec<Vec<u8>> = Vec::new();
         for op in waiters {
             let want = self.waiting.get(&op).map(|w| w.want.clone());
+            if let Some(Want::Xattr { name, .. }) = &want {
+                told.push(name.clone());
+            }
             let answer = match want {
                 Some(Want::XattrNames { size }) => self.names_of(&set, size),
                 Some(Want::Xattr { name, size }) => {
@@ -181,6 +187,14 @@ impl Cache {
             let own = flight.granted(&grants, id, Covers::Inode).map(|grant| Held::begin(grant, flight.sent));
             let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
             inode.more().xattrs = Some(Box::new((set, deadline)));
+        }
+        told.iter().for_each(|name| self.limit_copy(now, ino, name, flight.seen.is_empty()));
+    }
+
+    /// The kernel keeps a copy of an ACL.
+    fn limit_copy(&mut self, now: Time, ino: u64, name: &[u8], sure: bool) {
+        if ACL_NAMES.contains(&name) {
+            self.limit_acl(now, ino, sure);
         }
     }
 

@@ -221,7 +221,7 @@ fn masked_features() -> Result<(Wanted, Level)> {
         Ok("no-epoch") => Level::NoEpoch,
         Ok("none") => {
             // What cannot be taken back must be looked at again on each read.
-            wanted = wanted.without(init::EXPLICIT_INVAL_DATA);
+            wanted = wanted.without(init::EXPLICIT_INVAL_DATA | init::CACHE_SYMLINKS);
             wanted.flags |= init::AUTO_INVAL_DATA;
             Level::None
         }

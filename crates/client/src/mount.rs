@@ -118,6 +118,11 @@ impl Mount {
             true => config.wanted,
             false => config.wanted.without(init::POSIX_ACL),
         };
+        // The kernel keeps a target for as long as it knows the inode number, which may be another symlink's.
+        let wanted = match greeted.1.root.tells_births_apart() {
+            true => wanted,
+            false => wanted.without(init::CACHE_SYMLINKS),
+        };
         let agreed = handshake(&device, &wanted).map_err(undo)?;
         if idmapped && !agreed.has(init::ALLOW_IDMAP) {
             let _ = nigh_fuse::mount::unmount(&mountpoint, true);
@@ -150,9 +155,15 @@ impl Mount {
     ) -> io::Result<Mount> {
         let level = transport.level();
         let direct_appends = agreed.has(init::DIRECT_IO_ALLOW_MMAP);
+        let kernel_keeps_targets = agreed.has(init::CACHE_SYMLINKS);
         let prunes = agreed.minor >= PRUNES_SINCE;
-        let mut cache =
-            Cache::new(Config { level: cache_level(level), direct_appends, prunes, ..config.cache });
+        let mut cache = Cache::new(Config {
+            level: cache_level(level),
+            direct_appends,
+            prunes,
+            kernel_keeps_targets,
+            ..config.cache
+        });
         cache.show_paths_below(&config.options.mountpoint.to_string_lossy());
         let about = About {
             mountpoint: std::path::absolute(&config.options.mountpoint)?,

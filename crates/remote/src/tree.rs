@@ -35,6 +35,8 @@ pub struct TreeConfig {
     pub part_entries: u32,
     /// Numbers of inodes that are gone are given to new ones, with another generation.
     pub reuse_inos: bool,
+    /// The generation tells inodes of one number apart, as birth times do.
+    pub tells_births: bool,
     /// A place is found by its hint, a handle, or an earlier walk, and not by its id alone.
     pub by_hint_only: bool,
 }
@@ -47,6 +49,7 @@ impl Default for TreeConfig {
             recallable: true,
             part_entries: 256,
             reuse_inos: false,
+            tells_births: true,
             by_hint_only: false,
         }
     }

@@ -30,6 +30,8 @@ pub struct Kept {
     /// Files with stores into maps that were not written back.
     dirty: BTreeMap<u64, Fh>,
     listings: BTreeMap<u64, Listing>,
+    /// Symlink targets (`FUSE_CACHE_SYMLINKS`): until it is to drop the inode's pages.
+    targets: BTreeMap<u64, String>,
 }
 
 impl Kept {
@@ -61,6 +63,9 @@ impl Kept {
                     self.pages.remove(ino);
                 }
             }
+            (Op::ReadLink { ino }, Answer::Target(target)) => {
+                self.targets.insert(*ino, String::from_utf8_lossy(target).into_owned());
+            }
             (Op::OpenDir { ino }, Answer::Opened(opened)) => {
                 if !opened.keep_cache {
                     self.listings.remove(ino);
@@ -74,6 +79,11 @@ impl Kept {
             }
             _ => {}
         }
+    }
+
+    /// Targets that it has, by inode.
+    pub fn targets(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.targets.iter().map(|(ino, target)| (*ino, target.as_str()))
     }
 
     /// A request begins.
@@ -121,6 +131,7 @@ impl Kept {
         if let Stale::Data { ino, offset: 0, .. } = stale {
             self.pages.remove(ino);
             self.listings.remove(ino);
+            self.targets.remove(ino);
         }
     }
 

@@ -50,8 +50,8 @@ pub fn run(text: &str) -> String {
 }
 
 impl Script {
-    /// From the first step: `tree [term=5s] [recallable] [parts=N] [reuse] [hints]` (inode numbers are given again; places
-    /// are found by hints and walks only). Grants that end by themselves are not recalled unless it says so.
+    /// From the first step: `tree [term=5s] [recallable] [parts=N] [reuse] [no-births] [hints]` (inode numbers are given again,
+    /// and nothing tells such inodes apart; places are found by hints and walks only). Grants that end by themselves are not recalled unless it says so.
     fn new(words: &[&str]) -> Script {
         let ends = words.iter().any(|word| word.starts_with("term="));
         let recallable = !ends || words.contains(&"recallable");
@@ -59,6 +59,7 @@ impl Script {
         for word in words.iter().skip(1) {
             match word.split_once('=') {
                 None if *word == "reuse" => config.reuse_inos = true,
+                None if *word == "no-births" => config.tells_births = false,
                 None if *word == "hints" => config.by_hint_only = true,
                 None if *word == "recallable" => {}
                 Some(("term", term)) => config.term = Term::Limited(span(term)),
@@ -108,6 +109,13 @@ impl Script {
                 let call = Call::Write { node, handle: None, offset: 0, data, flags };
                 let now = self.world.now;
                 self.world.server.edit(|tree| tree.beside(now, call)).expect("written");
+            }
+            ["host", "symlink", path, target] => {
+                self.host_edited = true;
+                let ((dir, name), now) = (split(path), self.world.now);
+                let (dir, target) = (Place::bare(self.find(dir)), target.as_bytes().to_vec());
+                let call = Call::Symlink { dir, name, target };
+                self.world.server.edit(|tree| tree.beside(now, call)).expect("made");
             }
             ["host", "remove", path] => self.host_remove(path, false),
             ["host", "rmdir", path] => self.host_remove(path, true),
@@ -230,6 +238,16 @@ impl Script {
             ["forget"] => self.world.let_invalidate(at),
             ["mounts-below"] => self.world.mount_below(at),
             ["kernel"] => self.show_kernel(at),
+            ["kernel", "targets"] => {
+                let targets = client.kernel.kept.targets();
+                let line =
+                    |(ino, target)| format!("{}'s kernel has the target {target:?} of {ino}", name_of(at));
+                let mut lines: Vec<String> = targets.map(line).collect();
+                if lines.is_empty() {
+                    lines.push(format!("{}'s kernel has no target", name_of(at)));
+                }
+                self.world.trace.extend(lines);
+            }
             ["kernel", "attributes"] => self.show_attributes(at),
             ["page", path] => {
                 let ino = self.inos[&(at, self.open[&(at, (*path).to_owned())])];
@@ -299,6 +317,7 @@ impl Script {
                 let (dir, name) = parent();
                 Op::Lookup { dir, name }
             }
+            "readlink" => Op::ReadLink { ino: self.find(path).ino },
             "getattr" => Op::GetAttr { ino: self.find(path).ino },
             "chmod" => {
                 let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };

@@ -118,7 +118,8 @@ impl Tree {
             self.next_ino - 1
         });
         self.generation += 1;
-        let id = NodeId { ino, generation: self.generation << 32 };
+        let generation = if self.config.tells_births { self.generation << 32 } else { 1 };
+        let id = NodeId { ino, generation };
         let parent = &self.nodes[&dir].attr;
         let inherits = parent.mode & SETGID != 0;
         let sticky_gid = if inherits && plan.kind == Kind::Directory { SETGID } else { 0 };

@@ -96,6 +96,7 @@ pub fn short(answer: &Answer) -> String {
             }
             format!("[{}]", list.join(" "))
         }
+        Answer::Target(target) => format!("target {:?}", String::from_utf8_lossy(target)),
         Answer::Data(data) => format!("data {:?}", String::from_utf8_lossy(data)),
         Answer::Failed(errno) => errno.to_string(),
         other => format!("{other:?}"),

@@ -53,7 +53,7 @@ fn mounted(world: &World, name: &str, mount: &mut Command) -> Result<Disk> {
 }
 
 /// An overlay over what one disk holds, with its upper directory beside it.
-fn overlay(world: &World, below: &Path) -> Result<Disk> {
+pub fn overlay(world: &World, below: &Path) -> Result<Disk> {
     let point = world.root.join("disks/overlay");
     for dir in [&point, &below.join("lower"), &below.join("upper"), &below.join("scratch")] {
         fs::create_dir_all(dir)?;

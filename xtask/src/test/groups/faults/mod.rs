@@ -6,6 +6,7 @@ mod credentials;
 mod output;
 mod rights;
 mod space;
+mod unwatched;
 
 use std::time::Instant;
 
@@ -13,8 +14,14 @@ use crate::tally::Tally;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let areas: &[&[super::Test]] =
-        &[attributes::TESTS, credentials::TESTS, output::TESTS, rights::TESTS, space::TESTS];
+    let areas: &[&[super::Test]] = &[
+        attributes::TESTS,
+        credentials::TESTS,
+        output::TESTS,
+        rights::TESTS,
+        space::TESTS,
+        unwatched::TESTS,
+    ];
     for (name, test) in areas.iter().copied().flatten() {
         let start = Instant::now();
         let result = test(world);

@@ -1,0 +1,147 @@
+//! Symlink targets, and the copies that the kernel keeps without a timeout.
+//!
+//! The kernel caches two facts of an inode beside its dentries and attributes, and checks no timeout before it uses them: the target of
+//! a symlink (`FUSE_CACHE_SYMLINKS`, in the page cache: `fuse_symlink_read_folio`) and POSIX ACLs (`inode->i_acl`: `fuse_get_inode_acl`).
+//! Under a grant that is recalled before any change, the invalidation of the inode's attributes takes both along. Under a grant with a
+//! deadline the cache has them dropped at that deadline. Without a grant, and for a target whose inode number may be reused unseen,
+//! they are dropped right behind the answer.
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose};
+use crate::op::{Answer, Caller, Stale};
+use crate::state::Copies;
+use nigh_types::{Attr, Call, Entry, Errno, Kind, NodeId, OpId, Reply, Response, Time};
+
+impl Cache {
+    pub(crate) fn read_link(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        if let Some(target) = self.target_of(now, id) {
+            self.limit_target(now, id, true);
+            return Some(Answer::Target(target));
+        }
+        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.ask(now, op, caller, Purpose::Target { ino }, Call::ReadLink { node })
+    }
+
+    fn target_of(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
+        self.attr_of(now, id)?;
+        let inode = self.inodes.get(&id.ino)?;
+        if let Some((target, _)) = inode.target.as_deref().filter(|(_, deadline)| now < *deadline) {
+            return Some(target.to_vec());
+        }
+        let (dir, name) = inode.home.as_ref()?;
+        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let child = row.child.filter(|c| c.id == id)?;
+        child.target.as_ref().map(|t| t.to_vec())
+    }
+
+    /// The target that came with an entry. Where a lookup tells none, the known one stays until its deadline.
+    pub(crate) fn keep_told_target(&mut self, now: Time, entry: &Entry) {
+        if entry.target.is_some() {
+            self.keep_target(now, entry.id, entry.target.clone());
+        }
+    }
+
+    /// Keeps a target for as long as the attributes beside it: a later symlink of the same inode number may have the same attributes,
+    /// if both were made within one tick of the filesystem's clock.
+    pub(crate) fn keep_target(&mut self, now: Time, id: NodeId, target: Option<Box<[u8]>>) {
+        let deadline = self.attr_of(now, id).map(|(_, held)| held.deadline);
+        let kept = target.filter(|_| self.config.keeps_targets).zip(deadline);
+        if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
+            inode.put_target(kept);
+        }
+    }
+
+    /// A symlink whose attributes changed may be another one of the same inode number, on filesystems without birth times.
+    pub(crate) fn note_symlink(&mut self, id: NodeId, attr: &Attr) {
+        if id.tells_births_apart() || attr.kind() != Kind::Symlink {
+            return;
+        }
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        if inode.own.is_none_or(|(own, _)| own.ctime != attr.ctime) {
+            inode.put_target(None);
+        }
+        if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().ctime != attr.ctime) {
+            child.target = None;
+        }
+    }
+
+    pub(crate) fn target_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: Response) {
+        let target = match response.result {
+            Ok(Reply::Target(target)) => target,
+            Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
+            Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
+        };
+        // A page that was to be dropped while it was locked for this answer goes behind it.
+        let (sure, id) = (flight.seen.is_empty() && !flight.drop_data, self.id_of(ino));
+        if let Some(id) = id.filter(|_| sure) {
+            self.keep_target(now, id, Some(target.clone()));
+        }
+        self.answer_all(&flight.waiters, &Answer::Target(target.into_vec()));
+        if let Some(id) = id {
+            self.limit_target(now, id, sure);
+        }
+    }
+
+    /// Bounds the kernel's copy of a target that has just been answered. `sure`: nothing changed since it was asked for.
+    fn limit_target(&mut self, now: Time, id: NodeId, sure: bool) {
+        if !self.config.kernel_keeps_targets || !self.config.level.may_keep_pages() {
+            return;
+        }
+        let held = self.attr_of(now, id).map(|(_, held)| held);
+        match held.filter(|held| sure && id.tells_births_apart() && !held.stale) {
+            Some(held) => {
+                self.inodes.get_mut(&id.ino).into_iter().for_each(|inode| inode.note_copy(Copies::Target, true));
+                self.end_copies_at(held.deadline, id.ino);
+            }
+            None => {
+                self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
+            }
+        }
+    }
+
+    /// Bounds the kernel's copy of an ACL that has just been answered. `sure`: nothing changed since it was asked for.
+    pub(crate) fn limit_acl(&mut self, now: Time, ino: u64, sure: bool) {
+        let held = self.id_of(ino).and_then(|id| self.attr_of(now, id)).map(|(_, held)| held);
+        let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.config.level.may_keep_pages()) else {
+            return;
+        };
+        inode.note_copy(Copies::Acls, true);
+        let own = inode.xattrs.as_deref().map_or(Time::FAR, |(_, deadline)| *deadline);
+        match held.filter(|held| sure && !held.stale) {
+            Some(held) => self.end_copies_at(held.deadline.min(own), ino),
+            None => {
+                self.invalidate(vec![Stale::Attr { ino }], None);
+            }
+        }
+    }
+
+    fn end_copies_at(&mut self, deadline: Time, ino: u64) {
+        if deadline != Time::FAR {
+            self.watched.insert((deadline, ino));
+        }
+    }
+
+    /// What the kernel is to drop where a grant on an inode has ended by its deadline.
+    pub(crate) fn ended_copies(&self, ino: u64) -> Option<Stale> {
+        let inode = self.inodes.get(&ino)?;
+        if inode.has_copy(Copies::Target) {
+            return Some(Stale::Data { ino, offset: 0, length: 0 });
+        }
+        inode.has_copy(Copies::Acls).then_some(Stale::Attr { ino })
+    }
+
+    /// Invalidating the attributes of a symlink whose target the kernel has drops that page too.
+    pub(crate) fn with_targets(&self, stale: &mut Vec<Stale>) {
+        let has_target = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.has_copy(Copies::Target));
+        let pages = stale.iter().filter_map(|one| match one {
+            Stale::Attr { ino } if has_target(ino) => Some(Stale::Data { ino: *ino, offset: 0, length: 0 }),
+            _ => None,
+        });
+        let pages: Vec<Stale> = pages.collect();
+        stale.extend(pages);
+    }
+}
+
+#[cfg(test)]
+mod tests;
