@@ -91,7 +91,10 @@ impl Cache {
         let held = self.attr_of(now, id).map(|(_, held)| held);
         match held.filter(|held| sure && id.tells_births_apart() && !held.stale) {
             Some(held) => {
-                self.inodes.get_mut(&id.ino).into_iter().for_each(|inode| inode.note_copy(Copies::Target, true));
+                self.inodes
+                    .get_mut(&id.ino)
+                    .into_iter()
+                    .for_each(|inode| inode.note_copy(Copies::Target, true));
                 self.end_copies_at(held.deadline, id.ino);
             }
             None => {

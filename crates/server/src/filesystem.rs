@@ -68,6 +68,11 @@ impl Filesystem {
     }
 }
 
+/// What statfs(2) calls the kind of a filesystem.
+pub(crate) fn kind_of(fd: impl AsFd) -> std::io::Result<u64> {
+    Ok(magic_and_fsid(fd)?.0)
+}
+
 fn magic_and_fsid(fd: impl AsFd) -> std::io::Result<(u64, u64)> {
     // SAFETY: statfs64 is plain old data, written whole by a successful call on a live descriptor.
     let buffer = unsafe {

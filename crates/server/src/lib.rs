@@ -50,6 +50,7 @@ mod room;
 mod seal;
 mod server;
 mod session;
+mod spelling;
 mod stake;
 mod stat;
 mod states;

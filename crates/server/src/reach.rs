@@ -7,7 +7,8 @@ use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
 use crate::orphans::{FOLDER, Orphans};
-use crate::stat::{self, Stat};
+use crate::spelling::{self, Directory, Spellings};
+use crate::stat::{self, Dev, Stat};
 use crate::whereabouts;
 use lru::LruCache;
 use nigh_native::lease::Object;
@@ -41,6 +42,8 @@ pub(crate) struct Under {
     pub(crate) dir: NodeId,
     pub(crate) object: Object,
     fd: Arc<OwnedFd>,
+    /// What [`Directory`] says of it.
+    device: (Dev, u64, bool),
     name: Name,
 }
 
@@ -63,6 +66,7 @@ pub(crate) struct Reach {
     /// Shared by exports of one directory that are reached over different mounts.
     pub(crate) ids: Arc<Ids>,
     pub(crate) orphans: Orphans,
+    pub(crate) spellings: Spellings,
     opener: Option<Opener>,
     places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
     /// Directories on the root's own mount only: a descriptor would keep others from being unmounted.
@@ -119,6 +123,7 @@ impl Reach {
             root: Node { id, fd: Arc::new(root), stat: root_stat, object, under: None, checked },
             ids,
             orphans: Orphans::default(),
+            spellings: Spellings::default(),
             opener,
             places: Mutex::new(LruCache::new(bounds.places)),
             directories: Mutex::new(LruCache::new(bounds.directories)),
@@ -420,13 +425,25 @@ impl Reach {
     }
 }
 
+impl Node {
+    /// Itself, where it is a directory.
+    pub(crate) fn directory(&self) -> Directory<'_> {
+        Directory { fd: &self.fd, device: (self.stat.dev, self.stat.mount, self.stat.known_anew) }
+    }
+}
+
 impl Under {
     fn new(dir: &Node, name: &Name) -> Under {
-        Under { dir: dir.id, object: dir.object, fd: Arc::clone(&dir.fd), name: name.clone() }
+        let device = dir.directory().device;
+        Under { dir: dir.id, object: dir.object, fd: Arc::clone(&dir.fd), device, name: name.clone() }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    pub(crate) fn directory(&self) -> Directory<'_> {
+        Directory { fd: &self.fd, device: self.device }
     }
 
     /// What that inode is now, if the name still leads to it.
@@ -438,7 +455,7 @@ impl Under {
 /// Whether a name is a server's own and no part of any export. In every directory: what is below here may be
 /// another export's root, or another filesystem's.
 pub(crate) fn hides(name: &[u8]) -> bool {
-    name == FOLDER
+    spelling::may_be_same(name, FOLDER)
 }
 
 /// `/proc/self/fd/N`, through which an `O_PATH` descriptor is opened, changed, linked.

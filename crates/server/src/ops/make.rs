@@ -171,7 +171,8 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
     if node.stat.attr.is_dir() {
         // Its maker may know that it is empty, unless others were faster than that.
         cx.watch(node.object, &node.fd);
-        let names = cx.stake.ask(node.id, node.object, Covers::Names);
+        let one_spelling = cx.reach().spellings.is_one_each(node.directory());
+        let names = one_spelling.then(|| cx.stake.ask(node.id, node.object, Covers::Names)).flatten();
         grants.extend(names.filter(|_| is_empty(&node)));
     }
     let reply = Reply::Made { entry: entry_of(cx, &node)?, handle, existed };

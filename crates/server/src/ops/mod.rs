@@ -138,6 +138,9 @@ impl<'a> Context<'a> {
 
     /// Asks for a grant. What it covers is to be read afterwards.
     pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: Covers) -> bool {
+        if covers == Covers::Names && !self.reach().spellings.is_one_each(node.directory()) {
+            return false;
+        }
         self.watch(node.object, &node.fd);
         let grant = if covers == Covers::Names {
             self.export.note_directory(self.files, node.object, &node.fd);
@@ -171,7 +174,8 @@ impl<'a> Context<'a> {
             self.watch(under.object, under.fd());
         }
         let dir = (under.dir, under.object);
-        let mut names = if covered { self.ask_names(dir, under.fd()) } else { None };
+        let by_name = covered && self.reach().spellings.is_one_each(under.directory());
+        let mut names = if by_name { self.ask_names(dir, under.fd()) } else { None };
         // Attributes are no reason to tell of a directory that the caller may not list.
         if let Some((grant, _)) = names.take_if(|(_, listed)| !*listed) {
             self.stake.withdraw(&grant);

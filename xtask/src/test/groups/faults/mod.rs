@@ -2,6 +2,7 @@
 //! local disk gives, or what a careful server allows. One file per area.
 
 mod attributes;
+mod capitals;
 mod credentials;
 mod output;
 mod rights;
@@ -16,6 +17,7 @@ use crate::test::world::World;
 pub fn run(world: &World, tally: &mut Tally) {
     let areas: &[&[super::Test]] = &[
         attributes::TESTS,
+        capitals::TESTS,
         credentials::TESTS,
         output::TESTS,
         rights::TESTS,
