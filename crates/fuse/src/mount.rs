@@ -1,13 +1,17 @@
 //! Mounting and unmounting: as root by mount(2), as a user by `fusermount3`.
 
 mod connection;
+mod ending;
 mod error;
 mod fusermount;
 mod mountinfo;
+mod probe;
 
-pub use connection::{abort, connection_id};
+pub use connection::{abort, connection_id, open_abort};
+pub use ending::{Unmounted, unmount_by_force, unmount_idle, unmount_unless_used};
 pub use error::{MountError, UnmountError};
 pub use mountinfo::{Mount, is_mounted, mounts};
+pub use probe::Probe;
 
 use crate::transport::open_device;
 use rustix::fs::FileType;
@@ -42,6 +46,8 @@ pub struct MountOptions {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
+    /// The kernel has each write followed by FSYNC.
+    pub synchronous: bool,
     /// Bytes; `None`: no limit of READ but the agreed pages.
     pub max_read: Option<u32>,
     /// More options of the kernel's FUSE, as they stand in `-o`.
@@ -61,6 +67,7 @@ impl MountOptions {
             nosuid: true,
             nodev: true,
             noexec: false,
+            synchronous: false,
             max_read: None,
             extra: Vec::new(),
         }
@@ -72,6 +79,7 @@ impl MountOptions {
             (self.nosuid, MountFlags::NOSUID),
             (self.nodev, MountFlags::NODEV),
             (self.noexec, MountFlags::NOEXEC),
+            (self.synchronous, MountFlags::SYNCHRONOUS),
         ]
         .into_iter()
         .filter(|(set, _)| *set)
@@ -146,23 +154,29 @@ pub fn mount(options: &MountOptions) -> Result<Mounted, MountError> {
 /// Unmounts. `lazy` detaches it at once, and it ends when its last user does; without it a mount in use is
 /// [`UnmountError::Busy`]. Works on dead mounts too, and never asks the mounted filesystem anything.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), UnmountError> {
-    let path = locate(mountpoint);
+    unmount_located(&locate(mountpoint), lazy)
+}
+
+fn unmount_located(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     if !is_root() {
-        return fusermount::unmount(&path, lazy);
+        return fusermount::unmount(path, lazy);
     }
     let flags = UnmountFlags::NOFOLLOW | if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    rustix::mount::unmount(&path, flags).map_err(|error| UnmountError::new(&path, error))
+    rustix::mount::unmount(path, flags).map_err(|error| UnmountError::new(path, error))
 }
 
 /// Whether a mount of this kind stands at `mountpoint`, and whether it answers. Waits 2 s at the most:
 /// a process of its own does the asking, and may stay behind until a silent mount ends.
 #[must_use]
 pub fn liveness(mountpoint: &Path) -> Liveness {
-    let path = locate(mountpoint);
-    if mountinfo::topmost(&path).is_none_or(|mount| mount.fstype != FILESYSTEM_TYPE) {
+    liveness_within(&locate(mountpoint), PROBE_LIMIT)
+}
+
+fn liveness_within(path: &Path, limit: Duration) -> Liveness {
+    if mountinfo::topmost(path).is_none_or(|mount| mount.fstype != FILESYSTEM_TYPE) {
         return Liveness::Absent;
     }
-    match connection::probe(&path, PROBE_LIMIT) {
+    match probe::probe(path, limit) {
         Some(error) if [libc::ENOTCONN, libc::ECONNABORTED].contains(&error) => Liveness::Dead,
         Some(_) => Liveness::Alive,
         None => Liveness::Silent,

@@ -80,6 +80,11 @@ impl MountError {
 pub enum UnmountError {
     #[error("{path:?} is in use: end what runs there (`fuser -vm {}` lists it), or unmount it lazily", path.display())]
     Busy { path: PathBuf },
+    #[error(
+        "{path:?} does not answer, and its connection cannot be ended ({error}): as root, `umount -f {0}`, then `umount -l {0}`",
+        path.display()
+    )]
+    NotEnded { path: PathBuf, error: io::Error },
     #[error("{path:?} is not a mount point")]
     NotMounted { path: PathBuf },
     #[error("no permission to unmount {path:?}: do it as the user who mounted it, or as root")]

@@ -115,6 +115,7 @@ fn option_text(options: &MountOptions) -> String {
         (options.nosuid, ",nosuid", ",suid"),
         (options.nodev, ",nodev", ",dev"),
         (options.noexec, ",noexec", ""),
+        (options.synchronous, ",sync", ""),
     ] {
         text.push_str(if set { on } else { off });
     }
