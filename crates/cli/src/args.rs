@@ -17,13 +17,18 @@ pub enum Command {
     /// Show what nigh does, over an emulated link of 10 ms
     Demo,
     /// Mount a directory
+    #[command(args_override_self = true)]
     Mount(Box<MountArgs>),
-    /// Unmount what `nigh mount` mounted, even if its daemon is gone
+    /// Unmount what `nigh mount` mounted, even if its daemon is gone or does not answer
     Umount {
         mountpoint: PathBuf,
         /// Detach at once, end when the last user does
         #[arg(long)]
         lazy: bool,
+        /// End what waits for the mount first, as after a while for one that does not answer: requests under way
+        /// fail, and what programs have not written back is lost
+        #[arg(long)]
+        force: bool,
     },
     /// Have all names and attributes below a directory of a mount in memory
     Prefetch { path: PathBuf },
@@ -44,6 +49,9 @@ pub enum Command {
     /// Make system calls in a mount as its daemon says (used by `nigh mount` itself)
     #[command(hide = true)]
     Replay { mountpoint: PathBuf, device: String },
+    /// Abort a connection when its daemon has died (used by `nigh mount` itself)
+    #[command(hide = true)]
+    Watchdog { daemon: u32 },
 }
 
 #[derive(clap::Args)]
@@ -56,7 +64,8 @@ pub struct MountArgs {
     /// Options as in fstab: ro, allow_other, noexec, noac, actimeo=SECONDS, hard, soft,
     /// timeo=TENTHS, idmap=user|name|none|FILE, compress (what goes over the link, by LZ4),
     /// cookies=31 (offsets in directories, for 32-bit programs), idmapped (mount_setattr(2) may
-    /// map ids of the mount; for root, on the server's machine, Linux 6.12)
+    /// map ids of the mount; for root, on the server's machine, Linux 6.12), and each option below
+    /// without its dashes, such as cache-size=256M
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
     /// How long facts are believed before the server is asked again: a time with its unit, `off` or `forever`
@@ -131,6 +140,12 @@ pub struct MountArgs {
     /// Written to when the mount stands or has failed (used by `nigh mount` itself)
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
+    /// Check what can be checked without mounting (mount.nigh -f)
+    #[arg(long, hide = true)]
+    pub fake: bool,
+    /// Pass over unknown options of -o (mount.nigh -s)
+    #[arg(long, hide = true)]
+    pub sloppy: bool,
 }
 
 #[derive(clap::Args)]

@@ -7,6 +7,7 @@
 
 use crate::options::Usage;
 use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,8 +19,8 @@ const STANDS: &str = "stands\n";
 /// Behind it: a line for people.
 const STANDS_WITH: &str = "stands ";
 
-/// Runs this command again in the background and waits until it says how it went.
-pub fn start(log: &Path) -> Result<()> {
+/// Runs this program again in the background with the words of its command line, and waits until it says how it went.
+pub fn start(log: &Path, words: &[OsString]) -> Result<()> {
     let (read, write) = std::io::pipe()?;
     let write = OwnedFd::from(write);
     let fd = write.as_raw_fd();
@@ -28,8 +29,8 @@ pub fn start(log: &Path) -> Result<()> {
     let output = output.with_context(|| format!("opening {}", log.display()))?;
     let mut command = Command::new(exe);
     // Right behind the subcommand: what stands at the end may be behind `--`.
-    let mut words = std::env::args_os().skip(1);
-    command.args(words.next()).arg(format!("--ready-fd={fd}")).args(words);
+    let mut words = words.iter();
+    command.arg0("nigh").args(words.next()).arg(format!("--ready-fd={fd}")).args(words);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
     // SAFETY: fcntl is safe between fork and exec, and the descriptor is open there.
     unsafe {

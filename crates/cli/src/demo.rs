@@ -6,6 +6,7 @@ mod tree;
 mod work;
 
 use crate::output::print_line;
+use crate::signals::unmount_at_signals;
 use crate::{identity, units};
 use anyhow::{Context, Result};
 use direct::Direct;
@@ -44,6 +45,7 @@ pub fn run() -> Result<()> {
     match nigh_client::fuse::mount::check_support() {
         Ok(()) => {
             let mount = Mount::start(config, link.into())?;
+            unmount_at_signals(&mount)?;
             let source = mount.source();
             let unmount =
                 Unmount { mountpoint: &near, serving: Some(std::thread::spawn(move || mount.wait())) };
@@ -91,6 +93,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
         threads: 1,
         reconnect: None,
         events: None,
+        watchdog: Some(crate::mount::watchdog()),
         pressure: None,
         runtime: room.join("run"),
     })

@@ -4,6 +4,7 @@ mod args;
 mod background;
 mod demo;
 mod identity;
+mod invoked;
 mod mount;
 mod ninep;
 mod options;
@@ -11,6 +12,7 @@ mod output;
 mod passed;
 mod prefetch;
 mod serve;
+mod signals;
 mod source;
 mod status;
 mod units;
@@ -18,51 +20,75 @@ mod units;
 use anyhow::Result;
 use args::{Args, Command};
 use clap::Parser;
+use invoked::Invoked;
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => return explain(&error),
+    let Invoked { words, is_helper } = Invoked::of(std::env::args_os());
+    let codes = if is_helper { &MOUNT_HELPER } else { &OWN };
+    let words = match words {
+        Ok(words) => words,
+        Err(usage) => return finish(Err(usage.into()), codes),
     };
-    finish(run(args.command))
-}
-
-fn finish(result: Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let usage = error.downcast_ref::<options::Usage>().is_some();
-            eprintln!("nigh: {error:#}");
-            ExitCode::from(if usage { 2 } else { 1 })
-        }
+    match Args::try_parse_from(std::iter::once("nigh".into()).chain(words.iter().cloned())) {
+        Ok(args) => finish(run(args.command, &words), codes),
+        Err(error) => explain(&error, codes),
     }
 }
 
+/// Exit codes.
+struct Codes {
+    usage: u8,
+    /// The system has too few processes, descriptors or memory.
+    system: u8,
+    failed: u8,
+}
+
+const OWN: Codes = Codes { usage: 2, system: 1, failed: 1 };
+/// As mount(8) has them.
+const MOUNT_HELPER: Codes = Codes { usage: 1, system: 2, failed: 32 };
+
+fn finish(result: Result<()>, codes: &Codes) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    eprintln!("nigh: {error:#}");
+    ExitCode::from(match &error {
+        error if error.downcast_ref::<options::Usage>().is_some() => codes.usage,
+        error if error.chain().any(|cause| cause.downcast_ref().is_some_and(is_of_system)) => codes.system,
+        _ => codes.failed,
+    })
+}
+
+fn is_of_system(error: &std::io::Error) -> bool {
+    let numbers = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::ENFILE];
+    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
 /// Help and version as they are; a mistake in one line.
-fn explain(error: &clap::Error) -> ExitCode {
+fn explain(error: &clap::Error, codes: &Codes) -> ExitCode {
     if !error.use_stderr() {
-        return finish(output::print(&error.to_string()));
+        return finish(output::print(&error.to_string()), codes);
     }
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let what: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
     let what = what.join(" ");
     eprintln!("nigh: {}; see `nigh --help`", what.trim_start_matches("error: "));
-    ExitCode::from(2)
+    ExitCode::from(codes.usage)
 }
 
-fn run(command: Command) -> Result<()> {
+fn run(command: Command, words: &[OsString]) -> Result<()> {
     match command {
         Command::Demo => demo::run(),
-        Command::Mount(args) => mount::run(&args),
-        Command::Umount { mountpoint, lazy } => Ok(nigh_client::fuse::mount::unmount(&mountpoint, lazy)?),
+        Command::Mount(args) => mount::run(&args, words),
+        Command::Umount { mountpoint, lazy, force } => mount::unmount(&mountpoint, lazy, force),
         Command::Status { mountpoint, server: None, json } => status::mounts(mountpoint, json),
         Command::Status { server: Some(socket), json, .. } => status::server(socket.as_deref(), json),
         Command::Prefetch { path } => prefetch::run(&path),
         Command::Serve(args) => serve::run(*args),
         Command::Replay { mountpoint, device } => mount::replay(&mountpoint, &device),
+        Command::Watchdog { daemon } => Ok(nigh_client::watchdog::watch(daemon)?),
     }
 }
 

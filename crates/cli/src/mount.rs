@@ -4,12 +4,15 @@ use crate::args::MountArgs;
 use crate::background::{self, Ready};
 use crate::ninep;
 use crate::options::Options;
+use crate::signals::unmount_at_signals;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
 use nigh_client::events::{Program, play};
 use nigh_client::fuse::abi::flags::init;
-use nigh_client::fuse::mount::MountOptions;
+use nigh_client::fuse::mount::{
+    Liveness, MountOptions, Unmounted, liveness, unmount as unmount_at, unmount_by_force, unmount_unless_used,
+};
 use nigh_client::fuse::{Level, Wanted};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
@@ -18,9 +21,11 @@ use nigh_native::{
 };
 use nigh_server::Places;
 use nigh_types::{Bug, Span, Term, plant};
+use std::ffi::OsString;
 use std::path::Path;
 
-pub fn run(args: &MountArgs) -> Result<()> {
+/// `words`: the command line after the name of the program.
+pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
     let places = Places::of_user()?;
     places.make_runtime()?;
     if args.foreground || args.ready_fd.is_some() {
@@ -29,6 +34,8 @@ pub fn run(args: &MountArgs) -> Result<()> {
         let mut ready = Ready::new(args.ready_fd);
         return match start(args, &places, &ready) {
             Ok((mount, note)) => {
+                unmount_at_signals(&mount)?;
+                mount.settle();
                 ready.stands(note.as_deref());
                 mount.wait();
                 Ok(())
@@ -41,7 +48,10 @@ pub fn run(args: &MountArgs) -> Result<()> {
     }
     // What can be told without a daemon is told before one is started.
     prepare(args, &places, &Source::parse(args, &places)?)?;
-    background::start(&places.runtime.join("mount.log"))
+    if args.fake {
+        return Ok(());
+    }
+    background::start(&places.runtime.join("mount.log"), words)
 }
 
 /// How long facts are believed where the server cannot hear that they changed.
@@ -49,7 +59,8 @@ const WHERE_UNWATCHED: Term = Term::Limited(Span::from_secs(5));
 
 /// Checks everything that the command line and environment say.
 fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountConfig> {
-    let options = Options::parse(&args.options)?;
+    let options = Options::parse(&args.options, args.sloppy)?;
+    options.check_rights(rustix::process::geteuid().is_root())?;
     let said = args.host_timeout.as_ref().map(|text| units::term("--host-timeout", text)).transpose()?;
     let said = options.term.or(said);
     let budget_bytes = match &args.cache_size {
@@ -65,13 +76,10 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         None if source.is_local() || source.is_ninep() => IdMapChoice::None,
         None => IdMapChoice::User,
     };
-    clear_dead(&args.mountpoint)?;
-    let mut mount = MountOptions::new(&args.mountpoint, source.shown());
-    mount.read_only = options.read_only;
-    mount.allow_other |= options.allow_other;
-    mount.noexec = options.noexec;
-    mount.nosuid = !options.suid;
-    mount.nodev = !options.dev;
+    if make_way(&args.mountpoint)? == Liveness::Absent {
+        source.check_outside(&args.mountpoint)?;
+    }
+    let mount = mount_options(args, &options, source);
     planted_bugs()?;
     let (mut wanted, level) = masked_features()?;
     let keeps_targets = args.symlinks == "keep";
@@ -115,10 +123,23 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         idmap,
         threads: args.threads,
         reconnect: Some(source.reconnect()),
+        watchdog: Some(watchdog()),
         events: events(options.events.as_ref().unwrap_or(&args.events)),
         pressure: pressure(),
         runtime: places.runtime.clone(),
     })
+}
+
+/// What the kernel is told.
+fn mount_options(args: &MountArgs, options: &Options, source: &Source) -> MountOptions {
+    let mut mount = MountOptions::new(&args.mountpoint, source.shown());
+    mount.read_only = options.read_only;
+    mount.allow_other |= options.allow_other;
+    mount.noexec = options.noexec;
+    mount.nosuid = !options.suid;
+    mount.nodev = !options.dev;
+    mount.synchronous = options.synchronous;
+    mount
 }
 
 /// Optional parts of our own protocol that are wanted. Without a word about times facts are believed until they are recalled, and
@@ -161,7 +182,12 @@ fn events(word: &str) -> Option<EventsConfig> {
     Some(EventsConfig { all: word == "on", program })
 }
 
-/// What such a child does.
+/// Aborts the connection if this process is killed.
+pub fn watchdog() -> Program {
+    Program { path: "/proc/self/exe".into(), arguments: vec!["watchdog".into()] }
+}
+
+/// What a child does that tells watchers.
 pub fn replay(mountpoint: &Path, device: &str) -> Result<()> {
     let numbers =
         device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
@@ -181,10 +207,26 @@ fn on_disconnect(args: &MountArgs, options: &Options) -> Result<OnDisconnect> {
     })
 }
 
-/// A mount whose daemon was killed is in nobody's use: it makes way.
-fn clear_dead(mountpoint: &Path) -> Result<()> {
-    if nigh_client::fuse::mount::liveness(mountpoint) == nigh_client::fuse::mount::Liveness::Dead {
-        nigh_client::fuse::mount::unmount(mountpoint, true)?;
+/// A mount whose daemon was killed makes way. What stands there then: looking at one that does not answer would wait.
+fn make_way(mountpoint: &Path) -> Result<Liveness> {
+    let found = liveness(mountpoint);
+    if found == Liveness::Dead {
+        unmount_at(mountpoint, true)?;
+        return Ok(liveness(mountpoint));
+    }
+    Ok(found)
+}
+
+/// `nigh umount`.
+pub fn unmount(mountpoint: &Path, lazy: bool, force: bool) -> Result<()> {
+    let unmounted = match (force, lazy) {
+        (true, _) => unmount_by_force(mountpoint)?,
+        (false, true) => return Ok(unmount_at(mountpoint, true)?),
+        (false, false) => unmount_unless_used(mountpoint)?,
+    };
+    if unmounted == Unmounted::Aborted && !force {
+        let point = mountpoint.display();
+        eprintln!("nigh: {point} was in use and did not answer: what waited for it was ended with an error");
     }
     Ok(())
 }

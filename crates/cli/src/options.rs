@@ -23,6 +23,8 @@ pub struct Options {
     pub noexec: bool,
     pub suid: bool,
     pub dev: bool,
+    /// Each write reaches the server's disk before it returns.
+    pub synchronous: bool,
     /// `noac`, `actimeo=`: takes the place of `--host-timeout`.
     pub term: Option<Term>,
     /// `soft` or `hard`: takes the place of `--on-disconnect`.
@@ -56,12 +58,49 @@ pub struct Ninep {
     pub uname: Option<String>,
 }
 
-const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, noac, actimeo=SECONDS, \
+const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev, sync, async, noac, actimeo=SECONDS, \
      hard, soft, timeo=TENTHS, compress, idmap=WORD, idmapped, events=auto|on|off, cookies=31|63; for 9p:// cache=none|readahead|mmap|loose, \
-     negtimeout=MS, msize=BYTES, aname=TREE, uname=NAME";
+     negtimeout=MS, msize=BYTES, aname=TREE, uname=NAME; and the \
+     options of `nigh mount` without their dashes";
+
+/// What mount(8) adds for every filesystem, and what is for mount(8) and for the service manager alone. Times of access are never
+/// changed by reading through a mount.
+const GENERIC: &[&str] = &[
+    "defaults",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "user",
+    "nouser",
+    "users",
+    "nousers",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
+    "atime",
+    "noatime",
+    "diratime",
+    "nodiratime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "dirsync",
+    "iversion",
+    "noiversion",
+    "mand",
+    "nomand",
+    "silent",
+    "loud",
+];
 
 impl Options {
-    pub fn parse(texts: &[String]) -> Result<Options, Usage> {
+    /// `sloppy`: unknown options are passed over.
+    pub fn parse(texts: &[String], sloppy: bool) -> Result<Options, Usage> {
         let mut options = Options::default();
         for option in texts.iter().flat_map(|text| text.split(',')).filter(|option| !option.is_empty()) {
             match option.split_once('=') {
@@ -77,13 +116,28 @@ impl Options {
                 Some(("aname", tree)) => options.ninep.aname = Some(tree.to_owned()),
                 Some(("uname", name)) => options.ninep.uname = Some(name.to_owned()),
                 Some(("events", word @ ("auto" | "on" | "off"))) => options.events = Some(word.to_owned()),
-                _ => options.set(option)?,
+                _ if is_generic(option) => {}
+                _ if options.set(option) || sloppy => {}
+                _ => return Err(Usage(format!("-o {option}: not known; there are {KNOWN}"))),
             }
         }
         Ok(options)
     }
 
-    fn set(&mut self, option: &str) -> Result<(), Usage> {
+    /// Refuses what only root may have: fusermount3 would leave it out.
+    pub fn check_rights(&self, is_root: bool) -> Result<(), Usage> {
+        for (set, option) in [(self.suid, "suid"), (self.dev, "dev")] {
+            if set && !is_root {
+                return Err(Usage(format!(
+                    "-o {option}: only root may mount so; leave it out, or say no{option}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// False: it is not known.
+    fn set(&mut self, option: &str) -> bool {
         match option {
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
@@ -98,14 +152,18 @@ impl Options {
             "soft" => self.soft = Some(true),
             "compress" => self.compress = true,
             "idmapped" => self.idmapped = true,
+            "sync" => self.synchronous = true,
+            "async" => self.synchronous = false,
             "noac" => self.term = Some(Term::Limited(Span::ZERO)),
-            // What mount(8) adds for every filesystem.
-            "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "relatime"
-            | "noatime" => {}
-            _ => return Err(Usage(format!("-o {option}: not known; there are {KNOWN}"))),
+            _ => return false,
         }
-        Ok(())
+        true
     }
+}
+
+fn is_generic(option: &str) -> bool {
+    let with_text = |prefix: &&str| option.starts_with(*prefix);
+    GENERIC.contains(&option) || ["x-", "X-", "comment=", "user="].iter().any(with_text)
 }
 
 fn are_short(option: &str, bits: &str) -> Result<bool, Usage> {
@@ -147,7 +205,26 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Options, Usage> {
-        Options::parse(&[text.to_owned()])
+        Options::parse(&[text.to_owned()], false)
+    }
+
+    #[test]
+    fn generic_options_of_fstab_are_accepted_and_unknown_ones_only_when_sloppy() {
+        let line = "rw,users,nofail,_netdev,x-systemd.automount,X-mount.mkdir,comment=a b,noatime,nodiratime,lazytime,async,\
+            defaults,auto,noauto,user,owner,group,relatime";
+        assert_eq!(parse(line).unwrap(), Options::default());
+        assert!(parse("sync").unwrap().synchronous && !parse("sync,async").unwrap().synchronous);
+        assert!(parse("remount").is_err() && parse("comment").is_err());
+        assert!(Options::parse(&["remount,ro".to_owned()], true).unwrap().read_only);
+    }
+
+    #[test]
+    fn suid_and_dev_are_refused_to_a_user() {
+        for (text, refused) in [("suid,dev", true), ("dev", true), ("suid,nosuid,nodev", false), ("", false)]
+        {
+            assert_eq!(parse(text).unwrap().check_rights(false).is_err(), refused, "{text}");
+            assert!(parse(text).unwrap().check_rights(true).is_ok());
+        }
     }
 
     #[test]

@@ -8,8 +8,10 @@ use nigh_client::{Link, Reconnect};
 use nigh_link::ssh::Asking;
 use nigh_link::{address, ssh, tcp, unix};
 use nigh_server::{Places, daemon};
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -85,6 +87,26 @@ impl Source {
     /// Whether the server runs on this machine, whose users are the same.
     pub fn is_local(&self) -> bool {
         matches!(self.way, Way::Own | Way::Unix(_))
+    }
+
+    /// Refuses a mount point inside of what is mounted: its own server would meet the mount, and ask it about itself.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn check_outside(&self, mountpoint: &Path) -> Result<()> {
+        // What the mount point is, mounting itself finds out.
+        let (Way::Own, Ok(resolved)) = (&self.way, mountpoint.canonicalize()) else { return Ok(()) };
+        let source = Path::new(OsStr::from_bytes(&self.attach));
+        let number = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+        let wanted = number(source);
+        // By their numbers: a bind mount has another path.
+        if wanted.is_some() && resolved.ancestors().any(|above| number(above) == wanted) {
+            let (point, source) = (mountpoint.display(), source.display());
+            bail!(
+                "mount point {point} lies inside of {source}, which is to be mounted: give one outside of it"
+            );
+        }
+        Ok(())
     }
 
     /// Whether its server speaks 9P.

@@ -10,6 +10,8 @@
 //! | `clock`, `alarm` | time, which goes on while the machine sleeps |
 //! | `notifier` | tells the kernel to forget, without anybody waiting for it |
 //! | `worker` | threads that tell the kernel what may get stuck |
+//! | `watchdog` | a child that aborts the connection when the daemon was killed |
+//! | `stopper` | unmounting from within the daemon |
 //! | `below` | what is mounted below the mount |
 //! | `events` | inotify(7) for what others change |
 //! | `pressure` | hears when memory is short |
@@ -43,6 +45,8 @@ mod scheduled;
 #[cfg(test)]
 mod stage;
 pub mod status;
+mod stopper;
+pub mod watchdog;
 mod worker;
 
 pub use clock::boot_time;
@@ -55,3 +59,4 @@ pub use nigh_cache::{Config as CacheConfig, OnDisconnect, Prefetch};
 pub use nigh_fuse as fuse;
 pub use nigh_link::Link;
 pub use pressure::Pressure;
+pub use stopper::Stopper;

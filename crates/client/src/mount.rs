@@ -8,13 +8,15 @@ use crate::clock::boot_time;
 use crate::control::Control;
 use crate::credentials::Callers;
 use crate::driver::Driver;
-use crate::events::EventsConfig;
+use crate::events::{EventsConfig, Program};
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
 use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
 use crate::pressure::{Pressure, give_back_freed};
 use crate::root::FirstLook;
 use crate::status::{About, Source, device_at};
+use crate::stopper::Stopper;
+use crate::watchdog::Watchdog;
 use nigh_cache::{Cache, Config};
 use nigh_fuse::abi::flags::init;
 use nigh_fuse::mount::{MountError, MountOptions};
@@ -52,6 +54,8 @@ pub struct MountConfig {
     pub reconnect: Option<Reconnect>,
     /// Whether programs that watch by inotify(7) are told what others change; needs a mount point.
     pub events: Option<EventsConfig>,
+    /// This program, such that with the number of this process behind the arguments it calls [`crate::watchdog::watch`].
+    pub watchdog: Option<Program>,
     /// Tells when memory is short.
     pub pressure: Option<Box<dyn Pressure>>,
     /// The directory of this user's sockets.
@@ -96,10 +100,16 @@ pub struct Mount {
     link_writer: Option<JoinHandle<()>>,
     control: Option<Control>,
     source: Arc<Source>,
+    first_look: Arc<FirstLook>,
+    /// The number of the kernel's connection.
+    connection: Option<u32>,
+    /// Goes last: any thread may be stuck before.
+    _watchdog: Option<Watchdog>,
 }
 
 impl Mount {
-    /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted.
+    /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted. To be called on a thread that lives as long
+    /// as the process does.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
         let idmapped = config.wanted.flags & init::ALLOW_IDMAP != 0;
@@ -130,8 +140,12 @@ impl Mount {
         }
         device.probe_level(config.level);
         config.options.mountpoint.clone_from(&mountpoint);
-        Mount::assemble(config, link, greeted, Box::new(device), agreed, Some(mountpoint.clone()))
-            .map_err(undo)
+        let connection = nigh_fuse::mount::connection_id(&mountpoint);
+        let watchdog = watchdog(config.watchdog.as_ref(), connection);
+        let mount =
+            Mount::assemble(config, link, greeted, Box::new(device), agreed, Some(mountpoint.clone()))
+                .map_err(undo)?;
+        Ok(Mount { connection, _watchdog: watchdog, ..mount })
     }
 
     /// Attaches to the remote and serves a transport that needs no mounting, on which `agreed` was agreed.
@@ -198,6 +212,9 @@ impl Mount {
             link_reader: None,
             link_writer: None,
             control: None,
+            first_look: FirstLook::begin(None),
+            connection: None,
+            _watchdog: None,
         };
         mount.start_threads(link, (config.begin, config.reconnect), agreed, config.threads);
         if let Some(events) = config.events {
@@ -223,7 +240,8 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.run_timer()));
         let driver = Arc::clone(&self.driver);
         let expires = agreed.has(init::HAS_EXPIRE_ONLY);
-        let first_look = FirstLook::begin(driver.mountpoint.get().cloned());
+        self.first_look = FirstLook::begin(driver.mountpoint.get().cloned());
+        let first_look = Arc::clone(&self.first_look);
         self.others.push(thread::spawn(move || {
             first_look.wait();
             driver.notifier.run(&driver, expires);
@@ -296,6 +314,17 @@ impl Mount {
         Arc::clone(&self.source)
     }
 
+    /// Waits until the mount answers and no process of its own is in it any more, for at most a second.
+    pub fn settle(&self) {
+        self.first_look.wait();
+    }
+
+    /// Unmounts it from another thread; `None` where nothing is mounted.
+    #[must_use]
+    pub fn stopper(&self) -> Option<Stopper> {
+        Some(Stopper::new(self.connection?, Arc::clone(&self.stopping)))
+    }
+
     /// Serves until the kernel has unmounted, then lets go of everything.
     pub fn wait(mut self) {
         for reader in self.readers.drain(..) {
@@ -329,6 +358,16 @@ impl Mount {
 /// As which callers the server is asked.
 fn callers_of(choice: &IdMapChoice, session: &nigh_remote::Session) -> Callers {
     Callers::new(session.takes_privileges && choice.map(session).is_empty())
+}
+
+/// Without one a daemon that is killed may leave programs behind that cannot be killed; `nigh umount` frees them.
+fn watchdog(program: Option<&Program>, connection: Option<u32>) -> Option<Watchdog> {
+    let started = Watchdog::start(program?, connection?);
+    started
+        .inspect_err(|error| {
+            tracing::info!(%error, "no watchdog: if this process is killed, `nigh umount` frees what waits for it");
+        })
+        .ok()
 }
 
 /// Major and minor number; (0, 0) if they cannot be read.

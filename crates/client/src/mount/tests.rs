@@ -54,6 +54,7 @@ impl Stage {
             threads: 1,
             reconnect: None,
             events: None,
+            watchdog: None,
             pressure,
             runtime: dir.path().to_owned(),
         };
