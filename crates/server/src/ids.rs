@@ -2,6 +2,7 @@
 
 use crate::error::{Fault, Result};
 use crate::filesystem::{Filesystem, Identity, identify};
+use crate::own_mounts;
 use crate::record::{Log, Record};
 use crate::seal::Seal;
 use crate::stat::{Dev, Stat};
@@ -135,6 +136,8 @@ impl Ids {
         let known = self.seen.read().get(&key).copied();
         let device = match known {
             Some(device) if !stat.known_anew => device,
+            // Its filesystem cannot be looked at without a request to this server.
+            _ if own_mounts::is_own(stat.dev) => return Err(Fault(Errno::LOOP)),
             _ => self.meet(key, &identify(open()?, stat)?)?,
         };
         if device.index == MAIN {

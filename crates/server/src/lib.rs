@@ -35,6 +35,7 @@ mod memory;
 mod ops;
 mod orphans;
 mod outbox;
+mod own_mounts;
 mod page;
 mod passed;
 mod place_locks;

@@ -26,6 +26,7 @@ use crate::leases::Leases;
 use crate::stat::Stat;
 use group::Way;
 use inbox::Inbox;
+pub(crate) use mounts::unescape;
 use nigh_native::lease::Object;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::FxHashMap;

@@ -89,7 +89,7 @@ fn decimal(field: &[u8]) -> Option<u64> {
 }
 
 /// `\040` and the like.
-fn unescape(text: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), text);
     while let [first, tail @ ..] = rest {
         let octal = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| {

@@ -1,0 +1,87 @@
+//! Mounts on this machine of what this server serves.
+//!
+//! The server must not look into one that lies below an export: each look would be a request to the server itself, which may wait
+//! for the first, and a walk would come through the export into itself without an end.
+
+use crate::stat::Dev;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// Whether the filesystem with that device is a FUSE mount of this server: one that this user's own server serves, or one by a
+/// unix socket at which this process listens. A source that is reached by TCP or ssh is not recognized.
+pub(crate) fn is_own(device: Dev) -> bool {
+    // FUSE has no block device.
+    if device.0 != 0 {
+        return false;
+    }
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let Some((source, user)) = source_of(&table, device) else { return false };
+    match source.strip_prefix(b"unix://") {
+        Some(address) => is_ours(address),
+        None => source.starts_with(b"/") && user == rustix::process::geteuid().as_raw(),
+    }
+}
+
+/// The source of a mount of nigh, and the user that mounted it.
+fn source_of(table: &[u8], Dev(major, minor): Dev) -> Option<(Vec<u8>, u32)> {
+    let device = format!("{major}:{minor}");
+    table.split(|byte| *byte == b'\n').find_map(|line| {
+        let separator = line.windows(3).position(|three| three == b" - ")?;
+        if line[..separator].split(|byte| *byte == b' ').nth(2)? != device.as_bytes() {
+            return None;
+        }
+        let mut fields = line[separator + 3..].split(|byte| *byte == b' ');
+        if fields.next()? != b"fuse.nigh" {
+            return None;
+        }
+        let source = crate::watch::unescape(fields.next()?);
+        let options = fields.next()?.split(|byte| *byte == b',');
+        let mut user = options.filter_map(|option| str::from_utf8(option.strip_prefix(b"user_id=")?).ok());
+        Some((source, user.next()?.parse().ok()?))
+    })
+}
+
+/// `SOCKET[:EXPORT[/SUB]]`: whether this process listens there.
+fn is_ours(address: &[u8]) -> bool {
+    let colons = address.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+    let mut paths =
+        std::iter::once(address.len()).chain(colons).map(|end| Path::new(OsStr::from_bytes(&address[..end])));
+    paths.any(|path| {
+        let listener = UnixStream::connect(path)
+            .ok()
+            .and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok());
+        listener.is_some_and(|peer| peer.pid == rustix::process::getpid())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const TABLE: &[u8] = b"30 25 0:40 / /mnt rw - tmpfs t rw,user_id=0\n\
+        31 25 0:41 / /mnt/a rw shared:1 - fuse.nigh /home/a\\040b rw,user_id=7001,group_id=7001\n\
+        32 25 0:42 / /mnt/b rw - fuse.sshfs box:/a rw,user_id=0\n\
+        33 25 0:43 / /mnt/c rw - fuse.nigh\nnonsense\n";
+
+    #[test]
+    fn mount_of_nigh_is_found_by_its_device_with_source_and_user() {
+        assert_eq!(source_of(TABLE, Dev(0, 41)), Some((b"/home/a b".to_vec(), 7001)));
+        for other in [Dev(0, 40), Dev(0, 42), Dev(0, 43), Dev(0, 4), Dev(8, 41)] {
+            assert_eq!(source_of(TABLE, other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn unix_socket_is_ours_only_where_this_process_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let address = |rest: &str| [path.as_os_str().as_bytes(), rest.as_bytes()].concat();
+        assert!(!is_ours(&address(":a")));
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert!(is_ours(&address("")) && is_ours(&address(":a/sub")) && is_ours(&address(":a:b")));
+        assert!(!is_ours(b"/nowhere:a"));
+    }
+}
