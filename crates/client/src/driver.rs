@@ -164,7 +164,7 @@ impl Role {
     fn changed(self) -> Option<u64> {
         match self {
             Role::Changes(ino) | Role::Sets(ino) | Role::Leaves(ino) => Some(ino),
-            Role::Reads(_) | Role::Unlinks => None,
+            Role::Reads(_) | Role::Unlinks | Role::Looks(_) => None,
         }
     }
 }

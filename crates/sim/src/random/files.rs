@@ -102,7 +102,14 @@ impl<B: Backend> History<B> {
         let Some(ino) = self.known(at, dir, &file) else { return Some(Op::Lookup { dir, name: file }) };
         let opened = self.world.clients[at].kernel.kept.files().find(|(_, of, write)| *of == ino && *write);
         let Some((fh, ..)) = opened else {
-            let access = Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+            let access = Access {
+                read: true,
+                write: true,
+                truncate: false,
+                direct: false,
+                sync: false,
+                append: false,
+            };
             return Some(Op::Open { ino, access, append: false });
         };
         if self.world.moves_data(at, ino) {

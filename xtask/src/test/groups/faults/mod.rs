@@ -4,9 +4,11 @@
 mod attributes;
 mod capitals;
 mod credentials;
+mod mounting;
 mod output;
 mod rights;
 mod space;
+mod stuck;
 mod unwatched;
 
 use std::time::Instant;
@@ -19,9 +21,11 @@ pub fn run(world: &World, tally: &mut Tally) {
         attributes::TESTS,
         capitals::TESTS,
         credentials::TESTS,
+        mounting::TESTS,
         output::TESTS,
         rights::TESTS,
         space::TESTS,
+        stuck::TESTS,
         unwatched::TESTS,
     ];
     for (name, test) in areas.iter().copied().flatten() {
