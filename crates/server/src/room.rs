@@ -3,6 +3,7 @@
 //! What there is too much of is taken from the origin that has most, and there from the client that has most. So
 //! whoever makes up clients takes from itself.
 
+use crate::pool::Share;
 use crate::server::{End, Server};
 use crate::session::Session;
 use nigh_link::Origin;
@@ -73,6 +74,11 @@ impl Session {
     /// Whose it is.
     pub(crate) fn client(&self) -> Client {
         (self.origin, self.attached().map_or(0, |attached| attached.who.0))
+    }
+
+    /// This session in queues that all share.
+    pub(crate) fn share(&self) -> Share {
+        (self.origin, self.id)
     }
 }
 

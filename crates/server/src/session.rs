@@ -10,7 +10,7 @@ use crate::locks::{Locks, Running};
 use crate::memory::{Answers, Memory};
 use crate::ops::{self};
 use crate::outbox::Outbox;
-use crate::pool::{Job, Share};
+use crate::pool::Job;
 use crate::steering::Walks;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
@@ -134,11 +134,6 @@ impl Session {
             running: Running::default(),
             outbox,
         }
-    }
-
-    /// This session in queues that are shared.
-    pub(crate) fn share(&self) -> Share {
-        (self.origin, self.id)
     }
 
     /// This session in the table of leases.
