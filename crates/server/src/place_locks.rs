@@ -66,7 +66,7 @@ impl PlaceLocks {
         let mut hasher = rustc_hash::FxHasher::default();
         object.hash(&mut hasher);
         let stripe = u32::try_from(hasher.finish() >> (u64::BITS - STRIPE_BITS)).unwrap_or(0);
-        filesystem << STRIPE_BITS | stripe
+        (filesystem << STRIPE_BITS) | stripe
     }
 
     fn lock(&self, stripe: u32) -> &RwLock<()> {

@@ -324,7 +324,8 @@ fn state_of_attached_directories_that_are_gone_is_removed() {
     };
     fs::create_dir(dir.path().join("stays")).unwrap();
     let (mut whole, mut stays) = (attach("a"), attach("a/stays"));
-    (whole.session(), stays.session());
+    whole.session();
+    stays.session();
     for n in 0..40 {
         let text = format!("x{n}");
         fs::create_dir(dir.path().join(&text)).unwrap();

@@ -236,10 +236,8 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
     only_files(&node)?;
     let opened = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::RDONLY))?;
     let fd = Arc::new(without_atime(opened));
-    if cx.is_vouched() {
-        if cx.reach().may_hold(&node) {
-            cx.export.readers.note((node.id, node.object), &fd);
-        }
+    if cx.is_vouched() && cx.reach().may_hold(&node) {
+        cx.export.readers.note((node.id, node.object), &fd);
     }
     Ok(DataFile::Passing(node.object, fd))
 }

@@ -157,7 +157,7 @@ mod tests {
         (0..2).for_each(|_| lend(&mut loans, 1, lookup(7, "hung")));
         assert!(loans.are_enough_for(origin(2), lookup(7, "hung")));
         assert!(!loans.are_enough_for(origin(2), lookup(7, "other")), "it may lead elsewhere");
-        let mount = |n: u64| 1 << 63 | 3 << 48 | n;
+        let mount = |n: u64| (1 << 63) | (3 << 48) | n;
         (0..4).for_each(|n| lend(&mut loans, 1, lookup(mount(n), "f")));
         assert!(loans.are_enough_for(origin(2), lookup(mount(99), "x")));
         assert!(!loans.are_enough_for(origin(2), lookup(99, "x")));
