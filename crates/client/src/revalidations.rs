@@ -9,6 +9,8 @@
 use crate::scheduled::Scheduled;
 use nigh_types::Name;
 use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -92,7 +94,7 @@ impl Revalidation {
     fn is_applied(&self, until: Instant) -> bool {
         let Some(first) = Scheduled::of(self.pid).filter(|first| first.is_counted() && !first.is_locked())
         else {
-            return self.since.elapsed() > BLINDLY;
+            return self.is_gone() || self.since.elapsed() > BLINDLY;
         };
         let mut now = first.clone();
         while now.wants() && now == first {
@@ -104,6 +106,12 @@ impl Revalidation {
             now = next;
         }
         !now.is_locked()
+    }
+
+    /// The thread has ended, and so has its call. (`/proc` may hide threads that live: proc(5), hidepid.)
+    fn is_gone(&self) -> bool {
+        let thread = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        thread.is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))
     }
 }
 
@@ -149,6 +157,17 @@ mod tests {
         assert!(replies.are_applied(soon(), |_| true));
         end.send(()).unwrap();
         sleeper.join().unwrap();
+    }
+
+    #[test]
+    fn reply_to_a_thread_that_has_ended_is_applied() {
+        let replies = Revalidations::default();
+        let ended = std::thread::spawn(own_thread).join().unwrap();
+        replies.note(key(1, "a"), 7, ended);
+        let gone = Instant::now() + Duration::from_millis(500);
+        while !replies.are_applied(soon(), |_| true) {
+            assert!(Instant::now() < gone, "a reply to an ended thread counts as not applied");
+        }
     }
 
     #[test]
