@@ -344,7 +344,8 @@ fn in_use_and_changed(room: &Room) -> Result<()> {
     let used = InUse::of(room)?;
     let link = |path: &Path| fs::hard_link(path, path.with_extension("2"));
     let write = |path: &Path| OpenOptions::new().append(true).open(path)?.write_all(b" more");
-    let changes: [(&str, &[&str], &dyn Fn(&Path) -> io::Result<()>); 6] = [
+    type Change<'a> = &'a dyn Fn(&Path) -> io::Result<()>;
+    let changes: [(&str, &[&str], Change<'_>); 6] = [
         ("mode", &IN_USE, &|path| sys::chmod(path, 0o755)),
         ("times", &IN_USE, &|path| sys::utimens(path, (1, 0), (2, 0))),
         ("data", &IN_USE[..1], &write),
