@@ -10,6 +10,18 @@ const INLINE_VALUE: usize = 4096;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
+/// As `xattr_resolve_name` in Linux's fs/xattr.c has it for a name that ext4 has no handler for.
+fn absent(name: &[u8]) -> Errno {
+    let mut parts = name.splitn(2, |&byte| byte == b'.');
+    let (namespace, rest) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let is_acl = matches!(rest, b"posix_acl_access" | b"posix_acl_default");
+    match namespace {
+        b"user" | b"trusted" | b"security" if !rest.is_empty() => Errno::NODATA,
+        b"system" if is_acl => Errno::NODATA,
+        _ => Errno::OPNOTSUPP,
+    }
+}
+
 impl Tree {
     pub(super) fn xattrs(&self, place: &Place) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
@@ -22,7 +34,7 @@ impl Tree {
 
     pub(super) fn xattr(&self, place: &Place, name: &[u8]) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
-        let value = self.nodes[&ino].xattrs.get(name).ok_or(Errno::NODATA)?;
+        let value = self.nodes[&ino].xattrs.get(name).ok_or_else(|| absent(name))?;
         Ok(self.fact(ino, place, Reply::Value(value.clone())))
     }
 

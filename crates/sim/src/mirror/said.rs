@@ -27,10 +27,13 @@ impl Said {
             Answer::Node(node) | Answer::Created(node, _) => Said::Node(node.id, node.attr),
             Answer::Missing(_) => Said::Missing,
             Answer::Attr(id, attr, _) => Said::Node(*id, *attr),
-            Answer::Target(bytes)
-            | Answer::Data(bytes)
-            | Answer::Value(bytes)
-            | Answer::XattrNames { names: bytes, .. } => Said::Bytes(bytes.clone()),
+            Answer::Target(bytes) | Answer::Data(bytes) | Answer::Value(bytes) => Said::Bytes(bytes.clone()),
+            // The mirror's callers see all names.
+            Answer::XattrNames { names, size: 0 } => Said::Number(names.len() as u64),
+            Answer::XattrNames { names, size } if names.len() as u64 > u64::from(*size) => {
+                Said::Failed(Errno::RANGE)
+            }
+            Answer::XattrNames { names, .. } => Said::Bytes(names.clone()),
             Answer::Opened(_) => Said::Opened,
             Answer::Written(count) => Said::Number(*count),
             Answer::Page(page) => Said::Names(names(page)),
