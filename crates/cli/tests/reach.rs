@@ -157,9 +157,13 @@ impl Client {
         self.calls += 1;
         let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
         self.session.handle_call(Time(1), CallId(self.calls), Request { credentials, name, call });
-        match self.next() {
-            Event::Response { response, .. } => response.result,
-            other => panic!("{other:?}"),
+        loop {
+            match self.next() {
+                Event::Response { response, .. } => return response.result,
+                // A change of rights on the server's disk is recalled.
+                Event::Recall(recall) => self.session.handle_acknowledge(Time(1), recall.id),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
