@@ -311,6 +311,11 @@ impl Cache {
         format!("{}/{}", self.shown_path(dir), String::from_utf8_lossy(name.as_bytes()))
     }
 
+    /// Names the mount point, with which paths in the log begin.
+    pub fn show_paths_below(&mut self, mountpoint: &str) {
+        mountpoint.clone_into(&mut self.shown_root);
+    }
+
     /// An inode's path below the mount point, for people.
     pub(crate) fn shown_path(&self, ino: u64) -> String {
         let names = self.id_of(ino).and_then(|id| self.path_to(id));

@@ -203,11 +203,6 @@ impl Cache {
         }
     }
 
-    /// Names the mount point, with which paths in the log begin.
-    pub fn show_paths_below(&mut self, mountpoint: &str) {
-        mountpoint.clone_into(&mut self.shown_root);
-    }
-
     /// One request of the kernel. `None`: the answer will come as an output.
     pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         self.clock = now;

@@ -61,8 +61,8 @@ const WHERE_UNWATCHED: Term = Term::Limited(Span::from_secs(5));
 fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountConfig> {
     let options = Options::parse(&args.options, args.sloppy)?;
     options.check_rights(rustix::process::geteuid().is_root())?;
-    let said = args.host_timeout.as_ref().map(|text| units::term("--host-timeout", text)).transpose()?;
-    let said = options.term.or(said);
+    let asked = args.host_timeout.as_ref().map(|text| units::term("--host-timeout", text)).transpose()?;
+    let said = options.term.or(asked);
     let budget_bytes = match &args.cache_size {
         Some(text) => units::size("--cache-size", text)?,
         None => units::default_cache_size(),
@@ -81,14 +81,8 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
     }
     let mount = mount_options(args, &options, source);
     planted_bugs()?;
-    let (mut wanted, level) = masked_features()?;
     let keeps_targets = args.symlinks == "keep";
-    if !keeps_targets {
-        wanted = wanted.without(init::CACHE_SYMLINKS);
-    }
-    if options.idmapped {
-        wanted.flags |= init::ALLOW_IDMAP;
-    }
+    let (wanted, level) = features_wanted(keeps_targets, options.idmapped)?;
     let (client, incarnation) = (identity::client(&places.state)?, identity::random()?);
     let begin = match source.is_ninep() {
         true => ninep::begin(args, &options, source.attach(), client, source.shown())?,
@@ -128,6 +122,18 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         pressure: pressure(),
         runtime: places.runtime.clone(),
     })
+}
+
+/// What is asked of the kernel, and what it can be told.
+fn features_wanted(keeps_targets: bool, idmapped: bool) -> Result<(Wanted, Level)> {
+    let (mut wanted, level) = masked_features()?;
+    if !keeps_targets {
+        wanted = wanted.without(init::CACHE_SYMLINKS);
+    }
+    if idmapped {
+        wanted.flags |= init::ALLOW_IDMAP;
+    }
+    Ok((wanted, level))
 }
 
 /// What the kernel is told.
