@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::client::Client;
+use common::client::{Client, find, top};
 use common::*;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_server::{Exports, Server, ServerOptions, unix_peer};
@@ -109,18 +109,6 @@ impl World {
         let (theirs, ours) = as_user(who, || UnixStream::pair().unwrap());
         self.serve(ours);
         self.client(theirs)
-    }
-}
-
-fn top(client: &mut Client) -> Place {
-    Place::bare(client.session().root)
-}
-
-fn find(client: &mut Client, text: &str) -> Place {
-    let top = top(client);
-    match client.call(Call::Lookup { dir: top.clone(), name: name(text) }).result {
-        Ok(Reply::Looked(Some(entry))) => Place { node: entry.id, hint: Some((top.node, name(text))) },
-        other => panic!("{text}: {other:?}"),
     }
 }
 
@@ -516,112 +504,4 @@ fn names_of_ids_are_told_to_those_who_ask() {
     let mut asking = Client::wanting(stream, dir.path(), SOON, nigh_native::ID_NAMES);
     let root = IdName { kind: IdKind::User, id: 0, name: "root".to_owned() };
     assert!(asking.session().names.contains(&root));
-}
-
-fn forged(world: &Path, server: &Arc<Server>, attack: impl FnOnce(&mut Client, &Place) -> Call) {
-    let mut client = Client::wanting(server.serve_in_process().unwrap(), world, SOON, 0);
-    let top = top(&mut client);
-    let call = attack(&mut client, &top);
-    client.send(call);
-    let why = client.lost();
-    assert!(why.contains("ids cannot be made up") && !why.contains('\n'), "{why}");
-}
-
-#[test]
-fn a_made_up_id_ends_the_session() {
-    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
-    fs::write(dir.path().join("f"), "").unwrap();
-    let ino = fs::metadata(dir.path().join("f")).unwrap().ino();
-    let birth_ns = {
-        use rustix::fs::{AtFlags, StatxFlags, statx};
-        let born = statx(rustix::fs::CWD, dir.path().join("f"), AtFlags::empty(), StatxFlags::BTIME).unwrap();
-        u64::try_from(born.stx_btime.tv_sec).unwrap() * 1_000_000_000 + u64::from(born.stx_btime.tv_nsec)
-    };
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut generations = vec![0, 1, birth_ns, u64::MAX];
-    generations.extend((0..16).map(|_| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        random
-    }));
-    for generation in generations {
-        let node = NodeId { ino, generation };
-        forged(dir.path(), &server, |_, top| Call::GetAttr {
-            node: Place { node, hint: Some((top.node, name("f"))) },
-        });
-    }
-    let altered = |client: &mut Client| {
-        let real = find(client, "f").node;
-        NodeId { generation: real.generation ^ 1 << 40, ..real }
-    };
-    forged(dir.path(), &server, |client, _| Call::Walk { node: altered(client), names: vec![name("f")] });
-    forged(dir.path(), &server, |client, top| {
-        let keep = Some(altered(client));
-        Call::Unlink { dir: top.clone(), name: name("f"), keep }
-    });
-    forged(dir.path(), &server, |client, _| {
-        let hint = Some((altered(client), name("f")));
-        Call::GetAttr { node: Place { node: find(client, "f").node, hint } }
-    });
-    assert!(dir.path().join("f").exists());
-}
-
-#[test]
-fn an_id_of_another_export_is_a_made_up_one() {
-    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
-    fs::create_dir(dir.path().join("inner")).unwrap();
-    fs::write(dir.path().join("inner/f"), "").unwrap();
-    let mut inner = Client::wanting(server.serve_in_process().unwrap(), &dir.path().join("inner"), SOON, 0);
-    let theirs = find(&mut inner, "f");
-    assert!(inner.call(Call::GetAttr { node: theirs.clone() }).result.is_ok());
-    // The same inode, reachable through both.
-    forged(dir.path(), &server, |_, _| Call::GetAttr { node: Place::bare(theirs.node) });
-    assert!(inner.call(Call::GetAttr { node: theirs }).result.is_ok(), "others are left in peace");
-}
-
-#[test]
-fn an_id_that_outlived_its_inode_is_stale_and_no_more() {
-    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
-    fs::write(dir.path().join("f"), "").unwrap();
-    let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
-    let old = find(&mut client, "f");
-    fs::remove_file(dir.path().join("f")).unwrap();
-    let getattr = || Call::GetAttr { node: old.clone() };
-    assert_eq!(client.call(getattr()).result, Err(Errno::STALE));
-    let mut reused = false;
-    for _ in 0..200 {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        fs::write(dir.path().join("f"), "other").unwrap();
-        if fs::metadata(dir.path().join("f")).unwrap().ino() == old.node.ino {
-            reused = true;
-            break;
-        }
-        fs::remove_file(dir.path().join("f")).unwrap();
-    }
-    if !reused {
-        return println!("SKIPPED: this filesystem does not reuse inode numbers soon");
-    }
-    assert_eq!(client.call(getattr()).result, Err(Errno::STALE));
-    let read = Call::Read { node: old.clone(), handle: None, offset: 0, length: 9 };
-    assert_eq!(client.call(read).result, Err(Errno::STALE));
-    let new = find(&mut client, "f");
-    assert_ne!(new.node, old.node);
-    assert!(client.call(Call::GetAttr { node: new }).result.is_ok());
-}
-
-#[test]
-fn ids_are_genuine_to_a_server_that_was_started_again() {
-    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    fs::write(dir.path().join("f"), "").unwrap();
-    let start = || Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
-    let server = start();
-    let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
-    let kept = find(&mut client, "f");
-    drop((client, server));
-    let server = start();
-    let mut client = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
-    client.session();
-    assert!(client.call(Call::GetAttr { node: kept }).result.is_ok());
 }

@@ -16,6 +16,10 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
+fn accessing(read: bool, write: bool, truncate: bool) -> Access {
+    Access { read, write, truncate, direct: false, sync: false, append: false }
+}
+
 fn limited() -> TreeConfig {
     TreeConfig { term: Term::Limited(Span::from_secs(5)), recallable: false, ..TreeConfig::default() }
 }
@@ -31,8 +35,7 @@ fn world(config: TreeConfig) -> (World, NodeId) {
 }
 
 fn open(world: &mut World, ino: u64, write: bool, append: bool) -> Opened {
-    let access = Access { read: true, write, truncate: false, direct: false, sync: false, append: false };
-    match world.answer(0, Op::Open { ino, access, append }) {
+    match world.answer(0, Op::Open { ino, access: accessing(true, write, false), append }) {
         Answer::Opened(opened) => opened,
         other => panic!("{other:?}"),
     }
@@ -145,8 +148,8 @@ fn the_server_chooses_where_to_append() {
 fn opened_to_append(world: &mut World, file: NodeId, direct_appends: bool, read: bool) -> (usize, Opened) {
     let at = world.connect_with(Config { direct_appends, ..Config::default() });
     world.answer(at, Op::Lookup { dir: 1, name: name("f") });
-    let access = Access { read, write: true, truncate: false, direct: false, sync: false, append: false };
-    let answer = world.answer(at, Op::Open { ino: file.ino, access, append: true });
+    let answer =
+        world.answer(at, Op::Open { ino: file.ino, access: accessing(read, true, false), append: true });
     let Answer::Opened(opened) = answer else { panic!("{answer:?}") };
     (at, opened)
 }
@@ -165,9 +168,7 @@ fn what_is_opened_to_append_is_not_kept_in_pages() {
 fn a_page_is_dropped_when_an_append_goes_past_it() {
     let (mut world, file) = world(TreeConfig::default());
     let (at, Opened { fh, .. }) = opened_to_append(&mut world, file, true, false);
-    let access =
-        Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
-    world.answer(at, Op::Open { ino: file.ino, access, append: false });
+    world.answer(at, Op::Open { ino: file.ino, access: accessing(true, false, false), append: false });
     let Answer::Opened(reader) = world.answers.last().unwrap().3.clone() else { panic!("it is opened") };
     let look = Op::Read { ino: file.ino, fh: reader.fh, offset: 0, size: 100 };
     assert_eq!(world.answer(at, look.clone()), content("content"));
@@ -236,8 +237,7 @@ fn pages_of_an_open_file_outlive_their_grant_while_it_does_not_change() {
 
 /// Another client opens `f` and writes.
 fn written_by_another(world: &mut World, at: usize, file: NodeId, data: &[u8]) {
-    let access =
-        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+    let access = accessing(true, true, false);
     world.answer(at, Op::Lookup { dir: 1, name: name("f") });
     let Answer::Opened(opened) = world.answer(at, Op::Open { ino: file.ino, access, append: false }) else {
         panic!("not opened")
@@ -420,9 +420,8 @@ fn what_another_client_wrote_is_read() {
     let fh = open(&mut world, file.ino, true, false).fh;
     read(&mut world, file.ino, fh);
     world.answer(1, Op::Lookup { dir: 1, name: name("f") });
-    let access =
-        Access { read: true, write: true, truncate: true, direct: false, sync: false, append: false };
-    let opened = world.answer(1, Op::Open { ino: file.ino, access, append: false });
+    let opened =
+        world.answer(1, Op::Open { ino: file.ino, access: accessing(true, true, true), append: false });
     assert!(matches!(opened, Answer::Opened(_)));
     assert_eq!(forgets(&world, file), 1);
     assert_eq!(read(&mut world, file.ino, fh), content(""));
@@ -436,8 +435,7 @@ fn what_another_client_wrote_is_read() {
 #[test]
 fn after_a_lost_session() {
     let (mut world, file) = world(TreeConfig::default());
-    let access =
-        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+    let access = accessing(true, true, false);
     let nameless = match world.answer(0, Op::Tmpfile { dir: 1, mode: 0o600, umask: 0, access }) {
         Answer::Created(node, opened) => (node.id.ino, opened.fh),
         other => panic!("{other:?}"),
@@ -466,9 +464,7 @@ fn after_a_lost_session() {
 fn nobody_waits_for_a_handle_any_more() {
     let (mut world, file) = world(TreeConfig::default());
     let control = world.clients[0].control.clone();
-    let access =
-        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
-    let (mode, umask) = (0o644, 0);
+    let (access, mode, umask) = (accessing(true, true, false), 0o644, 0);
     let (exclusive, append) = (true, false);
     for op in [
         Op::Open { ino: file.ino, access, append },
@@ -497,9 +493,7 @@ fn nobody_waits_for_a_handle_any_more() {
 
 /// How a second client takes the file's last name away, or moves and links it first.
 fn change(world: &mut World, what: &str, ino: u64) {
-    let access =
-        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
-    let (mode, umask, exclusive, append) = (0o644, 0, true, false);
+    let (access, mode, umask, exclusive, append) = (accessing(true, true, false), 0o644, 0, true, false);
     let other = Op::Create { dir: 1, name: name("other"), mode, umask, exclusive, access, append };
     let steps = match what {
         "unlink" => vec![Op::Unlink { dir: 1, name: name("f") }],

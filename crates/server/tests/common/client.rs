@@ -342,3 +342,17 @@ impl Client {
         }
     }
 }
+
+/// The root of what the client is attached to.
+pub fn top(client: &mut Client) -> Place {
+    Place::bare(client.session().root)
+}
+
+/// A name in the root, with the hint that a client would give.
+pub fn find(client: &mut Client, text: &str) -> Place {
+    let top = top(client);
+    match client.call(Call::Lookup { dir: top.clone(), name: name(text) }).result {
+        Ok(Reply::Looked(Some(entry))) => Place { node: entry.id, hint: Some((top.node, name(text))) },
+        other => panic!("{text}: {other:?}"),
+    }
+}
