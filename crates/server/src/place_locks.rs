@@ -18,9 +18,12 @@ use std::sync::OnceLock;
 /// **Order.** Several are waited for in the order of their stripes, with none held; with some held another is
 /// only tried. They come before every other lock of the server.
 pub(crate) struct PlaceLocks {
-    filesystems: Box<[OnceLock<Box<[RwLock<()>]>>]>,
+    filesystems: Box<[OnceLock<Stripes>]>,
     met: RwLock<FxHashMap<u64, u32>>,
 }
+
+/// Those of one filesystem.
+type Stripes = Box<[RwLock<()>]>;
 
 const STRIPE_BITS: u32 = 10;
 const FILESYSTEMS: u32 = 64;

@@ -88,9 +88,9 @@ pub struct Server {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) quiet: Arc<Quiet>,
     /// What guests serve, by scope, and where they listen ([`nigh_link::Peer::within`]).
-    pub(crate) guests: Mutex<BTreeMap<u64, (Arc<Exports>, Vec<String>)>>,
+    pub(crate) guests: Mutex<BTreeMap<u64, Served>>,
     /// By what they are and the mount by which they are reached.
-    exports: Arc<Mutex<HashMap<(String, u64), Weak<Export>>>>,
+    exports: OpenExports,
     /// By what they are, exports that are being opened, which may wait for their filesystem for ever. Each lock comes
     /// before `exports`.
     opening: Arc<Mutex<HashMap<String, Arc<Mutex<()>>>>>,
@@ -119,6 +119,10 @@ pub struct Server {
     unrecorded: Mutex<Vec<Unrecorded>>,
 }
 
+/// Exports of a guest, and where it listens.
+type Served = (Arc<Exports>, Vec<String>);
+/// By what they are and the mount by which they are reached.
+type OpenExports = Arc<Mutex<HashMap<(String, u64), Weak<Export>>>>;
 /// How that session ended, and until when its client may believe what it was granted.
 type Unrecorded = (Arc<Session>, End, Time);
 

@@ -40,7 +40,7 @@ fn apply(
         let _change = data.then(|| OwnChange::begin(cx, place.node, &node.fd)).transpose()?;
         let killed = set.size.is_some() && set.kill_suidgid;
         let bits = if killed { SetIdBits::Dropped } else { SetIdBits::AsForCaller };
-        let _acting = cx.act_changing(&node, set, bits)?;
+        let _acting = cx.act_changing(node, set, bits)?;
         if set.uid.is_some() || set.gid.is_some() || *set == SetAttr::chown_to_same() {
             let owner = set.uid.map(uid).transpose()?;
             let group = set.gid.map(gid).transpose()?;
