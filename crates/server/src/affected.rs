@@ -15,7 +15,7 @@ use crate::stat::{self, Stat};
 use crate::told::{At, Tell};
 use crate::whereabouts::{Told, by_path, told_place};
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Access, Call, Covers, Errno, Handle, Kind, Name, Place};
+use nigh_types::{Access, Call, Covers, Errno, Handle, Kind, Name, Place, SetAttr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -119,7 +119,8 @@ impl Look<'_, '_, '_> {
             Call::Rename { from, name, to, new_name, no_replace, exchange, .. } => {
                 self.rename(&Names { from, name, to, new_name }, *no_replace, *exchange)
             }
-            Call::SetAttr { set, .. } if set.is_empty() => Ok(()),
+            // chown(2) to the same owner and group may take set-user-ID bits and capabilities away.
+            Call::SetAttr { set, .. } if set.is_empty() && *set != SetAttr::chown_to_same() => Ok(()),
             Call::SetAttr { node, handle, set } => {
                 self.inode(node, *handle, (set.size.is_some(), Grip::Shared))
             }

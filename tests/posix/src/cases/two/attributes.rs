@@ -15,7 +15,8 @@ use crate::sys;
 super::cases! { two::
     mode, mode_of_directory, mode_by_descriptor, owner, times, times_of_directory, truncated_by_path,
     truncated_open, attributes_of_linked, xattr_set, xattr_changed, xattr_removed, xattr_of_directory, acl_set,
-    acl_default, rights_taken, rights_by_acl, search_taken, attributes_by_turns, mode_without_set_id_after_write,
+    acl_default, rights_taken, rights_by_acl, search_taken, attributes_by_turns,
+    mode_without_set_id_after_write, mode_without_set_id_after_chown_to_same,
     xattr_of_a_capability_after_write, mode_by_acl;
 }
 
@@ -308,6 +309,21 @@ fn mode_without_set_id_after_write(room: &Room) -> Result<()> {
         all_see(room, &[], |dir| has_bits(dir, 0o6777))?;
         ensure!(written_by_stranger(&by.join("d/f"))?, "the write was refused");
         all_see(room, &[], |dir| has_bits(dir, 0o777))?;
+        fs::remove_dir_all(room.at("d"))?;
+    }
+    Ok(())
+}
+
+/// chown(2) that leaves owner and group as they are takes the bits away all the same.
+fn mode_without_set_id_after_chown_to_same(room: &Room) -> Result<()> {
+    for by in [&room.path, &room.beside] {
+        room.dir("d")?;
+        let path = room.file("d/f", b"contents")?;
+        sys::chmod(&path, 0o4755)?;
+        warm(room, &[])?;
+        all_see(room, &[], |dir| has_bits(dir, 0o4755))?;
+        sys::chown(&by.join("d/f"), u32::MAX, u32::MAX)?;
+        all_see(room, &[], |dir| has_bits(dir, 0o755))?;
         fs::remove_dir_all(room.at("d"))?;
     }
     Ok(())
