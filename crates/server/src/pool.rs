@@ -280,7 +280,9 @@ impl Pool {
                 continue;
             };
             let what = work.what();
-            if queues.loans.are_enough_for(what.origin, what.place) {
+            // Others wait for the end of a change that has begun.
+            let has_begun = matches!(&work, Work::Call(job) if job.change.is_some());
+            if queues.loans.are_enough_for(what.origin, what.place, has_begun) {
                 long.into_iter().for_each(|origin| queues.end_long(origin));
                 queues.kept.push((work, Instant::now()));
                 self.call_watcher(&queues);
@@ -410,7 +412,7 @@ impl Queues {
     /// What has waited for too long.
     fn take_late(&mut self) -> Vec<Work> {
         let late = |(work, since): &mut (Work, Instant)| {
-            let may_fail = matches!(work, Work::Call(job) if !matches!(job.request.call, Call::Fsync { .. }));
+            let may_fail = matches!(work, Work::Call(job) if !tells_of_loss(&job.request.call));
             may_fail && since.elapsed() >= lent::LIMIT
         };
         self.kept.extract_if(.., late).map(|(work, _)| work).collect()
@@ -425,6 +427,11 @@ impl Queues {
             }
         }
     }
+}
+
+/// Whether its failure says that stores into a map, or written data, are lost.
+fn tells_of_loss(call: &Call) -> bool {
+    matches!(call, Call::Fsync { .. }) || call.is_flush()
 }
 
 /// Whether a call may take long: with the number of entries or bytes, or until a disk has written.

@@ -122,13 +122,15 @@ impl Loans {
         }
     }
 
-    /// Whether enough threads wait for what this call would wait for too.
-    pub(super) fn are_enough_for(&self, origin: Origin, place: Option<Place>) -> bool {
+    /// Whether enough threads wait for what this call would wait for too. One with a change that `has_begun` is not kept back
+    /// for what its origin does elsewhere.
+    pub(super) fn are_enough_for(&self, origin: Origin, place: Option<Place>, has_begun: bool) -> bool {
         if self.0.is_empty() {
             return false;
         }
         let count = |is_such: &dyn Fn(&Lent) -> bool| self.0.iter().filter(|lent| is_such(lent)).count();
-        if !origin.is_local_root() && count(&|lent| lent.origin == origin) >= OF_ORIGIN {
+        let is_bounded = !has_begun && !origin.is_local_root();
+        if is_bounded && count(&|lent| lent.origin == origin) >= OF_ORIGIN {
             return true;
         }
         let Some(place) = place else { return false };
@@ -155,16 +157,17 @@ mod tests {
         let mut loans = Loans::default();
         let lend = |loans: &mut Loans, uid, place| loans.add(Lent { origin: origin(uid), place });
         (0..2).for_each(|_| lend(&mut loans, 1, lookup(7, "hung")));
-        assert!(loans.are_enough_for(origin(2), lookup(7, "hung")));
-        assert!(!loans.are_enough_for(origin(2), lookup(7, "other")), "it may lead elsewhere");
+        assert!(loans.are_enough_for(origin(2), lookup(7, "hung"), false));
+        assert!(!loans.are_enough_for(origin(2), lookup(7, "other"), false), "it may lead elsewhere");
         let mount = |n: u64| (1 << 63) | (3 << 48) | n;
         (0..4).for_each(|n| lend(&mut loans, 1, lookup(mount(n), "f")));
-        assert!(loans.are_enough_for(origin(2), lookup(mount(99), "x")));
-        assert!(!loans.are_enough_for(origin(2), lookup(99, "x")));
+        assert!(loans.are_enough_for(origin(2), lookup(mount(99), "x"), false));
+        assert!(!loans.are_enough_for(origin(2), lookup(99, "x"), false));
         (0..10).for_each(|n| lend(&mut loans, 1, lookup(100 + n, "x")));
-        assert!(loans.are_enough_for(origin(1), lookup(99, "x")), "sixteen of its origin");
-        assert!(!loans.are_enough_for(origin(2), lookup(99, "x")));
+        assert!(loans.are_enough_for(origin(1), lookup(99, "x"), false), "sixteen of its origin");
+        assert!(!loans.are_enough_for(origin(1), lookup(99, "x"), true), "others wait for its end");
+        assert!(!loans.are_enough_for(origin(2), lookup(99, "x"), false));
         loans.end(Lent { origin: origin(1), place: lookup(100, "x") });
-        assert!(!loans.are_enough_for(origin(1), lookup(99, "x")));
+        assert!(!loans.are_enough_for(origin(1), lookup(99, "x"), false));
     }
 }
