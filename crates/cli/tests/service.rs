@@ -533,7 +533,7 @@ fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_live
     let attach = |socket: &str, what: &str, incarnation: u64| {
         Client::attach(unix::connect(&house.path(socket)).unwrap(), what, incarnation)
     };
-    let (mut of_first, _) = attach("s.sock", "x", 21).unwrap();
+    let (mut of_first, session) = attach("s.sock", "x", 21).unwrap();
     let (_of_second, _) = attach("t.sock", "", 22).unwrap();
     // Each listener leads to what was exported with it, and to nothing else.
     for (socket, what) in [("s.sock", "y"), ("t.sock", "x"), ("s.sock", "/")] {
@@ -557,6 +557,26 @@ fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_live
     of_first.wait_for_the_end();
     until("gone", || !house.path("s.sock").exists());
     let (_again, _) = attach("t.sock", "y", 24).unwrap();
+
+    // A guest that comes again finds its sessions; the same twice is refused.
+    let twice = house.nigh(&[
+        "serve",
+        "--export",
+        &house.text("y"),
+        "--listen",
+        &format!("unix://{}", house.text("t.sock")),
+    ]);
+    assert!(house.refused(twice).contains("another process of yours has the same exports"));
+    let mut first = guest(&house, &house.text("x"), "s.sock");
+    let sessions = |house: &House| house.status(&["--server"])["sessions"].as_array().map(Vec::len);
+    let before = sessions(&house);
+    of_first.link = unix::connect(&house.path("s.sock")).unwrap();
+    of_first.session.handle_connect(Time(3));
+    of_first.send(Call::GetAttr { node: Place::bare(session.root) });
+    while !matches!(of_first.next(), Event::Response { .. }) {}
+    assert_eq!(sessions(&house), before, "the session goes on");
+    first.kill().unwrap();
+    first.wait().unwrap();
 
     // A guest goes on where its server ends.
     house.signal();

@@ -13,6 +13,7 @@ use nigh_link::Squash;
 use rustix::event::eventfd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,42 +27,97 @@ use parking_lot::Mutex;
 
 /// The longest request, in bytes.
 const MOST_BYTES: u64 = 256 << 10;
+/// Requests whose numbers are remembered beyond those of guests that are there.
+const MOST_REMEMBERED: usize = 64;
 /// How long either end of a request waits for the other.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TAKEN: &str = "taken";
 
-/// Connections of processes that want to be guests, on their way to the thread that accepts.
+/// A process whose exports and listeners are open, on its way to the thread that accepts.
+struct Arrival {
+    stream: UnixStream,
+    scope: u64,
+    exports: Exports,
+    listeners: Listeners,
+}
+
+/// Which number stands for the exports of which request. One that comes again, such as of a service that was restarted, has its number
+/// again, so that its clients go on with their sessions.
+#[derive(Default)]
+struct Scopes {
+    by_request: BTreeMap<Vec<u8>, u64>,
+    in_use: BTreeSet<u64>,
+    last: u64,
+}
+
+impl Scopes {
+    fn take(&mut self, request: &[u8]) -> Result<u64, String> {
+        if let Some(scope) = self.by_request.get(request).copied() {
+            if self.in_use.insert(scope) {
+                return Ok(scope);
+            }
+            return Err("another process of yours has the same exports and listeners: end it first".into());
+        }
+        let Scopes { by_request, in_use, .. } = self;
+        if by_request.len() >= MOST_REMEMBERED {
+            by_request.retain(|_, scope| in_use.contains(scope));
+        }
+        self.last += 1;
+        self.by_request.insert(request.to_vec(), self.last);
+        self.in_use.insert(self.last);
+        Ok(self.last)
+    }
+}
+
+/// Processes that want to be guests.
 pub(crate) struct Arrivals {
-    waiting: Mutex<Vec<(UnixStream, Serving)>>,
+    places: Places,
+    scopes: Mutex<Scopes>,
+    waiting: Mutex<Vec<Arrival>>,
     wake: OwnedFd,
 }
 
 impl Arrivals {
-    pub fn new() -> io::Result<Arrivals> {
-        Ok(Arrivals {
-            waiting: Mutex::default(),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-        })
+    pub fn new(places: &Places) -> io::Result<Arrivals> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arrivals { places: places.clone(), scopes: Mutex::default(), waiting: Mutex::default(), wake })
     }
 
-    /// Reads a request and leaves it for [`Guests::turn`]. For the connection's own thread: the peer may be slow.
-    pub fn hear(&self, mut stream: UnixStream) {
-        let serving = stream
+    /// Reads a request, opens what it names, and leaves that for [`Guests::turn`]. For the connection's own thread: the peer may be
+    /// slow, and so may a directory, a token file or a host name.
+    pub fn hear(self: &Arc<Arrivals>, mut stream: UnixStream) {
+        let line = stream
             .set_read_timeout(Some(PATIENCE))
             .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
             .and_then(|()| read_line(&stream))
-            .map_err(|error| error.to_string())
-            .and_then(|line| parse(&line));
-        match serving {
-            Ok(serving) => {
-                self.waiting.lock().push((stream, serving));
+            .map_err(|error| error.to_string());
+        match line.and_then(|line| self.open(&line)) {
+            Ok((scope, exports, listeners)) => {
+                self.waiting.lock().push(Arrival { stream, scope, exports, listeners });
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
             Err(problem) => refuse(&mut stream, &problem),
         }
     }
 
-    fn take(&self) -> Vec<(UnixStream, Serving)> {
+    fn open(self: &Arc<Arrivals>, line: &[u8]) -> Result<(u64, Exports, Listeners), String> {
+        let serving = parse(line)?;
+        let scope = self.scopes.lock().take(line)?;
+        let opened = serving.exports().and_then(|exports| {
+            Ok((exports, Listeners::open_for(&self.places, &serving, (scope, Arc::clone(self)))?))
+        });
+        let opened = opened.map(|(exports, listeners)| (scope, exports, listeners));
+        opened.map_err(|error| {
+            self.release(scope);
+            error.to_string()
+        })
+    }
+
+    fn release(&self, scope: u64) {
+        self.scopes.lock().in_use.remove(&scope);
+    }
+
+    fn take(&self) -> Vec<Arrival> {
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         std::mem::take(&mut self.waiting.lock())
     }
@@ -77,12 +133,11 @@ struct Guest {
 pub(crate) struct Guests {
     arrivals: Arc<Arrivals>,
     all: Vec<Guest>,
-    last_scope: u64,
 }
 
 impl Guests {
     pub fn new(arrivals: Arc<Arrivals>) -> Guests {
-        Guests { arrivals, all: Vec::new(), last_scope: 0 }
+        Guests { arrivals, all: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -99,16 +154,16 @@ impl Guests {
     ///
     /// # Errors
     /// Those of a listener that cannot be used any more.
-    pub fn turn(&mut self, places: &Places, server: &Arc<Server>) -> io::Result<()> {
-        for (stream, serving) in self.arrivals.take() {
-            self.take(places, server, stream, &serving);
+    pub fn turn(&mut self, server: &Arc<Server>) -> io::Result<()> {
+        for arrival in self.arrivals.take() {
+            self.take(server, arrival);
         }
         let gone: Vec<usize> =
             (0..self.all.len()).rev().filter(|at| has_ended(&self.all[*at].stream)).collect();
         for at in gone {
             let guest = self.all.swap_remove(at);
             tracing::info!(guest = guest.scope, "a serving process ended: its exports and listeners go");
-            leave(server, guest);
+            self.leave(server, guest);
         }
         for guest in &self.all {
             guest.listeners.accept_all(server)?;
@@ -116,37 +171,27 @@ impl Guests {
         Ok(())
     }
 
-    fn take(&mut self, places: &Places, server: &Arc<Server>, mut stream: UnixStream, serving: &Serving) {
-        self.last_scope += 1;
-        let scope = self.last_scope;
-        let opened = serving.exports().and_then(|exports| {
-            let listeners = Listeners::open_for(places, serving, (scope, Arc::clone(&self.arrivals)))?;
-            Ok((exports, listeners))
-        });
-        match opened {
-            Ok((exports, listeners)) => {
-                server.add_guest(scope, exports, listeners.names());
-                let said = json!({ TAKEN: listeners.names() }).to_string() + "\n";
-                let guest = Guest { stream, scope, listeners };
-                // A guest that does not hear it has ended, which is seen next.
-                let _ = (&guest.stream).write_all(said.as_bytes());
-                self.all.push(guest);
-            }
-            Err(error) => refuse(&mut stream, &error.to_string()),
-        }
+    fn take(&mut self, server: &Arc<Server>, arrival: Arrival) {
+        let Arrival { stream, scope, exports, listeners } = arrival;
+        server.add_guest(scope, exports, listeners.names());
+        let said = json!({ TAKEN: listeners.names() }).to_string() + "\n";
+        // A guest that does not hear it has ended, which is seen next.
+        let _ = (&stream).write_all(said.as_bytes());
+        self.all.push(Guest { stream, scope, listeners });
+    }
+
+    /// New clients find nothing any more, and those that came by the guest's listeners are cut off.
+    fn leave(&self, server: &Server, guest: Guest) {
+        server.remove_guest(guest.scope);
+        guest.listeners.cut_off();
+        let _ = guest.listeners.close();
+        self.arrivals.release(guest.scope);
     }
 
     /// Lets all go: the server ends.
-    pub fn close(self, server: &Server) {
-        self.all.into_iter().for_each(|guest| leave(server, guest));
+    pub fn close(mut self, server: &Server) {
+        std::mem::take(&mut self.all).into_iter().for_each(|guest| self.leave(server, guest));
     }
-}
-
-/// New clients find nothing any more, and those that came by the guest's listeners are cut off.
-fn leave(server: &Server, guest: Guest) {
-    server.remove_guest(guest.scope);
-    guest.listeners.cut_off();
-    let _ = guest.listeners.close();
 }
 
 /// A guest says nothing more: whatever can be read is its end.
@@ -168,6 +213,7 @@ fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
     io::BufRead::read_until(&mut bytes, b'\n', &mut line)?;
     match line.pop() {
         Some(b'\n') => Ok(line),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a request to serve that does not end")),
     }
 }
@@ -244,7 +290,7 @@ fn parse(line: &[u8]) -> Result<Serving, String> {
 /// the stream is open.
 ///
 /// # Errors
-/// Why it does not, in one line.
+/// Why it does not, in one line. `UnexpectedEof` where the server ended before it answered.
 pub(crate) fn join(stream: &mut UnixStream, head: &[u8], serving: &Serving) -> io::Result<Vec<String>> {
     let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
     let asked = request(serving).map_err(refused)?;
@@ -253,7 +299,10 @@ pub(crate) fn join(stream: &mut UnixStream, head: &[u8], serving: &Serving) -> i
     stream.write_all(head)?;
     stream.write_all(format!("{asked}\n").as_bytes())?;
     let old = "a server of yours runs already, and is of a version that takes no exports: end it";
-    let answer = read_line(stream).map_err(|_| refused(old.to_owned()))?;
+    let answer = read_line(stream).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => error,
+        _ => refused(old.to_owned()),
+    })?;
     let answer: Value = serde_json::from_slice(&answer).map_err(|_| refused(old.to_owned()))?;
     stream.set_read_timeout(None)?;
     match (answer["refused"].as_str(), answer[TAKEN].as_array()) {

@@ -86,7 +86,14 @@ pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
 /// Has the server that runs serve, until a signal (then true), or until that server ends.
 fn be_guest(places: &Places, serving: &Serving, signals: &Signals) -> io::Result<bool> {
     let Some(mut stream) = super::running(places)? else { return Ok(false) };
-    let names = guests::join(&mut stream, control::SERVE, serving)?;
+    let names = match guests::join(&mut stream, control::SERVE, serving) {
+        // It was about to end.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            std::thread::sleep(TICK);
+            return Ok(false);
+        }
+        other => other?,
+    };
     for at in &names {
         tracing::info!(at, "listening, by the server of yours that runs already");
     }
@@ -125,7 +132,7 @@ fn run(
 ) -> io::Result<()> {
     let exports = serving.exports()?;
     let server = Server::new(ServerOptions { exports, ..ServerOptions::new(places.state.clone()) })?;
-    let arrivals = Arc::new(Arrivals::new()?);
+    let arrivals = Arc::new(Arrivals::new(places)?);
     let listeners = Listeners::open(places, serving, &arrivals)?;
     let mut guests = Guests::new(arrivals);
     server.set_listening(listeners.names());
@@ -167,7 +174,7 @@ fn accept_until_done(
             return Ok(None);
         }
         listeners.accept_all(server)?;
-        guests.turn(places, server)?;
+        guests.turn(server)?;
         supervisor.turn(|| status_line(server));
         if server.session_count() > 0 || !guests.is_empty() {
             busy = Instant::now();
