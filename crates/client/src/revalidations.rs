@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 const MOST: usize = 1_024;
 /// A thread of which `/proc` says nothing has applied its reply after so long.
 const BLINDLY: Duration = Duration::from_secs(1);
-/// Any thread has after so long.
-const SURELY: Duration = Duration::from_secs(3);
+/// For so long all count as not applied after one was given up that may not have been.
+const OVERFLOWS: Duration = Duration::from_secs(60);
+/// So many of the oldest are looked at to make room.
+const LOOKED_AT: usize = 64;
 const AGAIN: Duration = Duration::from_micros(100);
 
 /// A name in a directory. Names with one hash are taken for each other, which drops a dentry in place of expiring it.
@@ -65,8 +67,14 @@ impl Revalidations {
     pub fn note(&self, name: NameKey, ino: u64, pid: u32) {
         let now = Instant::now();
         let mut recent = self.0.lock();
+        // A thread that asks again has applied what it was answered before.
+        recent.replies.retain(|reply| pid == 0 || reply.pid != pid);
         if recent.replies.len() >= MOST {
-            recent.replies.retain(|reply| now.duration_since(reply.since) < BLINDLY);
+            let mut looked_at = 0;
+            recent.replies.retain(|reply| {
+                looked_at += 1;
+                looked_at > LOOKED_AT || !reply.is_applied(now)
+            });
         }
         if recent.replies.len() >= MOST {
             recent.replies.pop_front();
@@ -75,12 +83,12 @@ impl Revalidations {
         recent.replies.push_back(Revalidation { name, ino, pid, since: now });
     }
 
-    /// Whether all such replies have been applied; waits for them until then.
+    /// Whether all such replies have been applied; waits for them until then. How long ago one was written says nothing: a thread
+    /// may wait for a processor for longer than any limit.
     pub fn are_applied(&self, until: Instant, is_meant: impl Fn(&Revalidation) -> bool) -> bool {
         let replies = {
-            let mut recent = self.0.lock();
-            recent.replies.retain(|reply| reply.since.elapsed() < SURELY);
-            if recent.overflowed.is_some_and(|at| at.elapsed() < BLINDLY) {
+            let recent = self.0.lock();
+            if recent.overflowed.is_some_and(|at| at.elapsed() < OVERFLOWS) {
                 return false;
             }
             recent.replies.clone()
@@ -173,7 +181,15 @@ mod tests {
     #[test]
     fn reply_that_had_to_make_room_counts_as_not_applied() {
         let replies = Revalidations::default();
-        (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, own_thread()));
+        (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, 0));
         assert!(!replies.are_applied(soon(), |reply| reply.ino == 1_000_000));
+    }
+
+    #[test]
+    fn reply_to_a_thread_that_asked_again_is_applied_and_takes_no_room() {
+        let replies = Revalidations::default();
+        (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, own_thread()));
+        assert_eq!(replies.0.lock().replies.len(), 1);
+        assert!(replies.are_applied(soon(), |reply| reply.ino == 1));
     }
 }

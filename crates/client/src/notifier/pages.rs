@@ -203,10 +203,8 @@ impl Teller<'_> {
 
     fn is_in_the_way(&self, progress: &Progress, dropping: &Dropping) -> bool {
         self.driver.with(|core, _| {
-            let cache = &core.cache;
-            let locked = |(ino, ranges): &Ranges| {
-                cache.is_open(*ino) && cache.is_in_the_way(progress.id, *ino, ranges)
-            };
+            // The page of a symlink's target is locked while that is asked for, and no symlink is open.
+            let locked = |(ino, ranges): &Ranges| core.cache.is_in_the_way(progress.id, *ino, ranges);
             dropping.ranges.iter().any(locked)
         })
     }

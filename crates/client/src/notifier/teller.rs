@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 /// A worker that does not sleep in the kernel is waited for so long, and looked at so often.
 const STARVED: Duration = Duration::from_millis(50);
+const STARVED_IN_ALL: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(1);
 /// What goes first waits no longer for a directory that a rename(2) may have locked whose names are being looked up.
 const RENAMES: Duration = Duration::from_millis(100);
@@ -71,6 +72,10 @@ pub(super) struct Progress {
     until: Instant,
     /// How much longer it may wait for threads that apply LOOKUP replies.
     patience: Duration,
+    /// How long it may wait for workers that wait for a processor, all names together.
+    starved: Duration,
+    /// All names were dropped at once in place of one that would have had to wait.
+    all_dropped: bool,
     /// Directories whose names wait, and how many do.
     late: BTreeMap<u64, (Worker<Named>, u64)>,
     /// Names that were given to these.
@@ -118,6 +123,8 @@ impl Teller<'_> {
             behind: job.behind,
             until: Instant::now() + ANSWERS,
             patience: PATIENCE,
+            starved: STARVED_IN_ALL,
+            all_dropped: false,
             late: BTreeMap::new(),
             late_names: Vec::new(),
             unknown: Vec::new(),
@@ -188,7 +195,7 @@ impl Teller<'_> {
 
     /// Nothing counts on that, since the name was expired before: where the directory is locked it is left to its worker, or not
     /// done at all.
-    fn tell_gone(&mut self, progress: &Progress, dir: u64, name: &Name) {
+    fn tell_gone(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
         if self.stays(dir, name)
             || progress.late.contains_key(&dir)
             || !self.driver.with(|core, _| core.cache.is_still_gone(dir, name))
@@ -198,7 +205,7 @@ impl Teller<'_> {
         let (parent, name) = (self.node(dir), name.as_bytes().to_vec());
         let Some(worker) = self.worker(progress) else { return };
         worker.give(Named { parent, name, expire_only: false, then: None });
-        if is_done_in_time(&worker) {
+        if is_done_in_time(&worker, &mut progress.starved) {
             self.names = Some(worker);
         }
     }
@@ -262,6 +269,10 @@ impl Teller<'_> {
 
     fn drop_name(&mut self, progress: &mut Progress, (dir, name): (u64, &Name), then: Option<u64>) {
         let node = self.node(dir);
+        let at_once = self.drops_all() && !progress.first;
+        if at_once && progress.all_dropped {
+            return;
+        }
         let named = Named {
             parent: node,
             name: name.as_bytes().to_vec(),
@@ -280,11 +291,12 @@ impl Teller<'_> {
         let worker = self.worker(progress);
         let in_time = worker.as_ref().is_some_and(|worker| {
             worker.give(named);
-            is_done_in_time(worker)
+            is_done_in_time(worker, &mut progress.starved)
         });
         if in_time {
             self.names = worker;
-        } else if self.drops_all() && !progress.first {
+        } else if at_once {
+            progress.all_dropped = true;
             self.notifier.epoch_fallbacks.fetch_add(1, Ordering::Relaxed);
             self.send(&Notification::IncEpoch);
             self.send(&Notification::contents(node));
@@ -341,13 +353,16 @@ impl Teller<'_> {
 
 /// Whether a worker has invalidated a dentry within [`PATIENCE`] of the lock that it waits for. On a busy machine it may only wait for a
 /// processor: dropping all names in its place would detach whatever is in use.
-fn is_done_in_time(worker: &Worker<Named>) -> bool {
+fn is_done_in_time(worker: &Worker<Named>, starved: &mut Duration) -> bool {
     let (since, mut watch) = (Instant::now(), Watch::new());
-    worker.wait(LOOK, || {
+    let most = STARVED.min(*starved);
+    let done = worker.wait(LOOK, || {
         let is_late =
-            watch.sleeps_for(worker.thread()).saturating_add(LOOK) >= PATIENCE || since.elapsed() >= STARVED;
+            watch.sleeps_for(worker.thread()).saturating_add(LOOK) >= PATIENCE || since.elapsed() >= most;
         is_late && !planted(Bug::WaitsForName)
-    })
+    });
+    *starved = starved.saturating_sub(since.elapsed());
+    done
 }
 
 /// Those who asked for a file's attributes before what is told now was queued were waited for; others may have asked since, as what
