@@ -89,10 +89,11 @@ impl Cache {
     pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
         self.with_targets(stale);
         stale.retain(|one| match one {
-            Stale::Attr { ino } => self.inodes.get_mut(ino).is_none_or(|inode| {
-                inode.set_id_told = 0;
-                std::mem::take(&mut inode.attr_told) || inode.has_copy(Copies::Acls)
-            }),
+            // Until that is done the kernel goes on by the set-user-ID bits that it was told.
+            Stale::Attr { ino } => self
+                .inodes
+                .get_mut(ino)
+                .is_none_or(|inode| std::mem::take(&mut inode.attr_told) || inode.has_copy(Copies::Acls)),
             _ => true,
         });
     }

@@ -145,6 +145,11 @@ impl Streams {
         self.bytes
     }
 
+    #[cfg(test)]
+    pub fn forget_last(&mut self) {
+        self.last = None;
+    }
+
     /// The session is lost.
     pub fn forget(&mut self) {
         *self = Streams::default();
@@ -324,6 +329,11 @@ impl Cache {
 
     /// Whoever reads a stream waits for the listing from now on.
     fn give_up_dirents(&mut self, now: Time, fh: Fh) {
+        if let Some(dir) = self.dirents.open.get(&fh).map(|stream| stream.dir)
+            && self.oversized.contains(now, dir)
+        {
+            return self.ask_dirents_anew(now, dir, fh);
+        }
         let given_up = self.dirents.changing(fh, |stream| {
             let comes = stream.state == State::Comes;
             stream.fail();
@@ -333,6 +343,20 @@ impl Cache {
             self.out.push_back(Output::Cancel(call));
             self.serve_waiting(now, call, dir);
         }
+    }
+
+    /// A directory that is too large is never listed whole: what came for its reader is dropped, and asked for again from where it
+    /// stands.
+    fn ask_dirents_anew(&mut self, now: Time, dir: u64, fh: Fh) {
+        let Some(stream) = self.dirents.open.get(&fh) else { return };
+        let (call, comes) = (stream.call, stream.state == State::Comes);
+        self.dirents.changing(fh, Stream::fail);
+        self.dirents.open.remove(&fh);
+        if comes {
+            self.out.push_back(Output::Cancel(call));
+        }
+        let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
+        waiters.into_iter().flatten().for_each(|op| self.answer_beside_listing(now, dir, op));
     }
 
     /// Bounds what one stream holds of names that its reader has not come to.

@@ -94,7 +94,7 @@ impl Cache {
     }
 
     /// Answers a request that waited for a listing of a directory that is too large.
-    fn answer_beside_listing(&mut self, now: Time, dir: u64, op: OpId) {
+    pub(crate) fn answer_beside_listing(&mut self, now: Time, dir: u64, op: OpId) {
         let Some((caller, want)) = self.waiting.get(&op).map(|w| (w.caller, w.want.clone())) else { return };
         match want {
             Want::OpenDir { ino } => {

@@ -444,6 +444,7 @@ impl Cache {
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
             if let Some(more) = inode.more_if_any() {
                 (more.own, more.xattrs, more.data) = (None, None, Data::none());
+                more.target = None;
             }
             if inode.lookups > 0 {
                 told.extend([(idle, false, ino), (idle, true, ino)]);

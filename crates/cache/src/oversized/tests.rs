@@ -203,3 +203,24 @@ fn endless_names_are_cut_at_the_budget_and_asked_for_again_where_they_end() {
     rig.drain();
     assert!(matches!(&rig.answers[..], [.., (_, Answer::Page(page))] if page.entries.is_empty()));
 }
+
+#[test]
+fn reader_beyond_the_budget_asks_anew_where_memory_is_short() {
+    let mut rig = Rig::new(true);
+    rig.until_cancelled();
+    let offset = rig.cookie(rig.told - 1);
+    assert_eq!(rig.read(offset), None);
+    let [(first, Call::Dirents { .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    rig.cancelled.clear();
+    // Another directory was read last.
+    rig.cache.dirents.forget_last();
+    rig.cache.handle_pressure(T0);
+    rig.drain();
+    assert_eq!(rig.cancelled, [first]);
+    let [_, (second, Call::Dirents { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    assert_eq!(after, offset);
+    let response = Response::plain(Ok(Reply::Dirents(Vec::new())));
+    rig.cache.handle_event(T0, Event::Response { call: second, response });
+    rig.drain();
+    assert!(matches!(&rig.answers[..], [.., (_, Answer::Page(_))]), "{:?}", rig.answers);
+}
