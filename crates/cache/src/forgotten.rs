@@ -171,6 +171,17 @@ mod tests {
         assert!(!cache.inodes.contains_key(&FILE.ino));
     }
 
+    /// The remote keeps it for calls that are on their way, or since another client has it open.
+    #[test]
+    fn forgotten_inode_without_a_name_is_stale_though_the_remote_has_it() {
+        let mut cache = forgotten();
+        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let removed = Attr { nlink: 0, ..attr(FILE) };
+        let said = answers(&mut cache, call, Ok(Reply::Attr(FILE, removed)));
+        assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
+        assert!(!cache.inodes.contains_key(&FILE.ino));
+    }
+
     #[test]
     fn number_that_was_never_told_is_stale() {
         let mut cache = forgotten();

@@ -6,7 +6,7 @@ use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
 use crate::op::{Answer, Caller};
 use crate::rows::Child;
-use nigh_types::{Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
+use nigh_types::{Attr, Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 
 impl Cache {
     pub(crate) fn lookup(
@@ -134,6 +134,9 @@ impl Cache {
         self.recall_forgotten(ino);
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.attr_of(now, id) {
+            if self.is_removed_unused(ino, &attr) {
+                return Some(Answer::Failed(Errno::STALE));
+            }
             return Some(Answer::Node(self.node(now, None, id, attr, None, Some(held))));
         }
         match self.fetch_attr(now, ino) {
@@ -251,9 +254,19 @@ impl Cache {
         }
     }
 
+    /// Whether an inode has lost its last name and nothing here has it open: no file handle leads to it, though the remote keeps
+    /// such a file for calls that are on their way.
+    fn is_removed_unused(&self, ino: u64, attr: &Attr) -> bool {
+        attr.nlink == 0 && !self.is_open(ino)
+    }
+
     /// A waiter on attributes may have asked for something that needs them.
     fn answer_attr(&mut self, now: Time, op: OpId, answer: &Answer) {
         match (self.waiting.get(&op).map(|waiting| &waiting.want), answer) {
+            (Some(Want::Itself), Answer::Attr(id, attr, _)) if self.is_removed_unused(id.ino, attr) => {
+                self.drop_if_idle(id.ino);
+                self.answer(op, Answer::Failed(Errno::STALE));
+            }
             (Some(Want::Itself), Answer::Attr(id, attr, valid)) => {
                 let node = self.node(now, None, *id, *attr, None, None);
                 self.answer(op, Answer::Node(crate::op::Node { attr_valid: *valid, ..node }));
@@ -267,7 +280,7 @@ impl Cache {
 pub(crate) mod tests {
     use super::*;
     use crate::{Config, OnDisconnect, Op, Output};
-    use nigh_types::{Attr, CallId, CookieKey, Covers, Event, Grant, GrantId, Mode, NodeId, Session, Term};
+    use nigh_types::{CallId, CookieKey, Covers, Event, Grant, GrantId, Mode, NodeId, Session, Term};
 
     pub(crate) const T0: Time = Time(1_000_000_000);
 
