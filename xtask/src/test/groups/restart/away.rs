@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::link::client::Emulator;
 use crate::process;
@@ -179,9 +179,13 @@ pub fn answers_stale(world: &World) -> Result<()> {
     let mut cut = Cut::new(world, &["--on-disconnect=stale", "--host-timeout=500ms"])?;
     std::thread::sleep(Duration::from_millis(700));
     cut.cut()?;
-    ensure!(fs::metadata(cut.at("file"))?.len() == 4, "what was known is answered");
+    let known =
+        fs::metadata(cut.at("file")).with_context(|| format!("what was known: {}", cut.mount.said()))?;
+    ensure!(known.len() == 4, "what was known is answered");
     ensure!(errno(fs::metadata(cut.at("nothing"))) == libc::ENOENT, "what was known to be absent");
-    ensure!(fs::read_dir(&cut.mount.point)?.count() == 2, "and a listing");
+    let listing =
+        fs::read_dir(&cut.mount.point).with_context(|| format!("a listing: {}", cut.mount.said()))?;
+    ensure!(listing.count() == 2, "and a listing");
     let start = Instant::now();
     ensure!(errno(fs::metadata(cut.at("unknown/file"))) == libc::EIO, "a miss");
     ensure!(errno(fs::create_dir(cut.at("new"))) == libc::EROFS, "a change");
