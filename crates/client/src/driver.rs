@@ -15,7 +15,7 @@ pub(crate) mod tests;
 
 use crate::alarm::Alarm;
 use crate::answers::{self, Shape};
-use crate::clock::Clock;
+use crate::clock::{Clock, wall_time};
 use crate::credentials::{self, Callers};
 use crate::events::{Events, Said};
 use crate::idmap::IdMap;
@@ -28,7 +28,7 @@ use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
 use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
 use nigh_remote::{Carried, Counters, Event, Output as RemoteOutput, Packer};
-use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, WriteFlags};
+use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, Timestamp, WriteFlags};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -268,7 +268,9 @@ impl Driver {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
-        let done = match core.cache.handle_removed(crate::clock::wall_time(), op) {
+        // Only a change of attributes needs the time of day.
+        let wall = if matches!(op, Op::SetAttr { .. }) { wall_time() } else { Timestamp::default() };
+        let done = match core.cache.handle_removed(wall, op) {
             Ok(answer) => Err(answer),
             Err(op) => core.cache.meant(op).map_err(Answer::Failed),
         };
