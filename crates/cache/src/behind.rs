@@ -89,7 +89,7 @@ impl Cache {
     pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
         self.with_targets(stale);
         stale.retain(|one| match one {
-            // Until that is done the kernel goes on by the set-user-ID bits that it was told.
+            // The kernel keeps the set-user-ID bits of its last reply until the notifier has invalidated the attributes.
             Stale::Attr { ino } => self
                 .inodes
                 .get_mut(ino)

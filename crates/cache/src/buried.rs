@@ -34,7 +34,7 @@ impl LastTold {
         self.0.iter().find(|(d, n, ..)| (*d, n) == (dir, name)).map(|(_, _, id, _)| *id)
     }
 
-    /// The attributes with which the kernel was told of that directory.
+    /// The attributes of that directory in its last LOOKUP reply.
     pub fn attr_of(&self, directory: NodeId) -> Option<Attr> {
         self.0.iter().rev().find(|(_, _, id, _)| *id == directory).map(|(_, _, _, attr)| *attr)
     }

@@ -294,7 +294,7 @@ impl Cache {
         node
     }
 
-    /// For how long the kernel is told these attributes under such a grant.
+    /// The attribute timeout of a reply with these attributes under such a grant.
     pub(crate) fn tell_attr(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<Held>) -> Span {
         let valid = held.map_or(Span::ZERO, |held| self.config.level.validity(&held, now));
         if valid > Span::ZERO

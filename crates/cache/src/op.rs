@@ -328,7 +328,7 @@ pub struct Node {
     pub id: NodeId,
     /// By which the kernel is to know it: its own, unless another inode had that, which the kernel remembers.
     pub number: u64,
-    /// The kernel was told of it before, and may have a dentry that this gives more time.
+    /// An earlier reply brought this inode: the kernel may have a dentry whose timeout this reply renews.
     pub known: bool,
     pub attr: Attr,
     pub entry_valid: Span,

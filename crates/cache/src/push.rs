@@ -32,7 +32,7 @@ pub(crate) struct Holds {
     since: BTreeMap<u64, Time>,
     /// Names of which nobody told what they have become: the remote is being asked.
     asked: BTreeSet<(u64, Name)>,
-    /// Names that the kernel believed, and was told to look up again.
+    /// Names whose dentries the notifier expires: the kernel looks them up again.
     expired: BTreeSet<(u64, Name)>,
 }
 

@@ -145,8 +145,8 @@ impl Cache {
         stale
     }
 
-    /// The names of a directory that the kernel was told are absent. `None`: with so many others there are too many to be dropped
-    /// one by one. (After an epoch the kernel detaches every dentry that it comes by, also one that is in use.)
+    /// Names of a directory for which the kernel may have negative dentries. `None`: together with `others` they are too many to
+    /// be dropped one by one. (After an epoch the kernel detaches every dentry that it comes by, also one that is in use.)
     fn take_missing(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
         let room = usize::try_from(NAMES_ONE_BY_ONE.checked_sub(others)?).ok()?;
         let first = Name::new(&[1]).ok()?;

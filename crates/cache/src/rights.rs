@@ -82,7 +82,7 @@ impl Cache {
         is_empty && response.result == Err(Errno::PERM) && self.is_written(ino)
     }
 
-    /// Those that wait are told the attributes as they are.
+    /// Answers the waiting requests with the present attributes.
     pub(crate) fn answer_unchanged(&mut self, now: Time, flight: &Flight) {
         let Purpose::Change { ino, .. } = flight.purpose else { return };
         for op in &flight.waiters {

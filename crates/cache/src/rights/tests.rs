@@ -1,4 +1,4 @@
-//! What becomes of set-user-ID bits and capabilities, as the kernel is told.
+//! Set-user-ID bits and capabilities in replies and invalidations to the kernel.
 
 use super::*;
 use crate::Config;
@@ -75,7 +75,7 @@ fn a_write_that_takes_set_id_bits_has_the_kernel_forget_them_once() {
     cache.handle_set_id_forgotten(7);
     let call = ask(&mut cache, 1000, write());
     answer(&mut cache, call, written(Some(ORDINARY)));
-    assert!(!cache.is_set_id_gone(7), "the kernel was told of none since");
+    assert!(!cache.is_set_id_gone(7), "no later reply had such bits");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn outputs(cache: &mut Cache) -> Vec<Output> {
     .collect()
 }
 
-/// What the kernel is told to drop.
+/// The invalidations that are put out.
 fn dropped(outputs: &[Output]) -> Vec<Stale> {
     let stale = outputs.iter().filter_map(|output| match output {
         Output::Invalidate { stale, .. } => Some(stale.clone()),
@@ -131,7 +131,7 @@ fn target_that_was_asked_before_a_recall_leaves_the_kernel_behind_its_answer() {
     });
     // The kernel had dropped the page by itself.
     assert_eq!(ask(&mut cache, T0, Op::ReadLink { ino: 7 }), None);
-    let free = cache.droppable(why.expect("it is told"), 7, (0, 0));
+    let free = cache.droppable(why.expect("an invalidation was put out"), 7, (0, 0));
     assert!(free.iter().all(|(offset, _)| *offset >= 4096), "{free:?}");
     assert_eq!(dropped(&answer(&mut cache, T0, Reply::Target(b"one".as_slice().into()), Vec::new())), [PAGE]);
 }
