@@ -63,7 +63,7 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
         match std::mem::take(&mut inode.lookups) {
             0 => {}
-            lookups => self.numbers.bury(id, lookups),
+            lookups => self.numbers.bury(id, lookups, None),
         }
     }
 }

@@ -271,12 +271,12 @@ impl Cache {
         let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
+        self.pass_number_of_removed(id);
         let number = self.number(id);
         let attr_valid = self.tell_attr(now, id.ino, &attr, attr_held);
         let known = self.inode(id).lookups > 0;
         let node = Node { id, number, known, attr, entry_valid, attr_valid };
         let inode = self.inode(id);
-        inode.more_if_any().into_iter().for_each(|more| more.gone = None);
         inode.lookups += 1;
         if inode.lookups == 1 {
             self.note_new_to_kernel(id.ino);

@@ -93,6 +93,7 @@ impl Cache {
             self.forget_names(id.ino);
         }
         self.pass_number(id);
+        self.pass_number_of_removed(id);
         if let Some(inode) = self.inodes.get_mut(&id.ino) {
             if inode.opens > 0 {
                 // What was opened under this number is not this one, whatever its id says.

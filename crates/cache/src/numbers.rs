@@ -71,9 +71,9 @@ impl Numbers {
         self.former.get_mut(&number)?.gone.as_mut()
     }
 
-    /// The kernel takes for removed what is not: it is told of it under another number from now on.
-    pub fn bury(&mut self, id: NodeId, lookups: u64) {
-        self.part(Former { id, lookups, is_dead: true, gone: None });
+    /// The kernel takes for removed what is not, or what had the same id before: it is told of it under another number from now on.
+    pub fn bury(&mut self, id: NodeId, lookups: u64, gone: Option<Attr>) {
+        self.part(Former { id, lookups, is_dead: true, gone });
     }
 
     fn part(&mut self, former: Former) {
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn what_the_kernel_takes_for_removed_is_told_under_another_number_for_good() {
         let mut numbers = Numbers::default();
-        numbers.bury(id(1), 2);
+        numbers.bury(id(1), 2, None);
         assert_eq!(numbers.take_back(id(1)), 0);
         let second = numbers.begin(7);
         assert!(second >= OURS && numbers.meant(second) == Ok(7) && numbers.meant(7).is_err());

@@ -181,4 +181,25 @@ mod tests {
         let look = Op::GetAttr { ino: 7 };
         assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
     }
+    /// As on overlayfs, which has no birth times.
+    #[test]
+    fn removed_directory_stays_itself_when_another_takes_its_id() {
+        for is_made in [true, false] {
+            let mut cache = removed();
+            let reply = if is_made {
+                let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
+                (call, Reply::Made { entry: entry(OLD), handle: None, existed: false })
+            } else {
+                (asks(&mut cache, Op::Lookup { dir: 1, name: name() }), Reply::Looked(Some(entry(OLD))))
+            };
+            let number = answers(&mut cache, reply.0, reply.1).expect("it is found");
+            assert_ne!(number, 7);
+            is_empty_and_can_be_changed(&mut cache);
+            let of_new = Op::GetAttr { ino: number };
+            assert_eq!(cache.handle_removed(WALL, of_new.clone()), Err(of_new));
+            cache.handle_forget(7, 1);
+            let look = Op::GetAttr { ino: 7 };
+            assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+        }
+    }
 }
