@@ -87,7 +87,8 @@ impl Cache {
     /// The same where a filesystem without birth times gives the id of a directory that an own change removed to another inode: for the kernel
     /// that directory stays removed (`S_DEAD` in `vfs_rmdir`), and would with what now has its number.
     pub(crate) fn pass_number_of_removed(&mut self, id: NodeId) {
-        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id && inode.lookups > 0) else {
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id && inode.lookups > 0)
+        else {
             return;
         };
         let Some(gone) = inode.more_if_any().and_then(|more| more.gone.take()) else { return };

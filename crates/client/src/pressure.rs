@@ -20,6 +20,38 @@ pub trait Pressure: Send {
 pub struct Trigger {
     file: File,
     path: PathBuf,
+    stalls: Stalls,
+}
+
+/// The time that tasks have waited for memory, in microseconds, as the kernel counts it since it was booted.
+///
+/// A trigger without `CAP_SYS_RESOURCE` compares that, at first, with a count that has another beginning (`psi_trigger_create` takes the one
+/// of `PSI_POLL`, `psi_avgs_work` that of `PSI_AVGS`; seen on Linux 6.18). So the first stall of a microsecond sets it off.
+struct Stalls {
+    last: u64,
+    /// So much in a window is what the trigger is for.
+    threshold: u64,
+}
+
+impl Stalls {
+    /// `trigger`: "some", the threshold, the window.
+    fn new(trigger: &str, pressure: &str) -> Option<Stalls> {
+        let threshold = trigger.split(' ').nth(1)?.parse().ok()?;
+        Some(Stalls { last: Stalls::total(pressure)?, threshold })
+    }
+
+    fn total(pressure: &str) -> Option<u64> {
+        let some = pressure.lines().find(|line| line.starts_with("some "))?;
+        some.split(' ').find_map(|field| field.strip_prefix("total="))?.parse().ok()
+    }
+
+    /// Whether tasks have waited for so long since this was asked last. What cannot be read speaks for the trigger.
+    fn have_grown(&mut self, pressure: &str) -> bool {
+        let Some(total) = Stalls::total(pressure) else { return true };
+        let grown = total.saturating_sub(self.last);
+        self.last = total;
+        grown >= self.threshold
+    }
 }
 
 /// Somebody waited for memory for a tenth of two seconds; of such windows users may ask for too (6.5).
@@ -31,8 +63,10 @@ impl Trigger {
     /// There is no such file, or this trigger may not be set on it.
     pub fn set(path: &Path, trigger: &str) -> io::Result<Trigger> {
         let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+        let before = std::fs::read_to_string(path)?;
+        let stalls = Stalls::new(trigger, &before).ok_or(io::ErrorKind::InvalidData)?;
         file.write_all(format!("{trigger}\0").as_bytes())?;
-        Ok(Trigger { file, path: path.to_owned() })
+        Ok(Trigger { file, path: path.to_owned(), stalls })
     }
 
     /// That of our own cgroup, else that of the whole machine.
@@ -69,17 +103,19 @@ impl Pressure for Trigger {
             [PollFd::new(&self.file, PollFlags::PRI), PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
         loop {
             match poll(&mut fds, None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-        }
-        if !fds[1].revents().is_empty() {
-            return Ok(false);
-        }
-        match fds[0].revents() {
-            PollFlags::PRI => Ok(true),
-            _ => Err(io::Error::other("its cgroup is gone")),
+            if !fds[1].revents().is_empty() {
+                return Ok(false);
+            }
+            if fds[0].revents() != PollFlags::PRI {
+                return Err(io::Error::other("its cgroup is gone"));
+            }
+            if self.stalls.have_grown(&std::fs::read_to_string(&self.path).unwrap_or_default()) {
+                return Ok(true);
+            }
         }
     }
 }
@@ -106,6 +142,20 @@ pub(crate) fn give_back_freed() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn pressure(some: u64) -> String {
+        let line = |kind, total| format!("{kind} avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n");
+        line("some", some) + &line("full", some / 2)
+    }
+
+    #[test]
+    fn trigger_without_the_stalls_that_it_is_for_does_not_count() {
+        let mut stalls = Stalls::new(SHORT, &pressure(1_917_529)).unwrap();
+        assert!(!stalls.have_grown(&pressure(1_917_532)), "3 microseconds after seconds since boot");
+        assert!(stalls.have_grown(&pressure(2_117_532)));
+        assert!(!stalls.have_grown(&pressure(2_317_531)));
+        assert!(stalls.have_grown(""), "it cannot be read");
+    }
 
     #[test]
     fn only_a_group_of_ones_own_is_asked() {
