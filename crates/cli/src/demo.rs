@@ -2,6 +2,7 @@
 
 mod direct;
 mod link;
+mod resident;
 mod tree;
 mod work;
 
@@ -128,21 +129,21 @@ fn show(files: &dyn Files, made: &tree::Made, status: impl Fn() -> serde_json::V
     print_line(&format!("{:<44} {:>10} {:>10} {:>8}", "", "time", "requests", "waits"))?;
     let mut table = work::Table::new(status);
     table.line("list everything with attributes, first", || files.walk(made.names()))?;
-    table.line("the same again", || files.walk(made.names()))?;
+    table.again(|| files.walk(made.names()))?;
     table.line("1,000 names that do not exist", || files.missing("none-", 1_000))?;
     table.line("one missing name 10,000 times", || files.missing_one(10_000))?;
     table.line("read every symlink", || files.read_links(made.symlinks))?;
     table.line("read every file, first", || files.read(made.files))?;
-    if files.keeps_data() {
-        table.line("the same again", || files.read(made.files))?;
-    }
-    let saved = table.saved(ROUND_TRIP);
-    if !files.keeps_data() {
+    let dropped = files.dropped()?;
+    if dropped.is_some() {
+        table.again(|| files.read(made.files))?;
+    } else {
         print_line("(Contents are kept by the kernel, which has no part in this.)")?;
     }
     print_line(&format!(
-        "\nEvery answer after the first came from memory. Asking the server each time, one by one, would have\ntaken at least {:.0} s more.",
-        saved.as_secs_f64()
+        "\n{}\nAsking the server each time, one by one, would have taken at least {:.0} s more.",
+        table.conclusion(dropped.unwrap_or(0)),
+        table.saved(ROUND_TRIP).as_secs_f64()
     ))?;
     Ok(())
 }

@@ -143,8 +143,8 @@ impl Files for Direct {
         Ok(read)
     }
 
-    fn keeps_data(&self) -> bool {
-        false
+    fn dropped(&self) -> Result<Option<u64>> {
+        Ok(None)
     }
 
     fn read(&self, count: u64) -> Result<u64> {

@@ -1,5 +1,6 @@
 //! What the demonstration does, and what it shows of it.
 
+use super::resident::is_resident;
 use crate::output::print_line;
 use anyhow::{Result, ensure};
 use serde_json::Value;
@@ -17,8 +18,8 @@ pub trait Files {
     /// One name that does not exist.
     fn missing_one(&self, times: u64) -> Result<u64>;
     fn read_links(&self, count: u64) -> Result<u64>;
-    /// Whether what was read is kept by somebody (the kernel).
-    fn keeps_data(&self) -> bool;
+    /// Of how many files the kernel does not hold all contents; `None`: it keeps none.
+    fn dropped(&self) -> Result<Option<u64>>;
     /// Every file's contents.
     fn read(&self, count: u64) -> Result<u64>;
 }
@@ -84,8 +85,13 @@ impl Files for Mounted {
         Ok(read)
     }
 
-    fn keeps_data(&self) -> bool {
-        true
+    fn dropped(&self) -> Result<Option<u64>> {
+        let mut dropped = 0;
+        self.each(|path, metadata| {
+            dropped += u64::from(metadata.is_file() && !is_resident(path)?);
+            Ok(())
+        })?;
+        Ok(Some(dropped))
     }
 
     fn read(&self, count: u64) -> Result<u64> {
@@ -114,14 +120,23 @@ pub struct Table<S> {
     status: S,
     answers: u64,
     waits: u64,
+    /// Requests of what was done before.
+    again: u64,
 }
 
 impl<S: Fn() -> Value> Table<S> {
     pub fn new(status: S) -> Table<S> {
-        Table { status, answers: 0, waits: 0 }
+        Table { status, answers: 0, waits: 0, again: 0 }
     }
 
-    pub fn line(&mut self, what: &str, work: impl FnOnce() -> Result<u64>) -> Result<()> {
+    /// Of what was done in the line before.
+    pub fn again(&mut self, work: impl FnOnce() -> Result<u64>) -> Result<()> {
+        self.again += self.line("the same again", work)?;
+        Ok(())
+    }
+
+    /// How many requests there were.
+    pub fn line(&mut self, what: &str, work: impl FnOnce() -> Result<u64>) -> Result<u64> {
         let before = (self.status)();
         let begun = Instant::now();
         self.answers += work()?;
@@ -134,7 +149,19 @@ impl<S: Fn() -> Value> Table<S> {
         let (requests, waits) = (count("/remote/requests"), count("/remote/waits"));
         self.waits += waits;
         let took_ms = took.as_secs_f64() * 1e3;
-        print_line(&format!("{what:<44} {took_ms:>7.1} ms {requests:>10} {waits:>8}"))
+        print_line(&format!("{what:<44} {took_ms:>7.1} ms {requests:>10} {waits:>8}"))?;
+        Ok(requests)
+    }
+
+    /// What the run has shown. `dropped`: so many files were not whole in the page cache before they were read again.
+    pub fn conclusion(&self, dropped: u64) -> String {
+        match (self.again, dropped) {
+            (0, _) => "Every answer after the first came from memory.".into(),
+            (again, 0) => format!("Repeated work sent {again} request(s) to the server."),
+            (again, dropped) => format!(
+                "Repeated work sent {again} request(s) to the server: the page cache no longer held {dropped} file(s)."
+            ),
+        }
     }
 
     /// How long the answers that nobody waited for would have taken at least.
