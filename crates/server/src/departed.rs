@@ -4,6 +4,7 @@
 //! twice, and then says ESTALE.
 
 use crate::descriptors::{Cached, Descriptors};
+use crate::export::Kept;
 use crate::reach::Node;
 use nigh_types::NodeId;
 use parking_lot::Mutex;
@@ -49,10 +50,14 @@ impl Departed {
         Some(node.clone())
     }
 
-    /// Lets all go; how many.
-    pub(crate) fn close_all(&self) -> u64 {
+    /// Takes all out, to be closed.
+    pub(crate) fn take_all(&self) -> Vec<Kept> {
         let all = std::mem::take(&mut *self.files.lock());
-        all.len() as u64
+        let kept = |(_, node, cached): (Instant, Node, Cached)| {
+            let filesystem = node.object.filesystem;
+            Kept { filesystem, file: Box::new((node, cached)) }
+        };
+        all.into_iter().map(kept).collect()
     }
 
     /// Lets go those that were held for long enough.

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 mod kept;
 
-pub(crate) use kept::{GivenBack, with_space};
+pub(crate) use kept::{GivenBack, Kept, with_space};
 
 /// How far a call came.
 pub(crate) enum Progress {
@@ -321,7 +321,7 @@ impl Export {
             what => {
                 let mut places = files.holding().leases.places.none_held();
                 let done = match affected::prepare(cx, what, &mut places) {
-                    Ok(true) => with_space(cx, || dispatch(cx, what)),
+                    Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
                     Ok(false) => match stake.take_change() {
                         Some(change) => return Progress::Waits(change),
                         None => Err(Fault(Errno::IO)),

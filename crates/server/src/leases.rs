@@ -35,7 +35,7 @@ pub(crate) struct Leases {
     pool: Option<Weak<Pool>>,
     pub(crate) places: PlaceLocks,
     pub(crate) homes: Arc<Homes>,
-    pub(crate) given_back: GivenBack,
+    pub(crate) given_back: Arc<GivenBack>,
 }
 
 struct State {
@@ -105,7 +105,7 @@ impl Leases {
             pool: pool.map(Arc::downgrade),
             places: PlaceLocks::new(),
             homes: Arc::default(),
-            given_back: GivenBack::default(),
+            given_back: Arc::default(),
         })
     }
 
@@ -368,16 +368,16 @@ impl Leases {
         (!exports.is_empty()).then(|| (state.desk.table().looks(), exports))
     }
 
-    /// A call was refused for want of space: all exports give back what they keep. Whether anything was given back since
-    /// there were so many rounds.
-    pub(crate) fn give_back_space(&self, own: &Export, rounds: u64) -> bool {
+    /// A call on that filesystem was refused for want of space: all exports give back what they keep. Whether anything was
+    /// given back since there were so many rounds.
+    pub(crate) fn give_back_space(&self, own: &Export, filesystem: Option<u64>, rounds: u64) -> bool {
         let exports: Vec<Arc<Export>> = {
             let state = self.state.lock();
             let attached = state.sessions.values().filter_map(|session| session.attached());
             attached.map(|attached| Arc::clone(&attached.export)).collect()
         };
-        let others = || exports.iter().map(|export| export.close_kept()).sum::<u64>();
-        self.given_back.since(rounds, || own.close_kept() + others())
+        let others = || exports.iter().flat_map(|export| export.take_kept());
+        self.given_back.since(rounds, filesystem, || own.take_kept().into_iter().chain(others()).collect())
     }
 
     pub(crate) fn end(&self, id: ChangeId) {

@@ -39,6 +39,7 @@ pub(crate) struct HeldPlaces<'a> {
     locks: &'a PlaceLocks,
     wanted: BTreeMap<u32, Grip>,
     held: BTreeMap<u32, Guard<'a>>,
+    filesystem: Option<u64>,
 }
 
 #[allow(dead_code, reason = "held, not looked at")]
@@ -54,7 +55,7 @@ impl PlaceLocks {
     }
 
     pub(crate) fn none_held(&self) -> HeldPlaces<'_> {
-        HeldPlaces { locks: self, wanted: BTreeMap::new(), held: BTreeMap::new() }
+        HeldPlaces { locks: self, wanted: BTreeMap::new(), held: BTreeMap::new(), filesystem: None }
     }
 
     /// The number of an object's lock: that of its filesystem, and in the lower bits that of the stripe.
@@ -84,6 +85,7 @@ impl HeldPlaces<'_> {
     /// what it has looked at, calls [`HeldPlaces::wait`] and begins anew.
     #[must_use]
     pub(crate) fn take(&mut self, object: Object, grip: Grip) -> bool {
+        self.filesystem.get_or_insert(object.filesystem);
         let stripe = self.locks.stripe(object);
         let wanted = self.wanted.entry(stripe).or_insert(grip);
         *wanted = grip.max(*wanted);
@@ -98,6 +100,11 @@ impl HeldPlaces<'_> {
             Grip::Exclusive => lock.try_write().map(Guard::Exclusive),
         };
         guard.map(|guard| self.held.insert(stripe, guard)).is_some()
+    }
+
+    /// That of the first object, which the call is about.
+    pub(crate) fn filesystem(&self) -> Option<u64> {
+        self.filesystem
     }
 
     pub(crate) fn let_go(&mut self) {

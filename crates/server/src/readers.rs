@@ -1,6 +1,7 @@
 //! Files that are read without having been opened.
 
 use crate::descriptors::{Cached, Descriptors};
+use crate::export::Kept;
 use lru::LruCache;
 use nigh_native::lease::Object;
 use nigh_types::NodeId;
@@ -59,12 +60,14 @@ impl Readers {
         drop(held);
     }
 
-    /// Closes all; how many.
-    pub(crate) fn close_all(&self) -> u64 {
+    /// Takes all out, to be closed.
+    pub(crate) fn take_all(&self) -> Vec<Kept> {
         let mut files = self.files.lock();
-        let kept: Vec<_> = std::iter::from_fn(|| files.pop_lru()).collect();
-        drop(files); // closing may wait for the disk
-        kept.len() as u64
+        let kept = |(_, reader): (NodeId, Reader)| {
+            let filesystem = reader.object.filesystem;
+            Kept { filesystem, file: Box::new(reader) }
+        };
+        std::iter::from_fn(|| files.pop_lru().map(kept)).collect()
     }
 
     pub(crate) fn close_idle(&self, now: Instant) {

@@ -246,8 +246,9 @@ fn write_at(cx: Context<'_>, file: &DataFile, offset: u64, data: &[u8], how: Rea
             return Err(Fault(Errno::FBIG));
         }
         // Here, so that a write that has begun is not short for want of space that is given back.
-        let written =
-            with_space(cx, || Ok(rustix::io::pwritev2(file.fd(), &[IoSlice::new(&data[done..])], at, how)?));
+        let written = with_space(cx, Some(file.object().filesystem), || {
+            Ok(rustix::io::pwritev2(file.fd(), &[IoSlice::new(&data[done..])], at, how)?)
+        });
         match written {
             Ok(0) => break,
             Ok(count) => done += count,
