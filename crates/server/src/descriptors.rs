@@ -7,6 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// As many sessions and exports there may be however few descriptors the process may have.
+const LEAST: u64 = 4;
+
 /// How many descriptors there are for what, and how many of them are taken. The default has no bound.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
@@ -41,16 +44,32 @@ impl Descriptors {
 
     /// Files that all sessions may have open.
     fn most_files(&self) -> u64 {
-        if self.divides { self.limit / 2 } else { self.limit / 4 * 3 }
+        if self.divides { self.limit / 2 } else { self.limit / 2 + self.most_files_of_root() }
     }
 
-    /// Sessions: each has a connection, and may be the only one of its export, which has some more.
-    pub(crate) fn most_sessions(&self) -> u64 {
+    /// Files above that, for root of the machine.
+    fn most_files_of_root(&self) -> u64 {
+        self.limit / 16
+    }
+
+    /// Of the server, and of one origin.
+    pub(crate) fn most_sessions(&self, origin: Origin) -> (u64, u64) {
+        self.bounds(origin, self.limit / 16)
+    }
+
+    /// Exports that sessions have attached to, of the server and of one origin.
+    pub(crate) fn most_exports(&self, origin: Origin) -> (u64, u64) {
+        self.bounds(origin, self.limit / 96)
+    }
+
+    fn bounds(&self, origin: Origin, all: u64) -> (u64, u64) {
+        let is_bounded = self.divides && !origin.is_local_root();
+        (all.max(LEAST), if is_bounded { (all / 4).max(LEAST) } else { all.max(LEAST) })
+    }
+
+    /// What exports may hold in case it is needed again, besides the fewest of each.
+    fn most_cached(&self) -> u64 {
         self.limit / 8
-    }
-
-    pub(crate) fn most_sessions_of(&self, origin: Origin) -> u64 {
-        if self.divides && !origin.is_local_root() { self.limit / 32 } else { self.most_sessions() }
     }
 
     /// Whether an origin may open `more` files. An origin has at most as many as are left for all others together: half of
@@ -62,7 +81,8 @@ impl Descriptors {
         let after = files.all.saturating_add(more);
         let theirs = files.of.get(&origin).copied().unwrap_or(0).saturating_add(more);
         let may = match origin.is_local_root() {
-            true => after <= most.saturating_add(most / 8),
+            true if self.divides => after <= most.saturating_add(self.most_files_of_root()),
+            true => after <= most,
             false => after <= most && (!self.divides || theirs <= most.saturating_sub(files.all)),
         };
         if !may {
@@ -104,7 +124,7 @@ impl Descriptors {
 
     /// Whether exports hold so many that each is to hold as few as it can.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.cached() > self.limit / 8
+        self.cached() > self.most_cached()
     }
 }
 
@@ -161,9 +181,39 @@ mod tests {
         assert!(descriptors.files.lock().of.is_empty() && descriptors.take_refused().is_empty());
     }
 
+    /// What a session has: its connection, twice where a listener may cut it off.
+    const OF_SESSION: u64 = 2;
+    /// What an export has: its root, thrice, its state and the folder of removed files; and the fewest directories and files
+    /// that it holds in case they are needed again.
+    const OF_EXPORT: u64 = 5 + 8 + 4;
+
+    #[test]
+    fn bounds_of_all_kinds_together_are_within_the_limit() {
+        for limit in [1_024, 4_096, 20_000, 524_288, 1 << 20] {
+            let limit = limit - crate::server::SPARE_DESCRIPTORS;
+            for divides in [false, true] {
+                let descriptors = Arc::new(Descriptors::new(limit, divides));
+                let root = Origin::default();
+                let files = take_all(&descriptors, root).len() as u64;
+                let exports = descriptors.most_exports(root).0 * OF_EXPORT;
+                let sessions = descriptors.most_sessions(root).0 * OF_SESSION;
+                let all = files + descriptors.most_cached() + exports + sessions;
+                assert!(
+                    all <= limit,
+                    "{files} of files, {exports} of exports, {sessions} of sessions: {limit}"
+                );
+                let user = Origin { uid: Some(1), host: None };
+                let of_user = |(all, theirs): (u64, u64)| divides && all > 16 && theirs > all / 4;
+                assert!(
+                    !of_user(descriptors.most_exports(user)) && !of_user(descriptors.most_sessions(user))
+                );
+            }
+        }
+    }
+
     #[test]
     fn server_of_one_user_gives_one_origin_all_of_them() {
         let descriptors = Arc::new(Descriptors::new(2_000, false));
-        assert_eq!(take_all(&descriptors, Origin { uid: Some(1), host: None }).len(), 1_500);
+        assert_eq!(take_all(&descriptors, Origin { uid: Some(1), host: None }).len(), 1_125);
     }
 }

@@ -9,7 +9,7 @@ use crate::session::Session;
 use nigh_link::Origin;
 use nigh_native::{Limits, MAX_UNANSWERED_BYTES};
 use nigh_types::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -83,39 +83,52 @@ impl Session {
 }
 
 impl Server {
-    /// Room for one more session: a dormant one makes way for it.
+    /// Room for one more session, and for its export if no other has that: a dormant session makes way.
     ///
     /// # Errors
     /// What its client is told.
     pub(crate) fn make_room(&self, session: &Session) -> Result<(), (Errno, String)> {
-        let (bounds, origin) = (self.options.bounds, session.origin);
-        let most = bounds.sessions.min(self.descriptors.most_sessions());
-        let most_of_origin = bounds.sessions_per_origin.min(self.descriptors.most_sessions_of(origin));
         loop {
             let all = self.all_sessions();
-            let count = all.len();
-            let theirs = all.iter().filter(|other| other.origin == origin).count() as u64;
-            let crowded = theirs >= most_of_origin;
-            if !crowded && (count as u64) < most {
-                return Ok(());
-            }
-            let dormant = all.into_iter().filter(|other| other.standing.is_dormant());
-            let dormant = dormant.filter(|other| !crowded || other.origin == origin);
-            let Some(first) = first_to_go(dormant.map(|session| (session, 1)).collect()) else {
-                let why = match crowded {
-                    true => format!(
-                        "{origin} has {theirs} sessions, which is all that it may: unmount what is not needed there, \
-                         and try again"
-                    ),
-                    false => format!(
-                        "this server has {count} sessions, which is all that it may: try again when other machines \
-                         have unmounted something"
-                    ),
-                };
-                return Err((Errno::AGAIN, why));
+            let Some(full) = self.full(&all, session) else { return Ok(()) };
+            let counted = || all.iter().filter(|other| !full.of_origin || other.origin == session.origin);
+            let awake = exports(counted().filter(|other| !other.standing.is_dormant()));
+            let makes_way = |other: &&Arc<Session>| {
+                let frees = !full.exports || export_of(other).is_some_and(|export| !awake.contains(&export));
+                other.standing.is_dormant() && frees
+            };
+            let dormant = counted().filter(makes_way).map(|session| (Arc::clone(session), 1)).collect();
+            let Some(first) = first_to_go(dormant) else {
+                return Err((Errno::AGAIN, full.why(session.origin)));
             };
             self.send_away(&first, "others need the room");
         }
+    }
+
+    /// What there is too much of for one more session.
+    fn full(&self, all: &[Arc<Session>], session: &Session) -> Option<Full> {
+        let (bounds, origin) = (self.options.bounds, session.origin);
+        let theirs = || all.iter().filter(|other| other.origin == origin);
+        let (most, most_of_origin) = self.descriptors.most_sessions(origin);
+        let (count, count_of_origin) = (all.len() as u64, theirs().count() as u64);
+        if count_of_origin >= bounds.sessions_per_origin.min(most_of_origin) {
+            return Some(Full { count: count_of_origin, exports: false, of_origin: true });
+        }
+        if count >= bounds.sessions.min(most) {
+            return Some(Full { count, exports: false, of_origin: false });
+        }
+        let own = export_of(session)?;
+        let (most, most_of_origin) = self.descriptors.most_exports(origin);
+        let is_full =
+            |exports: &BTreeSet<usize>, most| !exports.contains(&own) && exports.len() as u64 >= most;
+        let (exports, exports_of_origin) = (exports(all.iter()), exports(theirs()));
+        let full = |exports: BTreeSet<usize>, of_origin| {
+            Some(Full { count: exports.len() as u64, exports: true, of_origin })
+        };
+        if is_full(&exports_of_origin, most_of_origin) {
+            return full(exports_of_origin, true);
+        }
+        if is_full(&exports, most) { full(exports, false) } else { None }
     }
 
     /// Of each client that has too many dormant sessions, those go that are away for longest.
@@ -181,6 +194,39 @@ impl Server {
             self.forget(session, End::Forgotten);
         }
     }
+}
+
+/// Too much of all, or of one origin.
+struct Full {
+    count: u64,
+    /// Exports; otherwise sessions.
+    exports: bool,
+    of_origin: bool,
+}
+
+impl Full {
+    fn why(&self, origin: Origin) -> String {
+        let Full { count, exports, of_origin } = *self;
+        let what = if exports { "directories mounted" } else { "sessions" };
+        match of_origin {
+            true => format!(
+                "{origin} has {count} {what}, which is all that it may: unmount what is not needed there, and try again"
+            ),
+            false => format!(
+                "this server has {count} {what}, which is all that it may: try again when other machines have \
+                 unmounted something"
+            ),
+        }
+    }
+}
+
+/// By where it lies in memory.
+fn export_of(session: &Session) -> Option<usize> {
+    session.attached().map(|attached| Arc::as_ptr(&attached.export).addr())
+}
+
+fn exports<'a>(sessions: impl Iterator<Item = &'a Arc<Session>>) -> BTreeSet<usize> {
+    sessions.filter_map(|session| export_of(session)).collect()
 }
 
 /// With how much each has.

@@ -138,7 +138,7 @@ pub(crate) enum End {
 }
 
 /// Descriptors that are left for what is no open file.
-const SPARE_DESCRIPTORS: u64 = 256;
+pub(crate) const SPARE_DESCRIPTORS: u64 = 256;
 
 impl Server {
     /// Starts the threads. Raises this process's soft limit of descriptors to its hard one.
