@@ -421,7 +421,7 @@ impl Cache {
             Purpose::Attr { .. } => return self.attr_arrived(now, flight, response),
             Purpose::Target { ino } => return self.target_arrived(now, &flight, *ino, response),
             Purpose::Xattrs { ino } => return self.xattrs_arrived(now, &flight, *ino, response),
-            Purpose::Xattr => return self.value_arrived(&flight, &response),
+            Purpose::Xattr { ino } => return self.value_arrived(now, &flight, *ino, &response),
             Purpose::Read { ino, fh, offset, size } => {
                 return self.read_arrived(now, &flight, (*ino, *fh), (*offset, *size), response);
             }

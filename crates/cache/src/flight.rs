@@ -38,7 +38,10 @@ pub(crate) enum Purpose {
     Xattrs {
         ino: u64,
     },
-    Xattr,
+    /// One value, which was too large for the set of all.
+    Xattr {
+        ino: u64,
+    },
     Space {
         ino: u64,
     },

@@ -45,7 +45,8 @@ impl Cache {
             }
             None if self.xattrs_known(now, id) => {
                 let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-                let call = self.send(now, None, Purpose::Xattr, Call::Xattr { node, name: name.clone() });
+                let call =
+                    self.send(now, None, Purpose::Xattr { ino }, Call::Xattr { node, name: name.clone() });
                 self.wait(op, caller, call, Want::Xattr { name, size }, false)
             }
             None => self.fetch_xattrs(now, op, caller, ino, Want::Xattr { name, size }),
@@ -203,22 +204,21 @@ impl Cache {
             return self.answer(op, Answer::Failed(Errno::STALE));
         };
         let caller = waiting.caller;
-        let call = self.send(now, None, Purpose::Xattr, Call::Xattr { node, name: name.clone() });
+        let call = self.send(now, None, Purpose::Xattr { ino }, Call::Xattr { node, name: name.clone() });
         self.wait(op, caller, call, Want::Xattr { name, size }, false);
     }
 
-    pub(crate) fn value_arrived(&mut self, flight: &Flight, response: &Response) {
+    pub(crate) fn value_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
         for &op in &flight.waiters {
-            let size = match self.waiting.get(&op).map(|w| &w.want) {
-                Some(Want::Xattr { size, .. }) => *size,
-                _ => 0,
-            };
+            let want = self.waiting.get(&op).map(|waiting| waiting.want.clone());
+            let Some(Want::Xattr { name, size }) = want else { continue };
             let answer = match &response.result {
                 Ok(Reply::Value(value)) => sized(value.clone(), size),
                 Ok(_) => Answer::Failed(Errno::PROTO),
                 Err(errno) => Answer::Failed(*errno),
             };
             self.answer(op, answer);
+            self.limit_copy(now, ino, &name, flight.seen.is_empty());
         }
     }
 

@@ -154,3 +154,25 @@ fn acl_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
         [Stale::Attr { ino: 7 }]
     );
 }
+
+#[test]
+fn acl_value_that_is_fetched_by_itself_leaves_the_kernel_when_its_grant_ends() {
+    let (mut cache, acl) = (cache(Config::default()), b"system.posix_acl_access");
+    cache.has_acls = true;
+    let get = |size| Op::GetXattr { ino: 7, name: acl.to_vec(), size };
+    let value = || Reply::Value(b"value".to_vec());
+    look(&mut cache, T0, LINK, SECOND);
+    // The set of all has no room for the value.
+    assert_eq!(ask(&mut cache, T0, Op::ListXattr { ino: 7, size: 100 }), None);
+    let set = XattrSet { items: vec![(acl.as_slice().into(), None)] };
+    answer(&mut cache, T0, Reply::Xattrs(set), Vec::new());
+    assert_eq!(ask(&mut cache, later(1), get(100)), None);
+    assert_eq!(dropped(&answer(&mut cache, later(1), value(), Vec::new())), []);
+    // One that arrives after the grant has ended is dropped behind the answer.
+    assert_eq!(ask(&mut cache, later(2), get(101)), None);
+    let late = calls(&mut cache).pop().unwrap();
+    cache.handle_timeout(later(1_000));
+    assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }]);
+    cache.handle_event(later(1_001), Event::Response { call: late, response: Response::plain(Ok(value())) });
+    assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }]);
+}
