@@ -13,7 +13,7 @@ use crate::flight::{Flight, Purpose, Seen};
 use crate::op::Output;
 use credit::Account;
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
+    Call, CallId, Covers, Errno, Grant, Listed, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -130,10 +130,22 @@ impl Cache {
         let mut by_use: Vec<(Time, CallId)> = going.map(|(call, walk)| (walk.last_used, *call)).collect();
         by_use.sort_unstable();
         let beyond = (by_use.len() + 1).saturating_sub(MOST_WALKS);
-        for (_, call) in by_use.into_iter().take(beyond) {
-            self.out.push_back(Output::Cancel(call));
-            self.end_walk(now, call);
-        }
+        by_use.into_iter().take(beyond).for_each(|(_, call)| self.cancel_walk(now, call));
+    }
+
+    pub(crate) fn cancel_walk(&mut self, now: Time, call: CallId) {
+        self.out.push_back(Output::Cancel(call));
+        self.end_walk(now, call);
+    }
+
+    /// The walk that tells this listing, if one does.
+    pub(crate) fn walk_of(&self, dir: u64, listing: CallId) -> Option<CallId> {
+        let tells = |walk: &Walk| walk.listings.get(&dir) == Some(&listing);
+        self.walks.going.iter().find(|(_, walk)| tells(walk)).map(|(call, _)| *call)
+    }
+
+    fn goes_on(&self, walk: CallId) -> bool {
+        self.walks.going.get(&walk).is_some_and(|walk| !walk.ended)
     }
 
     /// Asks a walk for more, or for one directory before all others.
@@ -159,7 +171,7 @@ impl Cache {
         let Ok(Reply::Ahead(steps)) = response.result else {
             return self.end_walk(now, call);
         };
-        if self.walks.going.get(&call).is_none_or(|walk| walk.ended) {
+        if !self.goes_on(call) {
             // It was given up, and what still comes of it is not kept; but its end is waited for.
             self.number_anew(&flight, &response.grants);
             self.return_unkept(&response.grants);
@@ -175,7 +187,12 @@ impl Cache {
         // Listings that begin with this answer have to know what was seen since the one before; later ones do not.
         self.flights.insert(call, flight);
         for step in steps {
-            self.step(now, call, step, &own);
+            if self.goes_on(call) {
+                self.step(now, call, step, &own);
+            } else {
+                // It was cancelled by what came before in this answer.
+                self.leave_step(call, &step, &own);
+            }
         }
         if response.last {
             self.flights.remove(&call);
@@ -200,10 +217,7 @@ impl Cache {
         let Some(flight) = self.flights.remove(&call) else { return };
         let below: Vec<u64> =
             listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
-        let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
-        let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());
-        let of_entries = of_entries.filter_map(|(_, e)| own.get(&e.id)).flatten();
-        let grants = names.chain(of_entries.filter(|grant| grant.covers == Covers::Inode)).copied().collect();
+        let grants = granted_by(node, &listed, own);
         let count = listed.entries.len() as u64;
         let waited = !flight.waiters.is_empty();
         let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
@@ -213,11 +227,21 @@ impl Cache {
         self.after_listed(now, dir);
         for dir in below {
             let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
-            if !known && self.inodes.contains_key(&dir) {
+            if !known && self.inodes.contains_key(&dir) && self.goes_on(walk_call) {
                 self.walks.promised.insert(dir, walk_call);
             }
         }
         self.count_told(now, (walk_call, dir), count, (waited, last));
+    }
+
+    fn leave_step(&mut self, walk_call: CallId, step: &Step, own: &FxHashMap<NodeId, Vec<Grant>>) {
+        let Some(flight) = self.flights.remove(&walk_call) else { return };
+        if let Some(listed) = &step.listed {
+            let grants = granted_by(step.dir, listed, own);
+            self.number_anew(&flight, &grants);
+            self.return_unkept(&grants);
+        }
+        self.flights.insert(walk_call, flight);
     }
 
     /// Entries of a directory came; `last`: all of them have.
@@ -298,10 +322,7 @@ impl Cache {
     pub(crate) fn end_walks(&mut self, now: Time) {
         let going: Vec<CallId> =
             self.walks.going.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
-        for call in going {
-            self.out.push_back(Output::Cancel(call));
-            self.end_walk(now, call);
-        }
+        going.into_iter().for_each(|call| self.cancel_walk(now, call));
     }
 
     /// The session is lost, and all calls with it.
@@ -352,6 +373,14 @@ impl Cache {
         let entries = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
         entries.min((self.config.most_dirs / 2).max(1))
     }
+}
+
+/// Those of a directory's names, and of its entries that these do not cover.
+fn granted_by(node: NodeId, listed: &Listed, own: &FxHashMap<NodeId, Vec<Grant>>) -> Vec<Grant> {
+    let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
+    let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());
+    let of_entries = of_entries.filter_map(|(_, e)| own.get(&e.id)).flatten();
+    names.chain(of_entries.filter(|grant| grant.covers == Covers::Inode)).copied().collect()
 }
 
 #[cfg(test)]

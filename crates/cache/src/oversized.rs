@@ -83,12 +83,16 @@ impl Cache {
         flight.aside = None;
         flight.grants = Vec::new();
         let waiters = std::mem::take(&mut flight.waiters);
-        self.out.push_back(Output::Cancel(call));
         self.oversized.insert(now, dir);
         let current = self.dirs.get(&dir).filter(|d| d.listing == Some(call)).map(|d| d.id);
         self.listing_ended(call, dir);
         if let Some(id) = current {
             self.evict(now, id);
+        }
+        // The remote knows no call for a listing that a walk tells.
+        match self.walk_of(dir, call) {
+            Some(walk) => self.cancel_walk(now, walk),
+            None => self.out.push_back(Output::Cancel(call)),
         }
         waiters.into_iter().for_each(|op| self.answer_beside_listing(now, dir, op));
     }

@@ -1,11 +1,12 @@
 use super::*;
 use crate::Cache;
 use crate::Config;
+use crate::ahead::Prefetch;
 use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Caller, Fh, Op, Opened};
 use nigh_types::{
     Attr, Call, Cookie, CookieKey, Covers, Dirent, Entry, Event, Grant, GrantId, Kind, Listed, Mode, Name,
-    NodeId, Reply, Response, Term,
+    NodeId, Reply, Response, Step, Term,
 };
 
 const BUDGET: u64 = 4 << 20;
@@ -15,6 +16,8 @@ const PART: usize = 256;
 /// A server whose listing of directory 1 does not end, and an application that reads it.
 struct Rig {
     cache: Cache,
+    /// A walk tells the listing.
+    walks: bool,
     fh: Fh,
     list: CallId,
     names: Vec<Name>,
@@ -27,15 +30,21 @@ struct Rig {
 
 impl Rig {
     fn new(tells_dirents: bool) -> Rig {
-        let mut cache = cache(Config { budget_bytes: BUDGET, ..Config::default() });
-        cache.tells_dirents = tells_dirents;
+        Rig::with(tells_dirents, false)
+    }
+
+    fn with(tells_dirents: bool, walks: bool) -> Rig {
+        let prefetch = if walks { Prefetch::All } else { Prefetch::Off };
+        let mut cache = cache(Config { budget_bytes: BUDGET, prefetch, ..Config::default() });
+        (cache.tells_dirents, cache.walks.possible) = (tells_dirents, walks);
         let mut names: Vec<Name> =
             (0..20_000).map(|n| Name::new(format!("n{n}").as_bytes()).unwrap()).collect();
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
         assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
         let [list] = calls(&mut cache)[..] else { panic!("it is listed") };
         let (answers, cancelled, calls) = (Vec::new(), Vec::new(), Vec::new());
-        let mut rig = Rig { cache, fh: Fh(0), list, names, told: 0, ops: 1, answers, cancelled, calls };
+        let mut rig =
+            Rig { cache, walks, fh: Fh(0), list, names, told: 0, ops: 1, answers, cancelled, calls };
         rig.part();
         let Some((_, Answer::Opened(Opened { fh, .. }))) = rig.answers.pop() else { panic!("not opened") };
         rig.fh = fh;
@@ -74,9 +83,19 @@ impl Rig {
             shared: false,
         };
         let grants = if self.told == 0 { vec![grant] } else { Vec::new() };
-        let response =
-            Response { last: false, grants, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) };
         self.told += PART;
+        self.reply(vec![Listed { entries }], grants);
+    }
+
+    /// Parts of the listing, or of the walk, arrive in one reply.
+    fn reply(&mut self, parts: Vec<Listed>, grants: Vec<Grant>) {
+        let dir = NodeId { ino: 1, generation: 1 };
+        let step = |listed| Step { dir, listed: Some(listed), last: false };
+        let reply = match self.walks {
+            true => Reply::Ahead(parts.into_iter().map(step).collect()),
+            false => Reply::Listed(parts.into_iter().next().unwrap()),
+        };
+        let response = Response { last: false, grants, ..Response::plain(Ok(reply)) };
         self.cache.handle_event(T0, Event::Response { call: self.list, response });
         self.drain();
     }
@@ -223,4 +242,49 @@ fn reader_beyond_the_budget_asks_anew_where_memory_is_short() {
     rig.cache.handle_event(T0, Event::Response { call: second, response });
     rig.drain();
     assert!(matches!(&rig.answers[..], [.., (_, Answer::Page(_))]), "{:?}", rig.answers);
+}
+
+#[test]
+fn walk_that_tells_a_directory_beyond_the_budget_is_cancelled() {
+    let mut rig = Rig::with(false, true);
+    rig.until_cancelled();
+    assert_eq!(rig.cancelled, [rig.list], "the remote knows the walk and not its listings");
+    for _ in 0..20 {
+        rig.part();
+        assert!(rig.cache.gauges().bytes < BUDGET / 16, "parts of a cancelled walk are kept");
+    }
+    assert_eq!(rig.read(Cookie(0)), Some(Answer::Failed(Errno::NOMEM)));
+    assert_eq!((&rig.calls[..], rig.cancelled.len()), (&[][..], 1), "the directory is listed again");
+}
+
+#[test]
+fn rest_of_a_reply_whose_walk_was_cancelled_is_given_back() {
+    let mut rig = Rig::with(false, true);
+    let (below, entry) = (NodeId { ino: 7, generation: 1 }, |n| Entry {
+        id: NodeId { ino: n, generation: 1 },
+        attr: Attr { mode: 0o120_777, nlink: 1, ..Attr::default() },
+        target: Some(vec![b'x'; 4095].into()),
+        no_xattrs: true,
+    });
+    let many = rig.names[rig.told..rig.told + 9 * PART].iter().zip(1_000..);
+    let many = many.map(|(name, n)| (name.clone(), entry(n))).collect();
+    let step = |dir, entries| Step { dir, listed: Some(Listed { entries }), last: false };
+    let steps = vec![step(NodeId { ino: 1, generation: 1 }, many), step(below, Vec::new())];
+    let grant = Grant {
+        id: GrantId(5),
+        node: below,
+        covers: Covers::Names,
+        mode: Mode::Read,
+        term: Term::Session,
+        recallable: true,
+        shared: false,
+    };
+    let response = Response { last: false, grants: vec![grant], ..Response::plain(Ok(Reply::Ahead(steps))) };
+    rig.cache.handle_event(T0, Event::Response { call: rig.list, response });
+    let outputs: Vec<Output> = std::iter::from_fn(|| Some(rig.cache.poll_output()))
+        .take_while(|output| !matches!(output, Output::Timeout(..)))
+        .collect();
+    assert!(outputs.contains(&Output::Cancel(rig.list)), "{outputs:?}");
+    assert!(outputs.contains(&Output::Return(vec![GrantId(5)])), "{outputs:?}");
+    assert!(rig.cache.flights.contains_key(&rig.list), "its end is waited for");
 }
