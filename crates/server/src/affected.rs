@@ -10,12 +10,13 @@ use crate::ops::Context;
 use crate::ops::open::for_reading;
 use crate::ops::rename::Names;
 use crate::place_locks::{Grip, HeldPlaces};
-use crate::reach::{Found, Node};
+use crate::reach::{Found, Node, There};
 use crate::stat::{self, Stat};
 use crate::told::{At, Tell};
 use crate::whereabouts::{Told, by_path, told_place};
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Access, Call, Covers, Errno, Handle, Kind, Name, Place, SetAttr};
+use nigh_types::{Call, Covers, Errno, Handle, Kind, Name, Place, SetAttr};
+use rustix::fs::{Access, AtFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -98,7 +99,7 @@ impl Look<'_, '_, '_> {
             | Call::Symlink { dir, name, .. } => {
                 let dir = self.directory(dir)?;
                 // Where the name is taken nothing will be made.
-                if self.cx.reach().look(&dir, name)?.is_none() {
+                if self.there(&dir, name, Errno::EXIST)?.is_none() {
                     self.name(&dir, name);
                 }
                 Ok(())
@@ -106,7 +107,7 @@ impl Look<'_, '_, '_> {
             Call::Link { node, dir, name } => self.link(node, dir, name),
             Call::Unlink { dir, name, .. } | Call::Rmdir { dir, name } => {
                 let dir = self.directory(dir)?;
-                if let Some(victim) = self.cx.reach().look(&dir, name)? {
+                if let Some(victim) = self.there(&dir, name, Errno::BUSY)? {
                     self.take(victim.object, Grip::Exclusive)?;
                     self.name(&dir, name);
                     if self.cx.files.holding().leases.are_several() {
@@ -141,9 +142,17 @@ impl Look<'_, '_, '_> {
         }
     }
 
-    fn create(&mut self, dir: &Place, name: &Name, exclusive: bool, access: Access) -> Looked<()> {
+    fn create(
+        &mut self,
+        dir: &Place,
+        name: &Name,
+        exclusive: bool,
+        access: nigh_types::Access,
+    ) -> Looked<()> {
         let dir = self.directory(dir)?;
-        let Some(there) = self.cx.reach().look(&dir, name)? else {
+        // The client believes that there is nothing: its kernel looks the name up again, and opens what is mounted there.
+        let mounted = if exclusive { Errno::EXIST } else { Errno::STALE };
+        let Some(there) = self.there(&dir, name, mounted)? else {
             self.name(&dir, name);
             return Ok(());
         };
@@ -166,7 +175,7 @@ impl Look<'_, '_, '_> {
     fn link(&mut self, place: &Place, dir: &Place, name: &Name) -> Looked<()> {
         let dir = self.directory(dir)?;
         let node = self.cx.reach().node(place, self.cx.files)?;
-        if node.stat.attr.is_dir() || self.cx.reach().look(&dir, name)?.is_some() {
+        if node.stat.attr.is_dir() || self.there(&dir, name, Errno::EXIST)?.is_some() {
             return Ok(());
         }
         self.take(node.object, Grip::Exclusive)?;
@@ -177,8 +186,9 @@ impl Look<'_, '_, '_> {
     fn rename(&mut self, names: &Names<'_>, no_replace: bool, exchange: bool) -> Looked<()> {
         let from = self.directory(names.from)?;
         let to = self.directory(names.to)?;
-        let Some(moved) = self.cx.reach().look(&from, names.name)? else { return Ok(()) };
-        let there = self.cx.reach().look(&to, names.new_name)?;
+        let Some(moved) = self.there(&from, names.name, Errno::BUSY)? else { return Ok(()) };
+        let mounted = if no_replace { Errno::EXIST } else { Errno::BUSY };
+        let there = self.there(&to, names.new_name, mounted)?;
         match there {
             Some(_) if no_replace => return Ok(()),
             // Two names of one inode: nothing happens.
@@ -339,6 +349,21 @@ impl Look<'_, '_, '_> {
         let dir = self.cx.reach().directory(place, self.cx.files)?;
         self.take(dir.object, Grip::Exclusive)?;
         Ok(dir)
+    }
+
+    /// What a name leads to that is to be changed. `mounted`: what the kernel answers where another filesystem is mounted there,
+    /// which is not looked at: it may not answer, and others wait for the directory.
+    fn there(&self, dir: &Node, name: &Name, mounted: Errno) -> Result<Option<Found>, Fault> {
+        match self.cx.reach().look_here(dir, name)? {
+            There::Nothing => Ok(None),
+            There::Found(found) => Ok(Some(found)),
+            There::MountPoint => {
+                let write = if mounted == Errno::BUSY { Access::WRITE_OK } else { Access::empty() };
+                let _acting = self.cx.act_in(&[dir], &[])?;
+                rustix::fs::accessat(&dir.fd, c".", write | Access::EXEC_OK, AtFlags::EACCESS)?;
+                Err(Fault(mounted))
+            }
+        }
     }
 
     /// With a shared grip others may change the file too, unless it is one whose places are noted.

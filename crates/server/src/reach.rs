@@ -54,6 +54,14 @@ pub(crate) struct Found {
     pub(crate) stat: Stat,
 }
 
+/// What a name that is to be changed leads to.
+pub(crate) enum There {
+    Nothing,
+    Found(Found),
+    /// Another filesystem is mounted there. It was not looked at, since it may not answer.
+    MountPoint,
+}
+
 /// Where directories were seen, descriptors of the latest ones, and handles of files.
 ///
 /// All three are bounded and may forget anything at any time: the client walks again. None of their
@@ -215,6 +223,26 @@ impl Reach {
             Ok(stat) => Ok(Some(Found { object: self.ids.object(&stat), stat })),
             Err(Fault(Errno::NOENT)) => Ok(None),
             Err(fault) => Err(fault),
+        }
+    }
+
+    /// The same for a name that is to be changed, while others wait for its directory.
+    pub(crate) fn look_here(&self, dir: &Node, name: &Name) -> Result<There> {
+        if hides(name.as_bytes()) {
+            return Ok(There::Nothing);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+        match rustix::fs::openat2(&dir.fd, name.as_bytes(), flags, Mode::empty(), resolve) {
+            Ok(fd) => {
+                let stat = stat::of_fd(&fd)?;
+                // So that its filesystem is known.
+                self.ids.node(&stat, || Ok(fd))?;
+                Ok(There::Found(Found { object: self.ids.object(&stat), stat }))
+            }
+            Err(rustix::io::Errno::NOENT) => Ok(There::Nothing),
+            Err(rustix::io::Errno::XDEV) => Ok(There::MountPoint),
+            Err(errno) => Err(errno.into()),
         }
     }
 

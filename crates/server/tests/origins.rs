@@ -240,6 +240,68 @@ fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
     assert!(!rogue.attr(&root).1.is_empty(), "what waited has come back");
 }
 
+#[test]
+fn change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once() {
+    if !needs_root("change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once") {
+        return;
+    }
+    let world = World::new();
+    open_to_all(&world);
+    fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let mut rogue = client(&world, ROGUE);
+    let mut honest = world.client();
+    let (root, d) = (rogue.root(), rogue.place("d"));
+    let Some(hung) = Hung::mount(world.dir.path().join("d2")) else {
+        return println!("SKIPPED: cannot mount a FUSE filesystem");
+    };
+    let rename = |from: (&Place, &str), to: (&Place, &str), no_replace, exchange| Call::Rename {
+        from: from.0.clone(),
+        name: name(from.1),
+        to: to.0.clone(),
+        new_name: name(to.1),
+        no_replace,
+        exchange,
+        keep: None,
+    };
+    let create = |exclusive| Call::Create {
+        dir: root.clone(),
+        name: name("d2"),
+        mode: 0o600,
+        umask: 0,
+        exclusive,
+        access: BOTH,
+    };
+    let refused = [
+        (Call::Rmdir { dir: root.clone(), name: name("d2") }, Errno::BUSY),
+        (Call::Unlink { dir: root.clone(), name: name("d2"), keep: None }, Errno::BUSY),
+        (rename((&root, "d2"), (&root, "new"), false, false), Errno::BUSY),
+        (rename((&d, "e"), (&root, "d2"), false, false), Errno::BUSY),
+        (rename((&d, "e"), (&root, "d2"), false, true), Errno::BUSY),
+        (rename((&d, "e"), (&root, "d2"), true, false), Errno::EXIST),
+        (mkdir(&root, "d2"), Errno::EXIST),
+        (create(true), Errno::EXIST),
+        // The caller's kernel looks the name up again, and opens what it leads to.
+        (create(false), Errno::STALE),
+    ];
+    for (call, errno) in refused {
+        let begun = Instant::now();
+        let call = rogue.send_as(&user(ROGUE), call);
+        while !rogue.is_answered(call) && begun.elapsed() < Duration::from_secs(3) {}
+        assert!(rogue.is_answered(call), "{errno:?}: it waits");
+        assert_eq!(rogue.answer(call).result, Err(errno));
+    }
+    let begun = Instant::now();
+    let there = honest.root();
+    assert!(honest.call(mkdir(&there, "new")).result.is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    // The caller is told of it only with the rights that the kernel asks for first.
+    fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let rmdir = Call::Rmdir { dir: root.clone(), name: name("d2") };
+    let call = rogue.send_as(&user(ROGUE), rmdir);
+    assert_eq!(rogue.answer(call).result, Err(Errno::ACCES));
+    drop(hung);
+}
+
 fn open_until_refused(client: &mut Client, node: &Place) -> usize {
     let mut opened = 0;
     loop {
