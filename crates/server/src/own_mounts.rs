@@ -3,6 +3,7 @@
 //! The server must not look into one that lies below an export: each look would be a request to the server itself, which may wait
 //! for the first, and a walk would come through the export into itself without an end.
 
+use crate::passed;
 use crate::stat::Dev;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 /// Whether the filesystem with that device is a FUSE mount of this server: one that this user's own server serves, or one by a
-/// unix socket at which this process listens. A source that is reached by TCP or ssh is not recognized.
+/// unix socket at which this process listens, or which its service manager passed to it. A source that is reached by TCP or ssh is not recognized.
 pub(crate) fn is_own(device: Dev) -> bool {
     // FUSE has no block device.
     if device.0 != 0 {
@@ -49,6 +50,9 @@ fn is_ours(address: &[u8]) -> bool {
     let mut paths =
         std::iter::once(address.len()).chain(colons).map(|end| Path::new(OsStr::from_bytes(&address[..end])));
     paths.any(|path| {
+        if passed::is_served_at(path) {
+            return true;
+        }
         let listener = UnixStream::connect(path)
             .ok()
             .and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok());
@@ -83,5 +87,35 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         assert!(is_ours(&address("")) && is_ours(&address(":a/sub")) && is_ours(&address(":a:b")));
         assert!(!is_ours(b"/nowhere:a"));
+    }
+
+    /// The peer of a connection is the process that called listen(2), which is the service manager.
+    #[test]
+    fn unix_socket_of_a_service_manager_is_ours_while_this_process_serves_it() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+        use std::os::fd::AsRawFd;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let passed = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&passed, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        // SAFETY: the child makes two system calls and touches no memory.
+        let child = unsafe {
+            match libc::fork() {
+                0 => libc::_exit(libc::listen(passed.as_raw_fd(), 8)),
+                child => child,
+            }
+        };
+        let child = rustix::process::Pid::from_raw(child).unwrap();
+        let ended = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty());
+        assert_eq!(ended.unwrap().unwrap().1.exit_status(), Some(0));
+        let address = [path.as_os_str().as_bytes(), b":a/sub"].concat();
+        assert!(!is_ours(&address), "it may be another process's");
+        let passed = crate::passed::Passed::new("s".into(), passed).unwrap();
+        assert!(is_ours(&address));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(is_ours(link.as_os_str().as_bytes()));
+        drop(passed);
+        assert!(!is_ours(&address));
     }
 }

@@ -2,15 +2,20 @@
 
 use crate::listeners::Socket;
 use crate::places::Places;
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 
 /// What this user's own mounts connect to is called so (`FileDescriptorName=user`).
 const USER: &str = "user";
+
+/// The unix sockets among them.
+static UNIX: Mutex<Vec<Weak<OwnedFd>>> = Mutex::new(Vec::new());
 
 /// One of them: a unix or TCP socket that listens.
 #[derive(Clone, Debug)]
@@ -44,6 +49,11 @@ impl Passed {
             return Err(wrong("one connection, or does not listen", "say Accept=no"));
         }
         let passed = Passed { name, tcp, fd: Arc::new(fd) };
+        if !tcp {
+            let mut all = UNIX.lock();
+            all.retain(|fd| fd.strong_count() > 0);
+            all.push(Arc::downgrade(&passed.fd));
+        }
         if passed.is_called_user() && tcp {
             return Err(
                 "the socket \"user\" of the service manager is on tcp: what your own mounts connect \
@@ -102,9 +112,21 @@ impl Passed {
     }
 
     fn path(&self) -> io::Result<Option<PathBuf>> {
-        let listener = UnixListener::from(self.fd.try_clone()?);
-        Ok(listener.local_addr()?.as_pathname().map(PathBuf::from))
+        path_of(&self.fd)
     }
+}
+
+fn path_of(fd: &OwnedFd) -> io::Result<Option<PathBuf>> {
+    let listener = UnixListener::from(fd.try_clone()?);
+    Ok(listener.local_addr()?.as_pathname().map(PathBuf::from))
+}
+
+/// Whether that path leads to one of them. Who connects there cannot tell: to it the service manager listens.
+pub(crate) fn is_served_at(path: &Path) -> bool {
+    let all: Vec<Arc<OwnedFd>> = UNIX.lock().iter().filter_map(Weak::upgrade).collect();
+    let place = |path: &Path| std::fs::metadata(path).map(|at| (at.dev(), at.ino())).ok();
+    let mut places = all.iter().filter_map(|fd| path_of(fd).ok()?).filter_map(|path| place(&path));
+    !all.is_empty() && place(path).is_some_and(|asked| places.any(|place| place == asked))
 }
 
 #[cfg(test)]
