@@ -445,9 +445,13 @@ impl Server {
             return;
         }
         let (exports, opening) = (Arc::clone(&self.exports), Arc::clone(&self.opening));
-        let (states, named) = (Arc::clone(&self.states), self.options.exports.clone());
+        let states = Arc::clone(&self.states);
+        let guests: Vec<Arc<Exports>> =
+            self.guests.lock().values().map(|(exports, _)| Arc::clone(exports)).collect();
+        let served = guests.iter().chain([&self.own_exports]).flat_map(|exports| exports.iter());
+        let served: Vec<PathBuf> = served.map(|(_, path)| path.to_owned()).collect();
         self.pool.later(OWN, move || {
-            states.tidy(&named, &|id, remove| {
+            states.tidy(&served, &|id, remove| {
                 let lock = Arc::clone(opening.lock().entry(id.to_owned()).or_default());
                 let Some(_one) = lock.try_lock() else { return };
                 let is_open = |((of, _), export): (&(String, u64), &Weak<Export>)| {

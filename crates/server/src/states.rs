@@ -2,14 +2,15 @@
 //!
 //! What an export must remember over restarts stands in a directory of its own. A peer may attach to any directory that it
 //! reaches below an export, and remove it again; so each such state says of what it is. It goes with that, and there are so
-//! many of one origin, and of all; of those that no session uses the one goes that was used least lately.
+//! many of one origin, and of all; of those that no session uses the one goes that was used least lately. So it is with the
+//! exports of guests, which stay only while they are served.
 
 use crate::error::Fault;
 use crate::export::{Opened, open_root};
-use crate::exports::Exports;
 use crate::handle::{FileHandle, Opener};
 use nigh_types::{Errno, Origin};
 use parking_lot::Mutex;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -60,9 +61,9 @@ impl States {
         self.closed.lock().push(id);
     }
 
-    /// Removes state that is worth nothing. `unless_used` calls the function if no session uses that export, and none begins
-    /// to before it returns.
-    pub(crate) fn tidy(&self, exports: &Exports, unless_used: &dyn Fn(&str, &dyn Fn())) {
+    /// Removes state that is worth nothing. `exports`: directories that are served. `unless_used` calls the function if no
+    /// session uses that export, and none begins to before it returns.
+    pub(crate) fn tidy(&self, exports: &[PathBuf], unless_used: &dyn Fn(&str, &dyn Fn())) {
         let mut ids = std::mem::take(&mut *self.closed.lock());
         let due = self.looked.lock().is_none_or(|last| last.elapsed() >= EVERY);
         if due {
@@ -77,7 +78,11 @@ impl States {
         let mut kept = Vec::new();
         for id in ids {
             let Some(of) = self.of(&id) else { continue };
-            if is_gone(&id, &of, exports) { remove(&id) } else { kept.push((id, of.origin)) }
+            if is_gone(&id, &of, exports) {
+                remove(&id);
+            } else if !exports.contains(&of.path) {
+                kept.push((id, of.origin));
+            }
         }
         if due {
             self.too_many(kept).iter().for_each(|id| remove(id));
@@ -119,19 +124,28 @@ impl States {
 }
 
 /// Whether the directory that this state is of is gone, as far as its filesystem tells for certain.
-fn is_gone(id: &str, of: &Of, exports: &Exports) -> bool {
+fn is_gone(id: &str, of: &Of, exports: &[PathBuf]) -> bool {
     let Some(handle) = &of.handle else { return false };
-    let above = exports.iter().filter(|(_, export)| of.path.starts_with(export));
-    let Some((_, export)) = above.max_by_key(|(_, export)| export.as_os_str().len()) else { return false };
-    let opened = open_root(export).and_then(|root| Opened::new(root, export));
+    let above = exports.iter().filter(|export| of.path.starts_with(export) && of.path != **export);
+    let opened = match above.max_by_key(|export| export.as_os_str().len()) {
+        Some(export) => open_root(export).and_then(|root| Opened::new(root, export)).ok(),
+        None => of.path.ancestors().skip(1).find_map(opened_itself),
+    };
     // A handle means something on its own filesystem only.
-    let Some((opener, filesystem)) = opened.ok().and_then(|opened| {
+    let Some((opener, filesystem)) = opened.and_then(|opened| {
         let filesystem = filesystem_of(&opened.id)?.to_owned();
         Some((Opener::new(opened.readable?)?, filesystem))
     }) else {
         return false;
     };
     filesystem_of(id) == Some(&filesystem) && matches!(opener.open(handle), Err(Fault(Errno::STALE)))
+}
+
+/// A directory above a served one, which anybody may have replaced: no symlink is followed.
+fn opened_itself(path: &Path) -> Option<Opened> {
+    let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::PATH;
+    let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
+    Opened::new(root, path).ok()
 }
 
 /// The id without the number and the birth of its root.
@@ -167,8 +181,7 @@ mod tests {
             Origin::default(),
         );
         std::fs::create_dir(dir.path().join("named")).unwrap();
-        let exports = Exports::default();
-        states.tidy(&exports, &|id, remove| {
+        states.tidy(&[], &|id, remove| {
             if id != "u-0-1-1" {
                 remove()
             }
@@ -177,5 +190,58 @@ mod tests {
         assert_eq!(left.len(), MOST_OF_ORIGIN + 1 + 2, "one is in use");
         assert!(!left.iter().any(|id| id == "u-0-0-1" || id == "u-0-2-1"));
         assert!(left.iter().any(|id| id == "named") && left.iter().any(|id| id == "u-0-fffff-1"));
+    }
+
+    #[test]
+    fn state_of_what_is_served_stays_above_the_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let states = States::new(dir.path().to_owned());
+        let rogue = Origin { uid: Some(7001), host: None };
+        for n in 0..MOST_OF_ORIGIN + 2 {
+            let id = format!("u-0-{n:x}-1");
+            std::fs::create_dir(dir.path().join(&id)).unwrap();
+            let path = PathBuf::from(format!("/nowhere/{n}"));
+            states.note(&id, std::fs::File::open("/").unwrap(), &path, rogue);
+            let noted = std::fs::File::options().write(true).open(dir.path().join(&id).join(NAME)).unwrap();
+            noted.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(n as u64)).unwrap();
+        }
+        states.tidy(&["/nowhere/0".into()], &|_, remove| remove());
+        let left = states.all();
+        assert!(left.iter().any(|id| id == "u-0-0-1"), "a guest serves it");
+        assert_eq!(left.len(), MOST_OF_ORIGIN + 1);
+    }
+
+    #[test]
+    fn state_of_a_served_directory_goes_when_that_is_gone() {
+        let of_root = |dir: &Path| {
+            let opened = Opened::new(open_root(dir).unwrap(), dir).unwrap();
+            (opened.id.clone(), opened)
+        };
+        let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let served = dir.path().canonicalize().unwrap().join("served");
+        let below = served.join("below");
+        std::fs::create_dir_all(&below).unwrap();
+        let states = States::new(state.path().to_owned());
+        for path in [&served, &below] {
+            let (id, opened) = of_root(path);
+            std::fs::create_dir(state.path().join(&id)).unwrap();
+            states.note(&id, &opened.root, path, Origin::default());
+        }
+        let usable = |(id, opened): (String, Opened)| {
+            filesystem_of(&id).is_some() && opened.readable.and_then(Opener::new).is_some()
+        };
+        if !usable(of_root(&served)) {
+            return println!("SKIPPED: needs file handles, and a filesystem with a UUID");
+        }
+        let tidied = |exports: &[PathBuf]| {
+            *states.looked.lock() = None;
+            states.tidy(exports, &|_, remove| remove());
+            states.all().len()
+        };
+        assert_eq!(tidied(std::slice::from_ref(&served)), 2);
+        std::fs::remove_dir(&below).unwrap();
+        assert_eq!(tidied(std::slice::from_ref(&served)), 1, "what was attached below it");
+        std::fs::remove_dir(&served).unwrap();
+        assert_eq!(tidied(std::slice::from_ref(&served)), 0, "and itself");
     }
 }
