@@ -17,6 +17,8 @@ pub(crate) struct Stake<'a> {
     /// Where it is seen what that has made of what it names.
     tells: RefCell<Vec<Tell>>,
     makes_folder: Cell<bool>,
+    /// [`Stake::wrote_back`] was called.
+    wrote_back: Cell<bool>,
     /// Registered on data before the call was looked into.
     given: Cell<Option<(LeaseKey, Granted)>>,
 }
@@ -31,6 +33,7 @@ impl<'a> Stake<'a> {
             change: RefCell::new(change),
             tells: RefCell::default(),
             makes_folder: Cell::new(false),
+            wrote_back: Cell::new(false),
             given: Cell::new(None),
         }
     }
@@ -125,7 +128,13 @@ impl<'a> Stake<'a> {
 
     /// Write-back was applied; to be said before [`Stake::written`].
     pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
+        self.wrote_back.set(true);
         self.change.borrow().iter().for_each(|change| change.wrote_back(wrote));
+    }
+
+    /// Whether an earlier attempt of this call has said what it changed.
+    pub(crate) fn has_written_back(&self) -> bool {
+        self.wrote_back.get()
     }
 
     /// Another change of data was applied to this range (offset, length); to be said before the change is done.

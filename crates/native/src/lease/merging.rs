@@ -88,13 +88,14 @@ impl LeaseTable {
             self.change_base(own, |base| base.note_own(offset, pages, written));
             self.counters.merged += 1;
         }
+        if let Some(change) = self.changes.get_mut(&id) {
+            let noted = &mut change.part.noted;
+            *noted = Some(before.is_some() && *noted != Some(false));
+        }
         let Some(before) = before else { return };
         let others: Vec<RecallId> = self.overtaken(id).collect();
         for recall in others {
             self.change_base(recall, |base| base.note_changed(offset, before, written));
-        }
-        if let Some(change) = self.changes.get_mut(&id) {
-            change.part.noted = true;
         }
         while self.merging.total > self.config.merge_bytes
             && let Some(largest) = self.merging.largest()

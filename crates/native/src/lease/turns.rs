@@ -50,8 +50,8 @@ pub(super) struct Part {
     granted: Option<Granted>,
     /// Stores into a map are written back.
     pub(super) flush: bool,
-    /// [`LeaseTable::handle_wrote_back`] has said what that changed of the data.
-    pub(super) noted: bool,
+    /// Whether [`LeaseTable::handle_wrote_back`] has said of each attempt what that changed of the data.
+    pub(super) noted: Option<bool>,
     /// Then it is looked whether it waits for its own maker.
     pub(super) armed: Armed,
 }
@@ -193,7 +193,7 @@ impl LeaseTable {
         let (facts, held) = (std::mem::take(&mut change.facts), std::mem::take(&mut change.held));
         if change.part.flush {
             // It may have been pressed, and have waited for nobody.
-            let noted = change.part.noted;
+            let noted = change.part.noted == Some(true);
             let is_noted = |key: &&LeaseKey| noted && key.covers == Covers::Data;
             keys.iter().filter(|key| !is_noted(key)).for_each(|key| self.note_changed(*key, by));
         }

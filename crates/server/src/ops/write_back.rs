@@ -48,12 +48,14 @@ impl WriteBack {
 
     /// So many bytes were written.
     pub(super) fn end(self, cx: Context<'_>, (offset, pages): (u64, &[u8]), count: u64) {
-        if self.before.is_none() && count > 0 {
+        let is_known = self.before.is_some() || count == 0;
+        // That nothing is said means that the data is changed; but an attempt without space may have said that it is not.
+        if !is_known && !cx.stake.has_written_back() {
             return;
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(pages.len());
         let before = self.before.as_deref().unwrap_or_default();
-        let before = Some(&before[..count.min(before.len())]);
+        let before = is_known.then(|| &before[..count.min(before.len())]);
         let written = &self.bytes(pages)[..count];
         cx.stake.wrote_back(WroteBack { offset, before, pages: &pages[..count], written });
     }

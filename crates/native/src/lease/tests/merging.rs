@@ -113,6 +113,25 @@ fn write_back_that_does_not_say_what_it_changed_cannot_be_merged_with() {
     assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
 }
 
+/// A disk was full: the first attempt wrote nothing, and the second what is not known.
+#[test]
+fn write_back_that_says_what_it_changed_in_one_of_two_attempts_cannot_be_merged_with() {
+    for attempts in [[Some(&[][..]), None], [None, Some(&[][..])]] {
+        let mut bench = Bench::with(&[A, B]);
+        let a = bench.granted(A, DATA).id;
+        bench.granted(B, DATA);
+        let first = bench.flush_data(A);
+        let pressed = bench.flush_data(B);
+        for before in attempts {
+            let pages: &[u8] = if before.is_none() { b"b" } else { b"" };
+            let wrote = WroteBack { offset: 0, before, pages, written: pages };
+            bench.table.handle_wrote_back(pressed, wrote);
+        }
+        bench.table.handle_done(bench.now, pressed);
+        assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
+    }
+}
+
 #[test]
 fn memory_for_merging_is_bounded_and_the_largest_holder_loses_its_part() {
     let mut bench = Bench::of(LeaseConfig { merge_bytes: 10_000, ..LeaseConfig::default() }, &[A, B, C]);
