@@ -183,6 +183,20 @@ mod tests {
     }
 
     #[test]
+    fn forgotten_inode_whose_caller_was_killed_has_no_record() {
+        let mut cache = forgotten();
+        let (killed, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        cache.handle_interrupt(OpId(1), true);
+        // Another caller waits for a call of its own.
+        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        answers(&mut cache, killed, Ok(Reply::Attr(FILE, attr(FILE))));
+        assert!(cache.inodes.contains_key(&FILE.ino));
+        cache.handle_interrupt(OpId(1), true);
+        answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
+        assert!(!cache.inodes.contains_key(&FILE.ino));
+    }
+
+    #[test]
     fn number_that_was_never_told_is_stale() {
         let mut cache = forgotten();
         let answer = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupSelf { ino: 99 });

@@ -248,8 +248,11 @@ impl Cache {
         for op in waiters {
             self.answer_attr(now, op, &answer);
         }
-        if let (Answer::Failed(_), Purpose::Attr { ino }) = (&answer, &flight.purpose) {
-            // It may have been asked for by its number alone.
+        if let Purpose::Attr { ino } = &flight.purpose
+            && (matches!(answer, Answer::Failed(_)) || flight.waiters.is_empty())
+            && !self.attrs.contains_key(ino)
+        {
+            // It may have been asked for by its number alone, by a caller that was killed meanwhile.
             self.drop_if_idle(*ino);
         }
     }
