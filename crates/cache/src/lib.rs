@@ -79,4 +79,4 @@ pub use kernel::Level;
 pub use op::{
     Answer, Caller, Fh, Invalidation, LockSpan, Node, Op, Opened, Output, Page, PageEntry, Reason, Stale,
 };
-pub use xattr::is_privileged;
+pub use xattr::{is_privileged, sized_xattr};

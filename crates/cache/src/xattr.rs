@@ -41,7 +41,7 @@ impl Cache {
         match self.known_xattr(now, id, &name) {
             Some(known) => {
                 self.limit_copy(now, ino, &name, true);
-                Some(known.map_or_else(Answer::Failed, |value| sized(value, size)))
+                Some(known.map_or_else(Answer::Failed, |value| sized_xattr(value, size)))
             }
             None if self.xattrs_known(now, id) => {
                 let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
@@ -63,7 +63,7 @@ impl Cache {
     ) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         if self.has_no_xattrs(now, id) {
-            return Some(sized(Vec::new(), size));
+            return Some(sized_xattr(Vec::new(), size));
         }
         if let Some(set) = self.xattr_set(now, id) {
             return Some(self.names_of(set, size));
@@ -168,7 +168,7 @@ impl Cache {
                 Some(Want::Xattr { name, size }) => {
                     match set.items.iter().find(|(n, _)| n.as_ref() == name.as_slice()) {
                         None => Answer::Failed(absent(&name)),
-                        Some((_, Some(value))) => sized(value.to_vec(), size),
+                        Some((_, Some(value))) => sized_xattr(value.to_vec(), size),
                         Some((_, None)) => {
                             self.fetch_value(now, op, ino, name, size);
                             continue;
@@ -213,7 +213,7 @@ impl Cache {
             let want = self.waiting.get(&op).map(|waiting| waiting.want.clone());
             let Some(Want::Xattr { name, size }) = want else { continue };
             let answer = match &response.result {
-                Ok(Reply::Value(value)) => sized(value.clone(), size),
+                Ok(Reply::Value(value)) => sized_xattr(value.clone(), size),
                 Ok(_) => Answer::Failed(Errno::PROTO),
                 Err(errno) => Answer::Failed(*errno),
             };
@@ -230,7 +230,7 @@ impl Cache {
             names.extend_from_slice(name);
             names.push(0);
         }
-        if privileged { Answer::XattrNames { names, size } } else { sized(names, size) }
+        if privileged { Answer::XattrNames { names, size } } else { sized_xattr(names, size) }
     }
 
     /// What was known of an inode's xattrs is no longer true.
@@ -253,7 +253,9 @@ fn absent(name: &[u8]) -> Errno {
     }
 }
 
-fn sized(value: Vec<u8>, size: u32) -> Answer {
+/// The answer of getxattr(2) or listxattr(2) to a buffer of `size` bytes; 0 asks for the length.
+#[must_use]
+pub fn sized_xattr(value: Vec<u8>, size: u32) -> Answer {
     let length = u32::try_from(value.len()).unwrap_or(u32::MAX);
     match size {
         0 => Answer::Size(length),

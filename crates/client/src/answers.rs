@@ -1,7 +1,7 @@
 //! An answer to a FUSE reply: the errno is chosen, logged and counted here.
 
 use crate::credentials::sees_privileged_xattrs;
-use nigh_cache::{Answer, Node, Opened, Page, is_privileged};
+use nigh_cache::{Answer, Node, Opened, Page, is_privileged, sized_xattr};
 use nigh_fuse::abi::flags::fopen;
 use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, FileLock, Reply, StatFs, Statx, Transport};
 use nigh_types::{Errno, LockInfo, LockKind, NodeId, Space, Span, Timestamp};
@@ -37,14 +37,17 @@ pub(crate) enum Shape {
 
 /// Sends one answer. A kernel that does not want it any more is no error.
 pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Shape, answer: Answer) {
+    let answer = match answer {
+        Answer::XattrNames { names, size } => {
+            let all = matches!(shape, Shape::XattrNames { pid } if sees_privileged_xattrs(pid));
+            sized_xattr(if all { names } else { without_privileged(&names) }, size)
+        }
+        other => other,
+    };
     let sent = match answer {
         Answer::Page(page) => send_page(transport, root, unique, shape, &page),
         Answer::Data(data) | Answer::Value(data) | Answer::Target(data) => {
             Reply::data(unique, &data).send(transport)
-        }
-        Answer::XattrNames { names, size } => {
-            let all = matches!(shape, Shape::XattrNames { pid } if sees_privileged_xattrs(pid));
-            send_names(transport, unique, size, if all { names } else { without_privileged(&names) })
         }
         Answer::Flags(flags) => {
             let bytes = flags.to_le_bytes();
@@ -98,17 +101,6 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
         | Answer::Target(_)
         | Answer::Flags(_) => Reply::error(unique, Errno::IO.raw()),
     }
-}
-
-/// What listxattr(2) says to a buffer of `size` bytes.
-fn send_names(transport: &dyn Transport, unique: u64, size: u32, names: Vec<u8>) -> std::io::Result<()> {
-    let length = u32::try_from(names.len()).unwrap_or(u32::MAX);
-    let reply = match size {
-        0 => Reply::xattr_size(unique, length),
-        _ if length > size => Reply::error(unique, Errno::RANGE.raw()),
-        _ => Reply::data(unique, &names),
-    };
-    reply.send(transport)
 }
 
 /// Names, each ended by a NUL, that any caller is told.

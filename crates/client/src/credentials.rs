@@ -6,11 +6,16 @@ use std::os::unix::fs::MetadataExt;
 
 /// Linux allows 65,536 groups; more than this many are not told.
 const MOST_GROUPS: usize = 1_024;
-/// Capabilities that hold over inodes of a user namespace: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETFCAP. The
+/// Capabilities in /proc/PID/status (linux/capability.h).
+const FSETID: u64 = 1 << 4;
+const SYS_ADMIN: u64 = 1 << 21;
+const SYS_RESOURCE: u64 = 1 << 24;
+const MKNOD: u64 = 1 << 27;
+/// Those that hold over inodes of a user namespace: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETFCAP. The
 /// server looks more closely.
-const OVER_INODES: u64 = 0b1_1111 | 1 << 31;
-/// Capabilities over files that only the machine's own user namespace gives: SYS_ADMIN, SYS_RESOURCE, MKNOD.
-const OF_MACHINE: u64 = 1 << 21 | 1 << 24 | 1 << 27;
+const OVER_INODES: u64 = 0b1111 | FSETID | 1 << 31;
+/// Those over files that only the machine's own user namespace gives.
+const OF_MACHINE: u64 = SYS_ADMIN | SYS_RESOURCE | MKNOD;
 /// Inode number of the machine's own user namespace (`PROC_USER_INIT_INO`).
 const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFD;
 
@@ -30,9 +35,7 @@ const NOT_TOLD: u32 = u32::MAX;
 const NOBODY: u32 = 65_534;
 /// What the kernel has checked itself where it tells no ids, or others than the caller's: all but reserved blocks and quotas, and
 /// bits that a write takes away.
-const CHECKED: u64 = OVER_INODES | 1 << 21 | 1 << 27;
-const SYS_RESOURCE: u64 = 1 << 24;
-const FSETID: u64 = 1 << 4;
+const CHECKED: u64 = OVER_INODES | SYS_ADMIN | MKNOD;
 
 /// Device and inode number of a file below `/proc/PID/ns`.
 type Namespace = (u64, u64);
@@ -162,12 +165,10 @@ fn range_of(line: &str) -> Option<IdRange> {
     (first != u32::MAX).then_some(IdRange { first, count })
 }
 
-/// `CAP_SYS_ADMIN` in /proc/PID/status (linux/capability.h).
-const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Whether the kernel's own filesystems would list the xattrs of the system (`trusted.`) to this thread: it has
 /// `CAP_SYS_ADMIN`, and that in the initial user namespace. Of a thread that cannot be looked at: no.
 pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
-    Status::of(pid).capabilities() & CAP_SYS_ADMIN != 0
+    Status::of(pid).capabilities() & SYS_ADMIN != 0
         && namespace_of(&pid.to_string()).is_some_and(|(_, number)| number == INITIAL_NAMESPACE)
 }
 
