@@ -58,6 +58,7 @@ impl Cache {
         // A further link: the row that named it alone must not go on answering for it.
         self.forget_attr(entry.id.ino);
         self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
+        self.note_linked(&entry, (dir, name));
         self.mark_name(flight, (dir, name), Some(entry.id));
         let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
         self.mark_inode(dir);
@@ -84,6 +85,26 @@ impl Cache {
             (Some(_), None) => Answer::Failed(Errno::PROTO),
             (None, _) => Answer::Node(node),
         }
+    }
+
+    /// An inode that had a name was given another. What holds a dentry and looks no name up (an `O_PATH` descriptor, overlayfs) is to reach
+    /// it when that one is gone; a regular file is kept by the remote.
+    fn note_linked(&mut self, entry: &Entry, at: (u64, &Name)) {
+        let inode = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id);
+        let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
+            return;
+        };
+        if let Some(home) = inode.home.clone().filter(|(dir, name)| (*dir, name) != at) {
+            // The first stays longest where names come and go, as of the whiteout of which overlayfs makes links.
+            inode.more().linked_from.get_or_insert_with(|| Box::new(home));
+        }
+    }
+
+    /// That name does not lead there any more.
+    fn forget_linked(&mut self, node: NodeId, at: (u64, &Name)) {
+        let inode = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node);
+        let Some(more) = inode.and_then(|inode| inode.more_if_any()) else { return };
+        more.linked_from.take_if(|from| (from.0, &from.1) == at);
     }
 
     /// An inode was made. On filesystems without birth times one that is gone may have had the same id:
@@ -211,6 +232,7 @@ impl Cache {
     fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
         let last = self.last_attr(node).or_else(|| self.last_told.attr_of(node));
         self.tell_left(node, (dir, name));
+        self.forget_linked(node, (dir, name));
         self.forget_names(node.ino);
         if self.id_of(node.ino) == Some(node) {
             self.uncover(node.ino, None);
@@ -333,6 +355,7 @@ impl Cache {
         let other = replaced.filter(|_| *exchange);
         self.bind(now, flight, old, other_child, &response.grants);
         self.bind(now, flight, new, moved_child, &response.grants);
+        self.forget_linked(moved, old);
         self.drop_carried(now, (old, moved), new);
         self.move_home(moved, new);
         if let Some(other) = other {

@@ -174,7 +174,8 @@ impl Cache {
     pub(crate) fn place(&self, ino: u64) -> Option<Place> {
         let node = self.id_of(ino)?;
         let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
-        let home = self.inodes.get(&ino).and_then(|i| i.home.as_ref());
+        let inode = self.inodes.get(&ino);
+        let home = inode.and_then(|i| i.home.as_ref().or(i.linked_from.as_deref()));
         let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
         Some(Place { node, hint })
     }

@@ -59,6 +59,8 @@ pub(crate) struct More {
     pub uncapped_by: Option<u32>,
     /// Of a directory that an own change removed: what a process that is still in it sees.
     pub gone: Option<Attr>,
+    /// A name under which it was known when it was given another: a hint when it has lost the latest.
+    pub linked_from: Option<Box<(u64, Name)>>,
     /// Attributes under the inode's own grant.
     pub own: Option<(Attr, Held)>,
     /// A symlink's target, until that deadline.
@@ -134,6 +136,7 @@ impl More {
             locked: false,
             uncapped_by: None,
             gone: None,
+            linked_from: None,
             own: None,
             target: None,
             xattrs: None,
@@ -157,6 +160,7 @@ impl More {
             // It is of use where the file is open.
             uncapped_by: _,
             gone,
+            linked_from,
             own,
             target,
             xattrs,
@@ -167,7 +171,8 @@ impl More {
             pinned,
         } = self;
         let counts = *opens == 0 && *opens_unpinned == 0 && *writers == 0 && !locked;
-        let facts = gone.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
+        let facts =
+            gone.is_none() && linked_from.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
         let pages = data.held.is_none() && data.pages == Pages::None && whole.is_none();
         counts && facts && pages && base.is_none() && old.is_none() && pinned.is_none()
     }

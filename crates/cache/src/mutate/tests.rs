@@ -78,3 +78,24 @@ fn nor_does_one_that_others_are_at() {
     cache.handle_event(T0, Event::Commit(Commit { id, facts: Vec::new() }));
     assert_eq!(value(&mut cache), None, "the remote is asked");
 }
+
+const LEFT: NodeId = NodeId { ino: 9, generation: 1 };
+
+/// What has it open without opening it (`O_PATH`, overlayfs) does not look its name up again.
+#[test]
+fn inode_that_lost_its_latest_name_is_reached_by_the_one_before() {
+    let mut cache = cache(Config::default());
+    let entry = |nlink| {
+        let attr = Attr { mode: 0o020_000, nlink, ..Attr::default() };
+        Entry { id: LEFT, attr, target: None, no_xattrs: true }
+    };
+    let call = ask(&mut cache, Op::Lookup { dir: 1, name: name("x") });
+    answer(&mut cache, call, granted(Reply::Looked(Some(entry(1)))));
+    let call = ask(&mut cache, Op::Link { ino: 9, dir: 1, name: name("y") });
+    answer(&mut cache, call, granted(Reply::Made { entry: entry(2), handle: None, existed: false }));
+    let at = |cache: &Cache| cache.place(9).and_then(|place| place.hint).map(|(_, name)| name);
+    assert_eq!(at(&cache), Some(name("y")));
+    let call = ask(&mut cache, Op::Unlink { dir: 1, name: name("y") });
+    answer(&mut cache, call, granted(Reply::Removed { node: LEFT, kept: None }));
+    assert_eq!(at(&cache), Some(name("x")));
+}

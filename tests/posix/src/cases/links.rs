@@ -12,7 +12,8 @@ use crate::room::{Room, refuses};
 use crate::sys;
 
 super::cases! { link::
-    two_names, across_directories, last_name_goes, to_directory, existing, of_symlink, data_by_other_name;
+    two_names, across_directories, last_name_goes, to_directory, existing, of_symlink, data_by_other_name,
+    descriptor_outlives_latest_name;
     symlink:: relative, absolute, dangling, long, looping, not_utf8, attributes, existing_name, empty_target, read_file;
     unlink:: missing, directory, negative_then_made;
     rmdir:: empty, full, file, working_directory, dot;
@@ -28,6 +29,20 @@ fn two_names(room: &Room) -> Result<()> {
     ensure!(fs::metadata(&path)?.mode() & 0o777 == 0o600, "the other name shows old attributes");
     fs::remove_file(&path)?;
     ensure!(fs::metadata(room.at("b"))?.nlink() == 1);
+    Ok(())
+}
+
+/// What holds an inode without its name reaches it by the names that are left.
+fn descriptor_outlives_latest_name(room: &Room) -> Result<()> {
+    let path = room.at("a");
+    sys::mknod(&path, libc::S_IFIFO | 0o600, 0)?;
+    let held = sys::open(&path, libc::O_PATH, 0)?;
+    fs::hard_link(&path, room.at("b"))?;
+    fs::hard_link(&path, room.at("c"))?;
+    fs::remove_file(room.at("c"))?;
+    fs::remove_file(room.at("b"))?;
+    sys::link_fd(&held, &room.at("d"))?;
+    ensure!(fs::symlink_metadata(room.at("d"))?.nlink() == 2);
     Ok(())
 }
 
