@@ -125,10 +125,21 @@ mod tests {
 
     fn renames(cache: &mut Cache, replaced: Option<NodeId>) {
         let (from, to, no_replace, exchange) = (1, 1, false, false);
-        let rename = Op::Rename { from, name: name("x"), to, new_name: name("t"), no_replace, exchange };
+        let rename = Op::Rename {
+            from,
+            name: name("x"),
+            to,
+            new_name: name("t"),
+            no_replace,
+            exchange,
+            whiteout: false,
+        };
         let call = ask(cache, rename);
         let moved = NodeId { ino: 9, generation: 1 };
-        assert_eq!(answer(cache, call, Reply::Renamed { moved, replaced, kept: None }), Answer::Done);
+        assert_eq!(
+            answer(cache, call, Reply::Renamed { moved, replaced, kept: None, whiteout: None }),
+            Answer::Done
+        );
     }
 
     /// Another mount moves `t` to `u` and makes another one while this one removes `t`.

@@ -76,6 +76,7 @@ pub(crate) enum Purpose {
         to: u64,
         new_name: Name,
         exchange: bool,
+        whiteout: bool,
     },
     /// Attributes or xattrs of one inode are changed.
     Change {

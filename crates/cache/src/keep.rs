@@ -97,7 +97,7 @@ impl Cache {
     pub(crate) fn let_leave(&mut self, purpose: &Purpose) -> [Option<u64>; 2] {
         let leaving = match purpose {
             Purpose::Remove { dir, name } => [self.open_at(*dir, name), None],
-            Purpose::Rename { from, name, to, new_name, exchange } => {
+            Purpose::Rename { from, name, to, new_name, exchange, .. } => {
                 let moved = |dir: u64, name: &Name| {
                     let child = self.child_at(dir, name);
                     child.filter(|ino| self.inodes.get(ino).is_some_and(|inode| inode.lookups > 0))
@@ -192,7 +192,15 @@ mod tests {
             let (new_name, from) = (name(b"f"), name(b"g"));
             let (id, call) = ask(
                 cache,
-                Op::Rename { from: 1, name: from, to: 1, new_name, no_replace: false, exchange: false },
+                Op::Rename {
+                    from: 1,
+                    name: from,
+                    to: 1,
+                    new_name,
+                    no_replace: false,
+                    exchange: false,
+                    whiteout: false,
+                },
             );
             let response = Response::plain(Err(nigh_types::Errno::XDEV));
             cache.handle_event(T0, Event::Response { call: id, response });
@@ -263,10 +271,15 @@ mod tests {
             new_name: name(b"f"),
             no_replace: false,
             exchange: false,
+            whiteout: false,
         };
         let (renamed, _) = ask(&mut cache, rename);
         let moved = NodeId { ino: 8, generation: 1 };
-        answer(&mut cache, renamed, Reply::Renamed { moved, replaced: Some(node), kept: Some(Handle(9)) });
+        answer(
+            &mut cache,
+            renamed,
+            Reply::Renamed { moved, replaced: Some(node), kept: Some(Handle(9)), whiteout: None },
+        );
         assert_eq!(released(&mut cache), [Handle(9)]);
         cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
         assert_eq!(released(&mut cache), []);
@@ -306,6 +319,7 @@ mod tests {
             new_name: name(b"g"),
             no_replace: false,
             exchange: true,
+            whiteout: false,
         };
         assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), rename), None);
         let mut stale = Vec::new();

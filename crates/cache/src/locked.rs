@@ -171,7 +171,7 @@ mod tests {
 
     fn rename(from: u64, old: &[u8], to: u64, new: &[u8]) -> Op {
         let (name, new_name) = (name(old), name(new));
-        Op::Rename { from, name, to, new_name, no_replace: false, exchange: false }
+        Op::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false }
     }
 
     /// Of `MET`, the root and `OTHER`: which may be locked for a request, whether it is out or came while the remote was away.

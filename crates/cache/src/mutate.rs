@@ -288,7 +288,9 @@ impl Cache {
     }
 
     pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
-        let Op::Rename { from, name, to, new_name, no_replace, exchange } = what else { return None };
+        let Op::Rename { from, name, to, new_name, no_replace, exchange, whiteout } = what else {
+            return None;
+        };
         let (Some(from_place), Some(to_place)) = (self.place(from), self.place(to)) else {
             return Some(Answer::Failed(Errno::STALE));
         };
@@ -303,9 +305,10 @@ impl Cache {
             new_name: new_name.clone(),
             no_replace,
             exchange,
+            whiteout,
             keep,
         };
-        self.ask(now, op, caller, Purpose::Rename { from, name, to, new_name, exchange }, call)
+        self.ask(now, op, caller, Purpose::Rename { from, name, to, new_name, exchange, whiteout }, call)
     }
 
     /// A file that may be opened under its name while it is being replaced: atomic replacement must never
@@ -319,24 +322,14 @@ impl Cache {
     }
 
     pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
-        let Purpose::Rename { from, name, to, new_name, exchange } = &flight.purpose else {
+        let Purpose::Rename { from, name, to, new_name, exchange, whiteout } = &flight.purpose else {
             return Answer::Failed(Errno::IO);
         };
         let (old, new) = ((*from, name), (*to, new_name));
-        let (moved, replaced, kept) = match &response.result {
-            Ok(Reply::Renamed { moved, replaced, kept }) => (*moved, *replaced, *kept),
+        let (moved, replaced, kept, left) = match &response.result {
+            Ok(Reply::Renamed { moved, replaced, kept, whiteout }) => (*moved, *replaced, *kept, *whiteout),
             Ok(_) => return Answer::Failed(Errno::PROTO),
-            Err(errno) => {
-                if !leaves_names(*errno) {
-                    // ENOENT speaks of the old name, EEXIST and ENOTEMPTY of the new one.
-                    let missing = *errno == Errno::NOENT;
-                    self.doubt_name(*from, name, Some(!missing));
-                    if !missing {
-                        self.doubt_name(*to, new_name, says_exists(*errno));
-                    }
-                }
-                return Answer::Failed(*errno);
-            }
+            Err(errno) => return self.not_renamed(old, new, *errno),
         };
         if !*exchange && replaced == Some(moved) {
             // Two names of one inode: rename(2) leaves both.
@@ -347,13 +340,17 @@ impl Cache {
             self.bury(flight.goes, replaced);
         }
         let moved_child = self.child_for(flight, moved, old, response);
-        let other_child =
-            replaced.filter(|_| *exchange).and_then(|id| self.child_for(flight, id, new, response));
+        let other = replaced.filter(|_| *exchange);
+        left.into_iter().for_each(|left| self.born(left));
+        // A whiteout is learned as what was exchanged is. The kernel has no dentry for the old name (`d_move`), so nothing is invalidated.
+        let other_child = other.or(left).and_then(|id| self.child_for(flight, id, new, response));
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
         }
-        let other = replaced.filter(|_| *exchange);
         self.bind(now, flight, old, other_child, &response.grants);
+        if let Some(id) = self.id_of(*from).filter(|_| *whiteout && left.is_none()) {
+            self.doubt_order(id);
+        }
         self.bind(now, flight, new, moved_child, &response.grants);
         self.forget_linked(moved, old);
         self.drop_carried(now, (old, moved), new);
@@ -363,10 +360,22 @@ impl Cache {
             self.move_home(other, old);
         }
         self.learn_after(now, flight, response);
-        for ino in [*from, *to, moved.ino].into_iter().chain(replaced.map(|r| r.ino)) {
+        for ino in [*from, *to, moved.ino].into_iter().chain(replaced.or(left).map(|r| r.ino)) {
             self.mark_inode(ino);
         }
         Answer::Done
+    }
+
+    fn not_renamed(&mut self, old: (u64, &Name), new: (u64, &Name), errno: Errno) -> Answer {
+        if !leaves_names(errno) {
+            // ENOENT speaks of the old name, EEXIST and ENOTEMPTY of the new one.
+            let missing = errno == Errno::NOENT;
+            self.doubt_name(old.0, old.1, Some(!missing));
+            if !missing {
+                self.doubt_name(new.0, new.1, says_exists(errno));
+            }
+        }
+        Answer::Failed(errno)
     }
 
     /// Whether a name leads to that inode in the kernel, if it does to any: it was told so last.

@@ -90,6 +90,7 @@ pub enum Op {
         new_name: Name,
         no_replace: bool,
         exchange: bool,
+        whiteout: bool,
     },
     Link {
         ino: u64,
@@ -233,6 +234,12 @@ pub enum Op {
 }
 
 impl Op {
+    /// rename(2), or renameat2(2) without flags.
+    #[must_use]
+    pub fn rename((from, name): (u64, Name), (to, new_name): (u64, Name)) -> Op {
+        Op::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false }
+    }
+
     /// The inodes that are meant by their numbers alone.
     pub(crate) fn nodes(&self) -> [Option<u64>; 2] {
         match self {

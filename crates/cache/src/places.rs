@@ -212,7 +212,7 @@ impl Cache {
             Purpose::Rename { from, name, to, new_name, .. } if (*from, name) == (home.0, &home.1) => {
                 Some((*to, new_name.clone()))
             }
-            Purpose::Rename { from, name, to, new_name, exchange: true }
+            Purpose::Rename { from, name, to, new_name, exchange: true, .. }
                 if (*to, new_name) == (home.0, &home.1) =>
             {
                 Some((*from, name.clone()))

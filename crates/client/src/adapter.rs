@@ -12,6 +12,7 @@ use nigh_types::{
 const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
 
@@ -209,7 +210,9 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
         Operation::Unlink { name: n } => natural(Op::Unlink { dir: ino, name: name(n)? }),
         Operation::Rmdir { name: n } => natural(Op::Rmdir { dir: ino, name: name(n)? }),
         Operation::Rename { name: n, new_dir, new_name, flags } => {
-            if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0 {
+            let others = flags & (RENAME_NOREPLACE | RENAME_WHITEOUT);
+            let known = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
+            if flags & !known != 0 || flags & RENAME_EXCHANGE != 0 && others != 0 {
                 return Err(Errno::INVAL);
             }
             natural(Op::Rename {
@@ -219,6 +222,7 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
                 new_name: name(new_name)?,
                 no_replace: flags & RENAME_NOREPLACE != 0,
                 exchange: flags & RENAME_EXCHANGE != 0,
+                whiteout: flags & RENAME_WHITEOUT != 0,
             })
         }
         Operation::Link { node, name: n } => natural(Op::Link { ino: real(node), dir: ino, name: name(n)? }),

@@ -16,7 +16,7 @@ const ROOT_BYTES: usize = 300;
 
 /// Makes from one table the tag of each call and the order of its fields.
 macro_rules! calls {
-    ($($tag:literal $variant:ident { $($field:ident),* $(,)? })*) => {
+    ($($tag:literal $variant:ident { $($field:ident),* $(,)? } $(without $absent:ident)?)*) => {
         /// A call's kind, as its tag on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
@@ -29,12 +29,12 @@ macro_rules! calls {
         }
 
         fn put_fields(w: &mut Writer, call: &Call) {
-            match call { $(Call::$variant { $($field),* } => { $($field.put(w);)* })* }
+            match call { $(Call::$variant { $($field,)* .. } => { $($field.put(w);)* })* }
         }
 
         fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Call, ProtocolError> {
             Ok(match tag {
-                $($tag => Call::$variant { $($field: Wire::parse(r)?),* },)*
+                $($tag => Call::$variant { $($field: Wire::parse(r)?,)* $($absent: false)? },)*
                 _ => return Err(ProtocolError::Malformed("unknown call")),
             })
         }
@@ -71,7 +71,7 @@ calls! {
     37 Link { node, dir, name }
     38 Unlink { dir, name, keep }
     39 Rmdir { dir, name }
-    40 Rename { from, name, to, new_name, no_replace, exchange, keep }
+    40 Rename { from, name, to, new_name, no_replace, exchange, keep } without whiteout
     41 SetAttr { node, handle, set }
     42 Write { node, handle, offset, flags, data }
     43 Fallocate { node, handle, mode, offset, length }
@@ -86,20 +86,44 @@ impl Wire for Request {
         self.credentials.put(w);
         self.name.put(w);
         w.u8(CallType::of(&self.call) as u8);
-        w.record(|w| put_fields(w, &self.call));
+        w.record(|w| put_call(w, &self.call));
     }
 
     fn parse(r: &mut Reader<'_>) -> Result<Request, ProtocolError> {
         let credentials = Credentials::parse(r)?;
         let name = Option::<OpName>::parse(r)?;
         let tag = r.u8()?;
-        let call = take_fields(tag, &mut r.record()?)?;
+        let call = take_call(tag, &mut r.record()?)?;
         check(&call)?;
         if call.is_mutation() != name.is_some() {
             return Err(ProtocolError::OpName);
         }
         Ok(Request { credentials, name, call })
     }
+}
+
+/// A rename that leaves a whiteout has both flags set, and behind its fields the flag that says whether it may replace. A server that does
+/// not know the latter refuses the former (`EINVAL`).
+fn put_call(w: &mut Writer, call: &Call) {
+    let Call::Rename { whiteout: true, no_replace: says_no_replace, .. } = call else {
+        return put_fields(w, call);
+    };
+    let mut sent = call.clone();
+    if let Call::Rename { no_replace, exchange, .. } = &mut sent {
+        (*no_replace, *exchange) = (true, true);
+    }
+    put_fields(w, &sent);
+    says_no_replace.put(w);
+}
+
+fn take_call(tag: u8, r: &mut Reader<'_>) -> Result<Call, ProtocolError> {
+    let mut call = take_fields(tag, r)?;
+    if let Call::Rename { no_replace: no_replace @ true, exchange: exchange @ true, whiteout, .. } = &mut call
+        && !r.is_empty()
+    {
+        (*no_replace, *exchange, *whiteout) = (bool::parse(r)?, false, true);
+    }
+    Ok(call)
 }
 
 /// Bytes that a request takes beyond some 2 KiB of fixed fields and names.

@@ -28,6 +28,8 @@ pub(crate) struct Expected {
     kind: Option<Kind>,
     /// Whether the reply may carry a kept handle.
     keep: bool,
+    /// Whether it may name a whiteout.
+    whiteout: bool,
     /// How far a listing came.
     behind: Behind,
     /// Of a listing that began anew: up to where it was passed on before.
@@ -64,6 +66,7 @@ impl Expected {
             Call::Unlink { keep, .. } | Call::Rename { keep, .. } => keep.is_some(),
             _ => false,
         };
+        let whiteout = matches!(call, Call::Rename { whiteout: true, .. });
         let handle = match call {
             Call::Reopen { handle, .. } => Some(*handle),
             _ => None,
@@ -79,7 +82,21 @@ impl Expected {
             _ => Behind::default(),
         };
         let seen = None;
-        Expected { sent, lock_wait, renews, call_type, node, handle, count, kind, keep, behind, seen, walk }
+        Expected {
+            sent,
+            lock_wait,
+            renews,
+            call_type,
+            node,
+            handle,
+            count,
+            kind,
+            keep,
+            whiteout,
+            behind,
+            seen,
+            walk,
+        }
     }
 
     /// A walk ahead goes on.
@@ -177,6 +194,9 @@ impl Expected {
             Reply::Made { entry, handle, .. } => self.check_made(entry, handle.is_some()),
             Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } if kept.is_some() && !self.keep => {
                 Err("a handle that was not asked for")
+            }
+            Reply::Renamed { whiteout: Some(_), .. } if !self.whiteout => {
+                Err("a whiteout that was not asked for")
             }
             _ => Ok(()),
         }

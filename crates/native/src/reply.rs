@@ -133,10 +133,14 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             node.put(w);
             kept.put(w);
         }
-        Reply::Renamed { moved, replaced, kept } => {
+        Reply::Renamed { moved, replaced, kept, whiteout } => {
             moved.put(w);
             replaced.put(w);
             kept.put(w);
+            // The last field: a client that does not know it has not asked for one.
+            if let Some(whiteout) = whiteout {
+                whiteout.put(w);
+            }
         }
         Reply::Written { offset, count } => {
             offset.put(w);
@@ -162,9 +166,12 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         11 => Reply::Flags(r.u32()?),
         12 => Reply::Made { entry: Entry::parse(r)?, handle: Option::parse(r)?, existed: bool::parse(r)? },
         13 => Reply::Removed { node: NodeId::parse(r)?, kept: Option::parse(r)? },
-        14 => {
-            Reply::Renamed { moved: NodeId::parse(r)?, replaced: Option::parse(r)?, kept: Option::parse(r)? }
-        }
+        14 => Reply::Renamed {
+            moved: NodeId::parse(r)?,
+            replaced: Option::parse(r)?,
+            kept: Option::parse(r)?,
+            whiteout: if r.is_empty() { None } else { Some(NodeId::parse(r)?) },
+        },
         15 => Reply::Written { offset: r.u64()?, count: r.u64()? },
         16 => Reply::Done,
         17 => Reply::Locked(Option::parse(r)?),

@@ -76,7 +76,8 @@ fn calls() -> impl Strategy<Value = Call> {
                 to: other,
                 new_name: new,
                 no_replace: flag,
-                exchange: !flag,
+                exchange: !flag && c % 2 == 0,
+                whiteout: flag || c % 2 == 1,
                 keep: None,
             },
             Call::Write { flags, .. } => {
@@ -334,5 +335,27 @@ fn open_to_append_is_one_field_more_and_other_opens_are_as_before() {
     assert_eq!(appends.len(), plain.len() + 1);
     for (bytes, append) in [(plain, false), (appends, true)] {
         assert_eq!(decode(&bytes), Ok(Some(Message::Request(CallId(7), request(append)))));
+    }
+}
+
+/// It reads no further than `keep`, and to rename so is `EINVAL`.
+#[test]
+fn older_server_takes_a_rename_that_leaves_a_whiteout_for_one_with_both_flags() {
+    let request = |(no_replace, exchange, whiteout)| {
+        let (from, to, name) = (samples::dir(), samples::dir(), Name::new(b"x").unwrap());
+        let new_name = name.clone();
+        let call = Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None };
+        let name = Some(OpName { client: 1, incarnation: 2, sequence: 3 });
+        Request { credentials: Credentials::default(), name, call }
+    };
+    let encode = |flags| nigh_native::encode_request(CallId(7), &request(flags));
+    let both = encode((true, true, false));
+    for no_replace in [false, true] {
+        let leaves = encode((no_replace, false, true));
+        let (further, fields) = leaves.split_last().unwrap();
+        assert_eq!((*further, leaves.len()), (u8::from(no_replace), both.len() + 1));
+        assert!(fields.ends_with(&both[both.len() - 40..]));
+        let asked = Message::Request(CallId(7), request((no_replace, false, true)));
+        assert_eq!(decode(&leaves), Ok(Some(asked)));
     }
 }

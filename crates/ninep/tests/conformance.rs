@@ -72,6 +72,7 @@ impl Harness for Served {
             "tmpfile_has_no_name_until_linked",
             "rename_noreplace",
             "rename_exchange",
+            "rename_whiteout",
             "xattrs_may_be_empty",
         ]
     }

@@ -373,6 +373,7 @@ fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
         new_name: name("g"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     };
     stage.done(rename).result.unwrap();

@@ -147,6 +147,7 @@ fn each(root: &Place, file: &Place, dir: &Place, handle: Handle) -> Vec<Call> {
             new_name: name("g"),
             no_replace: false,
             exchange: false,
+            whiteout: false,
             keep: None,
         },
         Call::SetAttr { node: file.clone(), handle: Some(handle), set: nigh_types::SetAttr::default() },

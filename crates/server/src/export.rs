@@ -418,9 +418,9 @@ fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::Link { node, dir, name } => make::link(cx, node, dir, name),
         Call::Unlink { dir, name, keep } => remove::unlink(cx, dir, name, *keep),
         Call::Rmdir { dir, name } => remove::rmdir(cx, dir, name),
-        Call::Rename { from, name, to, new_name, no_replace, exchange, keep } => {
+        Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep } => {
             let names = rename::Names { from, name, to, new_name };
-            rename::rename(cx, &names, *no_replace, *exchange, *keep)
+            rename::rename(cx, &names, rename::flags(*no_replace, *exchange, *whiteout), *keep)
         }
         Call::SetAttr { node, handle, set } => attributes::setattr(cx, node, *handle, set),
         Call::Write { node, handle, offset, data, flags } => {

@@ -121,6 +121,7 @@ mod tests {
             new_name: name(),
             no_replace: false,
             exchange: false,
+            whiteout: false,
             keep,
         };
         let ahead = |roots| Call::Ahead { roots, order: Order::Cookie, credit: 1 };

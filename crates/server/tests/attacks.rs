@@ -242,6 +242,7 @@ fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
                 new_name: new,
                 no_replace: false,
                 exchange: false,
+                whiteout: false,
                 keep: None,
             },
         ]

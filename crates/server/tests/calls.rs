@@ -351,26 +351,29 @@ fn rename_replaces_refuses_and_exchanges() {
             new_name: name(to),
             no_replace,
             exchange,
+            whiteout: false,
             keep,
         })
     };
     let (a, b, c, d) = (x.place("a").node, x.place("b").node, x.place("c").node, x.place("d"));
     assert_eq!(rename("a", x.top(), "b", true, false, None).result, Err(Errno::EXIST));
     let done = rename("a", x.top(), "b", false, true, None);
-    assert_eq!(done.result, Ok(Reply::Renamed { moved: a, replaced: Some(b), kept: None }));
+    assert_eq!(done.result, Ok(Reply::Renamed { moved: a, replaced: Some(b), kept: None, whiteout: None }));
     assert_eq!(
         (fs::read(x.path("a")).unwrap(), fs::read(x.path("b")).unwrap()),
         (b"b".to_vec(), b"a".to_vec())
     );
     let done = rename("c", x.top(), "a", false, false, Some(b));
-    let Ok(Reply::Renamed { moved, replaced: Some(replaced), kept: Some(handle) }) = done.result else {
+    let Ok(Reply::Renamed { moved, replaced: Some(replaced), kept: Some(handle), whiteout: None }) =
+        done.result
+    else {
         panic!()
     };
     assert_eq!((moved, replaced), (c, b));
     assert!(done.after.iter().any(|(id, attr)| *id == b && attr.nlink == 0));
     assert_eq!(x.read(&Place::bare(b), Some(handle)).unwrap(), b"b");
     let done = rename("a", d.clone(), "z", false, false, None);
-    assert_eq!(done.result, Ok(Reply::Renamed { moved: c, replaced: None, kept: None }));
+    assert_eq!(done.result, Ok(Reply::Renamed { moved: c, replaced: None, kept: None, whiteout: None }));
     for id in [x.root, d.node, c] {
         assert!(done.after.iter().any(|(touched, _)| *touched == id));
     }
@@ -391,6 +394,7 @@ fn a_renamed_directory_is_found_without_a_hint() {
         new_name: name("y"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     };
     assert!(x.call(call).is_ok());

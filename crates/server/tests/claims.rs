@@ -487,6 +487,7 @@ fn who_may_take_a_name_away_does_not_get_at_the_file() {
         new_name: name("two"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: Some(two),
     };
     let Ok(Reply::Renamed { replaced, kept, .. }) = client.call(rename).result else { panic!() };

@@ -161,8 +161,16 @@ fn a_file_is_opened_although_it_was_replaced_since_it_was_looked_up() {
     let f = one.place("d/f");
     let (d, d2) = (one.place("d"), one.place("d2"));
     let (no_replace, exchange, keep) = (false, false, None);
-    let rename =
-        Call::Rename { from: d2, name: name("old"), to: d, new_name: name("f"), no_replace, exchange, keep };
+    let rename = Call::Rename {
+        from: d2,
+        name: name("old"),
+        to: d,
+        new_name: name("f"),
+        no_replace,
+        exchange,
+        whiteout: false,
+        keep,
+    };
     done_beside(&mut one, &mut two, rename);
     let handle = one.open(&f, BOTH);
     let read = Call::Read { node: f.clone(), handle: Some(handle), offset: 0, length: 4096 };
@@ -193,6 +201,7 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
         new_name: name(new),
         no_replace: false,
         exchange,
+        whiteout: false,
         keep: None,
     };
     done_beside(&mut one, &mut two, rename(&d, "f", &d2, "old", true));
@@ -451,7 +460,7 @@ fn a_file_that_its_own_session_replaced_is_opened_too() {
     let (to, from) = (client.place("d"), client.place("d2"));
     let (no_replace, exchange, keep) = (false, false, None);
     let (old, new_name) = (name("old"), name("f"));
-    let call = Call::Rename { from, name: old, to, new_name, no_replace, exchange, keep };
+    let call = Call::Rename { from, name: old, to, new_name, no_replace, exchange, whiteout: false, keep };
     assert!(client.call(call).result.is_ok());
     assert!(client.call(Call::Open { node: f, access: READ }).result.is_ok());
 }

@@ -221,7 +221,8 @@ fn names_that_are_kept_are_never_older_than_what_was_renamed() {
             let (from, to) = (client.root(), client.root());
             let (old, new_name) = (name(&format!("n{}", number - 1)), name(&format!("n{number}")));
             let (no_replace, exchange, keep) = (true, false, None);
-            let call = Call::Rename { from, name: old, to, new_name, no_replace, exchange, keep };
+            let call =
+                Call::Rename { from, name: old, to, new_name, no_replace, exchange, whiteout: false, keep };
             client.call(call).result.is_ok()
         },
         |facts| {
@@ -256,7 +257,8 @@ fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
                 let (from, to) = (client.place("stay"), client.place("d0"));
                 let (no_replace, exchange, keep) = (true, false, None);
                 let (name, new_name) = (name("f"), name("f"));
-                let call = Call::Rename { from, name, to, new_name, no_replace, exchange, keep };
+                let call =
+                    Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout: false, keep };
                 assert!(client.call(call).result.is_ok());
                 (node, handle)
             });
@@ -285,7 +287,16 @@ fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
             let (no_replace, exchange, keep) = (true, false, None);
             let (name, new_name) = (name("f"), name("f"));
             // At first it is not there yet.
-            client.call(Call::Rename { from, name, to, new_name, no_replace, exchange, keep });
+            client.call(Call::Rename {
+                from,
+                name,
+                to,
+                new_name,
+                no_replace,
+                exchange,
+                whiteout: false,
+                keep,
+            });
         },
     );
 }

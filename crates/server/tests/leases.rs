@@ -138,6 +138,7 @@ fn renames_recall_both_directories_what_moved_and_what_stood_there() {
             new_name: name(to),
             no_replace,
             exchange,
+            whiteout: false,
             keep: None,
         }
     };
@@ -318,7 +319,16 @@ fn a_file_that_was_moved_while_its_writer_waited_is_looked_at_again() {
     mover.obliging = true;
     let (name_f, new_name) = (name("f"), name("g"));
     let (no_replace, exchange, keep) = (false, false, None);
-    let renamed = mover.call(Call::Rename { from, name: name_f, to, new_name, no_replace, exchange, keep });
+    let renamed = mover.call(Call::Rename {
+        from,
+        name: name_f,
+        to,
+        new_name,
+        no_replace,
+        exchange,
+        whiteout: false,
+        keep,
+    });
     assert!(renamed.result.is_ok(), "nobody else holds what it changes: {:?}", renamed.result);
     let d2 = watcher.place("d2");
     let (entries, _) = watcher.list(&d2);
@@ -405,6 +415,7 @@ fn a_file_is_not_moved_while_it_is_changed() {
         new_name: name("f"),
         no_replace: true,
         exchange: false,
+        whiteout: false,
         keep: None,
     });
     while !mover.is_answered(rename) {

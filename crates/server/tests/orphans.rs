@@ -21,7 +21,7 @@ fn unlink(dir: &Place, text: &str) -> Call {
 
 fn rename(from: &Place, old: &str, to: &Place, new: &str) -> Call {
     let (from, to, name, new_name) = (from.clone(), to.clone(), name(old), name(new));
-    Call::Rename { from, name, to, new_name, no_replace: false, exchange: false, keep: None }
+    Call::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false, keep: None }
 }
 
 /// Names in the folder; `None`: there is no folder.
@@ -173,6 +173,7 @@ fn what_nobody_has_open_or_has_another_name_is_not_set_aside() {
         new_name: name("old"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     };
     let old = client.place("d2/old");

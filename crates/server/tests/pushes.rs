@@ -133,6 +133,7 @@ fn a_rename_is_one_message() {
         new_name: name("moved"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     };
     let (watcher, facts) = pushed(rename, &["d: f", "d2: moved", "d itself", "d2 itself"]);
@@ -292,7 +293,16 @@ fn a_file_that_an_exchange_has_moved_is_changed_where_it_lies_now() {
     let handle = mutator.open(&h, access);
     let goes = Call::Unlink { dir: d.clone(), name: name("h"), keep: None };
     let (from, to, of, new_name) = (d.clone(), d2, name("f"), name("h2"));
-    let moves = Call::Rename { from, name: of, to, new_name, no_replace: false, exchange: true, keep: None };
+    let moves = Call::Rename {
+        from,
+        name: of,
+        to,
+        new_name,
+        no_replace: false,
+        exchange: true,
+        whiteout: false,
+        keep: None,
+    };
     for call in [goes, moves] {
         let sent = mutator.send(call);
         let (id, _) = watcher.held();

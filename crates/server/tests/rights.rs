@@ -217,6 +217,7 @@ fn names_in_directory_that_caller_may_not_search_are_refused_whether_they_exist_
             new_name: name.clone(),
             no_replace: false,
             exchange: false,
+            whiteout: false,
             keep: None,
         };
         for call in [

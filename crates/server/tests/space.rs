@@ -112,6 +112,7 @@ impl Small {
             new_name: name(to),
             no_replace: false,
             exchange: false,
+            whiteout: false,
             keep: None,
         };
         assert!(matches!(self.call(call), Ok(Reply::Renamed { .. })));

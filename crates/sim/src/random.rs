@@ -202,9 +202,7 @@ impl<B: Backend> History<B> {
                 if (dir, &file) == (to, &new_name) {
                     return;
                 }
-                let op =
-                    Op::Rename { from: dir, name: file, to, new_name, no_replace: false, exchange: false };
-                (Some(op), vec![dir, to])
+                (Some(Op::rename((dir, file), (to, new_name))), vec![dir, to])
             }
             _ => return self.read_directory(at, dir),
         };

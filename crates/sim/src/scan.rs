@@ -222,7 +222,15 @@ impl<B: Backend> Scan<B> {
             _ => {
                 let (from, to) = (self.one(), self.another());
                 let (name, new_name) = (name(from), name(to));
-                Op::Rename { from: dir, name, to: dir, new_name, no_replace: false, exchange: false }
+                Op::Rename {
+                    from: dir,
+                    name,
+                    to: dir,
+                    new_name,
+                    no_replace: false,
+                    exchange: false,
+                    whiteout: false,
+                }
             }
         };
         self.world.ask(WRITER, op)

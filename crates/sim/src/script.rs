@@ -351,7 +351,7 @@ impl Script {
                 let (from, name) = parent();
                 let (to, new_name) = split(rest[1]);
                 let to = self.find(to).ino;
-                Op::Rename { from, name, to, new_name, no_replace: false, exchange: false }
+                Op::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false }
             }
             "link" => {
                 let (dir, name) = split(rest[1]);

@@ -116,6 +116,11 @@ fn falsify(dice: &mut Dice, call: Call, answer: &mut Answer) -> bool {
     true
 }
 
+fn renaming((from, name): (Place, Name), (to, new_name): (Place, Name), how: How) -> Asked {
+    let (no_replace, exchange, whiteout) = (how == How::NoReplace, how == How::Exchange, false);
+    Asked::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None }
+}
+
 /// One tree with two directories, and who does what there.
 struct World {
     tree: Tree,
@@ -266,8 +271,7 @@ impl World {
             }
             Call::Rename { old, new, how } => {
                 let ((from, name), (to, new_name)) = (self.place(old), self.place(new));
-                let (no_replace, exchange) = (how == How::NoReplace, how == How::Exchange);
-                self.ask(0, Asked::Rename { from, name, to, new_name, no_replace, exchange, keep: None })?;
+                self.ask(0, renaming((from, name), (to, new_name), how))?;
             }
             Call::Open { slot } => return self.opened(slot),
             Call::Stat { slot } => {

@@ -135,8 +135,18 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
     };
     let (from, to) = ((dirs.0, name("f")), (dirs.1, name("g")));
     let (no_replace, exchange) = (false, false);
-    world
-        .answer(1, Op::Rename { from: from.0, name: from.1, to: to.0, new_name: to.1, no_replace, exchange });
+    world.answer(
+        1,
+        Op::Rename {
+            from: from.0,
+            name: from.1,
+            to: to.0,
+            new_name: to.1,
+            no_replace,
+            exchange,
+            whiteout: false,
+        },
+    );
     world.answer(0, Op::OpenDir { ino: dirs.1 });
     let (fh, data) = (opened.fh, b"rather long".to_vec());
     let write = Op::Write { ino: file, fh, offset: 0, data, flags: WriteFlags::default() };

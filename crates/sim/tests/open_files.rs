@@ -61,8 +61,7 @@ fn beside(world: &World, file: NodeId, offset: u64, data: &[u8]) {
 }
 
 fn rename(from: &str, to: &str) -> Op {
-    let (name, new_name) = (name(from), name(to));
-    Op::Rename { from: 1, name, to: 1, new_name, no_replace: false, exchange: false }
+    Op::rename((1, name(from)), (1, name(to)))
 }
 
 /// How often the kernel was told to forget data of a file.
@@ -321,14 +320,7 @@ fn pages_under_a_directorys_grant_do_not_follow_the_file_out_of_it() {
         }
         assert_eq!(forgets(&world, file), 0);
         let op = match what {
-            "move" => Op::Rename {
-                from: 1,
-                name: name("f"),
-                to: elsewhere,
-                new_name: name("f"),
-                no_replace: false,
-                exchange: false,
-            },
+            "move" => Op::rename((1, name("f")), (elsewhere, name("f"))),
             "link" => Op::Link { ino: file.ino, dir: elsewhere, name: name("g") },
             "unlink" => Op::Unlink { dir: 1, name: name("f") },
             _ => rename("other", "f"),
@@ -561,9 +553,7 @@ fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
                 world.settle();
             }
             "rename" => {
-                let (name, new_name) = (name("f"), name("g"));
-                let to = dir.ino;
-                let op = Op::Rename { from: 1, name, to, new_name, no_replace: false, exchange: false };
+                let op = Op::rename((1, name("f")), (dir.ino, name("g")));
                 assert_eq!(world.answer(0, op), Answer::Done);
             }
             _ => drop(world.answer(0, Op::Link { ino: file.ino, dir: dir.ino, name: name("g") })),

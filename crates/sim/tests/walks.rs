@@ -42,8 +42,15 @@ fn after_a_walk_the_call_is_sent_again() {
     let flags = stale_once(&mut world, Op::GetFlags { ino: file.ino });
     assert_eq!((flags, control.calls("walk"), control.calls("getflags")), (Answer::Flags(0), 1, 2));
     let (from, to) = (dir.ino, 1);
-    let rename =
-        Op::Rename { from, name: name("f"), to, new_name: name("g"), no_replace: false, exchange: false };
+    let rename = Op::Rename {
+        from,
+        name: name("f"),
+        to,
+        new_name: name("g"),
+        no_replace: false,
+        exchange: false,
+        whiteout: false,
+    };
     assert_eq!(stale_once(&mut world, rename), Answer::Done);
     assert_eq!((control.calls("walk"), control.calls("rename")), (2, 2));
     assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
@@ -66,7 +73,15 @@ fn it_is_not_walked_for_ever() {
     assert_eq!(world.answer(0, Op::GetFlags { ino: file.ino }), Answer::Failed(Errno::STALE));
     assert_eq!((control.calls("walk"), control.calls("getflags")), (1, 2));
     let (from, to, new_name) = (dir.ino, 1, name("g"));
-    let rename = Op::Rename { from, name: name("f"), to, new_name, no_replace: false, exchange: false };
+    let rename = Op::Rename {
+        from,
+        name: name("f"),
+        to,
+        new_name,
+        no_replace: false,
+        exchange: false,
+        whiteout: false,
+    };
     assert_eq!(world.answer(0, rename), Answer::Failed(Errno::STALE));
     assert_eq!((control.calls("walk"), control.calls("rename")), (3, 3));
     assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
@@ -102,6 +117,7 @@ fn what_the_host_moved_away_is_found_by_its_new_name() {
         new_name: name("g"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     };
     world.server.edit(|tree| tree.beside(now, call)).unwrap();

@@ -97,7 +97,15 @@ fn requests(fh: Fh) -> Vec<Op> {
         Op::Mkdir { dir, name: leaf(), mode, umask },
         Op::Unlink { dir, name: leaf() },
         Op::Rmdir { dir, name: leaf() },
-        Op::Rename { from: dir, name: leaf(), to: 1, new_name: leaf(), no_replace: false, exchange: false },
+        Op::Rename {
+            from: dir,
+            name: leaf(),
+            to: 1,
+            new_name: leaf(),
+            no_replace: false,
+            exchange: false,
+            whiteout: false,
+        },
         Op::Link { ino, dir, name: leaf() },
         Op::Open { ino, access, append: false },
         Op::Create { dir, name: leaf(), mode, umask, exclusive: true, access, append: false },
@@ -134,7 +142,7 @@ fn replies() -> Vec<Reply> {
         Reply::Flags(4),
         Reply::Made { entry: entry(50, 0o100_644), handle: None, existed: false },
         Reply::Removed { node, kept: None },
-        Reply::Renamed { moved: node, replaced: None, kept: None },
+        Reply::Renamed { moved: node, replaced: None, kept: None, whiteout: None },
         Reply::Written { offset: 0, count: 1 },
         Reply::Done,
     ]
@@ -237,7 +245,7 @@ fn unknown_numbers_reach_no_server() {
         Op::Read { fh, offset, size, .. } => Op::Read { ino: 99, fh, offset, size },
         Op::SetAttr { fh, set, .. } => Op::SetAttr { ino: 99, fh, set },
         Op::Rename { from, name, new_name, no_replace, exchange, .. } => {
-            Op::Rename { from, name, to: 99, new_name, no_replace, exchange }
+            Op::Rename { from, name, to: 99, new_name, no_replace, exchange, whiteout: false }
         }
         Op::CopyRange { fh, offset, to_ino, to_fh, to_offset, length, .. } => {
             Op::CopyRange { ino: 99, fh, offset, to_ino, to_fh, to_offset, length }

@@ -233,7 +233,8 @@ fn what_was_known_where_a_file_lay_is_not_known_where_it_was_moved() {
     control.plan(Which::Type("rename"), Fate { hold_reply: true, ..Fate::default() });
     let (from, to, leaf) = (d, e, name("f"));
     let (new_name, no_replace, exchange) = (leaf.clone(), false, false);
-    let moved = world.ask(0, Op::Rename { from, name: leaf, to, new_name, no_replace, exchange });
+    let moved =
+        world.ask(0, Op::Rename { from, name: leaf, to, new_name, no_replace, exchange, whiteout: false });
     world.answer(1, Op::Lookup { dir: 1, name: name("e") });
     world.answer(1, Op::Mkdir { dir: e, name: name("g"), mode: 0o755, umask: 0 });
     control.plan_nothing();

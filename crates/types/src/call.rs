@@ -167,7 +167,8 @@ pub enum Call {
     Unlink { dir: Place, name: Name, keep: Option<NodeId> },
     /// → `Reply::Removed`
     Rmdir { dir: Place, name: Name },
-    /// → `Reply::Renamed`. `keep`: as for unlink, of the file that is replaced.
+    /// → `Reply::Renamed`. `keep`: as for unlink, of the file that is replaced. `whiteout`: the old name is to lead to a whiteout
+    /// (`RENAME_WHITEOUT`, a character device 0:0); `EINVAL` where the filesystem makes none.
     Rename {
         from: Place,
         name: Name,
@@ -175,6 +176,7 @@ pub enum Call {
         new_name: Name,
         no_replace: bool,
         exchange: bool,
+        whiteout: bool,
         keep: Option<NodeId>,
     },
     /// → `Reply::Attr`

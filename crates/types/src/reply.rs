@@ -96,11 +96,13 @@ pub enum Reply {
         node: NodeId,
         kept: Option<Handle>,
     },
-    /// `replaced`: what stood at the new name (the other one, of an exchange).
+    /// `replaced`: what stood at the new name (the other one, of an exchange). `whiteout`: what was left at the old name, if that was
+    /// asked for; its attributes stand in [`Response::after`].
     Renamed {
         moved: NodeId,
         replaced: Option<NodeId>,
         kept: Option<Handle>,
+        whiteout: Option<NodeId>,
     },
     Written {
         offset: u64,

@@ -293,7 +293,7 @@ fn call_of(kind: u8, which: u8) -> Call {
         14 => {
             let (from, to, new_name) = (dir, Place::bare(root), Name::new(b"n1").expect("a name"));
             let (no_replace, exchange, keep) = (false, false, Some(node.node));
-            Call::Rename { from, name, to, new_name, no_replace, exchange, keep }
+            Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout: false, keep }
         }
         15 => {
             let set =

@@ -63,7 +63,7 @@ impl Changes {
                 names.push(new_name.clone());
                 let (from, to) = (dir.clone(), dir);
                 let (no_replace, exchange, keep) = (false, false, None);
-                Call::Rename { from, name: old, to, new_name, no_replace, exchange, keep }
+                Call::Rename { from, name: old, to, new_name, no_replace, exchange, whiteout: false, keep }
             }
             _ => {
                 node = None;
@@ -114,7 +114,7 @@ mod tests {
                 Reply::Made { entry, handle: Some(Handle(ino)), existed: false }
             }
             "write" => Reply::Written { offset: 0, count: 1 },
-            "rename" => Reply::Renamed { moved: id, replaced: None, kept: None },
+            "rename" => Reply::Renamed { moved: id, replaced: None, kept: None, whiteout: None },
             "unlink" => Reply::Removed { node: id, kept: None },
             _ => Reply::Attr(id, Attr::default()),
         }

@@ -96,13 +96,21 @@ fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
 fn changes_of_names() -> [(Op, Reply); 3] {
     let name = |text: &[u8]| Name::new(text).unwrap();
     let (from, to, no_replace, exchange) = (1, 1, false, false);
-    let rename = Op::Rename { from, name: name(b"g"), to, new_name: name(b"f"), no_replace, exchange };
+    let rename = Op::Rename {
+        from,
+        name: name(b"g"),
+        to,
+        new_name: name(b"f"),
+        no_replace,
+        exchange,
+        whiteout: false,
+    };
     let moved = NodeId { ino: 8, generation: 1 };
     let attr = Attr { nlink: 2, ..attr(1) };
     let entry = Entry { id: FILE, attr, target: None, no_xattrs: true };
     [
         (Op::Unlink { dir: 1, name: name(b"f") }, Reply::Removed { node: FILE, kept: None }),
-        (rename, Reply::Renamed { moved, replaced: Some(FILE), kept: None }),
+        (rename, Reply::Renamed { moved, replaced: Some(FILE), kept: None, whiteout: None }),
         (Op::Link { ino: 7, dir: 1, name: name(b"h") }, Reply::Made { entry, handle: None, existed: false }),
     ]
 }

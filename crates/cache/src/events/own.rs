@@ -31,8 +31,8 @@ impl Cache {
                 self.picture_attr(entry.id, Some(&entry.attr));
             }
             (Purpose::Remove { dir, name }, Ok(Reply::Removed { .. })) => self.picture_name(*dir, name, None),
-            (Purpose::Rename { .. }, Ok(Reply::Renamed { moved, replaced, .. })) => {
-                self.picture_rename(&flight.purpose, *moved, *replaced, response);
+            (Purpose::Rename { .. }, Ok(Reply::Renamed { moved, replaced, whiteout, .. })) => {
+                self.picture_rename(&flight.purpose, *moved, *replaced, *whiteout, response);
             }
             (Purpose::Change { ino, .. } | Purpose::Write { ino, .. } | Purpose::Open { ino, .. }, Ok(_)) => {
                 if let Some(id) = self.id_of(*ino) {
@@ -107,14 +107,15 @@ impl Cache {
         purpose: &Purpose,
         moved: NodeId,
         replaced: Option<NodeId>,
+        whiteout: Option<NodeId>,
         response: &Response,
     ) {
-        let Purpose::Rename { from, name, to, new_name, exchange } = purpose else { return };
+        let Purpose::Rename { from, name, to, new_name, exchange, .. } = purpose else { return };
         if !exchange && replaced == Some(moved) {
             return;
         }
         let found = self.pictured((*from, name), (*to, new_name), moved, response);
-        let other = replaced.filter(|_| *exchange);
+        let other = replaced.filter(|_| *exchange).or(whiteout);
         let other = other.and_then(|id| self.pictured((*to, new_name), (*from, name), id, response));
         self.picture_name(*from, name, other);
         self.picture_name(*to, new_name, found);

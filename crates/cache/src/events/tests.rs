@@ -302,11 +302,12 @@ fn own_changes_are_not_told() {
         new_name: name("z"),
         no_replace: false,
         exchange: false,
+        whiteout: false,
     });
     stage.remove("a");
     stage.set("z", 10, Attr { ctime: at(8), ..file(0) });
     assert_eq!(stage.after_a_recall(), []);
-    stage.respond(call, Reply::Renamed { moved: id(10), replaced: None, kept: None });
+    stage.respond(call, Reply::Renamed { moved: id(10), replaced: None, kept: None, whiteout: None });
     assert_eq!(stage.after_a_recall(), []);
     let answer =
         stage.cache.handle_op(stage.now, OpId(99), Caller::default(), Op::Lookup { dir: 1, name: name("z") });

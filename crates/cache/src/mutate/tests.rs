@@ -24,9 +24,17 @@ fn ask(cache: &mut Cache, op: Op) -> CallId {
     calls.last().expect("the remote is asked")
 }
 
-fn answer(cache: &mut Cache, call: CallId, response: Response) {
+/// What the kernel is to forget behind it.
+fn answer(cache: &mut Cache, call: CallId, response: Response) -> Vec<Stale> {
     cache.handle_event(T0, Event::Response { call, response });
-    while !matches!(cache.poll_output(), Output::Timeout(..)) {}
+    let mut forgotten = Vec::new();
+    loop {
+        match cache.poll_output() {
+            Output::Invalidate { stale, .. } => forgotten.extend(stale),
+            Output::Timeout(..) => return forgotten,
+            _ => {}
+        }
+    }
 }
 
 /// A file is known to have no xattrs.
@@ -49,9 +57,10 @@ fn value(cache: &mut Cache) -> Option<Answer> {
 
 fn renamed(cache: &mut Cache) {
     let (from, to, no_replace, exchange) = (1, 1, false, false);
-    let rename = Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange };
+    let rename =
+        Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange, whiteout: false };
     let call = ask(cache, rename);
-    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None };
+    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout: None };
     answer(cache, call, Response { after: vec![(FILE, attr())], ..granted(reply) });
 }
 
@@ -80,6 +89,44 @@ fn nor_does_one_that_others_are_at() {
 }
 
 const LEFT: NodeId = NodeId { ino: 9, generation: 1 };
+
+/// `x` is renamed to `z` and leaves a whiteout, of which the reply says that.
+fn left_a_whiteout(cache: &mut Cache, whiteout: Option<NodeId>) -> Vec<Stale> {
+    let (from, to, no_replace, exchange) = (1, 1, false, false);
+    let rename =
+        Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange, whiteout: true };
+    let call = ask(cache, rename);
+    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout };
+    let mut after = vec![(FILE, attr())];
+    after.extend(whiteout.map(|id| (id, Attr { mode: 0o020_000, nlink: 1, ..Attr::default() })));
+    answer(cache, call, Response { after, ..granted(reply) })
+}
+
+fn look(cache: &mut Cache, at: &str) -> Option<Answer> {
+    cache.handle_op(T0, OpId(2), Caller::default(), Op::Lookup { dir: 1, name: name(at) })
+}
+
+#[test]
+fn rename_that_leaves_a_whiteout_is_known_by_both_names_and_nothing_is_invalidated() {
+    let mut cache = cache(Config::default());
+    looked(&mut cache);
+    assert_eq!(left_a_whiteout(&mut cache, Some(LEFT)), []);
+    for (at, id, kind) in [("x", LEFT, Kind::CharDevice), ("z", FILE, Kind::File)] {
+        match look(&mut cache, at) {
+            Some(Answer::Node(node)) => assert_eq!((node.id, node.attr.kind()), (id, kind)),
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+}
+
+/// It was gone when the remote looked, or that failed.
+#[test]
+fn after_a_rename_whose_whiteout_was_not_seen_the_old_name_is_asked_for() {
+    let mut cache = cache(Config::default());
+    looked(&mut cache);
+    left_a_whiteout(&mut cache, None);
+    assert_eq!(look(&mut cache, "x"), None, "the remote is asked");
+}
 
 /// What has it open without opening it (`O_PATH`, overlayfs) does not look its name up again.
 #[test]

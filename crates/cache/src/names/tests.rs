@@ -115,10 +115,17 @@ fn what_was_removed_or_moved_is_missing_at_once() {
         missing(&mut cache, at(0), "b");
         if moves {
             let (from, to, exchange) = (1, 1, false);
-            let rename =
-                Op::Rename { from, name: name("a"), to, new_name: name("b"), no_replace: false, exchange };
+            let rename = Op::Rename {
+                from,
+                name: name("a"),
+                to,
+                new_name: name("b"),
+                no_replace: false,
+                exchange,
+                whiteout: false,
+            };
             let call = ask(&mut cache, at(1), rename).unwrap_err();
-            let renamed = Reply::Renamed { moved: FILE, replaced: None, kept: None };
+            let renamed = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout: None };
             answer(&mut cache, at(1), call, Ok(renamed), &[Covers::Entry, Covers::Absence]);
             calls(&mut cache);
         } else {

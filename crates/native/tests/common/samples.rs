@@ -9,7 +9,7 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-pub fn id(ino: u64) -> NodeId {
+pub const fn id(ino: u64) -> NodeId {
     NodeId { ino, generation: 1_700_000_000_123_456_789 }
 }
 
@@ -173,6 +173,7 @@ pub fn mutations() -> Vec<Call> {
             new_name: name("y"),
             no_replace: true,
             exchange: false,
+            whiteout: false,
             keep: None,
         },
         Call::SetAttr { node: node.clone(), handle, set },
@@ -234,7 +235,7 @@ pub fn replies() -> Vec<Reply> {
         Reply::Flags(0x10),
         Reply::Made { entry: file(), handle: Some(handle), existed: true },
         Reply::Removed { node: id(7), kept: None },
-        Reply::Renamed { moved: id(7), replaced: Some(id(8)), kept: Some(handle) },
+        Reply::Renamed { moved: id(7), replaced: Some(id(8)), kept: Some(handle), whiteout: None },
         Reply::Written { offset: 3, count: 4 },
         Reply::Done,
         Reply::Locked(None),
@@ -267,6 +268,17 @@ pub fn request(call: Call) -> Request {
     let named = call.is_mutation();
     let name = named.then_some(OpName { client: 0x1122_3344_5566_7788, incarnation: 9, sequence: 1 });
     Request { credentials, name, call }
+}
+
+const LEFT: Reply = Reply::Renamed { moved: id(7), replaced: None, kept: None, whiteout: Some(id(9)) };
+
+/// A rename that leaves a whiteout.
+fn leaving() -> Call {
+    let mut call = mutations().into_iter().find(|call| matches!(call, Call::Rename { .. })).unwrap();
+    if let Call::Rename { whiteout, .. } = &mut call {
+        *whiteout = true;
+    }
+    call
 }
 
 /// Groups of named messages: one golden file each.
@@ -317,12 +329,15 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     );
     privileged.credentials.privileges = Some(Box::new(Privileges { capabilities: 0x1f, users, groups }));
     let privileged = ("of a privileged caller".to_owned(), Message::Request(CallId(5), privileged));
+    let leaving =
+        ("rename that leaves a whiteout".to_owned(), Message::Request(CallId(5), request(leaving())));
+    responses.push(("renamed that left a whiteout".to_owned(), response(Ok(LEFT))));
     let refused = Refused { errno: Errno::NOENT, message: "there is no export of this name".to_owned() };
     vec![
         ("hello", two(("new", Message::Hello(hello())), ("resuming", Message::Hello(resuming)))),
         ("welcome", welcomes),
         ("refused", one(Message::Refused(refused))),
-        ("request", requests.chain([again, privileged]).collect()),
+        ("request", requests.chain([again, privileged, leaving]).collect()),
         ("response", responses),
         ("cancel", one(Message::Cancel(CallId(5)))),
         ("acknowledge", one(Message::Acknowledge(RecallId(6)))),

@@ -208,7 +208,16 @@ impl TreeServer {
     fn rename(&mut self, (from, name): (NodeId, Name), to: NodeId, new_name: &[u8]) -> Result<(), Errno> {
         let new_name = Name::new(new_name).map_err(|_| Errno::INVAL)?;
         let (from, to) = (Place::bare(from), Place::bare(to));
-        let call = Call::Rename { from, name, to, new_name, no_replace: false, exchange: false, keep: None };
+        let call = Call::Rename {
+            from,
+            name,
+            to,
+            new_name,
+            no_replace: false,
+            exchange: false,
+            whiteout: false,
+            keep: None,
+        };
         self.call(call).map(drop)
     }
 }

@@ -315,6 +315,7 @@ pub(super) fn rename(from: &Place, old: &[u8], to: &Place, new: &[u8]) -> Call {
         new_name: name(new),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     }
 }

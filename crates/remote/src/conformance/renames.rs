@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, at, name, rename};
-use nigh_types::{Call, Errno, NodeId, Place, Reply};
+use nigh_types::{Call, Errno, Kind, NodeId, Place, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("rename_moves_and_keeps_the_inode", moves),
@@ -15,6 +15,7 @@ pub(super) const CASES: &[Named] = &[
     ("rename_between_links_of_one_file_does_nothing", same_inode),
     ("rename_noreplace", no_replace),
     ("rename_exchange", exchange),
+    ("rename_whiteout", whiteout),
 ];
 
 fn with(call: Call, want_no_replace: bool, want_exchange: bool, want_keep: Option<NodeId>) -> Call {
@@ -26,6 +27,7 @@ fn with(call: Call, want_no_replace: bool, want_exchange: bool, want_keep: Optio
             new_name,
             no_replace: want_no_replace,
             exchange: want_exchange,
+            whiteout: false,
             keep: want_keep,
         },
         other => other,
@@ -33,7 +35,12 @@ fn with(call: Call, want_no_replace: bool, want_exchange: bool, want_keep: Optio
 }
 
 fn renamed(moved: &Place, replaced: Option<&Place>) -> Reply {
-    Reply::Renamed { moved: moved.node, replaced: replaced.map(|place| place.node), kept: None }
+    Reply::Renamed {
+        moved: moved.node,
+        replaced: replaced.map(|place| place.node),
+        kept: None,
+        whiteout: None,
+    }
 }
 
 fn moves(c: &mut Caller<'_>) {
@@ -150,4 +157,42 @@ fn exchange(c: &mut Caller<'_>) {
     assert_eq!(c.lookup(&dir, b"f").map(|entry| entry.id), Some(inner.node));
     assert_eq!(c.read(&at(&dir, b"inner", file.node), None, 0, 10), b"file");
     assert_eq!(c.errno(call(b"f", &root, b"d")), Errno::INVAL);
+}
+
+fn whiteout(c: &mut Caller<'_>) {
+    let root = c.root();
+    let dir = c.mkdir(&root, b"d");
+    let (a, b) = (c.file(&root, b"a", b"new"), c.file(&dir, b"b", b"old"));
+    let call = |no_replace| match with(rename(&root, b"a", &dir, b"b"), no_replace, false, None) {
+        Call::Rename { from, name, to, new_name, no_replace, exchange, keep, .. } => {
+            Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout: true, keep }
+        }
+        other => other,
+    };
+    assert_eq!(c.errno(call(true)), Errno::EXIST);
+    let response = c.call(call(false));
+    let Ok(Reply::Renamed { moved, replaced, kept: None, whiteout: Some(left) }) = response.result else {
+        panic!("{response:?}")
+    };
+    assert_eq!((moved, replaced), (a.node, Some(b.node)));
+    let told = response.after.iter().find(|(id, _)| *id == left).expect("its attributes are told").1;
+    assert_eq!((told.kind(), told.rdev, told.nlink), (Kind::CharDevice, 0, 1));
+    assert_eq!(c.lookup(&root, b"a").map(|entry| (entry.id, entry.attr)), Some((left, told)));
+    assert_eq!(c.read(&at(&dir, b"b", a.node), None, 0, 10), b"new");
+    // A whiteout is a file as any other.
+    let moved = match call(false) {
+        Call::Rename { from, name, to, keep, .. } => Call::Rename {
+            from,
+            name,
+            to,
+            new_name: super::caller::name(b"w"),
+            no_replace: true,
+            exchange: false,
+            whiteout: true,
+            keep,
+        },
+        other => other,
+    };
+    assert!(matches!(c.ok(moved), Reply::Renamed { moved, whiteout: Some(_), .. } if moved == left));
+    assert_eq!(c.names(&root), [name(b"a"), name(b"d")]);
 }

@@ -112,7 +112,7 @@ impl Tree {
         Outcome { reply: Reply::Made { entry, handle, existed }, touched, granted }
     }
 
-    fn new_inode(&mut self, dir: u64, plan: &Plan<'_>) -> u64 {
+    pub(super) fn new_inode(&mut self, dir: u64, plan: &Plan<'_>) -> u64 {
         let ino = self.spare.pop().unwrap_or_else(|| {
             self.next_ino += 1;
             self.next_ino - 1

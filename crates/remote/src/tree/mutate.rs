@@ -2,7 +2,7 @@
 
 use super::make::Plan;
 use super::node::Body;
-use super::rename::Ends;
+use super::rename::{Ends, How};
 use super::{Outcome, Tree};
 use nigh_types::{
     Access, Call, Covers, DataStamp, Errno, Handle, Kind, Name, NodeId, Place, Reply, Request, SetAttr,
@@ -65,8 +65,9 @@ impl Tree {
             Call::Link { node, dir, name } => self.link(now, node, dir, name),
             Call::Unlink { dir, name, keep } => self.unlink(now, dir, name, *keep),
             Call::Rmdir { dir, name } => self.rmdir(now, dir, name),
-            Call::Rename { from, name, to, new_name, no_replace, exchange, keep } => {
-                self.rename(now, &Ends { from, name, to, new_name }, *no_replace, *exchange, *keep)
+            Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep } => {
+                let how = How { no_replace: *no_replace, exchange: *exchange, whiteout: *whiteout };
+                self.rename(&Ends { from, name, to, new_name }, how, *keep, &plan(Kind::CharDevice, 0, 0))
             }
             Call::Write { node, handle, offset, data, flags } => {
                 let ino = self.reach_file(node, *handle)?;

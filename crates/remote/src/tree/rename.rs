@@ -1,7 +1,8 @@
 //! Renaming.
 
+use super::make::Plan;
 use super::{Outcome, Tree};
-use nigh_types::{Covers, Errno, Handle, Kind, Name, NodeId, Place, Reply, Timestamp};
+use nigh_types::{Covers, Errno, Handle, Kind, Name, NodeId, Place, Reply};
 
 /// Both ends of a rename.
 pub(super) struct Ends<'a> {
@@ -11,16 +12,26 @@ pub(super) struct Ends<'a> {
     pub(super) new_name: &'a Name,
 }
 
+/// The flags of renameat2(2).
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    pub(super) no_replace: bool,
+    pub(super) exchange: bool,
+    pub(super) whiteout: bool,
+}
+
 impl Tree {
+    /// `left`: a whiteout.
     pub(super) fn rename(
         &mut self,
-        now: Timestamp,
         ends: &Ends<'_>,
-        no_replace: bool,
-        exchange: bool,
+        how: How,
         keep: Option<NodeId>,
+        left: &Plan<'_>,
     ) -> Result<Outcome, Errno> {
-        if no_replace && exchange {
+        let How { no_replace, exchange, whiteout } = how;
+        let now = left.now;
+        if exchange && (no_replace || whiteout) {
             return Err(Errno::INVAL);
         }
         let (from, to) = (self.reach_dir(ends.from)?, self.reach_dir(ends.to)?);
@@ -37,7 +48,7 @@ impl Tree {
             }
             Some(there) if there == moved => {
                 let kept = (self.is_kept(there, keep) && !exchange).then(|| self.open(there));
-                return Ok(self.renamed(from, to, moved, Some(there), kept));
+                return Ok(self.renamed((from, to), moved, (Some(there), kept), None));
             }
             Some(there) if !exchange => self.check_replaced(moved, there)?,
             _ => {}
@@ -51,9 +62,11 @@ impl Tree {
         if let (Some(there), true) = (there, exchange) {
             self.add_name(now, from, ends.name, there);
         }
+        let left = whiteout.then(|| self.new_inode(from, left));
+        left.into_iter().for_each(|left| self.add_name(now, from, ends.name, left));
         let kept = there.filter(|&there| self.is_kept(there, keep) && !exchange);
         let kept = kept.map(|there| self.open(there));
-        Ok(self.renamed(from, to, moved, there, kept))
+        Ok(self.renamed((from, to), moved, (there, kept), left))
     }
 
     /// Whether an inode is the file that is to be kept open for the caller.
@@ -70,14 +83,22 @@ impl Tree {
         }
     }
 
-    fn renamed(&self, from: u64, to: u64, moved: u64, there: Option<u64>, kept: Option<Handle>) -> Outcome {
+    fn renamed(
+        &self,
+        (from, to): (u64, u64),
+        moved: u64,
+        (there, kept): (Option<u64>, Option<Handle>),
+        left: Option<u64>,
+    ) -> Outcome {
         let id = |ino: u64| self.nodes[&ino].id;
         let mut touched = vec![from, to, moved];
         touched.extend(there);
+        touched.extend(left);
         touched.sort_unstable();
         let granted =
             vec![(id(from), Covers::Names), (id(to), Covers::Names), self.covering(moved, Some(to))];
-        let reply = Reply::Renamed { moved: id(moved), replaced: there.map(id), kept };
+        let (replaced, whiteout) = (there.map(id), left.map(id));
+        let reply = Reply::Renamed { moved: id(moved), replaced, kept, whiteout };
         Outcome { reply, touched, granted }
     }
 

@@ -4,7 +4,8 @@ use super::make::parent;
 use super::remove::{Aside, gone, pin_if_kept, unpin};
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
-use nigh_types::{Errno, Name, NodeId, Place, Reply};
+use crate::reach::Node;
+use nigh_types::{Attr, Errno, Name, NodeId, Place, Reply};
 use rustix::fs::RenameFlags;
 
 /// The two names.
@@ -15,11 +16,18 @@ pub(crate) struct Names<'a> {
     pub(crate) new_name: &'a Name,
 }
 
+pub(crate) fn flags(no_replace: bool, exchange: bool, whiteout: bool) -> RenameFlags {
+    let mut flags = RenameFlags::empty();
+    flags.set(RenameFlags::NOREPLACE, no_replace);
+    flags.set(RenameFlags::EXCHANGE, exchange);
+    flags.set(RenameFlags::WHITEOUT, whiteout);
+    flags
+}
+
 pub(crate) fn rename(
     cx: Context<'_>,
     names: &Names<'_>,
-    no_replace: bool,
-    exchange: bool,
+    flags: RenameFlags,
     keep: Option<NodeId>,
 ) -> Result<Outcome> {
     let from = parent(cx, names.from, names.name)?;
@@ -30,9 +38,8 @@ pub(crate) fn rename(
         Err(Fault(Errno::NOENT)) => None,
         Err(fault) => return Err(fault),
     };
-    let mut flags = RenameFlags::empty();
-    flags.set(RenameFlags::NOREPLACE, no_replace);
-    flags.set(RenameFlags::EXCHANGE, exchange);
+    let exchange = flags.contains(RenameFlags::EXCHANGE);
+    let no_replace = flags.contains(RenameFlags::NOREPLACE);
     // Before it is pinned: that the client may be about to open it does not make it open.
     let aside = replaced.as_ref().filter(|node| !exchange && !no_replace && node.id != moved.id);
     let aside = aside.map(|node| Aside::begin(cx, &to, node));
@@ -77,5 +84,19 @@ pub(crate) fn rename(
     after.push(cx.attr_now(&moved)?);
     after.extend(made);
     let replaced = replaced.map(|node| node.id);
-    Ok(Outcome { reply: Reply::Renamed { moved: moved.id, replaced, kept }, after, grants: Vec::new() })
+    let leaves = flags.contains(RenameFlags::WHITEOUT) && replaced != Some(moved.id);
+    let left = if leaves { whiteout(cx, &from, names.name) } else { None };
+    let whiteout = left.map(|(id, _)| id);
+    after.extend(left);
+    Ok(Outcome {
+        reply: Reply::Renamed { moved: moved.id, replaced, kept, whiteout },
+        after,
+        grants: Vec::new(),
+    })
+}
+
+/// What was left at the old name. It may be gone again: of what is not seen here the client asks.
+fn whiteout(cx: Context<'_>, dir: &Node, name: &Name) -> Option<(NodeId, Attr)> {
+    let left = cx.reach().child(dir, name).ok()?;
+    cx.attr_now(&left).ok()
 }

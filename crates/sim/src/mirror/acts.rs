@@ -87,9 +87,9 @@ impl Mirror {
                 let Some(to) = self.walk(to)?.filter(|to| self.is_dir(*to)) else { return Ok(()) };
                 let new_name = name(self.dice.pick(&NAMES));
                 self.same_and_known(Op::Lookup { dir: to, name: new_name.clone() })?;
-                let (no_replace, exchange) =
-                    [(false, false), (false, false), (true, false), (false, true)][self.below(4)];
-                Op::Rename { from: dir, name: leaf, to, new_name, no_replace, exchange }
+                let how = self.below(6);
+                let (no_replace, exchange, whiteout) = (matches!(how, 2 | 5), how == 3, how >= 4);
+                Op::Rename { from: dir, name: leaf, to, new_name, no_replace, exchange, whiteout }
             }
         };
         let open = self.files.iter().filter(|file| self.twin.has(file.ino)).count();

@@ -119,9 +119,9 @@ impl Twin {
             Op::Mkdir { dir: at, name, mode, umask } => Call::Mkdir { dir: dir(at), name, mode, umask },
             Op::Unlink { dir: at, name } => Call::Unlink { dir: dir(at), name, keep: None },
             Op::Rmdir { dir: at, name } => Call::Rmdir { dir: dir(at), name },
-            Op::Rename { from, name, to, new_name, no_replace, exchange } => {
+            Op::Rename { from, name, to, new_name, no_replace, exchange, whiteout } => {
                 let (from, to) = (dir(from), dir(to));
-                Call::Rename { from, name, to, new_name, no_replace, exchange, keep: None }
+                Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None }
             }
             Op::Link { ino, dir: at, name } => Call::Link { node: self.place(ino), dir: dir(at), name },
             Op::Create { dir: at, name, mode, umask, exclusive, access, .. } => {

@@ -318,9 +318,15 @@ impl State {
                 return self.behind.push(Behind { at, op, call });
             }
             Call::UnlinkA => Op::Unlink { dir, name: a },
-            Call::RenameAB => {
-                Op::Rename { from: dir, name: a, to: dir, new_name: b, no_replace: false, exchange: false }
-            }
+            Call::RenameAB => Op::Rename {
+                from: dir,
+                name: a,
+                to: dir,
+                new_name: b,
+                no_replace: false,
+                exchange: false,
+                whiteout: false,
+            },
         };
         self.put(at, op, !call.is_look());
     }

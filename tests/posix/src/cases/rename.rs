@@ -1,7 +1,8 @@
 //! rename(2) and renameat2(2).
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -12,7 +13,8 @@ use crate::sys;
 super::cases! { rename::
     file, over_file, over_itself, over_hard_link, between_directories, directory, directory_over_empty,
     directory_over_full, directory_into_itself, file_over_directory, directory_over_file, missing, no_replace,
-    exchange, exchange_kinds, exchange_missing, open_file, names_at_once, dot_dot_follows, whiteout_flags, in_use, many;
+    exchange, exchange_kinds, exchange_missing, open_file, names_at_once, dot_dot_follows, whiteout, whiteout_over_file,
+    whiteout_flags, in_use, many;
 }
 
 fn file(room: &Room) -> Result<()> {
@@ -209,10 +211,57 @@ fn dot_dot_follows(room: &Room) -> Result<()> {
     Ok(())
 }
 
+/// A file moves, and a character device 0:0 is left at its old name.
+fn whiteout(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    room.file("d/a", b"contents")?;
+    let before = fs::metadata(room.at("d/a"))?;
+    or_skip_invalid(sys::rename2(&room.at("d/a"), &room.at("b"), libc::RENAME_WHITEOUT), "RENAME_WHITEOUT")?;
+    is_whiteout(&room.at("d/a"))?;
+    let names: Vec<_> =
+        fs::read_dir(room.at("d"))?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+    ensure!(names == ["a"] && fs::metadata(room.at("b"))?.ino() == before.ino());
+    ensure!(fs::read(room.at("b"))? == b"contents");
+    // A whiteout is moved and removed as anything else.
+    fs::rename(room.at("d/a"), room.at("w"))?;
+    is_whiteout(&room.at("w"))?;
+    refuses(fs::metadata(room.at("d/a")), libc::ENOENT)?;
+    fs::remove_file(room.at("w"))?;
+    fs::remove_dir(room.at("d"))?;
+    Ok(())
+}
+
+fn is_whiteout(path: &Path) -> Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    ensure!(found.file_type().is_char_device() && found.rdev() == 0, "{found:?}");
+    ensure!(found.nlink() == 1 && found.mode() & 0o7777 == 0, "{found:?}");
+    Ok(())
+}
+
+fn whiteout_over_file(room: &Room) -> Result<()> {
+    room.file("a", b"new")?;
+    let old = fs::File::open(room.file("b", b"old")?)?;
+    let rename = |flags| sys::rename2(&room.at("a"), &room.at("b"), libc::RENAME_WHITEOUT | flags);
+    refuses(rename(libc::RENAME_NOREPLACE), libc::EEXIST)?;
+    or_skip_invalid(rename(0), "RENAME_WHITEOUT")?;
+    is_whiteout(&room.at("a"))?;
+    ensure!(fs::read(room.at("b"))? == b"new" && old.metadata()?.nlink() == 0);
+    // Of a directory too.
+    room.dir("d")?;
+    sys::rename2(&room.at("d"), &room.at("e"), libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE)?;
+    is_whiteout(&room.at("d"))?;
+    ensure!(fs::metadata(room.at("e"))?.is_dir());
+    Ok(())
+}
+
 fn whiteout_flags(room: &Room) -> Result<()> {
     room.file("a", b"")?;
-    let both = libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE;
-    refuses(sys::rename2(&room.at("a"), &room.at("b"), both), libc::EINVAL)
+    room.file("b", b"")?;
+    for other in [libc::RENAME_NOREPLACE, libc::RENAME_WHITEOUT] {
+        let both = libc::RENAME_EXCHANGE | other;
+        refuses(sys::rename2(&room.at("a"), &room.at("b"), both), libc::EINVAL)?;
+    }
+    Ok(())
 }
 
 /// A directory in which a process stands, an open file and a running program are found by their new path.

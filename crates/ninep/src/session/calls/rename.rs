@@ -10,10 +10,10 @@ use crate::Tmessage;
 use nigh_types::{Attr, Call, Covers, Errno, Kind, Name, NodeId, Place, Reply};
 
 pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
-    let Call::Rename { from, name, to, new_name, no_replace, exchange, keep } = call else {
+    let Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep } = call else {
         return Err(Errno::NOSYS);
     };
-    if *no_replace || *exchange {
+    if *no_replace || *exchange || *whiteout {
         return Err(Errno::INVAL);
     }
     let (from_fid, moved) = victim(desk, uid, from, name).await?;
@@ -29,7 +29,12 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
         kept.into_iter().for_each(|handle| open::release(desk, &[handle]));
         return Err(errno);
     }
-    let reply = Reply::Renamed { moved: moved.node, replaced: replaced.as_ref().map(|v| v.node), kept };
+    let reply = Reply::Renamed {
+        moved: moved.node,
+        replaced: replaced.as_ref().map(|v| v.node),
+        kept,
+        whiteout: None,
+    };
     let (asked_from, asked_to) = (desk.ask(getattr(from_fid.number())), desk.ask(getattr(to_fid.number())));
     let mut answer = Answer::plain(reply).granting([(to.node, Covers::Entry)]);
     if replaced.as_ref().is_none_or(|replaced| replaced.node != moved.node) {

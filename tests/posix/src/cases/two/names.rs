@@ -14,7 +14,7 @@ use crate::sys;
 super::cases! { two::
     created, created_exclusively, made_fifo, made_socket, made_directory, made_symlink, linked, unlinked,
     unlinked_one_of_two, directory_removed, renamed, renamed_over, renamed_across, directory_renamed,
-    directory_renamed_across, directory_renamed_over, exchanged, not_replaced, unnamed_linked, kind_changed,
+    directory_renamed_across, directory_renamed_over, exchanged, whiteout_left, not_replaced, unnamed_linked, kind_changed,
     symlink_changed, tree_removed, in_the_way, found_missing, names_by_turns, parent_moved, many_created;
 }
 
@@ -208,6 +208,20 @@ fn exchanged(room: &Room) -> Result<()> {
     all_see(room, &[], |dir| {
         reads(dir, "e/g", b"a file")?;
         reads(dir, "d/f/below", b"in a directory")
+    })
+}
+
+fn whiteout_left(room: &Room) -> Result<()> {
+    room.dir("d")?;
+    room.dir("e")?;
+    room.file("d/f", b"a file")?;
+    warm(room, &["e/g"])?;
+    or_skip_invalid(sys::rename2(&room.at("d/f"), &room.at("e/g"), libc::RENAME_WHITEOUT), "whiteout")?;
+    all_see(room, &["e/f"], |dir| {
+        reads(dir, "e/g", b"a file")?;
+        let left = fs::symlink_metadata(dir.join("d/f"))?;
+        ensure!(left.file_type().is_char_device() && left.rdev() == 0, "{left:?}");
+        Ok(())
     })
 }
 

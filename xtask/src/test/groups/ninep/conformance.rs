@@ -117,6 +117,7 @@ const NINEP_LACKS: &[&str] = &[
     "tmpfile_has_no_name_until_linked",
     "rename_noreplace",
     "rename_exchange",
+    "rename_whiteout",
     "xattrs_may_be_empty",
 ];
 
