@@ -1,28 +1,32 @@
-//! What is mounted below the mount, of which the kernel tells by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! What is mounted below the mount or has a layer in it, of which the kernel tells by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 
+use nigh_fuse::mount::Mount;
 use nigh_types::Name;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The mount points below one mount, as of the last look.
+/// The mount points below one mount and the overlays with a layer in it, as of the last look.
 pub(crate) struct Below {
     /// Ready for `PRI` when mounts have changed since it was last asked; `None` where it cannot be read.
     table: Option<File>,
     own: Option<PathBuf>,
     /// The names from our root to each.
     mounts: Vec<Vec<Vec<u8>>>,
+    /// An overlay has a layer here.
+    has_layer: bool,
 }
 
 impl Below {
     /// `own`: where the mount is, if anywhere.
     pub fn new(own: Option<PathBuf>) -> Below {
         let table = own.as_ref().and_then(|_| File::open("/proc/self/mountinfo").ok());
-        let mut below = Below { table, own, mounts: Vec::new() };
+        let mut below = Below { table, own, mounts: Vec::new(), has_layer: false };
         below.read();
         below
     }
@@ -36,6 +40,11 @@ impl Below {
 
     pub fn is_empty(&self) -> bool {
         self.mounts.is_empty()
+    }
+
+    /// Whether an overlay that this process can see, and whose options name their directories by absolute paths, has a layer here.
+    pub fn has_layer(&self) -> bool {
+        self.has_layer
     }
 
     /// Whether a path from our root is that of a mount, or leads to one.
@@ -65,13 +74,22 @@ impl Below {
 
     fn read(&mut self) {
         let Some(own) = &self.own else { return };
-        let below = nigh_fuse::mount::mounts().into_iter().filter_map(|mount| {
+        let all = nigh_fuse::mount::mounts();
+        self.has_layer = all.iter().any(|mount| is_layered_on(mount, own));
+        let below = all.into_iter().filter_map(|mount| {
             let rest = mount.mountpoint.strip_prefix(own).ok()?.to_owned();
             let names = rest.components().map(|name| name.as_os_str().as_bytes().to_vec());
             Some(names.collect::<Vec<_>>())
         });
         self.mounts = below.filter(|names| !names.is_empty()).collect();
     }
+}
+
+/// Whether a mount is an overlay with a layer at or below a path (`lowerdir=`, `lowerdir+=`, `datadir+=`, `upperdir=`).
+fn is_layered_on(mount: &Mount, path: &Path) -> bool {
+    let options = mount.options.as_bytes();
+    let paths = options.split(|byte| matches!(byte, b',' | b':' | b'='));
+    mount.fstype == "overlay" && paths.map(OsStr::from_bytes).any(|at| Path::new(at).starts_with(path))
 }
 
 #[cfg(test)]
@@ -85,7 +103,7 @@ mod tests {
     #[test]
     fn what_leads_to_a_mount_is_told_from_what_does_not() {
         let mounts = vec![vec![b"a".to_vec(), b"b".to_vec()]];
-        let below = Below { table: None, own: None, mounts };
+        let below = Below { table: None, own: None, mounts, has_layer: false };
         for (names, wanted) in [
             (&["a"][..], true),
             (&["a", "b"], true),
@@ -94,6 +112,32 @@ mod tests {
             (&["a", "c"], false),
         ] {
             assert_eq!(below.is_on_the_way(&path(names)), wanted, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn overlay_is_known_by_the_paths_of_its_layers() {
+        let mount = |fstype: &str, options: &str| Mount {
+            id: 1,
+            parent: 1,
+            device: (0, 1),
+            mountpoint: "/over".into(),
+            fstype: fstype.to_owned(),
+            source: "over".into(),
+            options: options.into(),
+        };
+        for (options, wanted) in [
+            ("rw,lowerdir=/a:/mnt/nigh/lower,upperdir=/b,workdir=/c", true),
+            ("rw,lowerdir=/a,upperdir=/mnt/nigh,workdir=/c", true),
+            ("rw,lowerdir+=/mnt/nigh/x,lowerdir+=/y", true),
+            ("rw,lowerdir=/mnt/nigher:/mnt,upperdir=mnt/nigh", false),
+        ] {
+            assert_eq!(
+                is_layered_on(&mount("overlay", options), Path::new("/mnt/nigh")),
+                wanted,
+                "{options}"
+            );
+            assert!(!is_layered_on(&mount("ext4", options), Path::new("/mnt/nigh")));
         }
     }
 

@@ -283,6 +283,7 @@ impl Driver {
                 return self.finish(gate, batch);
             }
         };
+        self.notifier.note_layer(&op);
         let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, held::locks(&op));
         let pending = Pending { unique, shape, pid, role, locks, held: None };
         let answer = match core.cache.handle_op(now, op_id, caller, op) {

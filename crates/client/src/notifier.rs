@@ -9,7 +9,8 @@
 //!
 //! Dropping all names would detach what is mounted below. So when the first such mount appears, the cache is told to let the
 //! kernel hold no names under leases any more, and those that it holds are dropped once
-//! (docs/decisions/0006-notification-levels.md).
+//! (docs/decisions/0006-notification-levels.md). So it is when an overlay has a layer in the mount: it keeps dentries for as long as it
+//! is mounted, and to the kernel each of them is stale after an epoch (`fuse_dentry_revalidate`), for good.
 
 mod pages;
 mod teller;
@@ -18,7 +19,7 @@ mod tests;
 
 use crate::driver::Driver;
 use crate::worker::Crew;
-use nigh_cache::{Invalidation, Stale};
+use nigh_cache::{Invalidation, Op, Stale};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -55,6 +56,8 @@ pub(crate) struct Notifier {
     /// Can be read from when it is to stop.
     ended: OwnedFd,
     crew: Crew,
+    /// An overlay may have its upper layer here.
+    layered: AtomicBool,
     /// How often names were dropped all at once because one could not be dropped alone.
     pub epoch_fallbacks: AtomicU64,
 }
@@ -71,6 +74,7 @@ impl Notifier {
             stopped: AtomicBool::new(false),
             ended: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
             crew: Crew::default(),
+            layered: AtomicBool::new(false),
             epoch_fallbacks: AtomicU64::new(0),
         })
     }
@@ -91,6 +95,13 @@ impl Notifier {
     /// The kernel knows too many inodes: the cache says which it need not know.
     pub fn prune(&self) {
         self.wake();
+    }
+
+    /// A rename is to leave a whiteout. Overlayfs tries that when it is mounted with its upper layer here, in whatever mount namespace.
+    pub fn note_layer(&self, op: &Op) {
+        if matches!(op, Op::Rename { whiteout: true, .. }) && !self.layered.swap(true, Ordering::SeqCst) {
+            self.wake();
+        }
     }
 
     pub fn stop(&self) {

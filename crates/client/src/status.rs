@@ -205,8 +205,7 @@ fn leases(counters: &Counters, gauges: &Gauges) -> Value {
 }
 
 /// Behind the level of notifications that a nested mount has lowered.
-const LOWERED: &str =
-    ", since a filesystem was mounted below: names are asked for again until this is mounted anew";
+const LOWERED: &str = ", since a filesystem was mounted below or an overlay over it: names are asked for again until this is mounted anew";
 
 /// Major and minor number of the device that is mounted at a path.
 pub(crate) fn device_at(path: &Path) -> Option<(u32, u32)> {

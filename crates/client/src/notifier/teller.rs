@@ -103,12 +103,17 @@ impl Teller<'_> {
 
     /// Whether all names can be dropped at once.
     pub fn drops_all(&self) -> bool {
-        self.driver.transport.level() == Level::All && self.below.is_empty()
+        self.driver.transport.level() == Level::All && !self.keeps_dentries()
     }
 
-    /// Where something is mounted below: what the kernel holds of names goes, once.
+    /// Whether dentries are in use that an epoch would detach: something is mounted on them, or an overlay keeps them.
+    fn keeps_dentries(&self) -> bool {
+        !self.below.is_empty() || self.below.has_layer() || self.notifier.layered.load(Ordering::SeqCst)
+    }
+
+    /// Where dentries are in use: what the kernel holds of names goes, once.
     pub fn give_up_names(&mut self) -> Option<(Invalidation, VecDeque<Stale>)> {
-        if self.below.is_empty() {
+        if !self.keeps_dentries() {
             return None;
         }
         let (id, names) = self.driver.with(|core, _| core.cache.handle_mounted_below())?;
@@ -169,7 +174,7 @@ impl Teller<'_> {
     fn tell_one(&mut self, progress: &mut Progress, one: &Stale) {
         match one {
             Stale::Attr { ino } => self.tell_attributes(progress, *ino),
-            Stale::Epoch(_) if self.below.is_empty() => {
+            Stale::Epoch(_) if !self.keeps_dentries() => {
                 self.send(&Notification::IncEpoch);
             }
             Stale::Epoch(names) => {

@@ -2,7 +2,7 @@ use super::teller::ROOT;
 use super::*;
 use crate::answers::Shape;
 use crate::driver::tests::Stage;
-use nigh_cache::Caller;
+use nigh_cache::{Caller, Op};
 use nigh_fuse::{Notification, NotifyOutcome};
 use nigh_remote::Event;
 use nigh_types::{Bug, Covers, Name, OpId, Recall, RecallId, Span, WriteFlags, plant};
@@ -69,6 +69,31 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
         expire_only,
     };
     assert_eq!(transport.notifications(), [entry(b"proc", true), entry(b"no", false)]);
+    assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::Level::NoEpoch);
+    driver.notifier.stop();
+    thread.join().unwrap();
+}
+
+/// An overlay's dentries would be stale for good after an epoch. It tries a whiteout when it is mounted.
+#[test]
+fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
+    let stage = Stage::new();
+    let (driver, transport) = (stage.driver, stage.kernel);
+    let of = Arc::clone(&driver);
+    let thread = thread::spawn(move || of.notifier.run(&of, true));
+    let name = |name: &str| Name::new(name.as_bytes()).unwrap();
+    let root = driver.root();
+    let epoch = || vec![Stale::Epoch(vec![(root, name("a"))])];
+    driver.notifier.queue(Invalidation(1), epoch(), false);
+    until("it is told", || transport.notifications().len() == 1);
+    let (from, to, no_replace, exchange) = (root, root, false, false);
+    let op =
+        Op::Rename { from, name: name("x"), to, new_name: name("y"), no_replace, exchange, whiteout: true };
+    driver.operate(3, OpId(3), Caller::default(), Shape::Empty, op);
+    driver.notifier.queue(Invalidation(2), epoch(), false);
+    until("both are told", || transport.notifications().len() == 2);
+    let entry = Notification::InvalEntry { parent: ROOT, name: b"a".into(), expire_only: true };
+    assert_eq!(transport.notifications(), [Notification::IncEpoch, entry]);
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::Level::NoEpoch);
     driver.notifier.stop();
     thread.join().unwrap();

@@ -14,6 +14,8 @@ pub struct Mount {
     pub mountpoint: PathBuf,
     pub fstype: String,
     pub source: OsString,
+    /// Options of the filesystem, with commas between them.
+    pub options: OsString,
 }
 
 /// All mounts of this process's namespace, lower ones first; empty if they cannot be read.
@@ -46,7 +48,8 @@ fn parse(line: &[u8]) -> Option<Mount> {
     fields.find(|field| *field == b"-")?;
     let fstype = String::from_utf8_lossy(&unescape(fields.next()?).into_vec()).into_owned();
     let source = unescape(fields.next()?);
-    Some(Mount { id, parent, device, mountpoint, fstype, source })
+    let options = fields.next().map(unescape).unwrap_or_default();
+    Some(Mount { id, parent, device, mountpoint, fstype, source, options })
 }
 
 /// Space, tab, newline, backslash and `#` stand as a backslash and three octal digits.

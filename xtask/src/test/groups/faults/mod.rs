@@ -6,6 +6,7 @@ mod capitals;
 mod credentials;
 mod mounting;
 mod output;
+mod overlays;
 mod rights;
 mod space;
 mod stuck;
@@ -23,6 +24,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         credentials::TESTS,
         mounting::TESTS,
         output::TESTS,
+        overlays::TESTS,
         rights::TESTS,
         space::TESTS,
         stuck::TESTS,
