@@ -47,6 +47,7 @@ mod reach;
 mod readers;
 mod record;
 mod register;
+mod removed;
 mod room;
 mod seal;
 mod server;

@@ -7,6 +7,7 @@ use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
 use crate::orphans::{FOLDER, Orphans};
+use crate::removed::Removed;
 use crate::spelling::{self, Directory, Spellings};
 use crate::stat::{self, Dev, Stat};
 use crate::whereabouts;
@@ -81,6 +82,7 @@ pub(crate) struct Reach {
     directories: Mutex<LruCache<NodeId, Held>>,
     handles: Mutex<LruCache<NodeId, FileHandle>>,
     pub(crate) departed: Departed,
+    pub(crate) removed: Removed,
     descriptors: Arc<Descriptors>,
 }
 
@@ -137,6 +139,7 @@ impl Reach {
             directories: Mutex::new(LruCache::new(bounds.directories)),
             handles: Mutex::new(LruCache::new(bounds.handles)),
             departed: Departed::new(Arc::clone(&descriptors)),
+            removed: Removed::new(Arc::clone(&descriptors)),
             descriptors,
         })
     }
@@ -175,6 +178,10 @@ impl Reach {
         }
         if let Some(found) = absent_if_stale(self.departed(place.node))? {
             return Ok(found);
+        }
+        if let Some(fd) = self.removed.find(place.node) {
+            let (id, stat, checked) = (place.node, stat::of_fd(&fd)?, Instant::now());
+            return Ok(Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked });
         }
         let Some(open) = files.of_node(place.node) else { return self.orphan(place) };
         let stat = stat::of_fd(&open.fd)?;

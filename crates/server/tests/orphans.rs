@@ -512,3 +512,47 @@ fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
     }
     looker.join().unwrap();
 }
+
+/// As on a local disk, for a process that stands in it. What has its name afterwards is another one.
+#[test]
+fn directory_removed_by_one_session_is_empty_for_another_and_can_be_changed() {
+    let world = World::new();
+    fs::create_dir_all(world.dir.path().join("d/here")).unwrap();
+    fs::create_dir(world.dir.path().join("d/there")).unwrap();
+    let (mut one, mut two) = (world.client(), world.client());
+    let d = one.place("d");
+    let replaces = rename(&d, "there", &d, "here");
+    let removes = Call::Rmdir { dir: d.clone(), name: name("here") };
+    for (call, is_replaced) in [(replaces, true), (removes, false)] {
+        let here = two.place("d/here");
+        two.list(&here);
+        assert!(answered(&mut one, call, &mut two).result.is_ok());
+        if !is_replaced {
+            assert!(one.call(mkdir(&d, "here")).result.is_ok());
+        }
+        let bare = Place::bare(here.node);
+        assert_eq!(two.attr(&bare).0.nlink, 0);
+        assert_eq!(two.list(&here).0, []);
+        let set = SetAttr { mode: Some(0o700), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let Ok(Reply::Attr(node, attr)) =
+            two.call(Call::SetAttr { node: bare.clone(), handle: None, set }).result
+        else {
+            panic!("it is not changed")
+        };
+        assert_eq!((node, attr.mode, attr.nlink), (here.node, 0o040_700, 0));
+        let synced = two.call(Call::Fsync { node: bare.clone(), handle: None, data_only: false });
+        assert_eq!(synced.result, Ok(Reply::Done));
+        assert_eq!(two.call(mkdir(&bare, "in")).result, Err(Errno::NOENT));
+    }
+}
+
+#[test]
+fn directory_moved_by_one_session_is_not_removed_for_another() {
+    let world = World::new();
+    fs::create_dir_all(world.dir.path().join("d/here/below")).unwrap();
+    let (mut one, mut two) = (world.client(), world.client());
+    let (d, here) = (one.place("d"), two.place("d/here"));
+    assert!(answered(&mut one, rename(&d, "here", &d, "elsewhere"), &mut two).result.is_ok());
+    assert_eq!(two.attr(&here).0.nlink, 3);
+    assert_eq!(two.list(&here).0.len(), 1);
+}

@@ -118,6 +118,9 @@ pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
     let (id, mut attr) = cx.attr_now(victim)?;
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
+        if cx.files.holding().leases.are_several() && cx.reach().may_hold(victim) {
+            cx.reach().removed.keep(victim);
+        }
     }
     if attr.nlink == 1 && !attr.is_dir() {
         cx.files.holding().leases.homes.lost_a_name(victim.object);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -112,25 +112,31 @@ fn gone<T>(result: io::Result<T>) -> Result<()> {
     }
 }
 
+/// The working directory, which is open too, has no name any more.
+fn is_removed(held: &File) -> Result<()> {
+    let names: Vec<_> = fs::read_dir(".").context("listing it")?.collect::<io::Result<_>>()?;
+    ensure!(names.is_empty(), "{} names are listed in it", names.len());
+    ensure!(fs::metadata(".")?.nlink() == 0 && held.metadata()?.nlink() == 0);
+    held.set_permissions(fs::Permissions::from_mode(0o700)).context("its mode")?;
+    held.set_modified(std::time::SystemTime::UNIX_EPOCH).context("its time")?;
+    held.sync_all().context("syncing it")?;
+    ensure!(held.metadata()?.permissions().mode() & 0o777 == 0o700);
+    Ok(())
+}
+
 fn working_directory_removed(room: &Room) -> Result<()> {
     fs::create_dir_all(room.at("d/here"))?;
     warm(room, &["d/here/f"])?;
     std::env::set_current_dir(room.over("d/here"))?;
+    let held = File::open(".")?;
     fs::remove_dir(room.at("d/here"))?;
     refuses(fs::metadata(room.over("d/here")), libc::ENOENT)?;
     gone(File::create("f")).context("creating in it")?;
     gone(fs::create_dir("e")).context("mkdir in it")?;
-    let listed = match fs::read_dir(".") {
-        Ok(entries) => entries.collect::<io::Result<Vec<_>>>().map(|entries| entries.len()),
-        Err(error) => Err(error),
-    };
-    match listed {
-        Ok(count) => ensure!(count == 0, "{count} names are listed in it"),
-        // The kernel of another mount knows no more of it (docs/semantics.md, S1).
-        Err(error) => ensure!(error.raw_os_error() == Some(libc::ESTALE), "listing it: {error}"),
-    }
+    is_removed(&held)?;
     // Another directory with its name is not it.
     fs::create_dir(room.at("d/here"))?;
+    is_removed(&held)?;
     gone(File::create("f")).context("creating in it, once its name is another's")?;
     fs::write(room.over("d/here/f"), b"in the new one")?;
     std::env::set_current_dir("/")?;
