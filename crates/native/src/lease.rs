@@ -58,6 +58,7 @@ mod listing_rights;
 mod merge_base;
 mod merging;
 mod own;
+mod reading;
 mod recalls;
 mod report;
 mod timers;

@@ -287,8 +287,13 @@ impl LeaseTable {
     pub(super) fn settle(&mut self, recall: RecallId, mut waiting: Vec<ChangeId>) {
         waiting.extend(self.left.remove(&recall).into_iter().flat_map(|left| left.waiting));
         for id in waiting {
-            if self.changes.get_mut(&id).is_some_and(|change| change.owed.remove(&recall)) {
-                self.announce(id);
+            let Some(change) = self.changes.get_mut(&id) else { continue };
+            if !change.owed.remove(&recall) {
+                continue;
+            }
+            match change.part.reader {
+                Some(_) => self.read_on(id),
+                None => self.announce(id),
             }
         }
     }

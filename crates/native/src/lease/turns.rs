@@ -18,16 +18,23 @@ pub(super) struct Turn {
     /// The maker, and how many of its changes.
     writing: Option<(Option<Holder>, u64)>,
     /// Changes, and readers that wait for a grant.
-    queue: VecDeque<ChangeId>,
+    pub(super) queue: VecDeque<ChangeId>,
+    /// Readers that wait for write-back which takes no turn.
+    pub(super) beside: Vec<ChangeId>,
     /// Somebody whom the present writer waits for has fallen silent: no reader waits.
-    slow: bool,
+    pub(super) slow: bool,
     /// The server's own disk may have changed it since that writer began, which may have been behind its effect.
     disturbed: bool,
 }
 
 impl Turn {
     pub(super) fn is_free(&self) -> bool {
-        self.writing.is_none() && self.queue.is_empty()
+        self.writing.is_none() && self.queue.is_empty() && self.beside.is_empty()
+    }
+
+    /// Whether a reader has to wait for its turn.
+    pub(super) fn keeps_waiting(&self, reader: Holder) -> bool {
+        self.writing.is_some_and(|(writer, _)| writer != Some(reader) || !self.queue.is_empty())
     }
 }
 
@@ -45,9 +52,9 @@ pub(super) struct Part {
     pub(super) writes: Option<LeaseKey>,
     /// It waits for one there.
     pub(super) waits_for: Option<LeaseKey>,
-    /// No change: it waits for a grant, of the object with this number.
-    reader: Option<NodeId>,
-    granted: Option<Granted>,
+    /// No change: it waits for a grant on this data, of the object with this number.
+    pub(super) reader: Option<(LeaseKey, NodeId)>,
+    pub(super) granted: Option<Granted>,
     /// Stores into a map are written back.
     pub(super) flush: bool,
     /// Whether [`LeaseTable::handle_wrote_back`] has said of each attempt what that changed of the data.
@@ -91,41 +98,10 @@ impl LeaseTable {
         self.end_change(id, Some((key, node)))
     }
 
-    /// Waits for a grant on data that others are writing; `Ready` says that [`LeaseTable::take_granted`] has
-    /// it, or that it is not to be had. To be ended like a change. `None`: nobody is writing.
-    pub fn handle_wait(
-        &mut self,
-        now: Time,
-        holder: Holder,
-        key: LeaseKey,
-        node: NodeId,
-    ) -> Option<ChangeId> {
-        self.advance(now);
-        let turn = &mut self.keys.get_mut(&key)?.turn;
-        let (writer, _) = turn.writing?;
-        if turn.slow
-            || (writer == Some(holder) && turn.queue.is_empty())
-            || !self.accounts.contains_key(&holder)
-        {
-            return None;
-        }
-        let id = self.numbers.next_change();
-        turn.queue.push_back(id);
-        let mut change = ChangeState::new(Some(holder), self.now);
-        change.part = Part { reader: Some(node), waits_for: Some(key), ..Part::default() };
-        self.changes.insert(id, change);
-        Some(id)
-    }
-
     /// What a recall is about whose acknowledgement is owed.
     #[must_use]
     pub fn recalled_key(&self, recall: RecallId) -> Option<LeaseKey> {
         self.recalls.get(&recall).map(|outstanding| outstanding.key)
-    }
-
-    /// What a reader was granted that has waited; once.
-    pub fn take_granted(&mut self, id: ChangeId) -> Option<Granted> {
-        self.changes.get_mut(&id)?.part.granted.take()
     }
 
     /// Waits until what was asked of others than `by` on this key so far is acknowledged, and what else those have not waited
@@ -215,7 +191,10 @@ impl LeaseTable {
             self.miss((key, by));
         }
         self.changes.remove(&id);
-        keys.into_iter().for_each(|key| self.tend_key(key));
+        for key in keys {
+            self.read_on_beside(key);
+            self.tend_key(key);
+        }
         granted
     }
 
@@ -224,7 +203,9 @@ impl LeaseTable {
         let part = &mut self.changes.get_mut(&id).expect("it is under way").part;
         let (writes, waits_for) = (part.writes.take(), part.waits_for.take());
         if let Some(key) = waits_for {
-            self.keys.get_mut(&key).expect("somebody waits there").turn.queue.retain(|other| *other != id);
+            let turn = &mut self.keys.get_mut(&key).expect("somebody waits there").turn;
+            turn.queue.retain(|other| *other != id);
+            turn.beside.retain(|other| *other != id);
             self.tend_key(key);
         }
         if let Some(key) = writes {
@@ -245,16 +226,12 @@ impl LeaseTable {
             let Some(turn) = self.keys.get_mut(&key).map(|state| &mut state.turn) else { return };
             let Some(id) = turn.queue.front().copied() else { return };
             let change = self.changes.get_mut(&id).expect("it waits");
-            if let Some(node) = change.part.reader {
+            if change.part.reader.is_some() {
                 if turn.writing.is_some() {
                     return;
                 }
                 turn.queue.pop_front();
-                change.part.waits_for = None;
-                let holder = change.by.expect("somebody reads");
-                let granted = self.give(holder, key, node);
-                self.changes.get_mut(&id).expect("just seen").part.granted = granted;
-                self.announce(id);
+                self.read_on(id);
                 continue;
             }
             match &mut turn.writing {
@@ -375,26 +352,5 @@ impl LeaseTable {
         let queue = state.into_iter().flat_map(|state| &state.turn.queue).copied();
         let is_flush = |id: &ChangeId| self.changes[id].part.flush;
         std::iter::once(id).chain(queue).filter(is_flush).collect()
-    }
-
-    /// Somebody has fallen silent: nobody reads later for that.
-    pub(super) fn let_readers_go(&mut self, silent: Holder) {
-        let owed = self.accounts[&silent].owed.keys();
-        let waiting = owed.flat_map(|recall| self.awaits(*recall));
-        let mut keys: Vec<LeaseKey> = waiting.filter_map(|id| self.changes.get(id)?.part.writes).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        for key in keys {
-            let turn = &mut self.keys.get_mut(&key).expect("somebody writes there").turn;
-            turn.slow = true;
-            let is_reader = |id: &ChangeId| self.changes[id].part.reader.is_some();
-            let (readers, writers): (VecDeque<_>, VecDeque<_>) =
-                turn.queue.drain(..).partition(|id| is_reader(id));
-            turn.queue = writers;
-            for id in readers {
-                self.changes.get_mut(&id).expect("it waits").part.waits_for = None;
-                self.announce(id);
-            }
-        }
     }
 }

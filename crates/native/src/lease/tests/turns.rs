@@ -114,6 +114,92 @@ fn own_writes_keep_nobody_from_reading() {
     assert_eq!(bench.refused(B, data(1)), Refusal::Changing);
 }
 
+/// What it would be told could not be granted, and another client's write-back may follow before its kernel has dropped it.
+#[test]
+fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
+    let mut bench = Bench::with(&[A, B]);
+    (bench.granted(A, data(1)), bench.granted(B, data(1)));
+    let sync = bench.flush(A, data(1));
+    let of_b = bench.only_recall(B);
+    // B has stored too, so its pages go first, and A is asked for its own.
+    let pressed = bench.flush(B, data(1));
+    let of_a = bench.only_recall(A);
+    bench.table.handle_done(T0, pressed);
+    bench.acknowledge(B, of_b);
+    assert!(bench.table.is_ready(sync));
+    bench.table.handle_done(T0, sync);
+    bench.outputs();
+    // Nothing changes the file any more, and A's kernel has not dropped its pages.
+    assert_eq!(bench.refused(A, data(1)), Refusal::Changing);
+    let reader = bench.wait(A, data(1)).expect("it waits");
+    assert!(!bench.table.is_ready(reader));
+    bench.acknowledge(A, of_a);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(reader)]);
+    let granted = bench.table.take_granted(reader).expect("it is granted");
+    bench.table.handle_done(T0, reader);
+    assert!(bench.table.stands(A, granted.id));
+}
+
+/// The same acknowledgement is what another client's write waits for.
+#[test]
+fn a_read_that_waited_for_its_own_acknowledgement_waits_for_the_write_that_this_lets_go_on() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.granted(B, data(1));
+    let write = bench.write(A, data(1));
+    let recall = bench.only_recall(B);
+    let reader = bench.wait(B, data(1)).unwrap();
+    bench.acknowledge(B, recall);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(write)]);
+    assert!(!bench.table.is_ready(reader));
+    bench.table.handle_done(T0, write);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(reader)]);
+    assert!(bench.table.take_granted(reader).is_some());
+}
+
+/// It goes before others' changes, and holds up none of them.
+#[test]
+fn a_read_waits_for_write_back_that_waits_for_nobody() {
+    let mut bench = Bench::with(&[A, B, C]);
+    (bench.granted(A, data(1)), bench.granted(B, data(1)));
+    let write = bench.write(C, data(1));
+    let recalls = bench.recalls();
+    let pressed = bench.flush(A, data(1));
+    bench.table.handle_done(T0, write);
+    for (holder, recall) in recalls {
+        bench.acknowledge(holder, recall.id);
+    }
+    bench.outputs();
+    let reader = bench.wait(B, data(1)).expect("A's pages are being written");
+    bench.table.handle_done(T0, pressed);
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(reader)]);
+    assert!(bench.table.take_granted(reader).is_some());
+}
+
+/// Nor is a client waited for that is granted nothing.
+#[test]
+fn a_read_waits_no_longer_for_an_acknowledgement_when_its_client_is_suspect_or_gone() {
+    for is_gone in [false, true] {
+        let mut bench = Bench::with(&[A, B]);
+        bench.granted(A, data(1));
+        let write = bench.write(B, data(1));
+        let recall = bench.only_recall(A);
+        bench.table.handle_done(T0, write);
+        let reader = bench.wait(A, data(1)).expect("it waits");
+        if is_gone {
+            bench.table.handle_gone(T0, A);
+            assert_eq!(bench.outputs(), [LeaseOutput::Ready(reader)]);
+        } else {
+            assert_eq!(bench.go_to(at_ms(2_000)), [LeaseOutput::Suspect(A), LeaseOutput::Ready(reader)]);
+            assert_eq!(bench.wait(A, data(1)), None, "nor does the next");
+            bench.acknowledge(A, recall);
+        }
+        assert_eq!(bench.table.take_granted(reader), None);
+        bench.table.handle_done(bench.now, reader);
+        bench.outputs();
+        assert!(bench.table.changes.is_empty() && bench.table.recalls.is_empty());
+    }
+}
+
 #[test]
 fn data_is_never_contended() {
     let mut bench = Bench::with(&[A, B]);
