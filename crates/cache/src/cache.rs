@@ -22,6 +22,7 @@ use crate::readers::Readers;
 use crate::recall::After;
 use crate::snapshots::Snapshots;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
+use crate::ungranted::UngrantedPages;
 use nigh_types::{
     Call, CallId, CookieKey, Errno, Event, GrantId, Handle, Name, NodeId, OpId, Reply, Response, Term, Time,
 };
@@ -118,6 +119,7 @@ pub struct Cache {
     pub(crate) untold: BTreeSet<Invalidation>,
     /// Files of which it drops pages by that, and whether all.
     pub(crate) dropping: BTreeMap<Invalidation, Vec<(u64, bool)>>,
+    pub(crate) ungranted: UngrantedPages,
     /// When grants end on inodes that the kernel holds open.
     pub(crate) watched: BTreeSet<(Time, u64)>,
     /// Missing names that the kernel may believe in, by directory; at most `kernel_missing_most`.
@@ -190,6 +192,7 @@ impl Cache {
             after_invalidation: BTreeMap::new(),
             untold: BTreeSet::new(),
             dropping: BTreeMap::new(),
+            ungranted: UngrantedPages::new(),
             watched: BTreeSet::new(),
             missing_given: BTreeSet::new(),
             space: None,
@@ -453,13 +456,7 @@ impl Cache {
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);
         }
-        // Without a grant nobody tells when what was written here is overwritten elsewhere.
-        // What could not be written back would stand there as if it had been.
-        if let Purpose::Write { ino, flush, .. } = flight.purpose
-            && (flight.drop_data || flush && response.result.is_err() || !self.holds_data(now, ino))
-        {
-            self.drop_behind(&flight.waiters, flight.purpose.pages());
-        }
+        self.drop_written(now, &flight, &response);
         if let Purpose::Write { ino, flush: false, .. } = flight.purpose {
             self.start_reads(now, ino);
         }

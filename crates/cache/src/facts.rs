@@ -441,7 +441,9 @@ impl Cache {
         if let Some(then) = then {
             self.after_invalidation.insert(id, then);
         }
-        let tracked = |ino: &u64| self.inodes.get(ino).is_some_and(|i| i.base.is_some() || i.old.is_some());
+        let is_tracked =
+            |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted.contains_key(&i.id.ino);
+        let tracked = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| is_tracked(inode));
         let dropping = stale.iter().filter_map(|one| match one {
             Stale::Data { ino, offset, length } if tracked(ino) => Some((*ino, (*offset, *length) == (0, 0))),
             _ => None,

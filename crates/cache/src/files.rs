@@ -281,11 +281,15 @@ impl Cache {
         if !self.config.level.may_keep_pages() {
             return;
         }
+        let ungranted = flight.drop_data || !lives;
         if foreign {
-            let id = self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
-            self.goes_behind(&flight.waiters, ino, id);
-        } else if flight.drop_data || !lives {
-            self.drop_behind(&flight.waiters, Some((ino, range)));
+            let until = self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+            self.goes_behind(&flight.waiters, ino, until);
+            if ungranted {
+                self.note_ungranted((id, range), until, &response);
+            }
+        } else if ungranted {
+            self.drop_ungranted(flight, (id, range), &response);
         }
     }
 
@@ -303,7 +307,7 @@ impl Cache {
             return Some(Answer::Failed(Errno::BADF));
         };
         let (is_flush, size) = (flags.flush, data.len() as u64);
-        let since = match if is_flush { self.since(ino) } else { Ok(None) } {
+        let since = match if is_flush { self.since(ino, (offset, size)) } else { Ok(None) } {
             Ok(since) => since,
             Err(errno) => {
                 self.drop_behind(&[op], Some((ino, (offset, size))));
@@ -374,6 +378,22 @@ impl Cache {
         }
     }
 
+    /// A write was answered. Without a grant nobody tells when what was written here is overwritten elsewhere, and what could not be
+    /// written back would stand there as if it had been.
+    pub(crate) fn drop_written(&mut self, now: Time, flight: &Flight, response: &Response) {
+        let Purpose::Write { ino, flush, .. } = flight.purpose else { return };
+        let has_failed = flush && response.result.is_err();
+        if !flight.drop_data && !has_failed && self.holds_data(now, ino) {
+            return;
+        }
+        let (pages, id) = (flight.purpose.pages(), self.id_of(ino));
+        match (pages, id) {
+            // What is written back brings no pages.
+            (Some((_, range)), Some(id)) if !flush => self.drop_ungranted(flight, (id, range), response),
+            (pages, _) => self.drop_behind(&flight.waiters, pages),
+        }
+    }
+
     /// Own data went to the file. What the kernel holds is its present state, unless somebody else
     /// may have written too without our being told.
     pub(crate) fn wrote(&mut self, now: Time, ino: u64, response: &Response) {
@@ -405,6 +425,7 @@ impl Cache {
             more.writers -= u32::from(file.access.write);
             if more.writers == 0 {
                 more.old = None;
+                self.ungranted.remove(&file.ino);
             }
             if more.opens == 0 {
                 more.base = None;

@@ -67,6 +67,7 @@ mod space;
 mod state;
 mod stores;
 mod targets;
+mod ungranted;
 mod whole;
 mod xattr;
 

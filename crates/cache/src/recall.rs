@@ -262,6 +262,7 @@ impl Cache {
         let recalled = self.is_recalled(why);
         let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
         theirs.for_each(|flight| flight.drop_data = true);
+        self.leave_out_ungranted(why, ino, (offset, length));
         let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
         if (offset, length) == (0, 0) && self.dropping.get(&why).is_some_and(|all| all.iter().any(is_all)) {
             self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.told(why));
@@ -433,6 +434,7 @@ impl Cache {
             }
         }
         self.flights.values_mut().for_each(|flight| flight.drop_data = true);
+        self.end_ungranted();
         let in_use = |inode: &Inode| inode.opens > 0 || inode.pinned.is_some();
         let mut inodes: Vec<(bool, u64)> = self.inodes.values().map(|i| (!in_use(i), i.id.ino)).collect();
         inodes.sort_unstable();

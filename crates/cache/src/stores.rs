@@ -16,7 +16,8 @@
 //!                                                    old: as it was then ── all pages dropped ──▶ not old
 //! ```
 //!
-//! What is read or written while a file is old begins another base beside it. Pages that own requests have locked are left out when
+//! What is read or written while a file is old begins another base beside it, and pages of replies under no grant have a state of their
+//! own (`ungranted.rs`). Pages that own requests have locked are left out when
 //! all are dropped, and go behind the answers: of requests that are out by then, not of later ones, which would never end.
 
 use crate::cache::Cache;
@@ -83,15 +84,17 @@ impl Cache {
         }
     }
 
-    /// What is said of the pages of a file whose stores are written back. `EIO`: they are older than what somebody else has written.
-    pub(crate) fn since(&self, ino: u64) -> Result<Option<Since>, Errno> {
+    /// What is said of the pages of a file whose stores are written back (offset, length): the oldest state of which the kernel may have
+    /// them. `EIO`: they are older than what somebody else has written.
+    pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<Since>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
-        match (&inode.old, &inode.base) {
-            (Some(old), _) if old.lost => Err(Errno::IO),
-            (Some(old), _) => Ok(Some(Since { stamp: old.stamp, under: None })),
-            (None, Some(base)) => Ok(Some(Since { stamp: base.stamp, under: Some(base.under) })),
-            (None, None) => Ok(None),
-        }
+        let kept = match (&inode.old, &inode.base) {
+            (Some(old), _) if old.lost => return Err(Errno::IO),
+            (Some(old), _) => Some(Since { stamp: old.stamp, under: None }),
+            (None, base) => base.as_ref().map(|base| Since { stamp: base.stamp, under: Some(base.under) }),
+        };
+        let all = kept.into_iter().chain(self.ungranted_in(inode.id, range));
+        Ok(all.min_by_key(|since| since.stamp.mtime.pair()))
     }
 
     /// The grant on a file's data ends, and its pages are about to be dropped. `unbroken`: with the session that gave it, before its
@@ -120,6 +123,7 @@ impl Cache {
 
     /// The kernel was told to drop pages of a file, `all` of them or some, and has; but for those that own requests had locked.
     pub(crate) fn dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
+        self.ungranted_dropped(id, ino, all);
         let left_out = if all { self.left_out(ino) } else { BTreeSet::new() };
         let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()) else { return };
         if let Some(old) = &mut more.old {
@@ -150,11 +154,19 @@ impl Cache {
     /// Requests were answered: the kernel drops what it had locked for them. What they show may be old, and it may have been told to
     /// drop it before.
     pub(crate) fn drop_behind(&mut self, ops: &[OpId], pages: Option<Pages>) {
-        let Some((ino, (offset, length))) = pages.filter(|(_, (_, length))| *length > 0) else { return };
-        if self.config.level.may_keep_pages() {
-            let id = self.invalidate(vec![Stale::Data { ino, offset, length }], None);
-            self.goes_behind(ops, ino, id);
+        self.drop_pages_behind(ops, pages);
+    }
+
+    /// The same; by what it is told.
+    pub(crate) fn drop_pages_behind(&mut self, ops: &[OpId], pages: Option<Pages>) -> Option<Invalidation> {
+        let (ino, (offset, length)) = pages.filter(|(_, (_, length))| *length > 0)?;
+        if !self.config.level.may_keep_pages() {
+            return None;
         }
+        let id = self.invalidate(vec![Stale::Data { ino, offset, length }], None);
+        self.goes_behind(ops, ino, id);
+        self.ungranted_behind((ino, (offset, length)), id);
+        Some(id)
     }
 
     /// What requests that were answered may have kept of a file is dropped by that.

@@ -10,6 +10,7 @@ use crate::flight::Purpose;
 use crate::locked::Pages;
 use crate::op::{Fh, Invalidation, Op, Stale};
 use crate::recall::{PAGE, meet, pages, within};
+use crate::state::Inode;
 use nigh_types::{SetAttr, WriteFlags};
 
 /// Whether a kernel may have whole pages of a file.
@@ -94,8 +95,9 @@ impl Cache {
         let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
         let is_out = self.flights.values().any(|f| f.purpose.is_flush() && is_of_it(f.purpose.pages()))
             || self.parked.values().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
-        let may_be =
-            self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && (i.base.is_some() || i.old.is_some()));
+        let has_pages =
+            |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted_in(i.id, part).next().is_some();
+        let may_be = self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && has_pages(i));
         (is_out, may_be)
     }
 

@@ -14,6 +14,8 @@ mod counts;
 mod history;
 mod links;
 mod moves;
+#[cfg(test)]
+mod pages;
 mod server;
 mod session;
 #[cfg(test)]

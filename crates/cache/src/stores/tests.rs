@@ -5,6 +5,7 @@ use nigh_types::*;
 
 mod left_out;
 mod overtaken;
+mod ungranted;
 
 const T0: Time = Time(1_000_000_000);
 const FILE: NodeId = NodeId { ino: 7, generation: 7 };
@@ -107,6 +108,12 @@ impl Rig {
     fn write(&mut self, flush: bool) -> OpId {
         let (ino, fh, data) = (FILE.ino, self.fh, b"TEXT".to_vec());
         self.ask(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags { flush, ..WriteFlags::default() } })
+    }
+
+    /// The kernel is asked to give the file's data back.
+    fn recall(&mut self) {
+        let recall = Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() };
+        self.event(Event::Recall(recall));
     }
 
     /// The last call is answered; the file is then as in that second.
@@ -226,13 +233,6 @@ fn a_write_back_names_the_grant_until_its_recall_is_acknowledged() {
     rig.written(4, None);
     rig.told();
     assert_eq!(rig.flush(), None, "these are other pages");
-}
-
-#[test]
-fn what_is_ungranted_is_written_back_as_it_comes() {
-    let mut rig = Rig::with(Config::default());
-    rig.read(None, 1);
-    assert_eq!(rig.flush(), None);
 }
 
 #[test]
@@ -428,17 +428,6 @@ fn of_writes_that_crossed_within_a_tick_the_longer_file_counts() {
         rig.answered_in_order(first, second);
         assert_eq!(rig.flush().map(|since| since.stamp), Some(DataStamp::of(&longer)));
     }
-}
-
-#[test]
-fn what_was_read_before_a_recall_says_nothing_of_the_next_grant() {
-    let mut rig = Rig::with_pages();
-    let early = rig.reads();
-    rig.event(Event::Recall(Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() }));
-    rig.told();
-    rig.read(Some(GrantId(12)), 5);
-    rig.answered(early, Reply::Data(b"text".to_vec()), attr(1), Some(FIRST));
-    assert_eq!(rig.flush(), under(5, GrantId(12)));
 }
 
 /// A session is forgotten while stores are being written back; `lapsed`: its term had run out. What is said of their pages

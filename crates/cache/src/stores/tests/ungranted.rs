@@ -1,0 +1,139 @@
+//! Pages of replies under no grant that the cache believes: what is said of them until they are dropped.
+
+use super::*;
+
+/// What a write-back of the page there would say.
+fn said(rig: &Rig, offset: u64) -> Option<Since> {
+    rig.cache.since(FILE.ino, (offset, 4)).expect("nothing is lost")
+}
+
+#[test]
+fn pages_read_without_a_grant_are_compared_with_the_state_that_the_reply_told_until_they_are_dropped() {
+    let mut rig = Rig::with(Config::default());
+    rig.read(None, 1);
+    assert_eq!(rig.dropped(), [(0, 4096)]);
+    assert_eq!(said(&rig, 0), ended(1));
+    assert_eq!(said(&rig, 4096), None, "these are other pages");
+    rig.told();
+    assert_eq!(said(&rig, 0), None);
+    assert!(rig.cache.ungranted.is_empty());
+}
+
+/// They are dropped one after the other, and each says of which state it is.
+#[test]
+fn page_that_is_read_again_is_of_the_oldest_state_that_is_not_dropped() {
+    let mut rig = Rig::with(Config::default());
+    rig.read(None, 1);
+    rig.read(None, 2);
+    assert_eq!(said(&rig, 0), ended(1));
+    rig.tell();
+    assert_eq!(said(&rig, 0), ended(2));
+}
+
+/// The recall went by while the read was out. The remote may have granted it afterwards, and then merges.
+#[test]
+fn pages_whose_grant_is_not_believed_name_it_until_they_are_dropped() {
+    let mut rig = Rig::with_pages();
+    let read = rig.reads();
+    rig.recall();
+    rig.told();
+    rig.answered(read, Reply::Data(b"text".to_vec()), attr(2), Some(GrantId(12)));
+    assert_eq!(rig.dropped(), [(0, 4096)]);
+    assert_eq!(said(&rig, 0), under(2, GrantId(12)));
+    rig.told();
+    assert_eq!(said(&rig, 0), None);
+}
+
+#[test]
+fn reply_that_a_recall_overtook_leaves_older_pages_beside_the_next_grant_until_they_are_dropped() {
+    let mut rig = Rig::with_pages();
+    let early = rig.reads();
+    rig.recall();
+    rig.told();
+    rig.read(Some(GrantId(12)), 5);
+    rig.answered(early, Reply::Data(b"text".to_vec()), attr(1), Some(FIRST));
+    assert_eq!(said(&rig, 0), under(1, FIRST));
+    assert_eq!(said(&rig, 4096), under(5, GrantId(12)));
+    rig.told();
+    assert_eq!(said(&rig, 0), under(5, GrantId(12)));
+}
+
+/// The grant is recalled and the pages under it are not dropped: the remote knows what has changed since.
+#[test]
+fn pages_under_a_recalled_grant_count_beside_younger_ones_without() {
+    let mut rig = Rig::with_pages();
+    rig.recall();
+    rig.read(None, 2);
+    assert_eq!(said(&rig, 0), under(1, FIRST));
+    rig.tell();
+    assert_eq!(said(&rig, 0), ended(2));
+}
+
+/// A kernel that has a page whole does not drop it while it writes a part of it.
+#[test]
+fn pages_that_an_own_write_has_locked_are_of_their_state_until_they_are_dropped_behind_it() {
+    let mut rig = Rig::with(Config::default());
+    rig.read(None, 1);
+    rig.write(false);
+    rig.told();
+    assert_eq!(said(&rig, 0), ended(1));
+    assert_eq!(rig.written(2, None), Answer::Written(4));
+    assert_eq!(said(&rig, 0), ended(1));
+    rig.told();
+    assert_eq!(said(&rig, 0), None);
+}
+
+#[test]
+fn pages_that_are_written_without_a_grant_are_of_the_state_after() {
+    let mut rig = Rig::with(Config::default());
+    rig.write(false);
+    assert_eq!(rig.written(2, None), Answer::Written(4));
+    assert_eq!(rig.dropped(), [(0, 4)]);
+    assert_eq!(said(&rig, 0), ended(2));
+}
+
+/// The next session may give other grants of those numbers.
+#[test]
+fn grants_that_are_not_believed_are_not_named_in_another_session() {
+    let mut rig = Rig::with_pages();
+    let read = rig.reads();
+    rig.recall();
+    rig.told();
+    rig.answered(read, Reply::Data(b"text".to_vec()), attr(2), Some(GrantId(12)));
+    rig.event(Event::Lapsed { why: String::new() });
+    rig.write(true);
+    rig.event(Event::Restored { session: session(), kept: true });
+    let (forgetting, _) = rig.stale.pop().expect("all is forgotten first");
+    rig.cache.handle_invalidated(rig.now, forgetting);
+    rig.drain();
+    let Some((_, Call::Write { flags, .. })) = rig.calls.last() else { panic!("{:?}", rig.calls) };
+    assert_eq!(flags.since, ended(2));
+}
+
+#[test]
+fn nothing_is_kept_of_pages_that_nobody_can_store_into() {
+    let mut rig = Rig::with(Config::default());
+    rig.read(None, 1);
+    rig.ask(Op::Release { fh: rig.fh, flock: None });
+    assert!(rig.cache.ungranted.is_empty());
+}
+
+/// A recall waits for what is written back, and all pages are dropped then.
+#[test]
+fn recall_drops_pages_that_were_left_out_while_they_were_written_back() {
+    let mut rig = Rig::with_pages();
+    let read = rig.reads();
+    rig.recall();
+    rig.told();
+    rig.answered(read, Reply::Data(b"text".to_vec()), attr(2), Some(GrantId(12)));
+    assert_eq!(rig.flush(), under(2, GrantId(12)));
+    rig.tell();
+    assert_eq!(said(&rig, 0), under(2, GrantId(12)), "they were left out");
+    rig.recall();
+    assert_eq!(rig.written(3, None), Answer::Written(4));
+    assert_eq!(rig.dropped(), [(0, 0), (0, 4)]);
+    rig.tell();
+    assert_eq!(said(&rig, 0), None);
+    rig.read(Some(GrantId(13)), 4);
+    assert_eq!(rig.flush(), under(4, GrantId(13)));
+}

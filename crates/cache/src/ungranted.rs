@@ -1,0 +1,139 @@
+//! Pages of replies under no grant that the cache believes: none came, or its recall has gone by.
+//!
+//! The kernel drops such pages right behind the reply. In between a process may store into them through a map, and the kernel writes
+//! them back. That write-back says of which state of the file the pages are, and under which grant the remote has read them if it named
+//! one, so that it does not undo what another client has stored since (docs/decisions/0028-merging-write-back.md).
+
+use crate::cache::Cache;
+use crate::flight::{Flight, Purpose, attr_after};
+use crate::op::{Invalidation, Op};
+use crate::recall::meet;
+use nigh_types::{Covers, DataStamp, NodeId, Response, Since};
+use std::collections::BTreeMap;
+
+/// Pages of one reply, until the kernel has dropped them.
+#[derive(Clone, Debug)]
+pub(crate) struct Ungranted {
+    node: NodeId,
+    range: (u64, u64),
+    since: Since,
+    /// What tells the kernel to drop them, when the reply came and now.
+    first: Invalidation,
+    until: Invalidation,
+    /// The last one that left them out, since an own write had them locked. They go behind its answer.
+    left_out: Option<Invalidation>,
+}
+
+/// By inode number.
+pub(crate) type UngrantedPages = BTreeMap<u64, Vec<Ungranted>>;
+
+impl Cache {
+    /// The kernel drops the pages of a file (offset, length) that a reply has brought.
+    pub(crate) fn drop_ungranted(
+        &mut self,
+        flight: &Flight,
+        (node, range): (NodeId, (u64, u64)),
+        response: &Response,
+    ) {
+        if let Some(until) = self.drop_pages_behind(&flight.waiters, Some((node.ino, range))) {
+            self.note_ungranted((node, range), until, response);
+        }
+    }
+
+    /// The same, where it drops them by `until`. Without an open file that may be written there are no stores.
+    pub(crate) fn note_ungranted(
+        &mut self,
+        (node, range): (NodeId, (u64, u64)),
+        until: Invalidation,
+        response: &Response,
+    ) {
+        let Some(attr) = attr_after(response, node.ino) else { return };
+        if !self.inodes.get(&node.ino).is_some_and(|inode| inode.id == node && inode.writers > 0) {
+            return;
+        }
+        let grant = crate::grants::on(&response.grants, node, Covers::Data).filter(|grant| grant.recallable);
+        let under = grant.map(|grant| (grant.id, Covers::Data));
+        let since = Since { stamp: DataStamp::of(&attr), under };
+        self.ungranted.entry(node.ino).or_default().push(Ungranted {
+            node,
+            range,
+            since,
+            first: until,
+            until,
+            left_out: None,
+        });
+        self.note_dropping(until, node.ino);
+    }
+
+    fn note_dropping(&mut self, id: Invalidation, ino: u64) {
+        let dropping = self.dropping.entry(id).or_default();
+        if !dropping.iter().any(|(of, _)| *of == ino) {
+            dropping.push((ino, false));
+        }
+    }
+
+    /// States of which the kernel may have such pages in that range of a file.
+    pub(crate) fn ungranted_in(&self, node: NodeId, range: (u64, u64)) -> impl Iterator<Item = Since> + '_ {
+        let of_file = self.ungranted.get(&node.ino).into_iter().flatten();
+        of_file.filter(move |pages| pages.node == node && meet(pages.range, range)).map(|pages| pages.since)
+    }
+
+    /// The kernel is about to drop that range of a file (length 0: to the end), but for what own writes have locked.
+    pub(crate) fn leave_out_ungranted(&mut self, why: Invalidation, ino: u64, (offset, length): (u64, u64)) {
+        if !self.ungranted.contains_key(&ino) {
+            return;
+        }
+        let written = self.written(ino, self.is_recalled(why));
+        let range = (offset, if length == 0 { u64::MAX - offset } else { length });
+        let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
+        for pages in of_file.filter(|pages| meet(pages.range, range)) {
+            if written.iter().any(|written| meet(*written, pages.range)) {
+                pages.left_out = Some(why);
+            }
+        }
+    }
+
+    /// What own writes have locked of a file; `but_flushes`: but for write-back, for which dropping waits.
+    fn written(&self, ino: u64, but_flushes: bool) -> Vec<(u64, u64)> {
+        let of_flight = |flight: &Flight| match flight.purpose {
+            Purpose::Write { .. } => flight.purpose.locks_pages(ino, but_flushes),
+            _ => None,
+        };
+        let of_parked = |op: &Op| match op {
+            Op::Write { .. } if !self.is_direct(op) => op.locks_pages(ino, but_flushes),
+            _ => None,
+        };
+        let out = self.flights.values().filter_map(of_flight);
+        out.chain(self.parked.values().filter_map(|(_, op)| of_parked(op))).collect()
+    }
+
+    /// The kernel has dropped pages of a file by that, `all` of them or some. Replies that came later have brought others.
+    pub(crate) fn ungranted_dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
+        let Some(of_file) = self.ungranted.get_mut(&ino) else { return };
+        of_file.retain(|pages| {
+            let goes = pages.until == id || all && pages.first < id;
+            !goes || pages.left_out == Some(id)
+        });
+        if of_file.is_empty() {
+            self.ungranted.remove(&ino);
+        }
+    }
+
+    /// A request was answered, and what it had locked goes by that.
+    pub(crate) fn ungranted_behind(&mut self, (ino, range): (u64, (u64, u64)), until: Invalidation) {
+        let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
+        let mut is_any = false;
+        let waits = |pages: &&mut Ungranted| pages.left_out.is_some_and(|last| last >= pages.until);
+        for pages in of_file.filter(waits).filter(|pages| meet(pages.range, range)) {
+            (pages.until, is_any) = (until, true);
+        }
+        if is_any {
+            self.note_dropping(until, ino);
+        }
+    }
+
+    /// The session's grants have ended with it; another session may give others of the same numbers.
+    pub(crate) fn end_ungranted(&mut self) {
+        self.ungranted.values_mut().flatten().for_each(|pages| pages.since.under = None);
+    }
+}

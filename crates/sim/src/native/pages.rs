@@ -1,0 +1,211 @@
+//! Stores into pages that were read while an acknowledgement was owed for the file's data, step by step
+//! (docs/decisions/0028-merging-write-back.md).
+
+use super::{Native, Place};
+use crate::world::{Backend, World};
+use nigh_cache::{Answer, Config, Fh, Op, Stale};
+use nigh_native::lease::LeaseConfig;
+use nigh_remote::tree::TreeConfig;
+use nigh_types::{Access, Call, Errno, Name, OpId, Reply, Span, Time, WriteFlags};
+
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+/// From A to the server, and back. The others are nearer.
+const FAR: Span = Span::from_millis(5);
+const NEAR: Span = Span::from_millis(1);
+
+/// Clients that have a file of four bytes open, and its page.
+struct Mounts {
+    world: World<Native>,
+    ino: u64,
+    open: Vec<Fh>,
+}
+
+impl Mounts {
+    fn new(count: usize) -> Mounts {
+        let mut world = World::over(Native::new(TreeConfig::default(), LeaseConfig::default(), 7));
+        world.server.with(|net| net.server.dice = None);
+        let ino = world.server.edit(|tree| tree.plant_file(Time(0), "f", b"....").ino);
+        for latency in [FAR, NEAR, NEAR].into_iter().take(count) {
+            let end = world.server.connect(world.now, Place::far(0, (latency, latency)));
+            world.join(Config::default(), (), end);
+        }
+        world.advance(Span::from_millis(100));
+        let mut mounts = Mounts { world, ino, open: Vec::new() };
+        for at in 0..count {
+            mounts.done(at, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
+            let access = Access {
+                read: true,
+                write: true,
+                truncate: false,
+                direct: false,
+                sync: false,
+                append: false,
+            };
+            let opened = mounts.done(at, Op::Open { ino, access, append: false });
+            let Answer::Opened(opened) = opened else { panic!("{opened:?}") };
+            mounts.open.push(opened.fh);
+            mounts.read(at);
+        }
+        mounts
+    }
+
+    fn pass(&mut self, millis: u64) {
+        self.world.advance(Span::from_millis(millis));
+    }
+
+    /// A request and its answer.
+    fn done(&mut self, at: usize, op: Op) -> Answer {
+        let id = self.world.ask(at, op);
+        self.answer(at, id)
+    }
+
+    fn answer(&mut self, at: usize, id: OpId) -> Answer {
+        for _ in 0..5_000 {
+            if !self.world.waits(at, id) {
+                break;
+            }
+            self.pass(1);
+        }
+        let found = self.world.answers.iter().position(|(_, of, ..)| *of == id);
+        let found = found.unwrap_or_else(|| panic!("it stalls:\n{}", self.world.trace.join("\n")));
+        self.world.answers.swap_remove(found).3
+    }
+
+    fn begin_read(&mut self, at: usize) -> OpId {
+        let (ino, fh) = (self.ino, self.open[at]);
+        self.world.ask(at, Op::Read { ino, fh, offset: 0, size: 4096 })
+    }
+
+    /// Until its kernel has the page: what it has of an older state is dropped behind a reply.
+    fn read(&mut self, at: usize) {
+        for _ in 0..3 {
+            let id = self.begin_read(at);
+            assert!(matches!(self.answer(at, id), Answer::Data(_)));
+            if self.has_page(at) {
+                return;
+            }
+        }
+        panic!("no page:\n{}", self.world.trace.join("\n"));
+    }
+
+    fn store(&mut self, at: usize, offset: u64, byte: u8) {
+        assert!(self.has_page(at), "{}", self.world.trace.join("\n"));
+        let fh = self.open[at];
+        self.world.store(at, self.ino, fh, (offset, &[byte]));
+    }
+
+    fn begin_write(&mut self, at: usize, offset: u64, byte: u8) -> OpId {
+        let (ino, fh) = (self.ino, self.open[at]);
+        self.world.ask(at, Op::Write { ino, fh, offset, data: vec![byte], flags: WriteFlags::default() })
+    }
+
+    /// A kernel gives up a page that has no stores, for want of memory.
+    fn reclaim(&mut self, at: usize) {
+        assert!(!self.world.clients[at].kernel.kept.is_dirty(self.ino));
+        self.world.clients[at].kernel.forget(&Stale::Data { ino: self.ino, offset: 0, length: 0 });
+    }
+
+    /// Whether a client's kernel waits with what it is told to forget.
+    fn hold(&mut self, at: usize, holds: bool) {
+        match holds {
+            true => self.world.clients[at].hold_invalidations = true,
+            false => self.world.let_invalidate(at),
+        }
+    }
+
+    fn has_page(&self, at: usize) -> bool {
+        self.world.clients[at].kernel.kept.has_pages(self.ino)
+    }
+
+    /// What the file holds when all is quiet, and whether a write-back was refused.
+    fn end(mut self) -> (String, bool) {
+        self.pass(1_000);
+        let refused = |(.., op, answer): &(usize, OpId, Op, Answer)| {
+            matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. })
+                && *answer == Answer::Failed(Errno::IO)
+        };
+        let is_refused = self.world.answers.iter().any(refused);
+        let (node, now) =
+            (self.world.server.edit(|tree| tree.find("f").expect("it is there")), self.world.now);
+        let read = Call::Read { node: nigh_types::Place::bare(node), handle: None, offset: 0, length: 100 };
+        let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.beside(now, read)) else {
+            panic!("no data")
+        };
+        (String::from_utf8(data).unwrap(), is_refused)
+    }
+}
+
+/// Both sync at the same time, and the write-back of each is done although the other has not given its page back. A's kernel has
+/// given the page up by itself and reads it before it acknowledges.
+#[test]
+fn store_into_a_page_that_is_read_while_an_acknowledgement_is_owed_undoes_no_other() {
+    let mut mounts = Mounts::new(2);
+    mounts.store(A, 0, b'a');
+    mounts.store(B, 2, b'b');
+    mounts.world.write_back(A, mounts.ino);
+    mounts.pass(5);
+    mounts.hold(A, true);
+    mounts.world.write_back(B, mounts.ino);
+    mounts.pass(8);
+    mounts.reclaim(A);
+    let read = mounts.begin_read(A);
+    mounts.pass(1);
+    // It is acknowledged behind the read.
+    mounts.hold(A, false);
+    mounts.hold(A, true);
+    mounts.answer(A, read);
+    assert!(mounts.has_page(A));
+    mounts.store(A, 1, b'A');
+    mounts.read(B);
+    mounts.store(B, 3, b'B');
+    mounts.world.write_back(B, mounts.ino);
+    mounts.pass(20);
+    mounts.hold(A, false);
+    assert_eq!(mounts.end(), ("aAbB".to_owned(), false));
+}
+
+/// The recall comes while the read is on its way, so its grant is not believed, and the page is dropped behind the reply. A third
+/// client's write asks for the pages of both.
+#[test]
+fn store_into_a_page_whose_grant_is_not_believed_is_merged() {
+    let mut mounts = Mounts::new(3);
+    mounts.reclaim(A);
+    let write = mounts.begin_write(C, 0, b'c');
+    mounts.pass(2);
+    let read = mounts.begin_read(A);
+    mounts.pass(13);
+    mounts.hold(A, true);
+    mounts.answer(A, read);
+    assert!(mounts.has_page(A) && !mounts.world.waits(C, write));
+    mounts.store(A, 1, b'A');
+    mounts.read(B);
+    mounts.store(B, 3, b'B');
+    let write = mounts.begin_write(C, 0, b'C');
+    mounts.pass(20);
+    assert!(mounts.world.waits(C, write) && !mounts.has_page(B), "B's store is written back, and A's is not");
+    mounts.hold(A, false);
+    assert_eq!(mounts.end(), ("CA.B".to_owned(), false));
+}
+
+/// A gives nothing back for so long that its read is not kept waiting any more.
+#[test]
+fn store_into_a_page_that_was_read_without_a_grant_is_refused_where_another_client_has_written_since() {
+    let mut mounts = Mounts::new(2);
+    mounts.hold(A, true);
+    let write = mounts.begin_write(B, 3, b'B');
+    mounts.pass(10);
+    mounts.reclaim(A);
+    let read = mounts.begin_read(A);
+    mounts.pass(1_993);
+    // The server has answered it. All that was to be forgotten is, but for what the read has locked.
+    mounts.hold(A, false);
+    mounts.hold(A, true);
+    mounts.answer(A, read);
+    assert!(mounts.has_page(A) && mounts.world.waits(B, write));
+    mounts.store(A, 1, b'A');
+    mounts.answer(B, write);
+    mounts.hold(A, false);
+    assert_eq!(mounts.end(), ("...B".to_owned(), true));
+}
