@@ -98,6 +98,9 @@ impl Cache {
         // Who locks a file must be heard when it closes any descriptor of it.
         let may_lock = inode.locked || inode.opens > 0;
         let more = inode.more();
+        if !keep_cache && more.opens == 0 {
+            more.base = None;
+        }
         more.opens += 1;
         more.writers += u32::from(file.access.write);
         if handle.is_none() {
@@ -427,8 +430,10 @@ impl Cache {
                 more.old = None;
                 self.ungranted.remove(&file.ino);
             }
+            // The kernel keeps pages for the next open while a grant on the data lives.
+            let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == Covers::Data && h.lives(now));
             if more.opens == 0 {
-                more.base = None;
+                more.base.take_if(|_| !keeps_pages);
                 more.last_told = None;
             }
             if file.handle.is_none() {

@@ -137,3 +137,37 @@ fn recall_drops_pages_that_were_left_out_while_they_were_written_back() {
     rig.read(Some(GrantId(13)), 4);
     assert_eq!(rig.flush(), under(4, GrantId(13)));
 }
+
+/// Under a limited grant the state of pages beside own writes is not told by attributes, but it was known when the file was closed.
+#[test]
+fn pages_that_are_kept_for_a_later_open_are_of_their_state() {
+    for granted in [None, Some(GrantId(12))] {
+        let mut rig = Rig::with_pages();
+        rig.write(false);
+        rig.written(2, None);
+        rig.ask(Op::Release { fh: rig.fh, flock: None });
+        rig.calls.clear();
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+        rig.ask(Op::Open { ino: FILE.ino, access, append: false });
+        rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(2) }), 2, granted);
+        let Some((_, Answer::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
+        assert!(opened.keep_cache);
+        assert_eq!(said(&rig, 0), under(2, FIRST));
+    }
+}
+
+#[test]
+fn pages_that_are_dropped_by_a_later_open_are_of_no_state() {
+    let mut rig = Rig::with_pages();
+    rig.ask(Op::Release { fh: rig.fh, flock: None });
+    rig.calls.clear();
+    rig.pass(TERM);
+    let access =
+        Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+    rig.ask(Op::Open { ino: FILE.ino, access, append: false });
+    rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(5) }), 5, None);
+    let Some((_, Answer::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
+    assert!(!opened.keep_cache);
+    assert_eq!(said(&rig, 0), None);
+}
