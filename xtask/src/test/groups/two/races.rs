@@ -42,8 +42,8 @@ const RACES: &[Race] = &[
     race("saves", 1000, 200),
     race("mapped", 2000, 400),
     race("mapped-page", 2000, 400),
-    // Into one page only with `--long`: a store may still be undone there (docs/decisions/0028, "Open").
     race("stored", 1000, 300),
+    race("stored-page", 1000, 300),
 ];
 
 /// The others, shorter, between kernels that can be told less.
