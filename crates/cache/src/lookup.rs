@@ -301,6 +301,7 @@ pub(crate) mod tests {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: false,
             names: Vec::new(),
         }
     }

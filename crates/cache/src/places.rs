@@ -275,6 +275,7 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         Call::Link { node, dir, .. } => return [Some(dir.node), Some(node.node)],
         Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
         Call::Walk { .. }
+        | Call::LookupNumber { .. }
         | Call::Dirents { .. }
         | Call::Ahead { .. }
         | Call::Steer { .. }
@@ -489,6 +490,7 @@ mod tests {
                 walks_ahead: false,
                 tells_dirents: false,
                 takes_privileges: false,
+                finds_numbers: false,
                 names: Vec::new(),
             }),
         );

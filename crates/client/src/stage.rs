@@ -46,6 +46,7 @@ impl Server {
                         walks_ahead: false,
                         tells_dirents: false,
                         takes_privileges: false,
+                        finds_numbers: false,
                         acts_as: (0, 0),
                         names: Vec::new(),
                     });

@@ -63,6 +63,7 @@ calls! {
     19 Ahead { roots, order, credit }
     20 Steer { walk, credit, want }
     21 Dirents { dir, after }
+    22 LookupNumber { ino }
     32 Create { dir, name, mode, umask, exclusive, access }
     33 Tmpfile { dir, mode, umask, access }
     34 Mknod { dir, name, kind, mode, umask, rdev }

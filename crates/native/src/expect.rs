@@ -20,6 +20,8 @@ pub(crate) struct Expected {
     call_type: CallType,
     /// The node that the reply must be about.
     node: Option<NodeId>,
+    /// The number of the node that the reply must be about.
+    number: Option<u64>,
     /// The handle that the reply must carry.
     handle: Option<Handle>,
     /// Bytes that a read or write may report at the most.
@@ -71,6 +73,10 @@ impl Expected {
             Call::Reopen { handle, .. } => Some(*handle),
             _ => None,
         };
+        let number = match call {
+            Call::LookupNumber { ino } => Some(*ino),
+            _ => None,
+        };
         let (lock_wait, call_type) = (call.waits_for_lock(), CallType::of(call));
         let renews = !call.is_flush();
         let walk = match call {
@@ -88,6 +94,7 @@ impl Expected {
             renews,
             call_type,
             node,
+            number,
             handle,
             count,
             kind,
@@ -109,6 +116,11 @@ impl Expected {
     /// Whether it does not go on in another session: a walk ahead, or names alone.
     pub(crate) fn ends_with_session(&self) -> bool {
         self.walk.is_some() || self.call_type == CallType::Dirents
+    }
+
+    /// Whether it asks for an inode by its number alone, which not every server answers.
+    pub(crate) fn finds_number(&self) -> bool {
+        self.number.is_some()
     }
 
     /// The call is put out again, and answered from the beginning.
@@ -161,6 +173,7 @@ impl Expected {
                 self.call_type,
                 C::GetAttr | C::SetAttr | C::Fallocate | C::SetXattr | C::RemoveXattr
             ),
+            Reply::Found { .. } => self.call_type == C::LookupNumber,
             Reply::Listed(_) => self.call_type == C::List,
             Reply::Names(_) | Reply::Dirents(_) | Reply::Ahead(_) => false,
             Reply::Target(_) => self.call_type == C::ReadLink,
@@ -189,6 +202,7 @@ impl Expected {
                 Err("another handle than the one claimed")
             }
             Reply::Attr(node, _) if self.node != Some(*node) => Err("attributes of another node"),
+            Reply::Found { node, .. } if self.number != Some(node.ino) => Err("a node of another number"),
             Reply::Data(data) => counted(data.len() as u64),
             Reply::Written { count, .. } => counted(*count),
             Reply::Made { entry, handle, .. } => self.check_made(entry, handle.is_some()),

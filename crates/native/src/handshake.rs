@@ -232,7 +232,10 @@ impl Wire for Session {
             w.u32(self.acts_as.0);
             w.u32(self.acts_as.1);
             w.sequence(&self.names, |w, name| name.put(w));
-            if self.takes_privileges {
+            if self.takes_privileges || self.finds_numbers {
+                self.takes_privileges.put(w);
+            }
+            if self.finds_numbers {
                 true.put(w);
             }
         });
@@ -254,6 +257,7 @@ impl Wire for Session {
             tells_dirents: false,
             names: r.sequence(9, IdName::parse)?,
             takes_privileges: !r.is_empty() && bool::parse(r)?,
+            finds_numbers: !r.is_empty() && bool::parse(r)?,
         };
         if session.names.len() > IdName::MOST {
             return Err(ProtocolError::Malformed("more than 4,096 names of users and groups"));

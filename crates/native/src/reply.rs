@@ -83,6 +83,7 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Names(_) => 0,
         Reply::Ahead(_) => 18,
         Reply::Dirents(_) => 19,
+        Reply::Found { .. } => 20,
         Reply::Target(_) => 4,
         Reply::Xattrs(_) => 5,
         Reply::Value(_) => 6,
@@ -106,6 +107,15 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
         Reply::Attr(node, attr) => {
             node.put(w);
             attr.put(w);
+        }
+        Reply::Found { node, attr, home } => {
+            node.put(w);
+            attr.put(w);
+            home.is_some().put(w);
+            if let Some((dir, name)) = home {
+                dir.put(w);
+                name.put(w);
+            }
         }
         Reply::Listed(listed) => put_listed(w, listed),
         Reply::Ahead(steps) => w.sequence(steps, |w, step| step.put(w)),
@@ -177,6 +187,11 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         17 => Reply::Locked(Option::parse(r)?),
         18 => Reply::Ahead(r.sequence(17, Step::parse)?),
         19 => Reply::Dirents(take_dirents(r)?),
+        20 => Reply::Found {
+            node: NodeId::parse(r)?,
+            attr: Attr::parse(r)?,
+            home: bool::parse(r)?.then(|| Ok((NodeId::parse(r)?, Name::parse(r)?))).transpose()?,
+        },
         _ => return Err(ProtocolError::Malformed("unknown reply")),
     })
 }

@@ -276,3 +276,31 @@ fn names_alone_do_not_go_on_in_another_session() {
     let cancelled = Response::plain(Err(Errno::CANCELED));
     assert!(events.contains(&Event::Response { call: CallId(1), response: cancelled }), "{events:?}");
 }
+
+/// The server that comes back may be an older one, which does not know the call.
+#[test]
+fn calls_by_number_go_on_only_at_a_server_that_finds_numbers() {
+    for finds_numbers in [false, true] {
+        let mut client = attached();
+        client.handle_call(T0, CallId(1), samples::request(Call::LookupNumber { ino: 7 }));
+        drain(&mut client);
+        client.handle_disconnect(T0, "cut");
+        client.handle_call(T0, CallId(2), samples::request(Call::LookupNumber { ino: 8 }));
+        client.handle_connect(T0);
+        let session = Session { finds_numbers, ..samples::session() };
+        let anew = Message::Welcome(Welcome { session_id: 4, session, ..samples::welcome() });
+        client.handle_input(T0, &anew.encode());
+        client.handle_reclaimed(T0);
+        let (messages, events, _) = drain(&mut client);
+        let is_request = |message: &&Message| matches!(message, Message::Request(..) | Message::Again(..));
+        assert_eq!(
+            messages.iter().filter(is_request).count(),
+            if finds_numbers { 2 } else { 0 },
+            "{messages:?}"
+        );
+        for call in [CallId(1), CallId(2)] {
+            let stale = Event::Response { call, response: Response::plain(Err(Errno::STALE)) };
+            assert_eq!(events.contains(&stale), !finds_numbers, "{events:?}");
+        }
+    }
+}

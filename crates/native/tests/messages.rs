@@ -58,7 +58,7 @@ fn places() -> impl Strategy<Value = Place> {
 
 /// Every call, with fields that vary.
 fn calls() -> impl Strategy<Value = Call> {
-    let samples: Vec<Call> = samples::queries().into_iter().chain(samples::mutations()).collect();
+    let samples = samples::calls();
     let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), prop::option::of(any::<u64>()), any::<bool>());
     let fields = (places(), places(), names(), names(), prop::collection::vec(any::<u8>(), 0..3000), numbers);
     (prop::sample::select(samples), fields).prop_map(|(sample, (place, other, leaf, new, bytes, numbers))| {
@@ -310,7 +310,7 @@ fn values_that_lead_elsewhere_are_refused() {
 
 #[test]
 fn operation_names_stand_on_mutations_and_on_nothing_else() {
-    for call in samples::queries().into_iter().chain(samples::mutations()) {
+    for call in samples::calls() {
         let mut request = samples::request(call);
         request.name = match request.name {
             None => Some(OpName { client: 1, incarnation: 1, sequence: 1 }),

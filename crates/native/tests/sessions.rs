@@ -35,7 +35,7 @@ fn answered(call: Call, responses: &[Response]) -> Vec<Event> {
 
 #[test]
 fn a_reply_that_does_not_fit_its_call_loses_the_session() {
-    let calls: Vec<Call> = samples::queries().into_iter().chain(samples::mutations()).collect();
+    let calls = samples::calls();
     let mut fits = 0;
     for call in calls.into_iter().filter(Call::is_answered) {
         let mut fitting = 0;
@@ -58,6 +58,8 @@ fn a_reply_about_something_else_loses_the_session() {
     let wrong = |call: Call, reply| assert!(lost(&answered(call, &[ok(reply)])).contains("wrong answer"));
     let attr = samples::attr(0o100_644);
     wrong(Call::GetAttr { node: place.clone() }, Reply::Attr(samples::id(8), attr));
+    let found = Reply::Found { node: samples::id(8), attr, home: None };
+    wrong(Call::LookupNumber { ino: samples::id(7).ino }, found);
     let read = Call::Read { node: place.clone(), handle: None, offset: 0, length: 3 };
     wrong(read.clone(), Reply::Data(vec![0; 4]));
     assert!(matches!(answered(read, &[ok(Reply::Data(vec![0; 3]))])[..], [Event::Response { .. }]));

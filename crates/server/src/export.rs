@@ -208,6 +208,7 @@ impl Export {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: files.is_vouched() && self.reach.finds_numbers(),
             names: Vec::new(),
         })
     }
@@ -370,6 +371,7 @@ impl Export {
         self.reach.orphans.sweep(now);
         self.readers.close_idle(now);
         self.reach.departed.close_old(now);
+        self.reach.ids.parents.save();
     }
 
     pub(crate) fn reach(&self) -> &Reach {
@@ -388,6 +390,7 @@ fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
             cx.reach().walk(*node, names).map(|()| Outcome::plain(nigh_types::Reply::Done))
         }
         Call::GetAttr { node } => look::getattr(cx, node),
+        Call::LookupNumber { ino } => look::by_number(cx, *ino),
         Call::ReadLink { node } => look::readlink(cx, node),
         Call::Xattrs { node } => look::xattrs(cx, node),
         Call::Xattr { node, name } => look::xattr(cx, node, name),
@@ -502,7 +505,8 @@ impl Opened {
         }
         let first = Record::Key { version: 1, key };
         let (log, records) = open_log(&state.join("ids"), first).map_err(state_error)?;
-        Ids::new(&self.stat, self.filesystem, log, &records, secret).map(Arc::new).map_err(state_error)
+        let ids = Ids::new(&self.stat, self.filesystem, log, &records, secret).map_err(state_error)?;
+        Ok(Arc::new(ids.keeping_parents(state.join("parents"))))
     }
 }
 

@@ -23,6 +23,19 @@ pub(crate) struct Identity {
     pub(crate) subvolume: u64,
 }
 
+impl Identity {
+    /// Whether both are subvolumes of one filesystem. Into its `f_fsid` btrfs mixes the subvolume (`btrfs_statfs`).
+    pub(crate) fn is_beside(self, other: Identity) -> bool {
+        let btrfs = |id: Identity| {
+            let (kind, fsid) = id.uuid.split_at(8);
+            let fsid = u64::from_le_bytes(fsid.try_into().ok()?);
+            let is_fsid = kind == BTRFS_SUPER_MAGIC.to_le_bytes();
+            is_fsid.then_some(fsid ^ id.subvolume >> 32 ^ id.subvolume << 32)
+        };
+        self.uuid == other.uuid || btrfs(self).is_some_and(|base| btrfs(other) == Some(base))
+    }
+}
+
 const OVERLAYFS_SUPER_MAGIC: u64 = 0x794c_7630;
 const BTRFS_SUPER_MAGIC: u64 = 0x9123_683e;
 const XFS_SUPER_MAGIC: u64 = 0x5846_5342;
@@ -66,6 +79,11 @@ impl Filesystem {
     pub(crate) fn in_memory(&self) -> bool {
         self.kind == TMPFS_MAGIC
     }
+}
+
+/// Whether it is XFS on which this lies.
+pub(crate) fn is_xfs(fd: impl AsFd) -> bool {
+    kind_of(fd).is_ok_and(|kind| kind == XFS_SUPER_MAGIC)
 }
 
 /// What statfs(2) calls the kind of a filesystem.

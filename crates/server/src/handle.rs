@@ -1,6 +1,8 @@
 //! File handles: how a server with CAP_DAC_READ_SEARCH finds an inode whose names it lost.
 
 use crate::error::{Fault, Result};
+use crate::numbered::Form;
+use crate::stat;
 use nigh_types::Errno;
 use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -18,6 +20,8 @@ pub(crate) struct FileHandle {
 pub(crate) struct Opener {
     /// Open for reading: `O_PATH` does not name a mount here.
     mount: OwnedFd,
+    /// How handles are made of numbers; `None` where they are not.
+    form: Option<Form>,
 }
 
 const MAX_HANDLE_SZ: usize = 128;
@@ -38,6 +42,11 @@ impl FileHandle {
     /// As the kernel tells it; `None` where it is longer than any.
     pub(crate) fn told(kind: i32, bytes: &[u8]) -> Option<FileHandle> {
         (bytes.len() <= MAX_HANDLE_SZ).then(|| FileHandle { kind, bytes: bytes.into() })
+    }
+
+    /// The kind, and what the filesystem says.
+    pub(crate) fn parts(&self) -> (i32, &[u8]) {
+        (self.kind, &self.bytes)
     }
 
     /// Of an `O_PATH` descriptor, as events bring it.
@@ -98,7 +107,30 @@ impl Opener {
         let may = rustix::thread::capabilities(None)
             .is_ok_and(|c| c.effective.contains(CapabilitySet::DAC_READ_SEARCH));
         let usable = may && FileHandle::of(&directory).is_ok_and(|_| true);
-        usable.then_some(Opener { mount: directory })
+        if !usable {
+            return None;
+        }
+        let mut opener = Opener { mount: directory, form: None };
+        if let Ok(own) = stat::of_fd(&opener.mount) {
+            opener.form = Form::of(&opener.mount, own.ino);
+            let opens =
+                opener.open_number(own.ino, None).and_then(stat::of_fd).is_ok_and(|stat| stat.is_same(&own));
+            opener.form.take_if(|_| !opens);
+        }
+        Some(opener)
+    }
+
+    /// Whether inodes are opened by their numbers.
+    pub(crate) fn opens_numbers(&self) -> bool {
+        self.form.is_some()
+    }
+
+    /// An `O_PATH` descriptor of whatever has that number on the filesystem now, be it outside of the mount; `ESTALE` where nothing has.
+    /// `subvolume`: `None` is the one in which the directory lies.
+    pub(crate) fn open_number(&self, ino: u64, subvolume: Option<u64>) -> Result<OwnedFd> {
+        let form = self.form.as_ref().ok_or(Fault::STALE)?;
+        let handle = form.handle(&self.mount, ino, subvolume)?.ok_or(Fault::STALE)?;
+        self.open(&handle)
     }
 
     /// An `O_PATH` descriptor of whatever has the handle, wherever on the mount it is; `ESTALE` where it is gone.

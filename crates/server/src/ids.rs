@@ -3,6 +3,7 @@
 use crate::error::{Fault, Result};
 use crate::filesystem::{Filesystem, Identity, identify};
 use crate::own_mounts;
+use crate::parents::Parents;
 use crate::record::{Log, Record};
 use crate::seal::Seal;
 use crate::stat::{Dev, Stat};
@@ -11,6 +12,7 @@ use nigh_types::{CookieKey, Errno, NodeId};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Device index of numbers that have no place elsewhere.
@@ -32,6 +34,7 @@ pub(crate) struct Ids {
     seen: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
     map: Mutex<Map>,
     dirty: AtomicBool,
+    pub(crate) parents: Parents,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +107,32 @@ impl Ids {
         }
         let main = Main { dev: root.dev, subvolume: root.subvolume, root_ino: root.ino, filesystem };
         let (seen, map, dirty) = (RwLock::default(), Mutex::new(map), AtomicBool::new(false));
-        Ok(Ids { main, cookie_key, seal, seen, map, dirty })
+        Ok(Ids { main, cookie_key, seal, seen, map, dirty, parents: Parents::new(None) })
+    }
+
+    /// Where files lie is remembered in this file.
+    pub(crate) fn keeping_parents(self, file: PathBuf) -> Ids {
+        Ids { parents: Parents::new(Some(file)), ..self }
+    }
+
+    /// The inode number, and the subvolume if it is not the root's, of what an export's number stands for on the root's own filesystem. `None`: on
+    /// another one, or nowhere.
+    pub(crate) fn on_main(&self, number: u64) -> Option<(u64, Option<u64>)> {
+        if number & FOREIGN == 0 {
+            return (number < DELEGATED).then_some((number, None));
+        }
+        let (mut index, mut ino) = ((number & !FOREIGN) >> 48, number & (SHORT - 1));
+        let map = self.map.lock();
+        if index == MAPPED {
+            (index, ino) = map.numbers.iter().find(|(_, short)| **short == ino).map(|(of, _)| *of)?;
+        }
+        if index == MAIN {
+            return Some((ino, None));
+        }
+        let main = self.main.filesystem.identity?;
+        let own = map.devices.iter().find(|(_, of)| **of == index).map(|(identity, _)| *identity)?;
+        // Without the kernel's word for it (Linux 6.10) a subvolume is a mixture here.
+        (own.is_beside(main) && self.main.subvolume != 0).then_some((ino, Some(own.subvolume)))
     }
 
     /// Whether this export made that id, now or earlier. (What it stands for may be gone.)

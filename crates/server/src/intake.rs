@@ -53,6 +53,8 @@ fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
     match call {
         // Where a walk begins is looked at by who asks this.
         Call::Release { handles: _ } | Call::Ahead { roots: _, .. } => ([None, None], None),
+        // A number is no id: whether it may be asked for by that is a question of rights.
+        Call::LookupNumber { ino: _ } => ([None, None], None),
         Call::Steer { want, .. } => ([want.as_ref(), None], None),
         Call::Walk { node, names: _ } => ([None, None], Some(*node)),
         Call::Keep { node: place, .. }

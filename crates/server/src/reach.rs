@@ -22,6 +22,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+mod numbers;
+
 /// An inode that was reached: it lies in the export and is the one asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -176,6 +178,11 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
         }
+        if files.is_vouched()
+            && let Some(found) = absent_if_stale(self.by_number_of(place.node))?
+        {
+            return Ok(found);
+        }
         if let Some(found) = absent_if_stale(self.departed(place.node))? {
             return Ok(found);
         }
@@ -218,6 +225,7 @@ impl Reach {
         let mut found = self.opened(fd)?;
         (found.under, found.checked) = (Some(Under::new(dir, name)), dir.checked);
         self.remember(dir.id, name, &found);
+        self.note_parent(found.id, &found.stat, &dir.stat);
         Ok(found)
     }
 
@@ -475,6 +483,10 @@ impl Under {
 
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
     }
 
     pub(crate) fn directory(&self) -> Directory<'_> {

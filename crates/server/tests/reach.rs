@@ -76,7 +76,7 @@ fn directories_renamed_by_another_process_are_found_after_a_walk() {
     fs::create_dir(x.path("z")).unwrap();
     fs::write(x.path("a/b/c/f"), "").unwrap();
     let f = x.place("a/b/c/f");
-    let x = x.reopen(); // nothing is held open
+    let x = x.reopen().of_peer(false); // nothing is held open
     assert_eq!(x.attr(&f), Err(Errno::STALE), "its directory is not known");
     let parent = f.hint.as_ref().unwrap().0;
     let walk =
@@ -105,7 +105,9 @@ fn nothing_leads_out_of_the_export() {
         let place = x.place(link);
         assert_eq!(x.call(Call::Lookup { dir: place.clone(), name: name("secret") }), Err(Errno::NOTDIR));
         let at = |text: &str| Place { node: place.node, hint: Some((place.node, name(text))) };
-        assert_eq!(x.attr(&at("secret")), Err(Errno::STALE));
+        // By its number it is the symlink itself.
+        let itself = x.attr(&place).unwrap();
+        assert!([Err(Errno::STALE), Ok(itself)].contains(&x.attr(&at("secret"))));
         let names = vec![name(link), name("secret")];
         assert_eq!(x.call(Call::Walk { node: place.node, names }), Err(Errno::STALE));
         let create = Call::Create {

@@ -63,6 +63,7 @@ fn prepared() -> (Cache, Fh) {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: false,
             names: Vec::new(),
         }),
     );
@@ -145,6 +146,7 @@ fn replies() -> Vec<Reply> {
         Reply::Renamed { moved: node, replaced: None, kept: None, whiteout: None },
         Reply::Written { offset: 0, count: 1 },
         Reply::Done,
+        Reply::Found { node, attr: entry(FILE, 0o100_644).attr, home: Some((node, name("f"))) },
     ]
 }
 
@@ -183,6 +185,7 @@ fn fitting(call: &Call) -> usize {
         | Call::Lock { .. }
         | Call::Unlock { .. }
         | Call::GetLock { .. } => 15,
+        Call::LookupNumber { .. } => 16,
     }
 }
 

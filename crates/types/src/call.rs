@@ -147,6 +147,9 @@ pub enum Call {
     /// A file that was open under this handle when the remote forgot it, opened again; checked as any open
     /// → `Reply::Opened` with the same handle, or `EINVAL` where that one is in use
     Reopen { node: Place, handle: Handle, access: Access },
+    /// The inode that has this number, where the session says that the remote finds them so
+    /// ([`crate::Session::finds_numbers`]) → `Reply::Found`, or `ESTALE` where there is none. See docs/decisions/0035-file-handles.md.
+    LookupNumber { ino: u64 },
 
     /// A regular file, opened → `Reply::Made` with a handle. Without `exclusive` an existing file is
     /// opened as it is. `mode` is as the application gave it; the server's filesystem applies
@@ -249,7 +252,8 @@ impl Call {
             | Call::Lock { .. }
             | Call::Unlock { .. }
             | Call::GetLock { .. }
-            | Call::Reopen { .. } => false,
+            | Call::Reopen { .. }
+            | Call::LookupNumber { .. } => false,
             Call::Open { .. }
             | Call::Create { .. }
             | Call::Tmpfile { .. }
@@ -326,6 +330,7 @@ impl Call {
             Call::Unlock { .. } => "unlock",
             Call::GetLock { .. } => "getlock",
             Call::Reopen { .. } => "reopen",
+            Call::LookupNumber { .. } => "lookupnumber",
             Call::Create { .. } => "create",
             Call::Tmpfile { .. } => "tmpfile",
             Call::Mknod { .. } => "mknod",

@@ -57,6 +57,8 @@ pub struct Session {
     pub tells_dirents: bool,
     /// Whether the remote takes [`crate::Privileges`] of callers: it believes what this machine's kernel has checked.
     pub takes_privileges: bool,
+    /// Whether the remote finds inodes by their numbers alone ([`crate::Call::LookupNumber`]).
+    pub finds_numbers: bool,
     /// What the server's machine calls its users and groups, at most [`IdName::MOST`]; empty unless the
     /// client asked for it.
     pub names: Vec<IdName>,

@@ -69,6 +69,12 @@ pub enum Reply {
     Looked(Option<Entry>),
     /// Attributes of the call's node.
     Attr(NodeId, Attr),
+    /// The inode that has the call's number; the directory and name that lead to it, but for the root.
+    Found {
+        node: NodeId,
+        attr: Attr,
+        home: Option<(NodeId, Name)>,
+    },
     Listed(Listed),
     /// The same where attributes are not told: `None`, where the type is not either.
     Names(Vec<(Name, NodeId, Option<Kind>)>),

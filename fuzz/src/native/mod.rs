@@ -33,7 +33,7 @@ pub type Reached = BTreeSet<&'static str>;
 const T0: Time = Time(1_000_000_000);
 
 /// Calls of every kind.
-static CALLS: LazyLock<Vec<Call>> = LazyLock::new(|| [samples::queries(), samples::mutations()].concat());
+static CALLS: LazyLock<Vec<Call>> = LazyLock::new(samples::calls);
 /// Replies of every kind.
 static REPLIES: LazyLock<Vec<Reply>> = LazyLock::new(samples::replies);
 static WELCOME: LazyLock<Welcome> = LazyLock::new(samples::welcome);

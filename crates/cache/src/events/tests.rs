@@ -178,6 +178,7 @@ impl Stage {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: false,
             names: Vec::new(),
         };
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });

@@ -35,6 +35,7 @@ fn session() -> Session {
         walks_ahead: false,
         tells_dirents: false,
         takes_privileges: false,
+        finds_numbers: false,
         names: Vec::new(),
     }
 }

@@ -200,6 +200,7 @@ mod tests {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: false,
             acts_as: (2000, 200),
             names: names.iter().map(name).collect(),
         }

@@ -172,6 +172,19 @@ impl ClientSession {
         Ok(())
     }
 
+    /// Calls that the server of the new session does not know.
+    fn end_numbers(&mut self) {
+        let again = self.again.iter().filter(|(_, outstanding)| outstanding.expected.finds_number());
+        let waiting =
+            self.waiting.iter().filter(|(_, request)| matches!(request.call, Call::LookupNumber { .. }));
+        let all = again.map(|(call, _)| *call).chain(waiting.map(|(call, _)| *call));
+        for call in all.collect::<Vec<_>>() {
+            self.again.remove(&call);
+            self.waiting.retain(|(waiting, _)| *waiting != call);
+            self.answer(call, Errno::STALE);
+        }
+    }
+
     /// Where a walk ahead was nobody knows any more, and whoever waits for names alone has a listing on its way.
     fn end_walks(&mut self) {
         let walks = self.again.iter().filter(|(_, outstanding)| outstanding.expected.ends_with_session());
@@ -188,7 +201,7 @@ impl ClientSession {
     }
 
     /// The server knows nothing of what was asked of it before. `same_ids`: it takes the ids that it gave out.
-    pub(super) fn take_up_calls(&mut self, same_ids: bool) {
+    pub(super) fn take_up_calls(&mut self, same_ids: bool, finds_numbers: bool) {
         (self.load, self.lock_load) = (Load::default(), Load::default());
         // What a release names is forgotten, and its number may be another file's soon.
         let waiting = std::mem::take(&mut self.claims).into_iter().chain(std::mem::take(&mut self.waiting));
@@ -197,6 +210,9 @@ impl ClientSession {
         self.again.append(&mut self.outstanding);
         self.again.retain(|_, outstanding| !outstanding.claim);
         self.end_walks();
+        if !finds_numbers {
+            self.end_numbers();
+        }
         if !same_ids {
             // It would take them for forged.
             let all = std::mem::take(&mut self.again).into_keys();

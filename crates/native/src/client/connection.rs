@@ -200,7 +200,8 @@ impl ClientSession {
         // A server that lost the secret of its ids has lost this key with it.
         let same_ids = self.cookie_key == session.cookie_key;
         self.cookie_key = session.cookie_key;
+        let finds_numbers = session.finds_numbers;
         self.event(Event::Restored { session, kept: false });
-        self.take_up_calls(same_ids);
+        self.take_up_calls(same_ids, finds_numbers);
     }
 }

@@ -60,6 +60,7 @@ pub fn session() -> Session {
         walks_ahead: false,
         tells_dirents: false,
         takes_privileges: false,
+        finds_numbers: false,
         names: vec![
             IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
             IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
@@ -139,6 +140,16 @@ pub fn queries() -> Vec<Call> {
         Call::Steer { walk: CallId(5), credit: 7, want: Some(node) },
         Call::Steer { walk: CallId(5), credit: 0, want: None },
     ]
+}
+
+/// Behind all others, since the seeds of fuzzers count calls.
+pub fn later_queries() -> Vec<Call> {
+    vec![Call::LookupNumber { ino: id(7).ino }]
+}
+
+/// Calls of every kind.
+pub fn calls() -> Vec<Call> {
+    [queries(), mutations(), later_queries()].concat()
 }
 
 pub fn mutations() -> Vec<Call> {
@@ -244,6 +255,8 @@ pub fn replies() -> Vec<Reply> {
             Dirent { name: name("a"), ino: 1 << 33, kind: Some(Kind::File) },
             Dirent { name: name("b"), ino: 7, kind: None },
         ]),
+        Reply::Found { node: id(7), attr: attr(0o100_644), home: Some((id(1), name("x"))) },
+        Reply::Found { node: id(1), attr: attr(0o040_755), home: None },
         Reply::Ahead(vec![
             Step { dir: id(7), listed: Some(Listed { entries: vec![(name("a"), file())] }), last: false },
             Step { dir: id(8), listed: None, last: true },
@@ -284,9 +297,8 @@ fn leaving() -> Call {
 /// Groups of named messages: one golden file each.
 pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     let one = |message| vec![(String::new(), message)];
-    let requests = queries()
+    let requests = calls()
         .into_iter()
-        .chain(mutations())
         .map(|call| (call.type_name().to_owned(), Message::Request(CallId(5), request(call))));
     let repeated = Call::Mkdir { dir: dir(), name: name("x"), mode: 0o755, umask: 0o022 };
     let again = ("again".to_owned(), Message::Again(CallId(5), request(repeated)));
@@ -322,6 +334,9 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     let believing = Session { takes_privileges: true, ..session() };
     let believing = Message::Welcome(Welcome { session: believing, ..welcome() });
     welcomes.push(("that takes privileges".to_owned(), believing));
+    let finding = Session { finds_numbers: true, ..session() };
+    let finding = Message::Welcome(Welcome { session: finding, ..welcome() });
+    welcomes.push(("that finds numbers".to_owned(), finding));
     let mut privileged = request(Call::StatFs { node: place() });
     let (users, groups) = (
         vec![IdRange { first: 1001, count: 1 }, IdRange { first: 100_000, count: 65_536 }],

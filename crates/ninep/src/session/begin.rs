@@ -134,6 +134,7 @@ impl Session {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: false,
             acts_as: (config.uid, config.gid),
             names: Vec::new(),
         }

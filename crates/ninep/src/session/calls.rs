@@ -59,6 +59,8 @@ async fn outcome(desk: &Desk, id: CallId, uid: u32, request: &Request) -> Outcom
         Call::GetFlags { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } | Call::Tmpfile { .. } => {
             Err(Errno::OPNOTSUPP)
         }
+        // The protocol has no such message, and the session says so.
+        Call::LookupNumber { .. } => Err(Errno::STALE),
         Call::Xattrs { node } => xattrs::list(desk, uid, node).await,
         Call::Xattr { node, name } => xattrs::get(desk, uid, node, name).await,
         Call::SetXattr { node, name, value, flags, .. } => {

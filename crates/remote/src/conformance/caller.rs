@@ -334,6 +334,10 @@ fn check_grants(call: &Call, responses: &[Response]) {
             Ok(Reply::Attr(id, attr)) => {
                 known.insert(*id, Some(*attr));
             }
+            Ok(Reply::Found { node, attr, home }) => {
+                known.insert(*node, Some(*attr));
+                known.extend(home.iter().map(|(dir, _)| (*dir, None)));
+            }
             Ok(Reply::Listed(part)) => {
                 known.extend(part.entries.iter().map(|(_, entry)| (entry.id, Some(entry.attr))));
             }
@@ -383,7 +387,7 @@ fn named(call: &Call) -> Vec<NodeId> {
         Call::Keep { node, .. } => vec![node],
         Call::Ahead { roots, .. } => roots.iter().collect(),
         Call::Steer { want, .. } => want.iter().collect(),
-        Call::Walk { .. } | Call::Release { .. } => vec![],
+        Call::Walk { .. } | Call::Release { .. } | Call::LookupNumber { .. } => vec![],
     };
     places
         .into_iter()

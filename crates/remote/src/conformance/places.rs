@@ -11,6 +11,7 @@ pub(super) const CASES: &[Named] = &[
     ("a_node_that_is_gone_is_estale", gone),
     ("a_walk_that_leads_elsewhere_is_estale", bad_walk),
     ("the_root_is_reached_without_a_hint", root),
+    ("an_inode_is_found_by_its_number_while_it_is_there", by_number),
 ];
 
 /// Attributes of a node by a place that may be out of date; walks once where that is needed.
@@ -92,4 +93,30 @@ fn root(c: &mut Caller<'_>) {
     let attr = c.getattr(&root);
     assert!(attr.is_dir());
     assert_eq!(attr.mode, c.session.root_attr.mode);
+}
+
+fn by_number(c: &mut Caller<'_>) {
+    if !c.session.finds_numbers {
+        return;
+    }
+    let found = |c: &mut Caller<'_>, ino| match c.call(Call::LookupNumber { ino }).result {
+        Ok(Reply::Found { node, home, .. }) => Ok((node, home)),
+        Err(errno) => Err(errno),
+        other => panic!("neither found nor an error: {other:?}"),
+    };
+    let root = c.root();
+    assert_eq!(found(c, root.node.ino), Ok((root.node, None)));
+    let dir = c.mkdir(&root, b"d");
+    let file = c.file(&dir, b"f", b"12345");
+    assert_eq!(found(c, dir.node.ino), Ok((dir.node, Some((root.node, name(b"d"))))));
+    assert_eq!(found(c, file.node.ino), Ok((file.node, Some((dir.node, name(b"f"))))));
+    c.ok(rename(&dir, b"f", &root, b"g"));
+    assert_eq!(found(c, file.node.ino), Ok((file.node, Some((root.node, name(b"g"))))));
+    c.ok(unlink(&root, b"g"));
+    c.ok(Call::Rmdir { dir: root, name: name(b"d") });
+    for gone in [file.node, dir.node] {
+        assert_ne!(found(c, gone.ino).map(|(node, _)| node), Ok(gone));
+    }
+    assert_eq!(found(c, 0), Err(Errno::STALE));
+    assert_eq!(found(c, u64::MAX), Err(Errno::STALE));
 }

@@ -139,6 +139,7 @@ impl Core {
             walks_ahead: true,
             tells_dirents: true,
             takes_privileges: false,
+            finds_numbers: true,
             names: Vec::new(),
         }
     }

@@ -14,6 +14,7 @@ impl Tree {
             Call::Lookup { dir, name } => self.lookup(dir, name),
             Call::Walk { node, names } => self.walk(*node, names),
             Call::GetAttr { node } => self.getattr(node),
+            Call::LookupNumber { ino } => self.by_number(*ino),
             Call::ReadLink { node } => self.readlink(node),
             Call::Xattrs { node } => self.xattrs(node),
             Call::Xattr { node, name } => self.xattr(node, name),
@@ -53,6 +54,20 @@ impl Tree {
     fn getattr(&self, place: &Place) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         Ok(self.attr_outcome(ino, place))
+    }
+
+    fn by_number(&self, ino: u64) -> Result<Outcome, Errno> {
+        let node = self.nodes.get(&ino).filter(|node| node.attr.nlink > 0).ok_or(Errno::STALE)?;
+        let home = node.links.first().map(|(dir, name)| (self.nodes[dir].id, name.clone()));
+        if home.is_none() && node.id != self.root {
+            return Err(Errno::STALE);
+        }
+        let granted = vec![self.covering(ino, home.as_ref().map(|(dir, _)| dir.ino))];
+        Ok(Outcome {
+            reply: Reply::Found { node: node.id, attr: node.attr, home },
+            touched: Vec::new(),
+            granted,
+        })
     }
 
     pub(super) fn attr_outcome(&self, ino: u64, place: &Place) -> Outcome {

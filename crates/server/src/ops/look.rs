@@ -39,6 +39,20 @@ pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
 
+/// For a peer that is believed to have checked what its callers may do, as the caller has shown no right to walk there: its kernel gives a file
+/// handle's number only on behalf of a process with CAP_DAC_READ_SEARCH or its own NFS server, and compares the generation.
+pub(crate) fn by_number(cx: Context<'_>, ino: u64) -> Result<Outcome> {
+    if !cx.files.is_vouched() {
+        return Err(Fault::STALE);
+    }
+    let node = cx.reach().by_number(ino)?;
+    let home = node.under.as_ref().map(|under| (under.dir, under.name().clone()));
+    let mut grants = Vec::new();
+    cx.grant_attr_to_reader(&mut grants, &node);
+    let (node, attr) = cx.attr_beside(&node)?;
+    Ok(Outcome { reply: Reply::Found { node, attr, home }, after: Vec::new(), grants })
+}
+
 pub(crate) fn readlink(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     if node.stat.attr.kind() != Kind::Symlink {

@@ -65,17 +65,13 @@ pub(crate) fn rename(
     if to.id != from.id {
         after.push(cx.attr_now(&to)?);
     }
-    if moved.stat.attr.is_dir() {
-        cx.reach().note_place(moved.id, to.id, names.new_name);
-    }
+    cx.reach().note_moved(&moved, &to, names.new_name);
     if let Some(other) = replaced.as_ref().filter(|node| node.id != moved.id) {
         if exchange {
             if other.stat.attr.nlink > 1 || homes.is_stray(other.object) {
                 homes.named(other.object, from.object);
             }
-            if other.stat.attr.is_dir() {
-                cx.reach().note_place(other.id, from.id, names.name);
-            }
+            cx.reach().note_moved(other, &from, names.name);
             after.push(cx.attr_now(other)?);
         } else {
             after.push(gone(cx, other)?);

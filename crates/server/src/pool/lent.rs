@@ -70,6 +70,7 @@ impl Place {
             | Call::SetXattr { node, .. }
             | Call::RemoveXattr { node, .. }
             | Call::Fsync { node, .. } => (node.node, None),
+            Call::LookupNumber { ino } => (NodeId { ino: *ino, generation: 0 }, None),
             Call::Ahead { .. }
             | Call::Steer { .. }
             | Call::Release { .. }

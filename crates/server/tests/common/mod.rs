@@ -97,7 +97,12 @@ impl Exported {
 
     /// With a client whose kernel is believed or not to have checked what its callers may do.
     pub fn vouched(vouched: bool) -> Exported {
-        let x = Exported::new();
+        Exported::new().of_peer(vouched)
+    }
+
+    /// The same with another client.
+    pub fn of_peer(self, vouched: bool) -> Exported {
+        let x = self;
         let files = SessionFiles::new(64, Term::Limited(Span::from_secs(5))).vouched(vouched);
         let root = x.export.session(&files).unwrap().root;
         Exported { files, root, ..x }

@@ -226,6 +226,7 @@ impl Server {
             walks_ahead: false,
             tells_dirents: false,
             takes_privileges: false,
+            finds_numbers: false,
             names: Vec::new(),
         }
     }

@@ -192,6 +192,7 @@ fn session(tree: &Tree, term: Term) -> Session {
         walks_ahead: false,
         tells_dirents: false,
         takes_privileges: false,
+        finds_numbers: false,
         acts_as: (0, 0),
         names: Vec::new(),
     }

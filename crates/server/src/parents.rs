@@ -1,0 +1,160 @@
+//! In which directory files lay when they were told last: what a filesystem does not say of an inode that is opened by its number.
+//! See docs/decisions/0035-file-handles.md.
+//!
+//! A cache of a bounded size and not the truth: whoever asks looks into the directory. It is written to a file now and then, for the next server.
+
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Neighbouring numbers share a block, which lies in one page of the file.
+const SLOTS: usize = 512;
+const BLOCKS: usize = 2048;
+const BLOCK_BYTES: usize = SLOTS * 8;
+/// A slot is 16 bits of a hash of what the block's numbers have in common, and the number of the directory.
+const DIRECTORY_BITS: u32 = 48;
+
+/// A slot for each number modulo about a million.
+#[derive(Debug)]
+pub(crate) struct Parents {
+    blocks: Box<[Block]>,
+    /// `None`: nothing outlives this.
+    file: Option<PathBuf>,
+    open: Mutex<Option<File>>,
+}
+
+#[derive(Debug, Default)]
+struct Block {
+    slots: OnceLock<Box<[AtomicU64]>>,
+    dirty: AtomicBool,
+}
+
+impl Parents {
+    pub(crate) fn new(file: Option<PathBuf>) -> Parents {
+        let blocks = std::iter::repeat_with(Block::default).take(BLOCKS).collect();
+        Parents { blocks, file, open: Mutex::default() }
+    }
+
+    /// The file with the export's number `ino` was told as a name of a directory, which has that number on its filesystem.
+    pub(crate) fn note(&self, ino: u64, directory: u64) {
+        if directory == 0 || directory >> DIRECTORY_BITS != 0 {
+            return;
+        }
+        let (block, slot, tag) = place(ino);
+        let (block, value) = (&self.blocks[block], tag << DIRECTORY_BITS | directory);
+        let slots = block.slots.get_or_init(|| self.read(place(ino).0));
+        if slots[slot].load(Ordering::Relaxed) != value {
+            slots[slot].store(value, Ordering::Relaxed);
+            block.dirty.store(true, Ordering::Release);
+        }
+    }
+
+    /// The number of that directory.
+    pub(crate) fn find(&self, ino: u64) -> Option<u64> {
+        let (block, slot, tag) = place(ino);
+        let slots = self.blocks[block].slots.get_or_init(|| self.read(block));
+        let value = slots[slot].load(Ordering::Relaxed);
+        (value != 0 && value >> DIRECTORY_BITS == tag).then_some(value & ((1 << DIRECTORY_BITS) - 1))
+    }
+
+    /// Writes what is new, so that a server after this one finds it.
+    pub(crate) fn save(&self) {
+        for (at, block) in self.blocks.iter().enumerate() {
+            if block.dirty.swap(false, Ordering::Acquire)
+                && let Err(error) = self.write(at)
+            {
+                // Full, mostly: it is tried again.
+                tracing::debug!(%error, "where files lie cannot be noted");
+                block.dirty.store(true, Ordering::Release);
+                return;
+            }
+        }
+    }
+
+    fn read(&self, block: usize) -> Box<[AtomicU64]> {
+        let mut bytes = [0; BLOCK_BYTES];
+        // What was never written is nothing, and so is what cannot be read.
+        let _ = self.with_file(|file| file.read_exact_at(&mut bytes, (block * BLOCK_BYTES) as u64));
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |n, &byte| (n << 8) | u64::from(byte));
+        bytes.chunks_exact(8).map(|slot| AtomicU64::new(number(slot))).collect()
+    }
+
+    fn write(&self, block: usize) -> io::Result<()> {
+        let Some(slots) = self.blocks[block].slots.get() else { return Ok(()) };
+        let bytes: Vec<u8> =
+            slots.iter().flat_map(|slot| slot.load(Ordering::Relaxed).to_le_bytes()).collect();
+        self.with_file(|file| file.write_all_at(&bytes, (block * BLOCK_BYTES) as u64))
+    }
+
+    fn with_file(&self, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let mut open = self.open.lock();
+        let file = match open.take() {
+            Some(file) => file,
+            None => {
+                File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?
+            }
+        };
+        work(open.insert(file))
+    }
+}
+
+impl Drop for Parents {
+    fn drop(&mut self) {
+        self.save();
+    }
+}
+
+/// The block, the slot in it, and what the slot says besides.
+fn place(ino: u64) -> (usize, usize, u64) {
+    let hash = (ino / SLOTS as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let narrow = |n: u64| usize::try_from(n).unwrap_or(0);
+    (narrow(hash >> 53) % BLOCKS, narrow(ino % SLOTS as u64), hash >> 16 & 0xffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_files_are_found_by_the_next_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Parents::new(Some(dir.path().join("parents")));
+        let notes = [(7, 2), (8, 2), (1 << 40, 3), (1 << 63 | 257, 256), (u64::MAX, (1 << 48) - 1)];
+        {
+            let parents = open();
+            notes.into_iter().for_each(|(ino, directory)| parents.note(ino, directory));
+            parents.note(8, 5);
+        }
+        let parents = open();
+        for (ino, directory) in notes.into_iter().filter(|(ino, _)| *ino != 8) {
+            assert_eq!(parents.find(ino), Some(directory), "{ino:x}");
+        }
+        assert_eq!((parents.find(8), parents.find(9), parents.find(0)), (Some(5), None, None));
+        parents.note(9, 4);
+        parents.save();
+        assert_eq!(open().find(9), Some(4));
+    }
+
+    #[test]
+    fn number_with_the_slot_of_another_is_not_taken_for_that() {
+        let parents = Parents::new(None);
+        parents.note(7, 2);
+        let same_slot = |ino: &u64| place(*ino).0 == place(7).0 && place(*ino).1 == place(7).1;
+        let other = (1..).map(|n| 7 + n * SLOTS as u64).find(same_slot).unwrap();
+        assert_eq!((parents.find(7), parents.find(other)), (Some(2), None));
+        parents.note(other, 3);
+        assert_eq!((parents.find(7), parents.find(other)), (None, Some(3)));
+    }
+
+    #[test]
+    fn number_too_large_for_a_slot_is_not_noted() {
+        let parents = Parents::new(None);
+        [0, 1 << 48, u64::MAX].into_iter().for_each(|directory| parents.note(7, directory));
+        assert_eq!(parents.find(7), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! Inodes that are reached by their numbers alone. See docs/decisions/0035-file-handles.md.
+
+use super::{Node, Reach, Under, absent_if_stale, hides, link, open_beneath};
+use crate::error::{Fault, Result};
+use crate::stat::{self, Stat};
+use crate::whereabouts::{Told, told_place};
+use nigh_types::{Errno, Name, NodeId};
+use rustix::fs::{Mode, OFlags, RawDir};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+impl Reach {
+    /// Whether inodes of the root's filesystem are reached by their numbers.
+    pub(crate) fn finds_numbers(&self) -> bool {
+        self.mount_root.is_some() && self.opener.as_ref().is_some_and(|opener| opener.opens_numbers())
+    }
+
+    /// Whatever has the number now, by a name that leads to it inside the export; `ESTALE` where there is none, or no name of it is known.
+    pub(crate) fn by_number(&self, number: u64) -> Result<Node> {
+        if let Some(root) = self.held_directory(self.root.id)?.filter(|root| root.id.ino == number) {
+            return Ok(root);
+        }
+        let (Some(opener), Some((ino, subvolume))) = (&self.opener, self.ids.on_main(number)) else {
+            return Err(Fault::STALE);
+        };
+        let open = |ino| opener.open_number(ino, subvolume).map_err(stale_unless_own);
+        let found = self.opened(open(ino)?)?;
+        if found.id.ino != number {
+            return Err(Fault::STALE);
+        }
+        if let Some(placed) =
+            absent_if_stale(self.placed(&found, |root| told_place(root, &found.fd, &found.stat)))?
+        {
+            return Ok(placed);
+        }
+        // A file whose names the kernel has dropped; of a directory it finds them all again (`reconnect_path` in fs/exportfs/expfs.c).
+        let parent =
+            self.ids.parents.find(number).filter(|_| !found.stat.attr.is_dir()).ok_or(Fault::STALE)?;
+        let dir = open(parent)?;
+        self.placed(&found, |_| named_in(dir, &found.stat))
+    }
+
+    /// The same where it is that node.
+    pub(super) fn by_number_of(&self, id: NodeId) -> Result<Node> {
+        if !self.finds_numbers() {
+            return Err(Fault::STALE);
+        }
+        let found = self.by_number(id.ino)?;
+        if found.id == id { Ok(found) } else { Err(Fault::STALE) }
+    }
+
+    /// For [`Reach::by_number`], so that a file is found whose names the server's kernel has dropped.
+    pub(crate) fn note_parent(&self, id: NodeId, stat: &Stat, dir: &Stat) {
+        if !stat.attr.is_dir()
+            && stat.mount == dir.mount
+            && self.root.stat.mount == dir.mount
+            && self.finds_numbers()
+        {
+            self.ids.parents.note(id.ino, dir.ino);
+        }
+    }
+
+    /// An inode has got that name.
+    pub(crate) fn note_moved(&self, node: &Node, dir: &Node, name: &Name) {
+        if node.stat.attr.is_dir() {
+            self.note_place(node.id, dir.id, name);
+        }
+        self.note_parent(node.id, &node.stat, &dir.stat);
+    }
+
+    /// An inode by a name of it, which must be one of the export.
+    fn placed(&self, found: &Node, place: impl FnOnce(&OwnedFd) -> Result<Told>) -> Result<Node> {
+        let root = self.mount_root(&found.stat).ok_or(Fault::STALE)?;
+        let Told::There(dir, name) = place(root)? else { return Err(Fault::STALE) };
+        let dir = self.opened(dir)?;
+        if !self.shows(&dir.fd) {
+            return Err(Fault::STALE);
+        }
+        let fd = self.open_child(&dir, &name).map_err(Fault::or_stale)?;
+        let mut placed = self.verified(fd, found.id)?;
+        (placed.under, placed.checked) = (Some(Under::new(&dir, &name)), dir.checked);
+        self.remember(dir.id, &name, &placed);
+        self.note_parent(placed.id, &placed.stat, &dir.stat);
+        Ok(placed)
+    }
+
+    /// Whether a directory lies in the export, and not in what is the server's own there.
+    fn shows(&self, dir: &OwnedFd) -> bool {
+        let (Some(root), Some(path)) = (link(&self.root.fd), link(dir)) else { return false };
+        let below = path.strip_prefix(&root[..]).unwrap_or_default();
+        self.contains(dir) && !below.split(|&byte| byte == b'/').any(hides)
+    }
+}
+
+/// What a kernel says of a number that nothing has, which differs among filesystems.
+fn stale_unless_own(fault: Fault) -> Fault {
+    if fault.is_the_servers_own() || fault.0 == Errno::IO { fault } else { Fault::STALE }
+}
+
+/// A name of an inode in a directory, as listings tell its number.
+fn named_in(dir: OwnedFd, stat: &Stat) -> Result<Told> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = match rustix::fs::openat(&dir, c".", flags, Mode::empty()) {
+        // It was a directory once.
+        Err(rustix::io::Errno::NOTDIR) => return Ok(Told::Elsewhere),
+        open => open?,
+    };
+    let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
+    let mut entries = RawDir::new(&open, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = match entry {
+            Err(rustix::io::Errno::NOENT) => break,
+            entry => entry?,
+        };
+        let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
+        if entry.ino() != stat.ino || hides(name.as_bytes()) {
+            continue;
+        }
+        let is_it =
+            open_beneath(&dir, name.as_bytes()).and_then(stat::of_fd).is_ok_and(|there| there.is_same(stat));
+        if is_it {
+            return Ok(Told::There(dir, name));
+        }
+    }
+    Ok(Told::Elsewhere)
+}

@@ -1,0 +1,242 @@
+//! Inodes that are asked for by their numbers alone (docs/decisions/0035-file-handles.md): those of the export, for peers that are believed
+//! to have checked what their callers may do, and nothing else.
+
+mod common;
+
+use common::client::{Client, user_link};
+use common::*;
+use nigh_link::{Claims, Peer, Squash};
+use nigh_server::{Exports, Server, ServerOptions};
+use nigh_types::*;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+const SOON: Term = Term::Limited(Span::from_secs(5));
+
+fn number(path: impl AsRef<Path>) -> u64 {
+    fs::symlink_metadata(path).unwrap().ino()
+}
+
+/// The node and the directory and name that lead to it.
+type Found = Result<(NodeId, Option<(NodeId, Name)>), Errno>;
+
+fn found(result: Result<Reply, Errno>) -> Found {
+    match result {
+        Ok(Reply::Found { node, home, .. }) => Ok((node, home)),
+        Err(errno) => Err(errno),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn find(x: &Exported, ino: u64) -> Found {
+    found(x.call(Call::LookupNumber { ino }))
+}
+
+/// What the server's own kernel keeps of names and inodes that nothing uses.
+fn drop_caches() {
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+}
+
+/// Whether the filesystem of tests is one whose inodes are found so.
+fn finds_numbers(x: &Exported, test: &str) -> bool {
+    let finds = needs_root(test) && x.export.session(&x.files).unwrap().finds_numbers;
+    if !finds {
+        println!("SKIPPED: {test} needs a filesystem whose inodes are opened by number");
+    }
+    finds
+}
+
+fn tree(x: &Exported) {
+    fs::create_dir_all(x.path("d/e")).unwrap();
+    fs::write(x.path("d/e/f"), "data").unwrap();
+    symlink("f", x.path("d/e/link")).unwrap();
+    fs::write(x.path("top"), "").unwrap();
+}
+
+#[test]
+fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved") {
+        return;
+    }
+    tree(&x);
+    let names = ["d", "d/e", "d/e/f", "d/e/link", "top"];
+    let places = names.map(|name| x.place(name));
+    let x = x.reopen();
+    drop_caches();
+    for (name, place) in names.iter().zip(&places) {
+        assert_eq!(find(&x, place.node.ino), Ok((place.node, place.hint.clone())), "{name}");
+        assert!(x.attr(&Place::bare(place.node)).is_ok(), "{name}");
+    }
+    assert_eq!(find(&x, x.root.ino), Ok((x.root, None)));
+    let rename = |from: &Place, name: &Name, to: &Place, new: &str| Call::Rename {
+        from: from.clone(),
+        name: name.clone(),
+        to: to.clone(),
+        new_name: common::name(new),
+        no_replace: false,
+        exchange: false,
+        keep: None,
+    };
+    assert!(x.call(rename(&places[1], &name("f"), &x.top(), "moved")).is_ok());
+    let x = x.reopen();
+    drop_caches();
+    let f = places[2].node;
+    assert_eq!(find(&x, f.ino), Ok((f, Some((x.root, name("moved"))))));
+    // By what a client knew of it before.
+    assert_eq!(x.attr(&places[2]).map(|attr| attr.size), Ok(4));
+}
+
+#[test]
+fn number_of_what_is_removed_or_outside_of_the_export_is_stale() {
+    let outer = tempfile::tempdir().unwrap();
+    let x = Exported::of(tempfile::tempdir_in(outer.path()).unwrap());
+    if !finds_numbers(&x, "number_of_what_is_removed_or_outside_of_the_export_is_stale") {
+        return;
+    }
+    tree(&x);
+    fs::write(outer.path().join("secret"), "").unwrap();
+    fs::create_dir(outer.path().join("closed")).unwrap();
+    let (moved, removed) = (x.place("d/e/f").node, x.place("top").node);
+    assert!(find(&x, moved.ino).is_ok() && find(&x, removed.ino).is_ok());
+    fs::rename(x.path("d/e/f"), outer.path().join("moved")).unwrap();
+    let open = fs::File::open(x.path("top")).unwrap();
+    fs::remove_file(x.path("top")).unwrap();
+    let outside = ["secret", "closed", "moved", "."].map(|name| number(outer.path().join(name)));
+    for _ in 0..2 {
+        for ino in outside {
+            assert_eq!(find(&x, ino), Err(Errno::STALE));
+        }
+        assert_eq!(find(&x, removed.ino), Err(Errno::STALE), "it is open, and has no name");
+        assert_eq!(x.attr(&Place::bare(moved)), Err(Errno::STALE));
+        drop_caches();
+    }
+    drop(open);
+    // What nothing has, what is the filesystem's own, and what this server makes of other filesystems' numbers.
+    for ino in [0, 1, 2, 8, 11, 1 << 40, 1 << 62, (1 << 63) + 5, (0xffff << 48) + 1, u64::MAX] {
+        assert_eq!(find(&x, ino), Err(Errno::STALE), "{ino:x}");
+    }
+}
+
+#[test]
+fn reused_number_is_told_with_the_id_of_the_new_inode() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "reused_number_is_told_with_the_id_of_the_new_inode") {
+        return;
+    }
+    fs::write(x.path("f"), "").unwrap();
+    let old = x.place("f").node;
+    let reused = (0..200).any(|_| {
+        fs::remove_file(x.path("f")).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        fs::write(x.path("f"), "").unwrap();
+        number(x.path("f")) == old.ino
+    });
+    if !reused {
+        return println!("SKIPPED: this filesystem does not reuse inode numbers soon");
+    }
+    let (new, _) = find(&x, old.ino).unwrap();
+    // The half that a file handle has.
+    let half = |node: NodeId| node.generation & 0xffff_ffff;
+    assert!(half(new) != half(old));
+    assert_eq!(x.attr(&Place::bare(old)), Err(Errno::STALE));
+}
+
+#[test]
+fn files_that_the_server_keeps_aside_have_no_number() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "files_that_the_server_keeps_aside_have_no_number") {
+        return;
+    }
+    fs::create_dir(x.path(".nigh-orphans")).unwrap();
+    fs::write(x.path(".nigh-orphans/kept"), "").unwrap();
+    for path in [".nigh-orphans", ".nigh-orphans/kept"] {
+        assert_eq!(find(&x, number(x.path(path))), Err(Errno::STALE), "{path}");
+    }
+}
+
+/// Attack: a user, or a peer whose root is squashed, asks for what it may not walk to.
+#[test]
+fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
+    if !needs_root("peer_that_is_not_vouched_for_finds_nothing_by_number") {
+        return;
+    }
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.path().join("closed")).unwrap();
+    fs::write(dir.path().join("closed/secret"), "").unwrap();
+    fs::write(dir.path().join("open"), "").unwrap();
+    fs::set_permissions(dir.path().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    let mut exports = Exports::default();
+    exports.add(format!("world={}", dir.path().display()).as_ref()).unwrap();
+    let server =
+        Server::new(ServerOptions { exports, ..ServerOptions::new(state.path().to_owned()) }).unwrap();
+    let mut root = Client::connect(&server, dir.path(), SOON);
+    if !root.session().finds_numbers {
+        return println!("SKIPPED: this filesystem does not open inodes by number");
+    }
+    let numbers = ["", "open", "closed", "closed/secret", ".."].map(|path| number(dir.path().join(path)));
+    let ask = |client: &mut Client, ino| found(client.call(Call::LookupNumber { ino }).result);
+    assert!(numbers[..4].iter().all(|ino| ask(&mut root, *ino).is_ok()));
+    assert_eq!(ask(&mut root, numbers[4]), Err(Errno::STALE));
+    let squashed = |claims, squash| {
+        let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (server, peer) = (Arc::clone(&server), Peer::new("test", claims, squash));
+        std::thread::spawn(move || server.serve_link(ours.into(), peer));
+        theirs
+    };
+    let links = [
+        user_link(&server, 4_000),
+        squashed(Claims::Any, Squash::Root),
+        squashed(Claims::Any, Squash::All),
+        squashed(Claims::Only(Credentials::default()), Squash::None),
+    ];
+    for link in links {
+        let mut client = Client::wanting(link, Path::new("world"), SOON, 0);
+        assert!(!client.session().finds_numbers);
+        for who in [Credentials::default(), Credentials { uid: 4_000, gid: 4_000, ..Credentials::default() }]
+        {
+            for ino in numbers.into_iter().chain([1 << 40]) {
+                let answer = client.call_as(&who, Call::LookupNumber { ino });
+                assert_eq!((answer.result, answer.after, answer.grants), (Err(Errno::STALE), vec![], vec![]));
+            }
+        }
+    }
+}
+
+/// Attack: an id that a user was given while it might walk there is no way around the directory that was closed since.
+#[test]
+fn id_of_a_moved_file_is_not_reached_by_number_for_a_peer_that_is_not_vouched_for() {
+    let x = Exported::vouched(false);
+    if !needs_root("id_of_a_moved_file_is_not_reached_by_number_for_a_peer_that_is_not_vouched_for") {
+        return;
+    }
+    fs::write(x.path("f"), "").unwrap();
+    fs::create_dir(x.path("closed")).unwrap();
+    fs::set_permissions(x.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    let f = x.place("f");
+    fs::rename(x.path("f"), x.path("closed/f")).unwrap();
+    assert_eq!(x.attr(&f), Err(Errno::STALE));
+}
+
+/// Where tests run on btrfs (`TMPDIR`).
+#[test]
+fn inodes_of_inner_subvolumes_are_found_by_number() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "inodes_of_inner_subvolumes_are_found_by_number") {
+        return;
+    }
+    let made = std::process::Command::new("btrfs").args(["subvolume", "create"]).arg(x.path("sub")).output();
+    if !made.is_ok_and(|made| made.status.success()) {
+        return println!("SKIPPED: subvolumes are of btrfs alone");
+    }
+    fs::write(x.path("sub/f"), "").unwrap();
+    let places = ["sub", "sub/f"].map(|path| x.place(path));
+    let x = x.reopen();
+    drop_caches();
+    for place in places {
+        assert_eq!(find(&x, place.node.ino), Ok((place.node, place.hint)));
+    }
+}
