@@ -242,6 +242,7 @@ impl Cache {
         self.has_acls = session.has_acls;
         self.walks.possible = session.walks_ahead;
         self.tells_dirents = session.tells_dirents;
+        self.finds_numbers = session.finds_numbers;
         self.root = session.root.ino;
         self.term = session.term;
         let root = self.inode(session.root);

@@ -76,6 +76,7 @@ pub struct Cache {
     /// The kernel is about to drop all names that it holds, since something was mounted below.
     pub(crate) names_going: Option<crate::op::Invalidation>,
     pub(crate) tells_dirents: bool,
+    pub(crate) finds_numbers: bool,
     pub(crate) readers: Readers,
     /// The directory that was opened or read last.
     pub(crate) last_read: u64,
@@ -164,6 +165,7 @@ impl Cache {
             returned: BTreeMap::new(),
             names_going: None,
             tells_dirents: false,
+            finds_numbers: false,
             last_read: 0,
             trim_above: 0,
             unpinned: 0,

@@ -1,10 +1,14 @@
 //! Inodes that the kernel has forgotten, for file handles that name them by number (open_by_handle_at(2), knfsd).
 //!
 //! A kernel that is given a file handle of an inode that it has dropped asks for `.` by the number alone (`fuse_get_dentry`), and compares the
-//! generation itself. So the latest ones are remembered: their generation, and the name that led there last.
+//! generation itself. So the latest ones are remembered: their generation, and the name that led there last. For all others the remote is asked, if
+//! it finds inodes by their numbers. See docs/decisions/0035-file-handles.md.
 
 use crate::cache::Cache;
-use nigh_types::{Name, NodeId};
+use crate::flight::{Flight, Purpose, Want};
+use crate::numbers::Numbers;
+use crate::op::{Answer, Caller};
+use nigh_types::{Attr, Call, Errno, Name, NodeId, OpId, Reply, Time};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
@@ -16,7 +20,8 @@ const BYTES: u64 = 128;
 #[derive(Clone, Debug)]
 struct Node {
     generation: u64,
-    home: (u64, Name),
+    /// `None`: the remote said only that it is the directory of an inode.
+    home: Option<(u64, Name)>,
     turn: u64,
 }
 
@@ -29,7 +34,7 @@ pub(crate) struct Forgotten {
 }
 
 impl Forgotten {
-    fn put(&mut self, id: NodeId, home: (u64, Name), most: u64) {
+    fn put(&mut self, id: NodeId, home: Option<(u64, Name)>, most: u64) {
         self.turn += 1;
         self.nodes.insert(id.ino, Node { generation: id.generation, home, turn: self.turn });
         self.order.push_back((id.ino, self.turn));
@@ -47,7 +52,7 @@ impl Forgotten {
     }
 
     pub fn home(&self, ino: u64) -> Option<&(u64, Name)> {
-        self.nodes.get(&ino).map(|node| &node.home)
+        self.nodes.get(&ino)?.home.as_ref()
     }
 
     /// They are of a server that is no more.
@@ -60,8 +65,54 @@ impl Cache {
     /// The record of an inode goes.
     pub(crate) fn remember_forgotten(&mut self, id: NodeId, home: Option<(u64, Name)>) {
         let Some(home) = home.filter(|_| id.generation != 0 && id.ino != self.root) else { return };
+        self.put_forgotten(id, Some(home));
+    }
+
+    fn put_forgotten(&mut self, id: NodeId, home: Option<(u64, Name)>) {
         let most = MOST.min(self.config.budget_bytes / PART / BYTES);
         self.forgotten.put(id, home, most);
+    }
+
+    /// An inode that has no record is asked for by its number.
+    pub(crate) fn lookup_number(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+        if !self.finds_numbers || ino == 0 || Numbers::gave(ino) {
+            return Some(Answer::Failed(Errno::STALE));
+        }
+        if let Some(&call) = self.attrs.get(&ino)
+            && self.joinable(call)
+        {
+            return self.wait(op, caller, call, Want::Itself, true);
+        }
+        let call = self.send(now, None, Purpose::Attr { ino }, Call::LookupNumber { ino });
+        self.enter_joins(call, Purpose::Attr { ino });
+        self.wait(op, caller, call, Want::Itself, false)
+    }
+
+    /// Where the remote found an inode by its number. The record must stand before its attributes are learned.
+    fn place_found(&mut self, id: NodeId, home: Option<(NodeId, Name)>) {
+        let is_placed = self.inode(id).home.is_some();
+        let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != self.root) else { return };
+        if self.id_of(dir.ino).is_none() && self.forgotten.id(dir.ino) != Some(dir) {
+            self.put_forgotten(dir, None);
+        }
+        self.set_home(id, (dir.ino, &name));
+    }
+
+    /// The attributes that answer a call for them, by id or by number.
+    pub(crate) fn attr_answered(
+        &mut self,
+        flight: &Flight,
+        result: Result<Reply, Errno>,
+    ) -> Result<(NodeId, Attr), Errno> {
+        match (result?, &flight.again) {
+            (Reply::Found { node, attr, home }, Some(Call::LookupNumber { ino })) if node.ino == *ino => {
+                self.place_found(node, home);
+                Ok((node, attr))
+            }
+            (_, Some(Call::LookupNumber { .. })) => Err(Errno::PROTO),
+            (Reply::Attr(id, attr), _) => Ok((id, attr)),
+            _ => Err(Errno::PROTO),
+        }
     }
 
     /// It is asked for by number: it has a record again, which is dropped if the remote does not find it.
@@ -69,6 +120,7 @@ impl Cache {
         if self.inodes.contains_key(&ino) {
             return;
         }
+        // Where it lies is not known of one that is the directory of another: it is asked for by its number.
         let Some((id, home)) = self.forgotten.id(ino).zip(self.forgotten.home(ino).cloned()) else { return };
         if self.id_of(ino).is_none_or(|known| known == id) {
             self.inode(id).home = Some(home);
@@ -88,9 +140,9 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache};
-    use crate::op::{Answer, Caller, Op, Output};
-    use nigh_types::{Attr, Call, CallId, Entry, Errno, Event, OpId, Reply, Response};
+    use crate::lookup::tests::{T0, cache, session};
+    use crate::op::{Op, Output};
+    use nigh_types::{CallId, Entry, Event, Response, Session};
 
     const DIRECTORY: NodeId = NodeId { ino: 6, generation: 16 };
     const FILE: NodeId = NodeId { ino: 7, generation: 17 };
@@ -203,11 +255,83 @@ mod tests {
         assert_eq!(answer, Some(Answer::Failed(Errno::STALE)));
     }
 
+    /// Of a remote that finds inodes by their numbers, after the mount was made anew.
+    fn finding() -> Cache {
+        let mut cache = Cache::new(Config::default());
+        let session = Session { finds_numbers: true, ..session() };
+        cache.handle_event(T0, Event::Attached(session));
+        cache
+    }
+
+    fn found(id: NodeId, home: (NodeId, &str)) -> Result<Reply, Errno> {
+        Ok(Reply::Found { node: id, attr: attr(id), home: Some((home.0, name(home.1))) })
+    }
+
+    #[test]
+    fn inode_of_an_earlier_mount_is_found_by_its_number_and_reached_by_the_place_told() {
+        let mut cache = finding();
+        let (call, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        assert_eq!(asked, Call::LookupNumber { ino: FILE.ino });
+        let said = answers(&mut cache, call, found(FILE, (DIRECTORY, "f")));
+        assert!(matches!(said, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
+        let (call, asked) = asks(&mut cache, Op::GetAttr { ino: FILE.ino });
+        let Call::GetAttr { node } = asked else { panic!("{asked:?}") };
+        assert_eq!((node.node, node.hint), (FILE, Some((DIRECTORY, name("f")))));
+        answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
+        cache.handle_forget(FILE.ino, 1);
+        let (_, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        assert!(matches!(asked, Call::GetAttr { .. }), "it is remembered from now on: {asked:?}");
+    }
+
+    /// As a kernel does that connects a directory with the root (`reconnect_path`).
+    #[test]
+    fn directories_above_one_that_was_found_by_its_number_are_found_so_too() {
+        let mut cache = finding();
+        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: DIRECTORY.ino });
+        let above = NodeId { ino: 5, generation: 15 };
+        assert!(answers(&mut cache, call, found(DIRECTORY, (above, "d"))).is_some());
+        let (call, asked) = asks(&mut cache, Op::LookupParent { ino: DIRECTORY.ino });
+        assert_eq!(asked, Call::LookupNumber { ino: above.ino });
+        let attr = attr(DIRECTORY);
+        let home = Some((NodeId { ino: 1, generation: 1 }, name("above")));
+        let said = answers(&mut cache, call, Ok(Reply::Found { node: above, attr, home }));
+        assert!(matches!(said, Some(Answer::Node(node)) if node.id == above));
+        let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupParent { ino: above.ino });
+        assert!(said.is_none_or(|said| matches!(said, Answer::Node(node) if node.id.ino == 1)));
+        assert_eq!(cache.path_to(DIRECTORY), Some(vec![name("above"), name("d")]));
+    }
+
+    #[test]
+    fn number_that_the_remote_does_not_find_is_stale_and_has_no_record() {
+        let mut cache = finding();
+        let elsewhere = found(DIRECTORY, (FILE, "x"));
+        for (result, errno) in [(Err(Errno::STALE), Errno::STALE), (elsewhere, Errno::PROTO)] {
+            let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+            assert_eq!(answers(&mut cache, call, result), Some(Answer::Failed(errno)));
+            assert!(cache.inodes.keys().all(|ino| *ino == 1) && cache.flights.is_empty());
+        }
+        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let removed = Attr { nlink: 0, ..attr(FILE) };
+        let said = answers(&mut cache, call, Ok(Reply::Found { node: FILE, attr: removed, home: None }));
+        assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
+        assert!(!cache.inodes.contains_key(&FILE.ino));
+    }
+
+    /// An earlier mount gave the number to an inode whose own number another had.
+    #[test]
+    fn number_of_our_own_range_is_stale_and_not_asked_for() {
+        let mut cache = finding();
+        for ino in [0, (1 << 63) - 1, (1 << 63) - (1 << 49) + 1] {
+            let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupSelf { ino });
+            assert_eq!(said, Some(Answer::Failed(Errno::STALE)), "{ino:x}");
+        }
+    }
+
     #[test]
     fn no_more_are_remembered_than_so_many() {
         let mut forgotten = Forgotten::default();
         for ino in [1, 2, 1, 3, 4] {
-            forgotten.put(NodeId { ino, generation: ino }, (9, name("x")), 3);
+            forgotten.put(NodeId { ino, generation: ino }, Some((9, name("x"))), 3);
         }
         let found: Vec<bool> = (1..=4).map(|ino| forgotten.id(ino).is_some()).collect();
         assert_eq!(found, [true, false, true, true]);

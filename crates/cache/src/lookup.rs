@@ -132,7 +132,7 @@ impl Cache {
     /// `.` of an inode by number: what a server that re-exports the mount asks after a cache drop.
     pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         self.recall_forgotten(ino);
-        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(id) = self.id_of(ino) else { return self.lookup_number(now, op, caller, ino) };
         if let Some((attr, held)) = self.attr_of(now, id) {
             if self.is_removed_unused(ino, &attr) {
                 return Some(Answer::Failed(Errno::STALE));
@@ -223,8 +223,8 @@ impl Cache {
 
     pub(crate) fn attr_arrived(&mut self, now: Time, flight: Flight, response: Response) {
         let mut waiters = flight.waiters.clone();
-        let answer = match response.result {
-            Ok(Reply::Attr(id, attr)) => {
+        let answer = match self.attr_answered(&flight, response.result) {
+            Ok((id, attr)) => {
                 let held = self.learn_attr(now, &flight, id, attr, &response.grants);
                 if held.is_none()
                     && let Some(node) = self.place(id.ino)
@@ -242,17 +242,15 @@ impl Cache {
                 }
                 Answer::Attr(id, attr, self.tell_attr(now, id.ino, &attr, held))
             }
-            Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => Answer::Failed(errno),
         };
         for op in waiters {
             self.answer_attr(now, op, &answer);
         }
         if let Purpose::Attr { ino } = &flight.purpose
-            && (matches!(answer, Answer::Failed(_)) || flight.waiters.is_empty())
             && !self.attrs.contains_key(ino)
         {
-            // It may have been asked for by its number alone, by a caller that was killed meanwhile.
+            // It may have been asked for by its number alone, or by a caller that was killed meanwhile.
             self.drop_if_idle(*ino);
         }
     }

@@ -38,6 +38,11 @@ pub(crate) struct Former {
 }
 
 impl Numbers {
+    /// Whether a number is one of ours, be it that an earlier mount gave it.
+    pub fn gave(number: u64) -> bool {
+        (OURS..1 << 63).contains(&number)
+    }
+
     /// All inodes are known by their own numbers.
     pub fn are_their_own(&self) -> bool {
         self.ours.is_empty() && self.former.is_empty()
