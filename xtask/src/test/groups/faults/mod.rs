@@ -4,6 +4,7 @@
 mod attributes;
 mod capitals;
 mod credentials;
+mod handles;
 mod mounting;
 mod output;
 mod overlays;
@@ -22,6 +23,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         attributes::TESTS,
         capitals::TESTS,
         credentials::TESTS,
+        handles::TESTS,
         mounting::TESTS,
         output::TESTS,
         overlays::TESTS,
