@@ -78,6 +78,7 @@ fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
         new_name: common::name(new),
         no_replace: false,
         exchange: false,
+        whiteout: false,
         keep: None,
     };
     assert!(x.call(rename(&places[1], &name("f"), &x.top(), "moved")).is_ok());

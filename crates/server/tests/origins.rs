@@ -261,6 +261,7 @@ fn change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once() {
         new_name: name(to.1),
         no_replace,
         exchange,
+        whiteout: false,
         keep: None,
     };
     let create = |exclusive| Call::Create {
