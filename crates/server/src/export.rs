@@ -371,6 +371,7 @@ impl Export {
         self.reach.orphans.sweep(now);
         self.readers.close_idle(now);
         self.reach.departed.close_old(now);
+        self.reach.removed.close_unused(now);
         self.reach.ids.parents.save();
     }
 

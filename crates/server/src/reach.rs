@@ -186,8 +186,9 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.departed(place.node))? {
             return Ok(found);
         }
-        if let Some(fd) = self.removed.find(place.node) {
-            let (id, stat, checked) = (place.node, stat::of_fd(&fd)?, Instant::now());
+        let checked = Instant::now();
+        if let Some(fd) = self.removed.find(place.node, checked) {
+            let (id, stat) = (place.node, stat::of_fd(&fd)?);
             return Ok(Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked });
         }
         let Some(open) = files.of_node(place.node) else { return self.orphan(place) };
@@ -546,7 +547,7 @@ pub(crate) fn link(fd: impl AsFd) -> Option<Vec<u8>> {
     Some(path.into_bytes())
 }
 
-fn is_deleted(fd: &OwnedFd) -> bool {
+pub(crate) fn is_deleted(fd: &OwnedFd) -> bool {
     link(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
 }
 

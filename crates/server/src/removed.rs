@@ -2,22 +2,37 @@
 //!
 //! On a local disk such a directory is empty, and can be looked at, changed and synced until the last process leaves it. Through a descriptor the kernel
 //! does that here, and no other inode has the number while one is held. What is removed beside the server is held as any directory is.
+//! While one is held its space, its owner's inode quota and a read-only remount of its filesystem wait; so it goes when it was not used for long,
+//! and when space is needed.
 
 use crate::descriptors::{Cached, Descriptors};
-use crate::reach::Node;
+use crate::export::Kept;
+use crate::reach::{Node, is_deleted};
 use lru::LruCache;
 use nigh_types::NodeId;
 use parking_lot::Mutex;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How many are held; the one that was used least lately goes first, and its calls are `ESTALE` from then on.
 const MOST: NonZeroUsize = NonZeroUsize::new(128).unwrap();
+/// For how long one is held that is not used.
+const UNUSED: Duration = Duration::from_mins(10);
+
+#[derive(Debug)]
+struct Held {
+    fd: Arc<OwnedFd>,
+    /// The filesystem ([`nigh_native::lease::Object`]) on which it lies.
+    filesystem: u64,
+    used: Instant,
+    _counted: Cached,
+}
 
 #[derive(Debug)]
 pub(crate) struct Removed {
-    directories: Mutex<LruCache<NodeId, (Arc<OwnedFd>, Cached)>>,
+    directories: Mutex<LruCache<NodeId, Held>>,
     descriptors: Arc<Descriptors>,
 }
 
@@ -26,20 +41,83 @@ impl Removed {
         Removed { directories: Mutex::new(LruCache::new(MOST)), descriptors }
     }
 
-    /// Where too many descriptors are held in all, others go instead.
-    pub(crate) fn keep(&self, node: &Node) {
+    /// Not one that lives, which the server's host may have moved away while another was removed in its place. Where too many
+    /// descriptors are held in all, others go instead.
+    pub(crate) fn keep(&self, node: &Node, now: Instant) {
+        if !is_deleted(&node.fd) {
+            return;
+        }
         if self.descriptors.is_crowded() {
             let mut directories = self.directories.lock();
             let oldest = [directories.pop_lru(), directories.pop_lru()];
             drop(directories);
             return drop(oldest);
         }
-        let held = (Arc::clone(&node.fd), self.descriptors.cache());
+        let (fd, filesystem) = (Arc::clone(&node.fd), node.object.filesystem);
+        let held = Held { fd, filesystem, used: now, _counted: self.descriptors.cache() };
         let evicted = self.directories.lock().push(node.id, held);
         drop(evicted); // closed when the lock is free
     }
 
-    pub(crate) fn find(&self, id: NodeId) -> Option<Arc<OwnedFd>> {
-        self.directories.lock().get(&id).map(|(fd, _)| Arc::clone(fd))
+    pub(crate) fn find(&self, id: NodeId, now: Instant) -> Option<Arc<OwnedFd>> {
+        let mut directories = self.directories.lock();
+        let held = directories.get_mut(&id)?;
+        held.used = now;
+        Some(Arc::clone(&held.fd))
+    }
+
+    /// Takes all out, to be closed.
+    pub(crate) fn take_all(&self) -> Vec<Kept> {
+        let mut directories = self.directories.lock();
+        let all = std::iter::from_fn(|| directories.pop_lru());
+        all.map(|(_, held)| Kept { filesystem: held.filesystem, file: Box::new(held) }).collect()
+    }
+
+    /// Lets go those that nothing has used for a while.
+    pub(crate) fn close_unused(&self, now: Instant) {
+        let mut directories = self.directories.lock();
+        let is_old = |held: &Held| now.saturating_duration_since(held.used) >= UNUSED;
+        let mut old = Vec::new();
+        while directories.peek_lru().is_some_and(|(_, held)| is_old(held)) {
+            old.extend(directories.pop_lru());
+        }
+        drop(directories);
+        drop(old); // closing may wait for the disk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stat;
+    use nigh_native::lease::Object;
+    use rustix::fs::{CWD, Mode, OFlags};
+
+    const ID: NodeId = NodeId { ino: 7, generation: 1 };
+
+    #[test]
+    fn removed_directory_is_held_while_it_is_used_and_a_living_one_is_not() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("d");
+        std::fs::create_dir(&path).unwrap();
+        let fd = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let (stat, now) = (stat::of_fd(&fd).unwrap(), Instant::now());
+        let object = Object { filesystem: 3, ino: 7, birth: 1 };
+        let node = Node { id: ID, fd: Arc::new(fd), stat, object, under: None, checked: now };
+        let removed = Removed::new(Arc::default());
+        removed.keep(&node, now);
+        assert!(removed.find(ID, now).is_none(), "it lives");
+        std::fs::remove_dir(&path).unwrap();
+        removed.keep(&node, now);
+        let later = now + UNUSED / 2;
+        assert!(removed.find(ID, later).is_some());
+        removed.close_unused(now + UNUSED);
+        assert!(removed.find(ID, later).is_some(), "it was used meanwhile");
+        removed.close_unused(later + UNUSED);
+        assert!(removed.find(ID, later).is_none());
+        removed.keep(&node, now);
+        let filesystems: Vec<u64> = removed.take_all().iter().map(|kept| kept.filesystem).collect();
+        assert_eq!(filesystems, [3]);
+        assert!(removed.find(ID, now).is_none());
     }
 }

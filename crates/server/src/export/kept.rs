@@ -134,6 +134,7 @@ impl Export {
     pub(crate) fn take_kept(&self) -> Vec<Kept> {
         let mut kept = self.readers.take_all();
         kept.append(&mut self.reach.departed.take_all());
+        kept.append(&mut self.reach.removed.take_all());
         kept
     }
 }

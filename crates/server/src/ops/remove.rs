@@ -8,6 +8,7 @@ use crate::homes::Leaving;
 use crate::reach::Node;
 use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, Place, Reply};
 use rustix::fs::AtFlags;
+use std::time::Instant;
 
 pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
@@ -119,7 +120,7 @@ pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
         if cx.files.holding().leases.are_several() && cx.reach().may_hold(victim) {
-            cx.reach().removed.keep(victim);
+            cx.reach().removed.keep(victim, Instant::now());
         }
     }
     if attr.nlink == 1 && !attr.is_dir() {
