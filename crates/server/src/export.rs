@@ -275,7 +275,7 @@ impl Export {
             sink(response);
             true
         };
-        match self.attempt(files, call, &request, (None, None), &mut sink) {
+        match self.attempt(files, call, (&request, false), (None, None), &mut sink) {
             Progress::Answered => {}
             Progress::Waits(_) => panic!("nobody else holds anything"),
             Progress::Pauses(_) => unreachable!("there is always room"),
@@ -284,17 +284,18 @@ impl Export {
 
     /// The same, if nobody else holds what it changes; otherwise that was asked back, and the call is to be
     /// attempted again when its change is ready. `sink` says whether there is room for more; where there is
-    /// none a listing pauses, and is to be attempted again when there is.
+    /// none a listing pauses, and is to be attempted again when there is. The flag beside the request: its client put it out before, in a
+    /// session that is forgotten.
     pub(crate) fn attempt(
         &self,
         files: &SessionFiles,
         call: CallId,
-        request: &Request,
+        (request, again): (&Request, bool),
         (change, begun): (Option<OpenChange>, Option<Begun>),
         sink: &mut dyn FnMut(Response) -> bool,
     ) -> Progress {
         let what = &request.call;
-        let stake = Stake::new(files, change);
+        let stake = Stake::new(files, change, again);
         let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
         let mut sink = |response: Response| {
             stake.carry(&response.grants);
@@ -348,7 +349,7 @@ impl Export {
         (node, names): (&Place, &[Name]),
         handle: Handle,
     ) {
-        let stake = Stake::new(files, None);
+        let stake = Stake::new(files, None, false);
         let cx = Context { export: self, files, who, stake: &stake };
         if let Err(Fault(errno)) = open::keep_for(cx, node, names, handle) {
             tracing::debug!(ino = node.node.ino, %errno, "a file that a client has open cannot be kept for it");

@@ -151,7 +151,7 @@ impl Server {
             _ => None,
         };
         let session = Arc::clone(session);
-        let job = self.grace.admit(Job { session, call, request, change: None, taken, begun });
+        let job = self.grace.admit(Job { session, call, request, change: None, taken, again, begun });
         job.into_iter().for_each(|job| self.pool.submit(job));
         None
     }

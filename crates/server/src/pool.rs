@@ -24,6 +24,8 @@ pub(crate) struct Job {
     /// The change that it began when it was executed before.
     pub(crate) change: Option<OpenChange>,
     pub(crate) taken: Taken,
+    /// Its client put it out before, in a session that is forgotten.
+    pub(crate) again: bool,
     /// How far a call came that answers in parts, when it was executed before.
     pub(crate) begun: Option<Begun>,
 }
@@ -479,7 +481,7 @@ mod tests {
                 Request { credentials: Credentials::default(), name: None, call: Call::GetAttr { node } };
             let session = Arc::clone(&session);
             let taken = under_way.take().unwrap();
-            let job = Job { session, call: call_id, request, change: None, taken, begun: None };
+            let job = Job { session, call: call_id, request, change: None, taken, again: false, begun: None };
             queues.short.push(OWN, Box::new(job));
             queues.long.push(OWN, Work::Other(OWN, Box::new(|| ())));
         }
@@ -514,7 +516,15 @@ mod tests {
             };
             let request = Request { credentials: Credentials::default(), name: None, call };
             let (session, taken) = (Arc::clone(&session), under_way.take().unwrap());
-            let job = Job { session, call: CallId(number), request, change: None, taken, begun: None };
+            let job = Job {
+                session,
+                call: CallId(number),
+                request,
+                change: None,
+                taken,
+                again: false,
+                begun: None,
+            };
             queues.kept.push((Work::Call(Box::new(job)), since));
         }
         let late = queues.take_late();

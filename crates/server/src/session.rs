@@ -467,13 +467,13 @@ impl Session {
     /// The call, if it waits.
     fn attempt(&self, job: Job) -> Option<Job> {
         let Attached { export, files, .. } = self.attached()?;
-        let Job { session, call, request, change, taken, begun } = job;
+        let Job { session, call, request, change, taken, again, begun } = job;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if let Call::Lock { node, .. } | Call::GetLock { node, .. } = &request.call {
                 self.lock(call, &request, node);
                 return Progress::Answered;
             }
-            export.attempt(files, call, &request, (change, begun), &mut |response| {
+            export.attempt(files, call, (&request, again), (change, begun), &mut |response| {
                 self.answer_named(call, request.name, response);
                 self.outbox.has_room()
             })
@@ -486,11 +486,11 @@ impl Session {
         match done {
             Ok(Progress::Answered) => None,
             Ok(Progress::Waits(change)) => {
-                Some(Job { session, call, request, change: Some(change), taken, begun: None })
+                Some(Job { session, call, request, change: Some(change), taken, again, begun: None })
             }
             Ok(Progress::Pauses(mut begun)) => {
                 begun.count(&self.tally);
-                Some(Job { session, call, request, change: None, taken, begun: Some(begun) })
+                Some(Job { session, call, request, change: None, taken, again, begun: Some(begun) })
             }
             Err(_) => {
                 self.end("the server has a bug; its log says where");

@@ -17,6 +17,8 @@ pub(crate) struct Stake<'a> {
     /// Where it is seen what that has made of what it names.
     tells: RefCell<Vec<Tell>>,
     makes_folder: Cell<bool>,
+    /// The client put the call out before, in a session that is forgotten.
+    pub(crate) again: bool,
     /// [`Stake::wrote_back`] was called.
     wrote_back: Cell<bool>,
     /// Registered on data before the call was looked into.
@@ -25,7 +27,7 @@ pub(crate) struct Stake<'a> {
 
 impl<'a> Stake<'a> {
     /// `change`: one that this call began when it was executed before.
-    pub(crate) fn new(files: &'a SessionFiles, change: Option<OpenChange>) -> Stake<'a> {
+    pub(crate) fn new(files: &'a SessionFiles, change: Option<OpenChange>, again: bool) -> Stake<'a> {
         Stake {
             holding: files.holding(),
             term: files.term(),
@@ -33,6 +35,7 @@ impl<'a> Stake<'a> {
             change: RefCell::new(change),
             tells: RefCell::default(),
             makes_folder: Cell::new(false),
+            again,
             wrote_back: Cell::new(false),
             given: Cell::new(None),
         }

@@ -114,3 +114,39 @@ fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
     after.root();
     assert!(other.answer(made).result.is_ok());
 }
+
+/// A server that was killed remembers no answers, and this rename succeeds also where it was done before.
+#[test]
+fn rename_that_left_a_whiteout_is_not_done_again_after_a_restart() {
+    let mut world = World::new();
+    let mut client = world.client();
+    let d = client.place("d");
+    let rename = Call::Rename {
+        from: d.clone(),
+        name: name("f"),
+        to: d,
+        new_name: name("moved"),
+        no_replace: false,
+        exchange: false,
+        whiteout: true,
+        keep: None,
+    };
+    let renamed = client.send(rename.clone());
+    let at = |text: &str| world.dir.path().join("d").join(text);
+    let contents = std::fs::read(at("f")).unwrap();
+    eventually("it is renamed", || at("moved").exists());
+    std::thread::sleep(Duration::from_millis(100));
+    world.restart();
+    client.session.handle_disconnect(client.now(), "cut");
+    client.drain();
+    client.go_on_over(world.server.serve_in_process().unwrap());
+    assert_eq!(client.wait_linked(), Some(false));
+    let now = client.now();
+    client.session.handle_reclaimed(now);
+    client.drain();
+    assert_eq!(answer(&mut client, renamed), Err(Errno::NOENT));
+    assert_eq!(std::fs::read(world.dir.path().join("d/moved")).unwrap(), contents);
+    // Asked for once more it is another rename, and moves the whiteout.
+    assert!(ask(&mut client, rename).is_ok());
+    assert!(std::fs::read(world.dir.path().join("d/moved")).is_err());
+}

@@ -5,7 +5,7 @@ use super::remove::{Aside, gone, pin_if_kept, unpin};
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::reach::Node;
-use nigh_types::{Attr, Errno, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, Kind, Name, NodeId, Place, Reply};
 use rustix::fs::RenameFlags;
 
 /// The two names.
@@ -33,6 +33,10 @@ pub(crate) fn rename(
     let from = parent(cx, names.from, names.name)?;
     let to = parent(cx, names.to, names.new_name)?;
     let moved = cx.reach().child(&from, names.name)?;
+    if cx.stake.again && flags.contains(RenameFlags::WHITEOUT) && is_whiteout(&moved) {
+        // It was done before: what was moved is at the new name, and would be replaced by the whiteout that was left for it.
+        return Err(Fault(Errno::NOENT));
+    }
     let replaced = match cx.reach().child(&to, names.new_name) {
         Ok(node) => Some(node),
         Err(Fault(Errno::NOENT)) => None,
@@ -89,6 +93,12 @@ pub(crate) fn rename(
         after,
         grants: Vec::new(),
     })
+}
+
+/// A character device with the number 0, 0 (`WHITEOUT_DEV`).
+fn is_whiteout(node: &Node) -> bool {
+    let attr = &node.stat.attr;
+    attr.kind() == Kind::CharDevice && attr.rdev == 0
 }
 
 /// What was left at the old name. It may be gone again: of what is not seen here the client asks.

@@ -235,7 +235,7 @@ fn a_lock_that_is_called_off_while_it_is_held_back_leaves_nothing() {
     // With so much that its client has not confirmed no call of its goes on.
     session.outbox.add([], 0, WINDOW_BYTES + 1);
     let (taken, change, begun) = (server.work.take().unwrap(), None, None);
-    session.execute(Job { session: Arc::clone(&session), call, request, change, taken, begun });
+    session.execute(Job { session: Arc::clone(&session), call, request, change, taken, again: false, begun });
     assert!(!session.with_connection(|connection| connection.is_outstanding(call)), "it is answered");
     // The number is free again: what becomes of the next call by it is no business of the former one.
     assert!(!server.locks.cancel(session.id, call));
