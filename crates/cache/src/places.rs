@@ -87,13 +87,12 @@ impl Cache {
     /// The same where a filesystem without birth times gives the id of a directory that an own change removed to another inode: for the kernel
     /// that directory stays removed (`S_DEAD` in `vfs_rmdir`), and would with what now has its number.
     pub(crate) fn pass_number_of_removed(&mut self, id: NodeId) {
-        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id && inode.lookups > 0)
-        else {
-            return;
-        };
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
         let Some(gone) = inode.more_if_any().and_then(|more| more.gone.take()) else { return };
-        let lookups = std::mem::take(&mut inode.lookups);
-        self.numbers.bury(id, lookups, Some(gone));
+        match std::mem::take(&mut inode.lookups) {
+            0 => {}
+            lookups => self.numbers.bury(id, lookups, Some(gone)),
+        }
     }
 
     /// It is gone, as far as an answer says, so nobody tells the kernel any more what becomes of it. The kernel keeps nothing of it, since that

@@ -84,7 +84,7 @@ mod tests {
     use crate::Config;
     use crate::lookup::tests::{T0, cache};
     use crate::op::{Caller, Output};
-    use nigh_types::{CallId, Entry, Event, Name, OpId, Reply, Response};
+    use nigh_types::{CallId, Covers, Entry, Event, Grant, GrantId, Mode, Name, OpId, Reply, Response, Term};
 
     const OLD: NodeId = NodeId { ino: 7, generation: 1 };
     const NEW: NodeId = NodeId { ino: 7, generation: 2 };
@@ -103,7 +103,11 @@ mod tests {
     }
 
     fn answers(cache: &mut Cache, call: CallId, reply: Reply) -> Option<u64> {
-        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+        answers_all(cache, call, Response::plain(Ok(reply)))
+    }
+
+    fn answers_all(cache: &mut Cache, call: CallId, response: Response) -> Option<u64> {
+        cache.handle_event(T0, Event::Response { call, response });
         let mut number = None;
         loop {
             match cache.poll_output() {
@@ -201,5 +205,37 @@ mod tests {
             let look = Op::GetAttr { ino: 7 };
             assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
         }
+    }
+    /// The record of the removed one stays under its grant when the kernel has forgotten it.
+    #[test]
+    fn directory_that_has_the_id_of_a_forgotten_removed_one_is_not_taken_for_it() {
+        let mut cache = cache(Config::default());
+        let grant = |id| Grant {
+            id: GrantId(id),
+            node: OLD,
+            covers: Covers::Inode,
+            mode: Mode::Read,
+            term: Term::Session,
+            recallable: true,
+            shared: false,
+        };
+        let response = |reply, id, attr| Response {
+            after: vec![(OLD, attr)],
+            grants: vec![grant(id)],
+            ..Response::plain(Ok(reply))
+        };
+        let looked = Reply::Looked(Some(entry(OLD)));
+        let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let number = answers_all(&mut cache, call, response(looked.clone(), 1, entry(OLD).attr));
+        assert_eq!(number, Some(7));
+        let call = asks(&mut cache, Op::Rmdir { dir: 1, name: name() });
+        let gone = Attr { nlink: 0, ..entry(OLD).attr };
+        answers_all(&mut cache, call, response(Reply::Removed { node: OLD, kept: None }, 2, gone));
+        cache.handle_forget(7, 1);
+        assert!(cache.inodes.get(&7).is_some_and(|inode| inode.gone.is_some()), "its record stays");
+        let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let number = answers(&mut cache, call, looked).expect("it is found");
+        let list = Op::GetAttr { ino: number };
+        assert_eq!(cache.handle_removed(WALL, list.clone()), Err(list));
     }
 }
