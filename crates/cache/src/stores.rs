@@ -88,13 +88,19 @@ impl Cache {
     /// them. `EIO`: they are older than what somebody else has written.
     pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<Since>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
+        let ungranted: Vec<Since> = self.ungranted_in(inode.id, range).collect();
         let kept = match (&inode.old, &inode.base) {
             (Some(old), _) if old.lost => return Err(Errno::IO),
             (Some(old), _) => Some(Since { stamp: old.stamp, under: None }),
             (None, base) => base.as_ref().map(|base| Since { stamp: base.stamp, under: Some(base.under) }),
         };
-        let all = kept.into_iter().chain(self.ungranted_in(inode.id, range));
-        Ok(all.min_by_key(|since| since.stamp.mtime.pair()))
+        // A file's times may be set back; the numbers of grants on it ascend.
+        let grant = |since: &Since| since.under.map(|(grant, _)| grant);
+        let before = |since: &&Since| grant(since) < kept.as_ref().and_then(grant) && grant(since).is_some();
+        if let Some(earlier) = ungranted.iter().filter(before).min_by_key(|since| grant(since)) {
+            return Ok(Some(*earlier));
+        }
+        Ok(kept.into_iter().chain(ungranted).min_by_key(|since| since.stamp.mtime.pair()))
     }
 
     /// The grant on a file's data ends, and its pages are about to be dropped. `unbroken`: with the session that gave it, before its
