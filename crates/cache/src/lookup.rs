@@ -114,8 +114,11 @@ impl Cache {
 
     /// Asks for attributes, or joins who asks already (then `true`).
     pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
+        // What is asked by the number alone may not find an inode that has a name here.
+        let by_number = |flight: &Flight| matches!(flight.again, Some(Call::LookupNumber { .. }));
         if let Some(&call) = self.attrs.get(&ino)
             && self.joinable(call)
+            && !self.flights.get(&call).is_some_and(by_number)
         {
             return Ok((call, true));
         }
