@@ -4,7 +4,8 @@
 //! grant it was read, so that other clients' stores are not undone (docs/decisions/0028). So a read waits for what keeps the table
 //! from granting the data: another holder's write that has its turn, write-back of another holder that takes no turn, and an acknowledgement
 //! which the reader's own session owes for that data. No acknowledgement waits for a read, since a client's kernel is told to drop all
-//! pages but those that its reads have locked.
+//! pages but those that its reads have locked. A kernel that has no room for more reads (`fc->max_background`) locks pages of which its
+//! client does not know, so few reads of a holder wait at a time.
 
 use super::LeaseTable;
 use super::key::KeyState;
@@ -13,6 +14,9 @@ use super::turns::Part;
 use super::words::{ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{NodeId, RecallId, Time};
 use std::collections::{BTreeSet, VecDeque};
+
+/// So many reads of one holder wait at the most; others are answered without a grant. Half of what the client's kernel sends at a time.
+const MOST: usize = 32;
 
 /// What a read waits for next.
 enum Obstacle {
@@ -35,6 +39,10 @@ impl LeaseTable {
     ) -> Option<ChangeId> {
         self.advance(now);
         let obstacle = self.obstacle(holder, key)?;
+        let is_theirs = |change: &&ChangeState| change.part.reader.is_some() && change.by == Some(holder);
+        if self.changes.values().filter(is_theirs).count() >= MOST {
+            return None;
+        }
         let id = self.numbers.next_change();
         let mut change = ChangeState::new(Some(holder), self.now);
         change.part = Part { reader: Some((key, node)), ..Part::default() };

@@ -361,3 +361,20 @@ fn what_the_servers_own_disk_changes_while_it_is_written_is_asked_back_behind_th
         assert!(bench.table.stands(A, granted.id), "that is over");
     }
 }
+
+/// More would fill the kernel's queue, and hold up the acknowledgement for which they wait.
+#[test]
+fn few_reads_of_one_holder_wait_at_a_time() {
+    let mut bench = Bench::with(&[A, B, C]);
+    let writing = bench.write(A, data(1));
+    assert!(bench.table.is_ready(writing));
+    bench.outputs();
+    let waiting: Vec<ChangeId> = (0..32).map(|_| bench.wait(B, data(1)).expect("it waits")).collect();
+    assert_eq!(bench.wait(B, data(1)), None);
+    let other = bench.wait(C, data(1)).expect("it is another holder's");
+    bench.table.handle_done(T0, writing);
+    let ready = bench.outputs();
+    assert!(waiting.iter().chain([&other]).all(|read| ready.contains(&LeaseOutput::Ready(*read))));
+    waiting.into_iter().for_each(|read| bench.table.handle_done(T0, read));
+    assert_eq!(bench.wait(B, data(1)), None, "nothing is to be waited for");
+}
