@@ -21,7 +21,8 @@ const DIRECTORY_BITS: u32 = 48;
 /// A slot for each number modulo about a million.
 #[derive(Debug)]
 pub(crate) struct Parents {
-    blocks: Box<[Block]>,
+    /// Made when something is noted or asked for: most exports have none.
+    blocks: OnceLock<Box<[Block]>>,
     /// `None`: nothing outlives this.
     file: Option<PathBuf>,
     open: Mutex<Option<File>>,
@@ -35,8 +36,11 @@ struct Block {
 
 impl Parents {
     pub(crate) fn new(file: Option<PathBuf>) -> Parents {
-        let blocks = std::iter::repeat_with(Block::default).take(BLOCKS).collect();
-        Parents { blocks, file, open: Mutex::default() }
+        Parents { blocks: OnceLock::new(), file, open: Mutex::default() }
+    }
+
+    fn blocks(&self) -> &[Block] {
+        self.blocks.get_or_init(|| std::iter::repeat_with(Block::default).take(BLOCKS).collect())
     }
 
     /// The file with the export's number `ino` was told as a name of a directory, which has that number on its filesystem.
@@ -45,7 +49,7 @@ impl Parents {
             return;
         }
         let (block, slot, tag) = place(ino);
-        let (block, value) = (&self.blocks[block], tag << DIRECTORY_BITS | directory);
+        let (block, value) = (&self.blocks()[block], tag << DIRECTORY_BITS | directory);
         let slots = block.slots.get_or_init(|| self.read(place(ino).0));
         if slots[slot].load(Ordering::Relaxed) != value {
             slots[slot].store(value, Ordering::Relaxed);
@@ -56,16 +60,17 @@ impl Parents {
     /// The number of that directory.
     pub(crate) fn find(&self, ino: u64) -> Option<u64> {
         let (block, slot, tag) = place(ino);
-        let slots = self.blocks[block].slots.get_or_init(|| self.read(block));
+        let slots = self.blocks()[block].slots.get_or_init(|| self.read(block));
         let value = slots[slot].load(Ordering::Relaxed);
         (value != 0 && value >> DIRECTORY_BITS == tag).then_some(value & ((1 << DIRECTORY_BITS) - 1))
     }
 
     /// Writes what is new, so that a server after this one finds it.
     pub(crate) fn save(&self) {
-        for (at, block) in self.blocks.iter().enumerate() {
+        let Some(blocks) = self.blocks.get() else { return };
+        for (at, block) in blocks.iter().enumerate() {
             if block.dirty.swap(false, Ordering::Acquire)
-                && let Err(error) = self.write(at)
+                && let Err(error) = self.write(at, block)
             {
                 // Full, mostly: it is tried again.
                 tracing::debug!(%error, "where files lie cannot be noted");
@@ -83,11 +88,11 @@ impl Parents {
         bytes.chunks_exact(8).map(|slot| AtomicU64::new(number(slot))).collect()
     }
 
-    fn write(&self, block: usize) -> io::Result<()> {
-        let Some(slots) = self.blocks[block].slots.get() else { return Ok(()) };
+    fn write(&self, at: usize, block: &Block) -> io::Result<()> {
+        let Some(slots) = block.slots.get() else { return Ok(()) };
         let bytes: Vec<u8> =
             slots.iter().flat_map(|slot| slot.load(Ordering::Relaxed).to_le_bytes()).collect();
-        self.with_file(|file| file.write_all_at(&bytes, (block * BLOCK_BYTES) as u64))
+        self.with_file(|file| file.write_all_at(&bytes, (at * BLOCK_BYTES) as u64))
     }
 
     fn with_file(&self, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {

@@ -226,7 +226,6 @@ impl Reach {
         let mut found = self.opened(fd)?;
         (found.under, found.checked) = (Some(Under::new(dir, name)), dir.checked);
         self.remember(dir.id, name, &found);
-        self.note_parent(found.id, &found.stat, &dir.stat);
         Ok(found)
     }
 

@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 const SOON: Term = Term::Limited(Span::from_secs(5));
 
@@ -48,6 +49,19 @@ fn finds_numbers(x: &Exported, test: &str) -> bool {
     finds
 }
 
+fn rename(from: &Place, text: &str, to: &Place, new: &str) -> Call {
+    Call::Rename {
+        from: from.clone(),
+        name: name(text),
+        to: to.clone(),
+        new_name: name(new),
+        no_replace: false,
+        exchange: false,
+        whiteout: false,
+        keep: None,
+    }
+}
+
 fn tree(x: &Exported) {
     fs::create_dir_all(x.path("d/e")).unwrap();
     fs::write(x.path("d/e/f"), "data").unwrap();
@@ -71,17 +85,7 @@ fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
         assert!(x.attr(&Place::bare(place.node)).is_ok(), "{name}");
     }
     assert_eq!(find(&x, x.root.ino), Ok((x.root, None)));
-    let rename = |from: &Place, name: &Name, to: &Place, new: &str| Call::Rename {
-        from: from.clone(),
-        name: name.clone(),
-        to: to.clone(),
-        new_name: common::name(new),
-        no_replace: false,
-        exchange: false,
-        whiteout: false,
-        keep: None,
-    };
-    assert!(x.call(rename(&places[1], &name("f"), &x.top(), "moved")).is_ok());
+    assert!(x.call(rename(&places[1], "f", &x.top(), "moved")).is_ok());
     let x = x.reopen();
     drop_caches();
     let f = places[2].node;
@@ -204,6 +208,56 @@ fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
                 assert_eq!((answer.result, answer.after, answer.grants), (Err(Errno::STALE), vec![], vec![]));
             }
         }
+    }
+}
+
+/// Attack: states of attached directories are bounded by their number, and each would grow to 8 MiB.
+#[test]
+fn calls_of_a_peer_that_is_not_vouched_for_write_no_table_of_directories() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "calls_of_a_peer_that_is_not_vouched_for_write_no_table_of_directories") {
+        return;
+    }
+    tree(&x);
+    let is_written = |x: &Exported| {
+        x.export.close_idle(Instant::now());
+        let states = fs::read_dir(x.state.path()).unwrap();
+        states.map(|state| state.unwrap().path().join("parents")).any(|table| table.exists())
+    };
+    let x = x.of_peer(false);
+    let (f, d) = (x.place("d/e/f"), x.place("d"));
+    x.list(f.hint.as_ref().map(|(e, _)| Place::bare(*e)).as_ref().unwrap());
+    let (made, _) = x.create(&d, "made", 0o600);
+    let call = Call::Link { node: made.clone(), dir: x.top(), name: name("linked") };
+    assert!(x.call(call).is_ok());
+    assert!(x.call(rename(&d, "made", &x.top(), "moved")).is_ok());
+    assert_eq!(find(&x, made.node.ino), Err(Errno::STALE));
+    assert!(!is_written(&x));
+    let x = x.of_peer(true);
+    x.list(&x.place("d/e"));
+    assert!(is_written(&x));
+}
+
+/// Each call that gives a file a name leaves it to be found after a restart.
+#[test]
+fn files_that_got_their_names_by_calls_are_found_by_number_after_a_restart() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "files_that_got_their_names_by_calls_are_found_by_number_after_a_restart") {
+        return;
+    }
+    tree(&x);
+    let d = x.place("d");
+    let (created, _) = x.create(&d, "created", 0o600);
+    let (linked, _) = x.create(&x.top(), "linked", 0o600);
+    let call = Call::Link { node: linked.clone(), dir: d.clone(), name: name("link") };
+    assert!(x.call(call).is_ok());
+    fs::remove_file(x.path("linked")).unwrap();
+    let (moved, _) = x.create(&x.top(), "moved", 0o600);
+    assert!(x.call(rename(&x.top(), "moved", &d, "here")).is_ok());
+    let x = x.reopen();
+    drop_caches();
+    for (file, text) in [(created, "created"), (linked, "link"), (moved, "here")] {
+        assert_eq!(find(&x, file.node.ino), Ok((file.node, Some((d.node, name(text))))), "{text}");
     }
 }
 

@@ -229,7 +229,7 @@ fn look(
     if stat.attr.is_dir() {
         cx.reach().note_place(id, dir.id, &checked);
     }
-    cx.reach().note_parent(id, &stat, &dir.stat);
+    cx.note_parent(id, &stat, dir);
     let again = || match stat::of_name(&dir.fd, name) {
         Ok(again) if again.is_same(&stat) => Ok(again.attr),
         _ => Ok(stat.attr),

@@ -22,6 +22,7 @@ pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcom
     };
     let looked = match opened.and_then(|fd| cx.reach().adopt(&dir, name, fd)) {
         Ok(child) => {
+            cx.note_parent(child.id, &child.stat, &dir);
             let child = cx.grant_child(&mut grants, child)?;
             Some(entry_of(cx, &child)?)
         }

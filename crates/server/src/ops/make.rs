@@ -159,6 +159,7 @@ fn opened(cx: Context<'_>, dir: &Node, fd: OwnedFd, access: Access) -> Result<Ou
 /// The name is there and stays: its directory is held exclusively. Grants, then what they cover.
 fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed: bool) -> Result<Outcome> {
     cx.stake.done();
+    cx.note_parent(node.id, &node.stat, dir);
     let mut grants = Vec::new();
     cx.grant(&mut grants, dir, Covers::Names);
     let mut node = Node { stat: crate::stat::of_fd(&node.fd)?, ..node };

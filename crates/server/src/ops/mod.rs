@@ -100,6 +100,13 @@ impl<'a> Context<'a> {
         !self.export.acts() || self.files.is_vouched()
     }
 
+    /// The inode is about to be told as a name of that directory. Only peers that are vouched for ask by number, and others would only fill the table.
+    pub(crate) fn note_parent(&self, id: NodeId, stat: &stat::Stat, dir: &Node) {
+        if self.files.is_vouched() {
+            self.reach().note_parent(id, stat, &dir.stat);
+        }
+    }
+
     /// Acts as the caller where nobody vouches for what it may do.
     pub(crate) fn act_unless_vouched(&self) -> Result<Acting> {
         Acting::begin(!self.is_vouched(), self.who, CapabilitySet::empty(), SetIdBits::AsForCaller)

@@ -69,13 +69,13 @@ pub(crate) fn rename(
     if to.id != from.id {
         after.push(cx.attr_now(&to)?);
     }
-    cx.reach().note_moved(&moved, &to, names.new_name);
+    note_moved(cx, &moved, &to, names.new_name);
     if let Some(other) = replaced.as_ref().filter(|node| node.id != moved.id) {
         if exchange {
             if other.stat.attr.nlink > 1 || homes.is_stray(other.object) {
                 homes.named(other.object, from.object);
             }
-            cx.reach().note_moved(other, &from, names.name);
+            note_moved(cx, other, &from, names.name);
             after.push(cx.attr_now(other)?);
         } else {
             after.push(gone(cx, other)?);
@@ -101,8 +101,17 @@ fn is_whiteout(node: &Node) -> bool {
     attr.kind() == Kind::CharDevice && attr.rdev == 0
 }
 
+/// An inode has got that name.
+fn note_moved(cx: Context<'_>, node: &Node, dir: &Node, name: &Name) {
+    if node.stat.attr.is_dir() {
+        cx.reach().note_place(node.id, dir.id, name);
+    }
+    cx.note_parent(node.id, &node.stat, dir);
+}
+
 /// What was left at the old name. It may be gone again: of what is not seen here the client asks.
 fn whiteout(cx: Context<'_>, dir: &Node, name: &Name) -> Option<(NodeId, Attr)> {
     let left = cx.reach().child(dir, name).ok()?;
+    cx.note_parent(left.id, &left.stat, dir);
     cx.attr_now(&left).ok()
 }

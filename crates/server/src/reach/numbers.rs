@@ -60,14 +60,6 @@ impl Reach {
         }
     }
 
-    /// An inode has got that name.
-    pub(crate) fn note_moved(&self, node: &Node, dir: &Node, name: &Name) {
-        if node.stat.attr.is_dir() {
-            self.note_place(node.id, dir.id, name);
-        }
-        self.note_parent(node.id, &node.stat, &dir.stat);
-    }
-
     /// An inode by a name of it, which must be one of the export.
     fn placed(&self, found: &Node, place: impl FnOnce(&OwnedFd) -> Result<Told>) -> Result<Node> {
         let root = self.mount_root(&found.stat).ok_or(Fault::STALE)?;
