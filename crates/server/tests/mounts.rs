@@ -295,3 +295,39 @@ fn a_dead_mount_that_is_found_late_takes_the_grant_back() {
     client.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     client.give_back();
 }
+
+#[test]
+fn file_that_a_mount_hides_is_not_found_by_number() {
+    let x = Exported::new();
+    if !needs_root("file_that_a_mount_hides_is_not_found_by_number")
+        || !x.export.session(&x.files).unwrap().finds_numbers
+    {
+        return println!("SKIPPED: needs a filesystem whose inodes are opened by number");
+    }
+    let hides = tempfile::tempdir().unwrap();
+    fs::create_dir_all(x.path("a/b")).unwrap();
+    fs::create_dir(x.path("c")).unwrap();
+    for file in ["a/b/f", "c/g"] {
+        fs::write(x.path(file), "").unwrap();
+    }
+    let (f, g) = (x.place("a/b/f").node, x.place("c/g").node);
+    let find = |node: NodeId| x.call(Call::LookupNumber { ino: node.ino }).map(drop);
+    assert_eq!([find(f), find(g)], [Ok(()), Ok(())]);
+    let source = hides.path().to_str().unwrap();
+    let Some(over) = mount(&["--bind", source], &x.path("a")) else {
+        return println!("SKIPPED: cannot mount");
+    };
+    assert_eq!(find(f), Err(Errno::STALE), "above its directory");
+    drop(over);
+    let over = mount(&["--bind", source], &x.path("a/b")).unwrap();
+    assert_eq!(find(f), Err(Errno::STALE), "over its directory");
+    drop(over);
+    assert_eq!(find(f), Ok(()));
+    // What lies over a name may not answer: it is not asked, whatever it is.
+    let (from, at) = (x.path("c/g"), x.path("c/g"));
+    assert!(Command::new("mount").arg("--bind").args([&from, &at]).status().unwrap().success());
+    let over = Mounted(at);
+    assert_eq!(find(g), Err(Errno::STALE), "over the file");
+    drop(over);
+    assert_eq!(find(g), Ok(()));
+}

@@ -1,11 +1,11 @@
 //! Inodes that are reached by their numbers alone. See docs/decisions/0035-file-handles.md.
 
-use super::{Node, Reach, Under, absent_if_stale, hides, link, open_beneath};
+use super::{Node, Reach, Under, absent_if_stale, hides, link};
 use crate::error::{Fault, Result};
 use crate::stat::{self, Stat};
 use crate::whereabouts::{Told, told_place};
 use nigh_types::{Errno, Name, NodeId};
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
@@ -28,8 +28,9 @@ impl Reach {
         if found.id.ino != number {
             return Err(Fault::STALE);
         }
-        if let Some(placed) =
-            absent_if_stale(self.placed(&found, |root| told_place(root, &found.fd, &found.stat)))?
+        let root = self.mount_root(&found.stat).ok_or(Fault::STALE)?;
+        if let Told::There(dir, name) = told_place(root, &found.fd, &found.stat)?
+            && let Some(placed) = absent_if_stale(self.placed(&found, dir, &name))?
         {
             return Ok(placed);
         }
@@ -37,7 +38,11 @@ impl Reach {
         let parent =
             self.ids.parents.find(number).filter(|_| !found.stat.attr.is_dir()).ok_or(Fault::STALE)?;
         let dir = open(parent)?;
-        self.placed(&found, |_| named_in(dir, &found.stat))
+        if !is_seen(root, &dir)? {
+            return Err(Fault::STALE);
+        }
+        let name = named_in(&dir, &found.stat)?.ok_or(Fault::STALE)?;
+        self.placed(&found, dir, &name)
     }
 
     /// The same where it is that node.
@@ -61,17 +66,15 @@ impl Reach {
     }
 
     /// An inode by a name of it, which must be one of the export.
-    fn placed(&self, found: &Node, place: impl FnOnce(&OwnedFd) -> Result<Told>) -> Result<Node> {
-        let root = self.mount_root(&found.stat).ok_or(Fault::STALE)?;
-        let Told::There(dir, name) = place(root)? else { return Err(Fault::STALE) };
+    fn placed(&self, found: &Node, dir: OwnedFd, name: &Name) -> Result<Node> {
         let dir = self.opened(dir)?;
-        if !self.shows(&dir.fd) {
+        if hides(name.as_bytes()) || !self.shows(&dir.fd) {
             return Err(Fault::STALE);
         }
-        let fd = self.open_child(&dir, &name).map_err(Fault::or_stale)?;
+        let fd = open_here(&dir.fd, name).map_err(Fault::or_stale)?;
         let mut placed = self.verified(fd, found.id)?;
-        (placed.under, placed.checked) = (Some(Under::new(&dir, &name)), dir.checked);
-        self.remember(dir.id, &name, &placed);
+        (placed.under, placed.checked) = (Some(Under::new(&dir, name)), dir.checked);
+        self.remember(dir.id, name, &placed);
         self.note_parent(placed.id, &placed.stat, &dir.stat);
         Ok(placed)
     }
@@ -89,14 +92,28 @@ fn stale_unless_own(fault: Fault) -> Fault {
     if fault.is_the_servers_own() || fault.0 == Errno::IO { fault } else { Fault::STALE }
 }
 
+/// Whether the directory lies below the root of its mount (or is it), and no other mount hides it.
+fn is_seen(root: &OwnedFd, dir: &OwnedFd) -> Result<bool> {
+    let stat = stat::of_fd(dir)?;
+    // It may be a file by now.
+    Ok(stat.attr.is_dir()
+        && (stat.is_same(&stat::of_fd(root)?) || matches!(told_place(root, dir, &stat)?, Told::There(..))))
+}
+
+/// A name of a directory, where no other mount lies over it: that might not answer.
+fn open_here(dir: &OwnedFd, name: &Name) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(dir, name.as_bytes(), flags, Mode::empty(), resolve) {
+        Err(rustix::io::Errno::XDEV) => Err(Fault::STALE),
+        opened => Ok(opened?),
+    }
+}
+
 /// A name of an inode in a directory, as listings tell its number.
-fn named_in(dir: OwnedFd, stat: &Stat) -> Result<Told> {
+fn named_in(dir: &OwnedFd, stat: &Stat) -> Result<Option<Name>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = match rustix::fs::openat(&dir, c".", flags, Mode::empty()) {
-        // It was a directory once.
-        Err(rustix::io::Errno::NOTDIR) => return Ok(Told::Elsewhere),
-        open => open?,
-    };
+    let open = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
     let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
     let mut entries = RawDir::new(&open, &mut buffer);
     while let Some(entry) = entries.next() {
@@ -108,11 +125,9 @@ fn named_in(dir: OwnedFd, stat: &Stat) -> Result<Told> {
         if entry.ino() != stat.ino || hides(name.as_bytes()) {
             continue;
         }
-        let is_it =
-            open_beneath(&dir, name.as_bytes()).and_then(stat::of_fd).is_ok_and(|there| there.is_same(stat));
-        if is_it {
-            return Ok(Told::There(dir, name));
+        if open_here(dir, &name).and_then(stat::of_fd).is_ok_and(|there| there.is_same(stat)) {
+            return Ok(Some(name));
         }
     }
-    Ok(Told::Elsewhere)
+    Ok(None)
 }
