@@ -442,6 +442,8 @@ fn is_long(job: &Job) -> bool {
         Call::List { .. }
         | Call::Dirents { .. }
         | Call::Ahead { .. }
+        // The directory may be read in which the number was.
+        | Call::LookupNumber { .. }
         | Call::CopyRange { .. }
         | Call::Fsync { .. }
         | Call::Fallocate { .. } => true,
@@ -494,6 +496,24 @@ mod tests {
         assert_eq!(next(), 'l', "though there are short ones");
         assert!((0..100).all(|_| next() == 's'));
         assert_eq!([next(), next()], ['l', '-']);
+    }
+
+    #[test]
+    fn call_that_may_read_a_directory_for_a_number_is_a_long_one() {
+        let (link, _theirs) = UnixStream::pair().unwrap();
+        let leases = Leases::new(LeaseConfig::default(), None);
+        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+        let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
+        let of = (link.into(), Peer::in_process(), 0);
+        let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
+        let under_way = Arc::new(crate::work::Work::default());
+        let is_long = |call: Call| {
+            let request = Request { credentials: Credentials::default(), name: None, call };
+            let (session, taken) = (Arc::clone(&session), under_way.take().unwrap());
+            is_long(&Job { session, call: CallId(1), request, change: None, taken, begun: None })
+        };
+        assert!(is_long(Call::LookupNumber { ino: 1 }));
+        assert!(!is_long(Call::GetAttr { node: Place::bare(NodeId { ino: 1, generation: 1 }) }));
     }
 
     #[test]

@@ -178,11 +178,6 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
         }
-        if files.is_vouched()
-            && let Some(found) = absent_if_stale(self.by_number_of(place.node))?
-        {
-            return Ok(found);
-        }
         if let Some(found) = absent_if_stale(self.departed(place.node))? {
             return Ok(found);
         }
@@ -191,10 +186,20 @@ impl Reach {
             let (id, stat) = (place.node, stat::of_fd(&fd)?);
             return Ok(Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked });
         }
-        let Some(open) = files.of_node(place.node) else { return self.orphan(place) };
-        let stat = stat::of_fd(&open.fd)?;
-        let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
-        Ok(Node { id: place.node, fd, stat, object: open.object, under: None, checked: Instant::now() })
+        if let Some(open) = files.of_node(place.node) {
+            let (id, stat, checked) = (place.node, stat::of_fd(&open.fd)?, Instant::now());
+            let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
+            return Ok(Node { id, fd, stat, object: open.object, under: None, checked });
+        }
+        let orphan = self.orphan(place);
+        if orphan.is_ok() || !files.is_vouched() {
+            return orphan;
+        }
+        // Last, as it may read a directory.
+        match self.by_number_of(place.node) {
+            Err(Fault::STALE) => orphan,
+            found => found,
+        }
     }
 
     fn orphan(&self, place: &Place) -> Result<Node> {

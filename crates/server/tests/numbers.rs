@@ -8,6 +8,7 @@ use common::*;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_server::{Exports, Server, ServerOptions};
 use nigh_types::*;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -259,6 +260,52 @@ fn files_that_got_their_names_by_calls_are_found_by_number_after_a_restart() {
     for (file, text) in [(created, "created"), (linked, "link"), (moved, "here")] {
         assert_eq!(find(&x, file.node.ino), Ok((file.node, Some((d.node, name(text))))), "{text}");
     }
+}
+
+/// Whether a directory was read meanwhile, as its access time tells; `None`: it would not tell.
+fn is_read(dir: &Path, what: impl FnOnce()) -> Option<bool> {
+    let told = |what: &mut dyn FnMut()| {
+        let (long_ago, omit) =
+            (Timespec { tv_sec: 1, tv_nsec: 0 }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
+        let times = Timestamps { last_access: long_ago, last_modification: omit };
+        rustix::fs::utimensat(CWD, dir, &times, AtFlags::empty()).unwrap();
+        what();
+        fs::metadata(dir).unwrap().atime() != 1
+    };
+    let mut what = Some(what);
+    let read = told(&mut || what.take().into_iter().for_each(|what| what()));
+    told(&mut || assert!(fs::read_dir(dir).unwrap().count() > 0)).then_some(read)
+}
+
+/// Attack: calls that name such an inode, again and again, in a directory with very many names.
+#[test]
+fn directory_is_not_read_for_an_inode_that_is_open_or_has_its_only_name_elsewhere() {
+    let outer = tempfile::tempdir().unwrap();
+    let x = Exported::of(tempfile::tempdir_in(outer.path()).unwrap());
+    let test = "directory_is_not_read_for_an_inode_that_is_open_or_has_its_only_name_elsewhere";
+    if !finds_numbers(&x, test) {
+        return;
+    }
+    tree(&x);
+    ["removed", "moved", "open"].iter().for_each(|text| fs::write(x.path("d/e").join(text), "").unwrap());
+    let [removed, moved, open] = ["removed", "moved", "open"].map(|text| x.place(&format!("d/e/{text}")));
+    let held = fs::File::open(x.path("d/e/removed")).unwrap();
+    fs::remove_file(x.path("d/e/removed")).unwrap();
+    fs::rename(x.path("d/e/moved"), outer.path().join("moved")).unwrap();
+    assert!(x.call(Call::Open { node: open.clone(), access: READ }).is_ok());
+    fs::hard_link(x.path("d/e/open"), outer.path().join("link")).unwrap();
+    fs::remove_file(x.path("d/e/open")).unwrap();
+    let stale = |node: &Place| assert_eq!(find(&x, node.node.ino), Err(Errno::STALE));
+    let read = [
+        is_read(&x.path("d/e"), || stale(&removed)),
+        is_read(&x.path("d/e"), || stale(&moved)),
+        is_read(&x.path("d/e"), || assert!(x.attr(&open).is_ok())),
+    ];
+    drop(held);
+    if read.contains(&None) {
+        return println!("SKIPPED: {test} needs a filesystem with access times");
+    }
+    assert_eq!(read, [Some(false); 3], "removed, moved, open");
 }
 
 /// Attack: an id that a user was given while it might walk there is no way around the directory that was closed since.

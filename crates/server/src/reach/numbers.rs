@@ -25,14 +25,18 @@ impl Reach {
         };
         let open = |ino| opener.open_number(ino, subvolume).map_err(stale_unless_own);
         let found = self.opened(open(ino)?)?;
-        if found.id.ino != number {
+        let nlink = found.stat.attr.nlink;
+        if found.id.ino != number || nlink == 0 {
             return Err(Fault::STALE);
         }
         let root = self.mount_root(&found.stat).ok_or(Fault::STALE)?;
-        if let Told::There(dir, name) = told_place(root, &found.fd, &found.stat)?
-            && let Some(placed) = absent_if_stale(self.placed(&found, dir, &name))?
-        {
-            return Ok(placed);
+        if let Told::There(dir, name) = told_place(root, &found.fd, &found.stat)? {
+            match absent_if_stale(self.placed(&found, dir, &name))? {
+                Some(placed) => return Ok(placed),
+                // That is its only name: no directory is read for another one.
+                None if nlink == 1 => return Err(Fault::STALE),
+                None => {}
+            }
         }
         // A file whose names the kernel has dropped; of a directory it finds them all again (`reconnect_path` in fs/exportfs/expfs.c).
         let parent =
