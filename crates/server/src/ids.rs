@@ -61,6 +61,8 @@ struct Map {
     /// Of filesystems without an identity; counts down.
     next_passing_device: u64,
     numbers: FxHashMap<(u64, u64), u64>,
+    /// The other way round.
+    inodes: FxHashMap<u64, (u64, u64)>,
     next_number: u64,
     /// Of inodes on filesystems without an identity; counts down.
     next_passing_number: u64,
@@ -87,6 +89,7 @@ impl Ids {
             next_device: 0,
             next_passing_device: MAIN - 1,
             numbers: FxHashMap::default(),
+            inodes: FxHashMap::default(),
             next_number: 0,
             next_passing_number: SHORT - 1,
         };
@@ -99,7 +102,7 @@ impl Ids {
                     map.next_device = map.next_device.max(index + 1);
                 }
                 Record::Number { short, index, ino } => {
-                    map.numbers.insert((index, ino), short);
+                    map.number((index, ino), short);
                     map.next_number = map.next_number.max(short + 1);
                 }
                 Record::Secret { .. } => {}
@@ -124,7 +127,7 @@ impl Ids {
         let (mut index, mut ino) = ((number & !FOREIGN) >> 48, number & (SHORT - 1));
         let map = self.map.lock();
         if index == MAPPED {
-            (index, ino) = map.numbers.iter().find(|(_, short)| **short == ino).map(|(of, _)| *of)?;
+            (index, ino) = *map.inodes.get(&ino)?;
         }
         if index == MAIN {
             return Some((ino, None));
@@ -255,7 +258,7 @@ impl Ids {
                 } else {
                     map.next_passing_number -= 1;
                 }
-                map.numbers.insert((index, ino), short);
+                map.number((index, ino), short);
                 short
             }
         };
@@ -264,6 +267,11 @@ impl Ids {
 }
 
 impl Map {
+    fn number(&mut self, of: (u64, u64), short: u64) {
+        self.numbers.insert(of, short);
+        self.inodes.insert(short, of);
+    }
+
     fn passing_device(&mut self) -> Result<u64> {
         if self.next_passing_device < self.next_device || self.next_passing_device == 0 {
             return Err(Fault(Errno::OVERFLOW));
@@ -308,6 +316,30 @@ mod tests {
         assert!(mapped.iter().all(|n| n >> 48 == 0xffff));
         assert_eq!(mapped, [ino(1), ino(DELEGATED), ino(u64::MAX)]);
         assert!(mapped[0] != mapped[1] && mapped[1] != mapped[2]);
+    }
+
+    #[test]
+    fn mapped_numbers_lead_back_after_a_restart_and_quickly_however_many_there_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ids");
+        let numbers = [1, DELEGATED, u64::MAX];
+        let mapped = {
+            let ids = ids(&path);
+            let mapped = numbers.map(|n| ids.node(&stat(1, n), refuse).unwrap().ino);
+            ids.settle().unwrap();
+            mapped
+        };
+        let ids = ids(&path);
+        assert_eq!(mapped.map(|n| ids.on_main(n)), numbers.map(|n| Some((n, None))));
+        let first = DELEGATED + 1;
+        (first..first + (1 << 17)).for_each(|ino| assert!(ids.number(MAIN, ino, true).is_ok()));
+        let last = FOREIGN | MAPPED << 48 | (1 << 17) + 2;
+        assert_eq!(ids.on_main(last), Some((DELEGATED + (1 << 17), None)));
+        let begun = std::time::Instant::now();
+        for n in 1..=100_000 {
+            assert_eq!(ids.on_main(last + n), None);
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
     }
 
     #[test]
