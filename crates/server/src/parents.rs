@@ -3,11 +3,10 @@
 //!
 //! A cache of a bounded size and not the truth: whoever asks looks into the directory. It is written to a file now and then, for the next server.
 
-use parking_lot::Mutex;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -25,7 +24,6 @@ pub(crate) struct Parents {
     blocks: OnceLock<Box<[Block]>>,
     /// `None`: nothing outlives this.
     file: Option<PathBuf>,
-    open: Mutex<Option<File>>,
 }
 
 #[derive(Debug, Default)]
@@ -36,7 +34,7 @@ struct Block {
 
 impl Parents {
     pub(crate) fn new(file: Option<PathBuf>) -> Parents {
-        Parents { blocks: OnceLock::new(), file, open: Mutex::default() }
+        Parents { blocks: OnceLock::new(), file }
     }
 
     fn blocks(&self) -> &[Block] {
@@ -67,10 +65,11 @@ impl Parents {
 
     /// Writes what is new, so that a server after this one finds it.
     pub(crate) fn save(&self) {
-        let Some(blocks) = self.blocks.get() else { return };
+        let (Some(path), Some(blocks)) = (&self.file, self.blocks.get()) else { return };
+        let mut open = None;
         for (at, block) in blocks.iter().enumerate() {
             if block.dirty.swap(false, Ordering::Acquire)
-                && let Err(error) = self.write(at, block)
+                && let Err(error) = block.write(at, path, &mut open)
             {
                 // Full, mostly: it is tried again.
                 tracing::debug!(%error, "where files lie cannot be noted");
@@ -83,28 +82,27 @@ impl Parents {
     fn read(&self, block: usize) -> Box<[AtomicU64]> {
         let mut bytes = [0; BLOCK_BYTES];
         // What was never written is nothing, and so is what cannot be read.
-        let _ = self.with_file(|file| file.read_exact_at(&mut bytes, (block * BLOCK_BYTES) as u64));
+        if let Some(file) = self.file.as_ref().and_then(|path| File::open(path).ok()) {
+            let _ = file.read_exact_at(&mut bytes, (block * BLOCK_BYTES) as u64);
+        }
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |n, &byte| (n << 8) | u64::from(byte));
         bytes.chunks_exact(8).map(|slot| AtomicU64::new(number(slot))).collect()
     }
+}
 
-    fn write(&self, at: usize, block: &Block) -> io::Result<()> {
-        let Some(slots) = block.slots.get() else { return Ok(()) };
+impl Block {
+    /// `open`: the file, once it is open.
+    fn write(&self, at: usize, path: &Path, open: &mut Option<File>) -> io::Result<()> {
+        let Some(slots) = self.slots.get() else { return Ok(()) };
         let bytes: Vec<u8> =
             slots.iter().flat_map(|slot| slot.load(Ordering::Relaxed).to_le_bytes()).collect();
-        self.with_file(|file| file.write_all_at(&bytes, (at * BLOCK_BYTES) as u64))
-    }
-
-    fn with_file(&self, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
-        let Some(path) = &self.file else { return Ok(()) };
-        let mut open = self.open.lock();
-        let file = match open.take() {
+        let file = match open {
             Some(file) => file,
             None => {
-                File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?
+                open.insert(File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?)
             }
         };
-        work(open.insert(file))
+        file.write_all_at(&bytes, (at * BLOCK_BYTES) as u64)
     }
 }
 
@@ -143,6 +141,26 @@ mod tests {
         parents.note(9, 4);
         parents.save();
         assert_eq!(open().find(9), Some(4));
+    }
+
+    #[test]
+    fn file_is_open_only_while_it_is_read_or_written_and_made_when_there_is_something_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("parents");
+        let is_open = || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|target| target == path)
+        };
+        let parents = Parents::new(Some(path.clone()));
+        assert_eq!(parents.find(7), None);
+        parents.save();
+        assert!(!path.exists() && !is_open());
+        parents.note(7, 2);
+        parents.save();
+        assert!(path.exists() && !is_open());
+        let next = Parents::new(Some(path.clone()));
+        assert_eq!(next.find(7), Some(2));
+        assert!(!is_open());
     }
 
     #[test]
