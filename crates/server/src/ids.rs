@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(mapped.map(|n| ids.on_main(n)), numbers.map(|n| Some((n, None))));
         let first = DELEGATED + 1;
         (first..first + (1 << 17)).for_each(|ino| assert!(ids.number(MAIN, ino, true).is_ok()));
-        let last = FOREIGN | MAPPED << 48 | (1 << 17) + 2;
+        let last = FOREIGN | MAPPED << 48 | ((1 << 17) + 2);
         assert_eq!(ids.on_main(last), Some((DELEGATED + (1 << 17), None)));
         let begun = std::time::Instant::now();
         for n in 1..=100_000 {

@@ -510,7 +510,15 @@ mod tests {
         let is_long = |call: Call| {
             let request = Request { credentials: Credentials::default(), name: None, call };
             let (session, taken) = (Arc::clone(&session), under_way.take().unwrap());
-            is_long(&Job { session, call: CallId(1), request, change: None, taken, begun: None })
+            is_long(&Job {
+                session,
+                call: CallId(1),
+                request,
+                change: None,
+                taken,
+                again: false,
+                begun: None,
+            })
         };
         assert!(is_long(Call::LookupNumber { ino: 1 }));
         assert!(!is_long(Call::GetAttr { node: Place::bare(NodeId { ino: 1, generation: 1 }) }));

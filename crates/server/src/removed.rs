@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How many are held; the one that was used least lately goes first, and its calls are `ESTALE` from then on.
 const MOST: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 /// For how long one is held that is not used.
-const UNUSED: Duration = Duration::from_mins(10);
+const UNUSED: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 struct Held {

@@ -331,12 +331,10 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     };
     let mut welcomes = two(("new", Message::Welcome(welcome())), ("resumed", Message::Welcome(resumed)));
     welcomes.push(small);
-    let believing = Session { takes_privileges: true, ..session() };
-    let believing = Message::Welcome(Welcome { session: believing, ..welcome() });
-    welcomes.push(("that takes privileges".to_owned(), believing));
-    let finding = Session { finds_numbers: true, ..session() };
-    let finding = Message::Welcome(Welcome { session: finding, ..welcome() });
-    welcomes.push(("that finds numbers".to_owned(), finding));
+    let able = |session| Message::Welcome(Welcome { session, ..welcome() });
+    let believing = able(Session { takes_privileges: true, ..session() });
+    let finding = able(Session { finds_numbers: true, ..session() });
+    welcomes.extend(two(("that takes privileges", believing), ("that finds numbers", finding)));
     let mut privileged = request(Call::StatFs { node: place() });
     let (users, groups) = (
         vec![IdRange { first: 1001, count: 1 }, IdRange { first: 100_000, count: 65_536 }],

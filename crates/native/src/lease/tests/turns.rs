@@ -118,7 +118,8 @@ fn own_writes_keep_nobody_from_reading() {
 #[test]
 fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
     let mut bench = Bench::with(&[A, B]);
-    (bench.granted(A, data(1)), bench.granted(B, data(1)));
+    bench.granted(A, data(1));
+    bench.granted(B, data(1));
     let sync = bench.flush(A, data(1));
     let of_b = bench.only_recall(B);
     // B has stored too, so its pages go first, and A is asked for its own.
@@ -160,7 +161,8 @@ fn a_read_that_waited_for_its_own_acknowledgement_waits_for_the_write_that_this_
 #[test]
 fn a_read_waits_for_write_back_that_waits_for_nobody() {
     let mut bench = Bench::with(&[A, B, C]);
-    (bench.granted(A, data(1)), bench.granted(B, data(1)));
+    bench.granted(A, data(1));
+    bench.granted(B, data(1));
     let write = bench.write(C, data(1));
     let recalls = bench.recalls();
     let pressed = bench.flush(A, data(1));
