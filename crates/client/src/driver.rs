@@ -522,16 +522,15 @@ impl Driver {
 
     /// Does what falls due though nothing comes in, until the mount ends.
     pub fn run_timer(&self) {
-        loop {
-            {
-                let core = self.core.lock();
-                if self.stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                self.alarm.set(core.next_timeout);
-            }
+        let mut freed = crate::pressure::Freed::begin();
+        while let core = self.core.lock()
+            && !self.stopped.load(Ordering::Relaxed)
+        {
+            self.alarm.set(core.next_timeout);
+            drop(core);
             self.alarm.wait();
             self.with(|_, _| ());
+            freed.look();
         }
     }
 

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Something that tells when memory is short.
 pub trait Pressure: Send {
@@ -139,6 +140,56 @@ pub(crate) fn give_back_freed() {
     }
 }
 
+/// What the heap has free, in bytes, and how large it is.
+#[cfg(target_env = "gnu")]
+fn heap() -> (u64, u64) {
+    // SAFETY: it takes no pointers, and may be called by any thread.
+    let info = unsafe { libc::mallinfo2() };
+    (info.fordblks as u64, info.arena as u64)
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn heap() -> (u64, u64) {
+    (0, 0)
+}
+
+/// Looks now and then whether so much was freed that it is worth giving back, as behind a listing that was too large for the budget.
+pub(crate) struct Freed {
+    looked: Instant,
+    /// The least that was free since something was given back. (Pages that were given back count as free.)
+    least: u64,
+}
+
+impl Freed {
+    const EVERY: Duration = Duration::from_secs(10);
+    /// Giving back takes the longer the larger the heap is.
+    const WORTH: u64 = 8 << 20;
+    const PART: u64 = 8;
+
+    pub fn begin() -> Freed {
+        Freed { looked: Instant::now(), least: 0 }
+    }
+
+    pub fn look(&mut self) {
+        if self.looked.elapsed() >= Freed::EVERY {
+            self.looked = Instant::now();
+            let (free, all) = heap();
+            if self.is_worth(free, all) {
+                give_back_freed();
+            }
+        }
+    }
+
+    fn is_worth(&mut self, free: u64, all: u64) -> bool {
+        self.least = self.least.min(free);
+        let is_worth = free - self.least >= Freed::WORTH.max(all / Freed::PART);
+        if is_worth {
+            self.least = free;
+        }
+        is_worth
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +206,18 @@ mod tests {
         assert!(stalls.have_grown(&pressure(2_117_532)));
         assert!(!stalls.have_grown(&pressure(2_317_531)));
         assert!(stalls.have_grown(""), "it cannot be read");
+    }
+
+    #[test]
+    fn memory_that_was_freed_is_given_back_once_where_it_is_much() {
+        let mut freed = Freed::begin();
+        assert!(!freed.is_worth(7 << 20, 20 << 20), "it is little");
+        assert!(freed.is_worth(9 << 20, 20 << 20));
+        assert!(!freed.is_worth(9 << 20, 20 << 20), "it was given back");
+        assert!(!freed.is_worth(1 << 20, 20 << 20), "it is used again");
+        assert!(freed.is_worth(9 << 20, 20 << 20));
+        assert!(!freed.is_worth(20 << 20, 128 << 20), "it is little of that");
+        assert!(freed.is_worth(25 << 20, 128 << 20));
     }
 
     #[test]
