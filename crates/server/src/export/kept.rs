@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 /// A refused call waits at most so long for closes on filesystems other than its own, which may share their space with it as
 /// subvolumes do.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// And so long for those on its own, which answered just now.
+const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A descriptor that is kept for calls to come, and the filesystem ([`nigh_native::lease::Object`]) on which it lies.
 pub(crate) struct Kept {
@@ -51,8 +53,8 @@ impl GivenBack {
         self.state.lock().rounds
     }
 
-    /// Closes what `take` takes out. Waits for those of `own`, the filesystem of a call that was refused, and for the others within
-    /// [`PATIENCE`]; those of filesystems that exceeded that before are not waited for. Whether anything was given back since
+    /// Closes what `take` takes out. Waits for those of `own`, the filesystem of a call that was refused, within [`OWN_PATIENCE`], and for
+    /// the others within [`PATIENCE`]; those of filesystems that exceeded that before are not waited for. Whether anything was given back since
     /// there were so many rounds.
     pub(crate) fn since(
         self: &Arc<GivenBack>,
@@ -75,15 +77,16 @@ impl GivenBack {
         new.into_iter().for_each(|filesystem| self.start(filesystem));
         let mut state = self.state.lock();
         loop {
-            let others = state.closing.iter().filter(|(filesystem, _)| Some(**filesystem) != own);
-            let latest = others.map(|(_, closing)| closing.since + PATIENCE).max();
-            let until = latest.map(|latest| latest.min(begun + PATIENCE));
-            if own.is_some_and(|own| state.closing.contains_key(&own)) {
-                self.closed.wait(&mut state);
-            } else if until.is_none_or(|until| self.closed.wait_until(&mut state, until).timed_out()) {
-                return state.rounds != rounds;
+            let until = |(filesystem, closing): (&u64, &Closing)| match Some(*filesystem) == own {
+                true => begun + OWN_PATIENCE,
+                false => begun.min(closing.since) + PATIENCE,
+            };
+            let Some(until) = state.closing.iter().map(until).max() else { break };
+            if self.closed.wait_until(&mut state, until).timed_out() {
+                break;
             }
         }
+        state.rounds != rounds
     }
 
     fn start(self: &Arc<GivenBack>, filesystem: u64) {
