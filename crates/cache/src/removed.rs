@@ -162,13 +162,24 @@ mod tests {
         assert_eq!(cache.handle_removed(WALL, read), Ok(Answer::Page(Page::default())));
     }
 
-    #[test]
-    fn removed_directory_is_empty_and_can_be_changed_until_it_is_forgotten() {
-        let mut cache = removed();
-        is_empty_and_can_be_changed(&mut cache);
+    fn ends_with_the_forget(cache: &mut Cache) {
+        is_empty_and_can_be_changed(cache);
         cache.handle_forget(7, 1);
         let look = Op::GetAttr { ino: 7 };
         assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+    }
+
+    /// `number`: of the new directory.
+    fn stays_itself_beside(cache: &mut Cache, number: u64) {
+        assert_ne!(number, 7);
+        let of_new = Op::GetAttr { ino: number };
+        assert_eq!(cache.handle_removed(WALL, of_new.clone()), Err(of_new));
+        ends_with_the_forget(cache);
+    }
+
+    #[test]
+    fn removed_directory_is_empty_and_can_be_changed_until_it_is_forgotten() {
+        ends_with_the_forget(&mut removed());
     }
 
     #[test]
@@ -177,14 +188,9 @@ mod tests {
         let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
         let made = Reply::Made { entry: entry(NEW), handle: None, existed: false };
         let number = answers(&mut cache, call, made).expect("it is made");
-        assert_ne!(number, 7);
-        is_empty_and_can_be_changed(&mut cache);
-        let of_new = Op::GetAttr { ino: number };
-        assert_eq!(cache.handle_removed(WALL, of_new.clone()), Err(of_new));
-        cache.handle_forget(7, 1);
-        let look = Op::GetAttr { ino: 7 };
-        assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+        stays_itself_beside(&mut cache, number);
     }
+
     /// As on overlayfs, which has no birth times.
     #[test]
     fn removed_directory_stays_itself_when_another_takes_its_id() {
@@ -197,15 +203,10 @@ mod tests {
                 (asks(&mut cache, Op::Lookup { dir: 1, name: name() }), Reply::Looked(Some(entry(OLD))))
             };
             let number = answers(&mut cache, reply.0, reply.1).expect("it is found");
-            assert_ne!(number, 7);
-            is_empty_and_can_be_changed(&mut cache);
-            let of_new = Op::GetAttr { ino: number };
-            assert_eq!(cache.handle_removed(WALL, of_new.clone()), Err(of_new));
-            cache.handle_forget(7, 1);
-            let look = Op::GetAttr { ino: 7 };
-            assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+            stays_itself_beside(&mut cache, number);
         }
     }
+
     /// The record of the removed one stays under its grant when the kernel has forgotten it.
     #[test]
     fn directory_that_has_the_id_of_a_forgotten_removed_one_is_not_taken_for_it() {

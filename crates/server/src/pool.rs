@@ -465,26 +465,37 @@ mod tests {
     use nigh_types::{Credentials, NodeId, Place};
     use std::os::unix::net::UnixStream;
 
+    /// Calls of one session.
+    struct Jobs {
+        session: Arc<Session>,
+        under_way: Arc<crate::work::Work>,
+    }
+
+    impl Jobs {
+        fn new() -> Jobs {
+            let (link, _theirs) = UnixStream::pair().unwrap();
+            let leases = Leases::new(LeaseConfig::default(), None);
+            let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+            let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
+            let of = (link.into(), Peer::in_process(), 0);
+            let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
+            Jobs { session, under_way: Arc::default() }
+        }
+
+        fn job(&self, number: u64, call: Call) -> Job {
+            let request = Request { credentials: Credentials::default(), name: None, call };
+            let (session, taken) = (Arc::clone(&self.session), self.under_way.take().unwrap());
+            Job { session, call: CallId(number), request, change: None, taken, again: false, begun: None }
+        }
+    }
+
     #[test]
     fn short_calls_leave_a_thread_to_long_ones_and_long_ones_leave_half_to_them() {
-        let (link, _theirs) = UnixStream::pair().unwrap();
-        let leases = Leases::new(LeaseConfig::default(), None);
-        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
-        let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
-        let of = (link.into(), Peer::in_process(), 0);
-        let session = Session::new(connection, of, story, &leases, &Arc::default());
-        let under_way = Arc::new(crate::work::Work::default());
-        let session = Arc::new(session);
+        let jobs = Jobs::new();
         let mut queues = Queues::default();
         for call in 0..100 {
             let node = Place::bare(NodeId { ino: 1, generation: 1 });
-            let call_id = CallId(call);
-            let request =
-                Request { credentials: Credentials::default(), name: None, call: Call::GetAttr { node } };
-            let session = Arc::clone(&session);
-            let taken = under_way.take().unwrap();
-            let job = Job { session, call: call_id, request, change: None, taken, again: false, begun: None };
-            queues.short.push(OWN, Box::new(job));
+            queues.short.push(OWN, Box::new(jobs.job(call, Call::GetAttr { node })));
             queues.long.push(OWN, Work::Other(OWN, Box::new(|| ())));
         }
         let limits = Limits { long: 2, long_most: 3 };
@@ -500,39 +511,15 @@ mod tests {
 
     #[test]
     fn call_that_may_read_a_directory_for_a_number_is_a_long_one() {
-        let (link, _theirs) = UnixStream::pair().unwrap();
-        let leases = Leases::new(LeaseConfig::default(), None);
-        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
-        let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
-        let of = (link.into(), Peer::in_process(), 0);
-        let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
-        let under_way = Arc::new(crate::work::Work::default());
-        let is_long = |call: Call| {
-            let request = Request { credentials: Credentials::default(), name: None, call };
-            let (session, taken) = (Arc::clone(&session), under_way.take().unwrap());
-            is_long(&Job {
-                session,
-                call: CallId(1),
-                request,
-                change: None,
-                taken,
-                again: false,
-                begun: None,
-            })
-        };
+        let jobs = Jobs::new();
+        let is_long = |call: Call| is_long(&jobs.job(1, call));
         assert!(is_long(Call::LookupNumber { ino: 1 }));
         assert!(!is_long(Call::GetAttr { node: Place::bare(NodeId { ino: 1, generation: 1 }) }));
     }
 
     #[test]
     fn calls_that_wait_too_long_for_a_filesystem_fail_but_for_fsync() {
-        let (link, _theirs) = UnixStream::pair().unwrap();
-        let leases = Leases::new(LeaseConfig::default(), None);
-        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
-        let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
-        let of = (link.into(), Peer::in_process(), 0);
-        let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
-        let under_way = Arc::new(crate::work::Work::default());
+        let jobs = Jobs::new();
         let node = Place::bare(NodeId { ino: 1, generation: 1 });
         let mut queues = Queues::default();
         let long_ago = Instant::now().checked_sub(lent::LIMIT).unwrap();
@@ -542,18 +529,7 @@ mod tests {
                 3 => Call::Fsync { node, handle: None, data_only: false },
                 _ => Call::GetAttr { node },
             };
-            let request = Request { credentials: Credentials::default(), name: None, call };
-            let (session, taken) = (Arc::clone(&session), under_way.take().unwrap());
-            let job = Job {
-                session,
-                call: CallId(number),
-                request,
-                change: None,
-                taken,
-                again: false,
-                begun: None,
-            };
-            queues.kept.push((Work::Call(Box::new(job)), since));
+            queues.kept.push((Work::Call(Box::new(jobs.job(number, call))), since));
         }
         let late = queues.take_late();
         let numbers: Vec<u64> =

@@ -62,12 +62,13 @@ impl<B: Backend> History<B> {
         }
     }
 
-    /// Of a file that many have open: half of its page is written, most of all where another client is at it, or all of it is read.
-    pub(super) fn write_in_part(&mut self, at: usize) -> Option<Op> {
+    /// The file that many have open, and an open file of this client on it that may be written; or what leads there.
+    fn open_page(&self, at: usize) -> Result<(u64, Fh), Op> {
         let (dir, file) = (self.dirs[DIRS[0]], name(PAGE));
-        let Some(ino) = self.known(at, dir, &file) else { return Some(Op::Lookup { dir, name: file }) };
-        let opened = self.world.clients[at].kernel.kept.files().find(|(_, of, write)| *of == ino && *write);
-        let Some((fh, ..)) = opened else {
+        let Some(ino) = self.known(at, dir, &file) else { return Err(Op::Lookup { dir, name: file }) };
+        let mut files = self.world.clients[at].kernel.kept.files();
+        let opened = files.find(|(_, of, write)| *of == ino && *write);
+        opened.map(|(fh, ..)| (ino, fh)).ok_or_else(|| {
             let access = Access {
                 read: true,
                 write: true,
@@ -76,7 +77,15 @@ impl<B: Backend> History<B> {
                 sync: false,
                 append: false,
             };
-            return Some(Op::Open { ino, access, append: false });
+            Op::Open { ino, access, append: false }
+        })
+    }
+
+    /// Of a file that many have open: half of its page is written, most of all where another client is at it, or all of it is read.
+    pub(super) fn write_in_part(&mut self, at: usize) -> Option<Op> {
+        let (ino, fh) = match self.open_page(at) {
+            Ok(open) => open,
+            Err(first) => return Some(first),
         };
         if self.world.moves_data(at, ino) {
             return None;
@@ -98,19 +107,9 @@ impl<B: Backend> History<B> {
 
     /// Of a file that many have mapped: a part of its page is stored into, written, or what was stored is synced.
     pub(super) fn store_in_part(&mut self, at: usize) -> Option<Op> {
-        let (dir, file) = (self.dirs[DIRS[0]], name(PAGE));
-        let Some(ino) = self.known(at, dir, &file) else { return Some(Op::Lookup { dir, name: file }) };
-        let opened = self.world.clients[at].kernel.kept.files().find(|(_, of, write)| *of == ino && *write);
-        let Some((fh, ..)) = opened else {
-            let access = Access {
-                read: true,
-                write: true,
-                truncate: false,
-                direct: false,
-                sync: false,
-                append: false,
-            };
-            return Some(Op::Open { ino, access, append: false });
+        let (ino, fh) = match self.open_page(at) {
+            Ok(open) => open,
+            Err(first) => return Some(first),
         };
         if self.world.moves_data(at, ino) {
             return None;
