@@ -381,8 +381,8 @@ impl Cache {
         }
     }
 
-    /// A write was answered. Without a grant nobody tells when what was written here is overwritten elsewhere, and what could not be
-    /// written back would stand there as if it had been.
+    /// A write was answered. Its pages are dropped where no grant covers them, since no recall would say that another client overwrites them, and
+    /// where their write-back has failed, since they would stand in the page cache as if it had not.
     pub(crate) fn drop_written(&mut self, now: Time, flight: &Flight, response: &Response) {
         let Purpose::Write { ino, flush, .. } = flight.purpose else { return };
         let has_failed = flush && response.result.is_err();

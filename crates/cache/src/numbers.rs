@@ -76,7 +76,7 @@ impl Numbers {
         self.former.get_mut(&number)?.gone.as_mut()
     }
 
-    /// The kernel takes for removed what is not, or what had the same id before: it is told of it under another number from now on.
+    /// The kernel takes an inode for removed that is not, or had the same id as one that is: replies name it by another number from now on.
     pub fn bury(&mut self, id: NodeId, lookups: u64, gone: Option<Attr>) {
         self.part(Former { id, lookups, is_dead: true, gone });
     }

@@ -85,7 +85,7 @@ impl Cache {
     }
 
     /// What is said of the pages of a file whose stores are written back (offset, length): the oldest state of which the kernel may have
-    /// them. `EIO`: they are older than what somebody else has written.
+    /// them. `EIO`: another client has written the file since.
     pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<Since>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
         let ungranted: Vec<Since> = self.ungranted_in(inode.id, range).collect();
@@ -163,7 +163,7 @@ impl Cache {
         self.drop_pages_behind(ops, pages);
     }
 
-    /// The same; by what it is told.
+    /// The same; answers with the invalidation that drops them.
     pub(crate) fn drop_pages_behind(&mut self, ops: &[OpId], pages: Option<Pages>) -> Option<Invalidation> {
         let (ino, (offset, length)) = pages.filter(|(_, (_, length))| *length > 0)?;
         if !self.config.level.may_keep_pages() {

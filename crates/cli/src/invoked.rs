@@ -53,7 +53,7 @@ fn is_bare(words: &[OsString]) -> bool {
     !is_command && !is_flag(source) && !is_flag(mountpoint) && is_source
 }
 
-/// What a mount helper is told.
+/// The arguments of a mount helper.
 #[derive(Default)]
 struct Told {
     flags: String,

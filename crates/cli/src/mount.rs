@@ -136,7 +136,7 @@ fn features_wanted(keeps_targets: bool, idmapped: bool) -> Result<(Wanted, Level
     Ok((wanted, level))
 }
 
-/// What the kernel is told.
+/// The options of mount(2).
 fn mount_options(args: &MountArgs, options: &Options, source: &Source) -> MountOptions {
     let mut mount = MountOptions::new(&args.mountpoint, source.shown());
     mount.read_only = options.read_only;

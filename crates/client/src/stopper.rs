@@ -1,4 +1,4 @@
-//! Unmounting a mount from within its own daemon, which is told to end.
+//! Unmounting a mount from within its own daemon, when a signal ends that.
 
 use nigh_fuse::mount::{UnmountError, mounts, open_abort, unmount, unmount_idle};
 use std::io::{self, Write};

@@ -42,7 +42,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 const NOBODY: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
-/// A dentry to be invalidated, and the inode whose attributes are dropped right after it; until when it waits for who asks for these.
+/// A dentry to be invalidated, and the inode whose attributes are dropped right after it; until when it waits for requests for these.
 struct Named {
     parent: u64,
     name: Vec<u8>,

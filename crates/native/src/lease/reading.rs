@@ -3,7 +3,7 @@
 //! A page that is read stands in the client's kernel, and may be stored into there before it is dropped. Its write-back says under which
 //! grant it was read, so that other clients' stores are not undone (docs/decisions/0028). So a read waits for what keeps the table
 //! from granting the data: another holder's write that has its turn, write-back of another holder that takes no turn, and an acknowledgement
-//! which the reader's own session owes for that data. No acknowledgement waits for a read, since a client's kernel is told to drop all
+//! which the reader's own session owes for that data. No acknowledgement waits for a read, since a client has its kernel drop all
 //! pages but those that its reads have locked. A kernel that has no room for more reads (`fc->max_background`) locks pages of which its
 //! client does not know, so few reads of a holder wait at a time.
 
