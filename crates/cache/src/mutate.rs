@@ -428,7 +428,7 @@ impl Cache {
             // became of the name, and not of what was there.
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
             let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
-            let answered = child.attr_known && is_home && !is_held;
+            let answered = child.attr_known && child.attr().covered_by_parent() && is_home && !is_held;
             return Some(Child {
                 compact: attr.map_or(child.compact, Into::into),
                 attr_known: attr.is_some(),

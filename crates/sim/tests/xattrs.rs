@@ -4,7 +4,7 @@ use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Call, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term};
+use nigh_types::{Call, Cookie, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term};
 
 const NODATA: Answer = Answer::Failed(Errno::NODATA);
 
@@ -188,6 +188,30 @@ fn a_file_that_had_none_and_lost_the_name_by_which_it_was_known_is_given_one() {
     world.answer(0, Op::Lookup { dir: 1, name: name("b") });
     let set = SetAttr { size: Some(7), ..SetAttr::default() };
     world.answer(0, Op::SetAttr { ino: file.ino, fh: None, set });
+    assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"new".to_vec()));
+}
+
+/// While a file has two names, a change of its xattrs keeps neither listed row true, and a rename carries its row along.
+#[test]
+fn xattr_set_after_first_name_is_unlinked_is_read_after_rename_of_second() {
+    let (mut world, _) = world(TreeConfig::default());
+    let now = world.now;
+    let file = world.server.edit(|tree| {
+        let file = tree.plant_file(now, "a", b"");
+        let (node, dir) = (Place::bare(file), Place::bare(tree.root()));
+        tree.beside(now, Call::Link { node, dir, name: name("b") }).unwrap();
+        file
+    });
+    let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
+    let offset = Cookie(0);
+    world.answer(0, Op::ReadDir { ino: 1, fh: opened.fh, offset, size: 4_096, plus: false });
+    world.answer(0, Op::Lookup { dir: 1, name: name("a") });
+    world.answer(0, Op::Unlink { dir: 1, name: name("a") });
+    world.answer(0, set(file.ino, "user.one", b"new"));
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    world.answer(0, Op::SetAttr { ino: file.ino, fh: None, set: mode });
+    world.answer(0, Op::Lookup { dir: 1, name: name("b") });
+    world.answer(0, Op::rename((1, name("b")), (1, name("c"))));
     assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"new".to_vec()));
 }
 
