@@ -198,7 +198,8 @@ impl Reach {
         // Last, as it may read a directory.
         match self.by_number_of(place.node) {
             Err(Fault::STALE) => orphan,
-            found => found,
+            // The caller may know the inode by another name, and takes a grant on that directory as proof that its own name leads there.
+            found => found.map(|node| Node { under: None, ..node }),
         }
     }
 

@@ -95,6 +95,27 @@ fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
     assert_eq!(x.attr(&places[2]).map(|attr| attr.size), Ok(4));
 }
 
+/// A client that knows the inode by its old name would take a grant on the directory as proof of that name.
+#[test]
+fn inode_found_by_number_under_another_name_is_covered_by_its_own_grant() {
+    let x = Exported::new();
+    if !finds_numbers(&x, "inode_found_by_number_under_another_name_is_covered_by_its_own_grant") {
+        return;
+    }
+    tree(&x);
+    let (dir, file) = (x.place("d/e"), x.place("d/e/f"));
+    let there = x.response(Call::GetAttr { node: file.clone() });
+    assert!(there.grants.iter().any(|grant| (grant.node, grant.covers) == (dir.node, Covers::Names)));
+    let x = x.reopen();
+    assert!(x.call(rename(&x.place("d/e"), "f", &x.place("d/e"), "moved")).is_ok());
+    let x = x.reopen();
+    drop_caches();
+    let moved = x.response(Call::GetAttr { node: file.clone() });
+    assert!(matches!(moved.result, Ok(Reply::Attr(node, _)) if node == file.node), "{moved:?}");
+    let granted: Vec<_> = moved.grants.iter().map(|grant| (grant.node, grant.covers)).collect();
+    assert_eq!(granted, [(file.node, Covers::Inode)]);
+}
+
 #[test]
 fn number_of_what_is_removed_or_outside_of_the_export_is_stale() {
     let outer = tempfile::tempdir().unwrap();
