@@ -157,7 +157,8 @@ fn recall_for_a_change_on_the_disk_goes_by_the_rights_that_a_directory_has() {
         let mut other = Other::start("another_process");
         let d = at.user.place("d");
         absent(&mut at.user, &d);
-        let make = |at: &Stage, text: &str| format!("create {}", at.path(&format!("d/{text}")));
+        // One event each: a later one of a file would be taken for what comes next.
+        let make = |at: &Stage, text: &str| format!("mkdir {}", at.path(&format!("d/{text}")));
         let (public, secret, later) = (make(&at, "public"), make(&at, "secret"), make(&at, "later"));
         let told = at.on_disk(&mut other, &d, &public);
         assert_eq!(names_of(&told, &d), Some(vec![name("public")]));
