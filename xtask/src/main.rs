@@ -79,8 +79,30 @@ enum Chore {
     NullDaemon(bench::null::Options),
 }
 
+impl Chore {
+    /// Whether it prints figures, which a build with assertions would falsify.
+    fn measures(&self) -> bool {
+        matches!(
+            self,
+            Chore::Bench(_)
+                | Chore::Crowd(_)
+                | Chore::Readers(_)
+                | Chore::Build9p(_)
+                | Chore::Checker(_)
+                | Chore::Soak(_)
+        )
+    }
+}
+
 fn main() -> ExitCode {
-    let result = match Options::parse().chore {
+    let chore = Options::parse().chore;
+    if chore.measures()
+        && let Err(e) = test::build::measure_in_release()
+    {
+        eprintln!("xtask: {e:#}");
+        return ExitCode::FAILURE;
+    }
+    let result = match chore {
         Chore::Check(options) => check::run(&options),
         Chore::Tidy => tidy::run(),
         Chore::Test(options) => test::run(&options),

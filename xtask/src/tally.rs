@@ -59,6 +59,23 @@ impl Tally {
         }
     }
 
+    /// Counts what another run of this program printed. False: its closing line is missing.
+    pub fn take_over(&mut self, said: &str) -> bool {
+        let mut closed = false;
+        for line in said.lines() {
+            let counts: Vec<u64> = counts(line).unwrap_or_default();
+            if let Some(name) = line.strip_prefix("failed: ") {
+                self.failures.push(name.to_owned());
+            } else if let [passed, failed, skipped] = counts[..] {
+                (self.passed, self.failed) = (self.passed + passed, self.failed + failed);
+                (self.skipped, closed) = (self.skipped + skipped, true);
+            } else {
+                println!("{line}");
+            }
+        }
+        closed
+    }
+
     /// Says again what did not run or failed, then the closing line. True if nothing failed.
     pub fn close(&self) -> bool {
         for line in &self.not_run {
@@ -69,5 +86,27 @@ impl Tally {
         }
         println!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
         self.failed == 0
+    }
+}
+
+/// The numbers of a closing line.
+fn counts(line: &str) -> Option<Vec<u64>> {
+    let words = ["passed", "failed", "skipped"];
+    let parts: Vec<_> = line.split(", ").collect();
+    let number = |(part, word): (&&str, &str)| part.strip_suffix(word)?.strip_suffix(' ')?.parse().ok();
+    (parts.len() == words.len()).then(|| parts.iter().zip(words).map(number).collect())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_and_failures_of_another_run_are_added() {
+        let mut tally = Tally { passed: 1, ..Tally::default() };
+        assert!(!tally.take_over("ok a\nfailed: b\n"));
+        assert!(tally.take_over("NOT RUN: c: why\nfailed: d\n7 passed, 2 failed, 3 skipped\n"));
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (8, 2, 3));
+        assert_eq!(tally.failures, ["b", "d"]);
     }
 }

@@ -39,6 +39,9 @@ pub struct Options {
     /// For `shared`: within how many milliseconds a change must be seen.
     #[arg(long, default_value_t = 0)]
     within_ms: u64,
+    /// How many entries the largest directory gets.
+    #[arg(long, default_value_t = 10_000)]
+    entries: u32,
     /// Seconds a case may take.
     #[arg(long, default_value_t = 60)]
     limit_s: u64,

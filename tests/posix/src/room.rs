@@ -16,6 +16,8 @@ pub struct Room {
     pub others: Vec<PathBuf>,
     /// Within what time a change made beside must be seen here.
     pub within: Duration,
+    /// How many entries the largest directory of a case gets.
+    pub entries: u32,
 }
 
 impl Room {

@@ -47,6 +47,7 @@ fn run_one(name: &str, dir: &Path, options: &Options) -> Ended {
     let mut command = Command::new("/proc/self/exe");
     command.arg("--case").arg(name).arg("--dir").arg(dir);
     command.arg("--table").arg(options.table.name()).arg("--within-ms").arg(options.within_ms.to_string());
+    command.arg("--entries").arg(options.entries.to_string());
     if let Some(beside) = &options.beside {
         command.arg("--beside").arg(beside);
     }
@@ -96,7 +97,7 @@ pub fn run_here(table: &[Case], name: &str, dir: &Path, options: &Options) -> Ex
     let beside = options.beside.clone().unwrap_or_else(|| dir.to_owned()).join(&own);
     let others = options.others.iter().map(|other| other.join(&own)).collect();
     let within = Duration::from_millis(options.within_ms);
-    let room = Room { path: dir.join(&own), beside, others, within };
+    let room = Room { path: dir.join(&own), beside, others, within, entries: options.entries };
     // On a read-only mount nothing can be made; there the other way is the writable one.
     let writable = if options.table == Table::ReadOnly { &room.beside } else { &room.path };
     if let Err(e) = std::fs::create_dir(writable) {

@@ -35,7 +35,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<bool> {
-    let world = World::new(options.nigh.as_deref(), Length::Usual)?;
+    let world = World::new(options.nigh.as_deref(), Length::Long)?;
     check(&world, Duration::from_secs(options.seconds), options.seed)?;
     Ok(true)
 }

@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let time = Duration::from_secs_f64(options.hours.clamp(0.0, 1000.0) * 3600.0);
     ensure!(options.short || time >= LEAST, "a run of less than 20 minutes is not added up; say --short");
-    let world = World::new(options.nigh.as_deref(), Length::Usual)?;
+    let world = World::new(options.nigh.as_deref(), Length::Long)?;
     let mut soak = Soak::new(&world, options.seed)?;
     let start = Instant::now();
     let result = soak.work(start + time, options.only);

@@ -29,7 +29,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<bool> {
     ensure!(crate::root::is_root(), "it needs root, for a diod that acts as everybody");
     source::prepare()?;
-    let world = World::new(options.nigh.as_deref(), Length::Usual)?;
+    let world = World::new(options.nigh.as_deref(), Length::Long)?;
     let result = match options.work.as_str() {
         "stats" => stats::run(&world, &options.rtt),
         _ => build::run(&world, &options.rtt, &options.what),

@@ -3,10 +3,11 @@
 use std::io::{self, Read};
 use std::os::fd::IntoRawFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::clean;
+use crate::process;
 
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
@@ -14,6 +15,14 @@ const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 static CAME: AtomicBool = AtomicBool::new(false);
+
+/// A process group that ends with this process; 0: none.
+static GROUP: AtomicU32 = AtomicU32::new(0);
+
+/// The process group of a child, which a signal that ends this process ends too.
+pub fn end_with_us(group: u32) {
+    GROUP.store(group, Ordering::SeqCst);
+}
 
 extern "C" fn on_signal(signal: libc::c_int) {
     CAME.store(true, Ordering::SeqCst);
@@ -40,6 +49,10 @@ pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
         reader.read_exact(&mut bytes).expect("the other end stays open");
         let [byte] = bytes;
         eprintln!("xtask: ended by signal {byte}; ending what the tests started");
+        match GROUP.load(Ordering::SeqCst) {
+            0 => {}
+            group => process::kill_group(group),
+        }
         // A test that goes on meanwhile may start something more.
         for _ in 0..2 {
             clean::below(&root);

@@ -1,5 +1,7 @@
 //! `cargo xtask test`: every group of tests that this machine can run.
 
+mod background;
+pub mod build;
 pub mod clean;
 pub mod ending;
 pub mod groups;
@@ -8,6 +10,7 @@ pub mod over;
 pub mod packages;
 mod pulse;
 mod reclaim;
+pub mod sample;
 pub mod table;
 pub mod world;
 
@@ -16,6 +19,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::tally::Tally;
+use background::Background;
 use world::World;
 
 #[derive(clap::Args)]
@@ -35,12 +39,12 @@ pub struct Options {
     /// Over which link mounts reach their servers.
     #[arg(long, value_enum, default_value_t = over::Over::Local)]
     over: over::Over,
-    /// Shorter forms of the long tests (fsx with 50,000 operations).
+    /// Every cell of each matrix, and larger counts.
     #[arg(long)]
-    short: bool,
-    /// Longer forms of the races: 10,000 of each kind at every notification level, and with protocol 7.31.
-    #[arg(long, conflicts_with = "short")]
     long: bool,
+    /// The same, with counts that take hours: 10,000 races of each kind at every notification level.
+    #[arg(long, conflicts_with = "long")]
+    hours: bool,
     /// Test this binary instead of building one.
     #[arg(long, value_name = "PATH")]
     nigh: Option<std::path::PathBuf>,
@@ -48,15 +52,16 @@ pub struct Options {
 
 impl Options {
     fn length(&self) -> world::Length {
-        match (self.short, self.long) {
-            (true, _) => world::Length::Short,
-            (_, true) => world::Length::Long,
-            _ => world::Length::Usual,
+        match (self.long, self.hours) {
+            (true, _) => world::Length::Long,
+            (_, true) => world::Length::Hours,
+            _ => world::Length::Short,
         }
     }
 }
 
 pub fn run(options: &Options) -> Result<bool> {
+    let start = Instant::now();
     let known = groups::all();
     if options.list {
         for group in known {
@@ -70,30 +75,44 @@ pub fn run(options: &Options) -> Result<bool> {
     let named = |g: &&groups::Group| options.groups.is_empty() || options.groups.iter().any(|n| n == g.name);
     let wanted: Vec<_> = known.iter().filter(named).filter(|g| g.by_user || !options.as_user).collect();
     let mut tally = Tally::new();
-    packages::prepare(&wanted, options.no_install);
-    let mut world = None;
-    for group in wanted {
-        println!("\n== {} — {} ({})", group.name, group.what, group.time);
-        let start = Instant::now();
-        match &group.run {
-            groups::Run::Plain(run) => run(&mut tally),
-            groups::Run::Mounted(run) => {
-                let made = match world.take() {
-                    Some(world) => Ok(world),
-                    None => World::new(options.nigh.as_deref(), options.length()),
-                };
-                match made {
-                    Ok(ready) => {
-                        ready.over(options.over, || run(&ready, &mut tally));
-                        world = Some(ready);
-                    }
-                    Err(e) => tally.not_run(group.name, &format!("{e:#}")),
-                }
-            }
-        }
-        println!("== {}: {:.0} s", group.name, start.elapsed().as_secs_f64());
+    let (plain, mounted): (Vec<_>, Vec<_>) =
+        wanted.into_iter().partition(|group| matches!(group.run, groups::Run::Plain(_)));
+    if mounted.is_empty() {
+        packages::prepare(&plain, options.no_install);
+        plain.iter().for_each(|group| run_group(group, &mut tally, |run, tally| run.plain(tally)));
+        println!();
+        return Ok(tally.close());
     }
-    drop(world);
-    println!();
+    let building = std::thread::spawn(build::everything);
+    packages::prepare(&mounted, options.no_install);
+    building.join().map_err(|_| anyhow::anyhow!("the build panicked"))??;
+    println!("built and installed in {:.0} s", start.elapsed().as_secs_f64());
+    let background = Background::start(&plain)?;
+    run_mounted(options, &mounted, &mut tally);
+    background.into_iter().for_each(|background| background.finish(&mut tally));
+    println!("\nall groups: {:.0} s", start.elapsed().as_secs_f64());
     Ok(tally.close())
+}
+
+/// The groups that mount, one after the other.
+fn run_mounted(options: &Options, groups: &[&groups::Group], tally: &mut Tally) {
+    let world = match World::new(options.nigh.as_deref(), options.length()) {
+        Ok(world) => world,
+        Err(e) => return groups.iter().for_each(|group| tally.not_run(group.name, &format!("{e:#}"))),
+    };
+    world.sample.print();
+    let exercisers = packages::Exercisers::start(groups, options.no_install);
+    for group in groups {
+        if packages::uses_exercisers(group.name) {
+            exercisers.wait();
+        }
+        run_group(group, tally, |run, tally| run.mounted(&world, options.over, tally));
+    }
+}
+
+fn run_group(group: &groups::Group, tally: &mut Tally, run: impl FnOnce(&groups::Run, &mut Tally)) {
+    println!("\n== {} — {} ({})", group.name, group.what, group.time);
+    let start = Instant::now();
+    run(&group.run, tally);
+    println!("== {}: {:.0} s", group.name, start.elapsed().as_secs_f64());
 }

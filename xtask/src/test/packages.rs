@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread::JoinHandle;
 
 use super::groups::Group;
 use crate::{process, root};
@@ -72,11 +74,31 @@ pub fn prepare(groups: &[&Group], no_install: bool) {
     } else {
         install(&missing);
     }
-    if groups.iter().any(|g| matches!(g.name, "tools" | "ninep")) {
-        exercisers(EXERCISERS, no_install);
+}
+
+/// Whether a group runs programs from crates.io.
+#[must_use]
+pub fn uses_exercisers(group: &str) -> bool {
+    matches!(group, "tools" | "ninep")
+}
+
+/// Programs from crates.io that are built while groups run that do not need them.
+pub struct Exercisers(Mutex<Option<JoinHandle<()>>>);
+
+impl Exercisers {
+    #[must_use]
+    pub fn start(groups: &[&Group], no_install: bool) -> Exercisers {
+        let wanted = groups.iter().any(|group| uses_exercisers(group.name));
+        let build = move || {
+            exercisers(EXERCISERS, no_install);
+            exercisers(SERVERS, no_install);
+        };
+        Exercisers(Mutex::new(wanted.then(|| std::thread::spawn(build))))
     }
-    if groups.iter().any(|g| g.name == "ninep") {
-        exercisers(SERVERS, no_install);
+
+    pub fn wait(&self) {
+        let building = self.0.lock().ok().and_then(|mut building| building.take());
+        building.into_iter().for_each(|building| drop(building.join()));
     }
 }
 
@@ -142,7 +164,7 @@ fn exercisers(programs: &[(&str, &str)], no_install: bool) {
         );
         let mut command = Command::new(root::cargo());
         command
-            .args(["install", "--quiet", "--locked", "--root"])
+            .args(["install", "--quiet", "--locked", "--debug", "--root"])
             .arg(tools())
             .arg(format!("{name}@{version}"));
         command.arg("--target-dir").arg(tools().join("build")).stdin(Stdio::null());

@@ -14,6 +14,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::over::{Over, Serving};
+use super::sample::Sample;
+use super::table::{Table, Verdicts};
 use crate::process::{self, Ended};
 use crate::root;
 
@@ -46,19 +48,26 @@ impl As {
     }
 }
 
-/// How long tests last that can last.
+/// The size of tests that come in several sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Length {
+    /// Some cells of each matrix, by a seed.
     Short,
-    Usual,
+    /// Every cell.
     Long,
+    /// Every cell, and counts that take hours.
+    Hours,
 }
 
 /// What mounted tests stand on.
 pub struct World {
     pub root: PathBuf,
     pub short: bool,
-    pub long: bool,
+    pub hours: bool,
+    /// Which cells of a matrix a short run takes.
+    pub sample: Sample,
+    /// What the POSIX table gives in a local directory, by user and size.
+    pub controls: Mutex<BTreeMap<(&'static str, u32), Verdicts>>,
     pub tester: Option<As>,
     /// How mounts reach their servers, unless they say so themselves.
     pub over: Mutex<Over>,
@@ -82,7 +91,9 @@ impl World {
         let mut world = World {
             root,
             short: length == Length::Short,
-            long: length == Length::Long,
+            hours: length == Length::Hours,
+            sample: Sample::new(length == Length::Short),
+            controls: Mutex::default(),
             tester: None,
             over: Mutex::new(Over::Local),
             servers: Mutex::default(),
@@ -93,6 +104,12 @@ impl World {
         world.copy_binaries(nigh)?;
         world.tester = world.find_tester()?;
         Ok(world)
+    }
+
+    /// The POSIX table in the size of this run.
+    #[must_use]
+    pub fn table(&self) -> Table<'static> {
+        if self.short { Table::SMALL } else { Table::EVERYDAY }
     }
 
     #[must_use]
@@ -194,24 +211,18 @@ impl World {
         result
     }
 
+    /// In the profile in which this program was built: tests and what they test are built once.
     fn copy_binaries(&self, nigh: Option<&Path>) -> Result<()> {
-        let mut command = Command::new(root::cargo());
-        command.current_dir(root::checkout()).args([
-            "build",
-            "--release",
-            "--quiet",
-            "--locked",
-            "-p",
-            "nigh-posix",
-        ]);
-        if nigh.is_none() {
-            command.args(["-p", "nigh"]);
-        }
-        ensure!(command.status()?.success(), "cargo build failed");
-        let built = root::target().join("release");
+        let built = if cfg!(debug_assertions) {
+            super::build::everything()?;
+            root::target().join("debug")
+        } else {
+            super::build::released(nigh.is_none())?;
+            root::target().join("release")
+        };
         fs::copy(nigh.unwrap_or(&built.join("nigh")), self.nigh())?;
         fs::copy(built.join("nigh-posix"), self.root.join("bin/nigh-posix"))?;
-        fs::copy(std::env::current_exe()?, self.root.join("bin/xtask"))?;
+        fs::copy("/proc/self/exe", self.root.join("bin/xtask"))?;
         Ok(())
     }
 

@@ -117,13 +117,14 @@ fn kinds(room: &Room) -> Result<()> {
 }
 
 fn ten_thousand(room: &Room) -> Result<()> {
-    filled(room, 10_000)?;
+    let count = room.entries;
+    filled(room, count)?;
     for round in 0..2 {
         let entries = raw(&room.path)?;
         let names: BTreeSet<_> = entries.iter().map(|e| e.name.clone()).collect();
-        ensure!(entries.len() == 10_002, "round {round}: {} entries", entries.len());
-        ensure!(names.len() == 10_002, "round {round}: names are listed twice");
-        ensure!((0..10_000).all(|i| names.contains(format!("entry {i:05}").as_bytes())));
+        ensure!(entries.len() == count as usize + 2, "round {round}: {} entries", entries.len());
+        ensure!(names.len() == entries.len(), "round {round}: names are listed twice");
+        ensure!((0..count).all(|i| names.contains(format!("entry {i:05}").as_bytes())));
     }
     Ok(())
 }
@@ -201,12 +202,13 @@ fn scan_changing(room: &Room, stay: u32, mut change: impl FnMut(u32) -> io::Resu
 }
 
 fn insert_and_remove_meanwhile(room: &Room) -> Result<()> {
-    filled(room, 3000)?;
-    for i in 0..3000 {
+    let count = room.entries * 3 / 10;
+    filled(room, count)?;
+    for i in 0..count {
         fs::write(room.at(format!("goes {i}")), b"")?;
     }
-    scan_changing(room, 3000, |step| {
-        if step < 3000 {
+    scan_changing(room, count, |step| {
+        if step < count {
             fs::remove_file(room.at(format!("goes {step}")))?;
             fs::write(room.at(format!("comes {step}")), b"")?;
         }
@@ -215,16 +217,18 @@ fn insert_and_remove_meanwhile(room: &Room) -> Result<()> {
 }
 
 fn rename_meanwhile(room: &Room) -> Result<()> {
-    filled(room, 2000)?;
+    let count = room.entries / 5;
+    filled(room, count)?;
     fs::write(room.at("wanders 0"), b"")?;
-    scan_changing(room, 2000, |step| {
+    scan_changing(room, count, |step| {
         let next = step + 1;
         fs::rename(room.at(format!("wanders {step}")), room.at(format!("wanders {next}")))
     })
 }
 
 fn remove_while_reading(room: &Room) -> Result<()> {
-    filled(room, 2500)?;
+    let count = room.entries / 4;
+    filled(room, count)?;
     let mut stream = Stream::open(&room.path)?;
     let mut removed = 0;
     while let Some(entry) = stream.next()? {
@@ -234,7 +238,7 @@ fn remove_while_reading(room: &Room) -> Result<()> {
             removed += 1;
         }
     }
-    ensure!(removed == 2500, "removed {removed}");
+    ensure!(removed == count, "removed {removed}");
     ensure!(fs::read_dir(&room.path)?.count() == 0);
     Ok(())
 }

@@ -17,16 +17,17 @@ const HOST_TIMEOUT: &str = "--host-timeout=1s";
 /// The bound, and the time it takes to look.
 const WITHIN: Duration = Duration::from_millis(1800);
 
-pub fn shared(world: &World, tally: &mut Tally, name: &str, how: &How) {
+/// In a short run so many of the three ways.
+pub fn shared(world: &World, tally: &mut Tally, name: &str, how: &How, ways: usize) {
     let limited = how.clone().with(HOST_TIMEOUT);
     let tests = [
         ("changed on disk", on_disk as Test, &limited, WITHIN),
         ("changed on disk that is watched", on_disk as Test, how, AT_ONCE),
         ("changed through a second mount", by_second as Test, &limited, WITHIN),
     ];
-    for (what, run, how, within) in tests {
+    for (what, run, how, within) in world.sample.of(name, &tests, ways) {
         let name = format!("{name}, {what}");
-        if let Err(e) = run(world, tally, &name, (how, within)) {
+        if let Err(e) = run(world, tally, &name, (how, *within)) {
             tally.fail(&name, &format!("{e:#}"));
         }
     }
@@ -37,7 +38,7 @@ type Test = fn(&World, &mut Tally, &str, (&How, Duration)) -> Result<()>;
 fn on_disk(world: &World, tally: &mut Tally, name: &str, (how, within): (&How, Duration)) -> Result<()> {
     let (source, point) = (world.dir("source", how.who)?, world.dir("mnt", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
-    let table = Table { name: "shared", beside: Some(&source), within };
+    let table = Table { name: "shared", beside: Some(&source), within, ..Table::EVERYDAY };
     let verdicts = table::run(world, &point, how.who, &table, Some(&mount))?;
     table::count_alone(tally, name, &verdicts);
     mount.unmount()
@@ -48,7 +49,7 @@ fn by_second(world: &World, tally: &mut Tally, name: &str, (how, within): (&How,
     let (point, second) = (world.dir("mnt", how.who)?, world.dir("mnt-second", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
     let other = Mount::new(world, &source, &second, how)?;
-    let table = Table { name: "shared", beside: Some(&second), within };
+    let table = Table { name: "shared", beside: Some(&second), within, ..Table::EVERYDAY };
     let verdicts = table::run(world, &point, how.who, &table, Some(&mount))?;
     table::count_alone(tally, name, &verdicts);
     other.unmount()?;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::checker;
 use crate::root;
 use crate::tally::Tally;
+use crate::test::sample;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {
@@ -13,13 +14,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         return tally.not_run("checker", "needs root");
     }
     let start = Instant::now();
-    let seed = start_seed();
-    let result = checker::check(world, Duration::from_secs(60), seed);
+    let seed = sample::seed();
+    let result = checker::check(world, Duration::from_secs(if world.short { 40 } else { 60 }), seed);
     tally.record("three mounts: some order explains what all were told", start.elapsed(), result);
-}
-
-/// Another one each time, which is said and can be given to `cargo xtask checker`; `NIGH_SEED` chooses it.
-fn start_seed() -> u64 {
-    let chosen = std::env::var("NIGH_SEED").ok().and_then(|seed| seed.parse().ok());
-    chosen.unwrap_or_else(|| crate::load::moment() / 1_000_000_000 % 1_000_000)
 }

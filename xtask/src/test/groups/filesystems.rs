@@ -11,7 +11,7 @@ use crate::process;
 use crate::root;
 use crate::tally::Tally;
 use crate::test::mount::{How, Mount, no_orphans};
-use crate::test::table;
+use crate::test::table::{self, Table};
 use crate::test::world::{As, World};
 
 /// A filesystem of its own in a file, or in memory; unmounted when dropped.
@@ -69,15 +69,17 @@ pub fn run(world: &World, tally: &mut Tally) {
     if !root::is_root() {
         return tally.not_run("filesystems", "needs root");
     }
+    let tables = world.sample.of("filesystems", &["ext4", "xfs", "btrfs", "tmpfs", "overlayfs"], 3);
     for kind in ["ext4", "xfs", "btrfs", "tmpfs"] {
+        let table = tables.contains(&&kind);
         match disk(world, kind, kind) {
-            Ok(disk) => one(world, tally, kind, &disk),
+            Ok(disk) => one(world, tally, kind, &disk, table),
             Err(e) => tally.not_run(&format!("filesystems: {kind}"), &format!("{e:#}")),
         }
     }
     let below = disk(world, "ext4", "below-overlay").and_then(|d| overlay(world, &d.point).map(|o| (d, o)));
     match below {
-        Ok((_below, top)) => one(world, tally, "overlayfs", &top),
+        Ok((_below, top)) => one(world, tally, "overlayfs", &top, tables.contains(&&"overlayfs")),
         Err(e) => tally.not_run("filesystems: overlayfs", &format!("{e:#}")),
     }
     let tests: [super::Test; 3] = [
@@ -92,9 +94,9 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-fn one(world: &World, tally: &mut Tally, kind: &str, disk: &Disk) {
-    let how = How::new(As::Us);
-    table::compare(world, tally, kind, &disk.point, &how);
+fn one(world: &World, tally: &mut Tally, kind: &str, disk: &Disk, whole: bool) {
+    let table = if whole { world.table() } else { Table::NAMES };
+    table::compare(world, tally, kind, &disk.point, &How::new(As::Us), &table);
     if kind == "btrfs" {
         let start = Instant::now();
         let result = subvolumes(world, disk);
@@ -111,10 +113,15 @@ fn subvolumes(world: &World, disk: &Disk) -> Result<()> {
     let point = world.dir("mnt", As::Us)?;
     let mount = Mount::new(world, &disk.point, &point, &How::new(As::Us))?;
     distinct(world, &mount, &["one", "two"])?;
-    let verdicts = table::run(world, &point.join("one"), As::Us, &table::Table::EVERYDAY, Some(&mount))?;
+    let verdicts = table::run(world, &point.join("one"), As::Us, &names(world), Some(&mount))?;
     all_pass(&verdicts).context("inside a subvolume").context(mount.said())?;
     mount.unmount()?;
     no_orphans(&disk.point.join("one"))
+}
+
+/// The table where the rest of it holds already.
+fn names(world: &World) -> Table<'static> {
+    if world.short { Table::NAMES } else { Table::EVERYDAY }
 }
 
 fn all_pass(verdicts: &table::Verdicts) -> Result<()> {
@@ -151,7 +158,7 @@ fn nested_in_export(world: &World) -> Result<()> {
     let point = world.dir("mnt", As::Us)?;
     let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
     distinct(world, &mount, &["one", "two"])?;
-    let verdicts = table::run(world, &point.join("two"), As::Us, &table::Table::EVERYDAY, Some(&mount))?;
+    let verdicts = table::run(world, &point.join("two"), As::Us, &names(world), Some(&mount))?;
     all_pass(&verdicts).context("inside a nested mount").context(mount.said())?;
     let mut command = world.command("sh", As::Us);
     let across =

@@ -86,7 +86,7 @@ fn first_in(world: &World, source: &Path, point: &Path, who: As, nth: u32) -> Re
 }
 
 fn changes(world: &World, who: As, rate: u64) -> Result<()> {
-    let (count, dirs) = match (world.short, world.long) {
+    let (count, dirs) = match (world.short, world.hours) {
         (true, _) => (2000, 100),
         (_, true) => (100_000, 1000),
         _ => (10_000, 1000),
@@ -96,7 +96,7 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
     let mut command = world.command(world.root.join("bin/xtask"), who);
     command.args(["host", "--count", &count.to_string(), "--rate", &rate.to_string()]);
     command.args(["--dirs", &dirs.to_string()]).arg("--source").arg(&source).arg("--point").arg(&point);
-    let ended = mount.run(command, if world.long { LONG_LIMIT } else { LIMIT })?;
+    let ended = mount.run(command, if world.hours { LONG_LIMIT } else { LIMIT })?;
     ensure!(ended.ok(), "{} (daemon: {})", ended.tail(8), mount.said());
     let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
     let status = mount.status()?;

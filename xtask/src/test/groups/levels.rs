@@ -19,12 +19,14 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("level none", "NIGH_NOTIFY_LEVEL", "none"),
         ("protocol 7.31", "NIGH_FUSE_MINOR", "31"),
     ];
-    for (name, variable, value) in variants {
+    for (name, variable, value) in world.sample.of("levels", &variants, 2) {
         let how = How::new(who).set(variable, value);
         match world.dir("source", who) {
-            Ok(source) => table::compare(world, tally, name, &source, &how),
+            Ok(source) => table::compare(world, tally, name, &source, &how, &world.table()),
             Err(e) => tally.fail(name, &format!("{e:#}")),
         }
-        super::beside::shared(world, tally, name, &how);
+    }
+    for (name, variable, value) in world.sample.of("levels beside", &variants, 2) {
+        super::beside::shared(world, tally, name, &How::new(who).set(variable, value), 1);
     }
 }

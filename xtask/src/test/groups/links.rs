@@ -18,13 +18,21 @@ use crate::test::table;
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, tally: &mut Tally) {
+    let tables = world.sample.of("links: tables", &CELLS, 2);
+    let two = world.sample.of("links: two mounts", &Over::LINKS, 1);
+    let quiet = world.sample.of("links: warm", &[Over::Nigh, Over::Ssh], 1);
     for over in Over::LINKS {
         if over == Over::Ssh && !Path::new("/usr/sbin/sshd").exists() {
             tally.not_run("links: ssh", "sshd is missing: install the package openssh-server");
             continue;
         }
-        world.over(over, || over_one(world, tally, over));
-        if over != Over::Unix {
+        world.over(over, || {
+            over_one(world, tally, over, &tables);
+            if two.contains(&&over) {
+                two::over_a_link(world, tally, over.name());
+            }
+        });
+        if quiet.contains(&&over) {
             let name = format!("links: warm over {} at 10 ms", over.name());
             let start = Instant::now();
             match warm_is_quiet(world, over) {
@@ -35,19 +43,28 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-fn over_one(world: &World, tally: &mut Tally, over: Over) {
+/// Each link, as root and as an ordinary user.
+const CELLS: [(Over, bool); 6] = [
+    (Over::Unix, false),
+    (Over::Nigh, false),
+    (Over::Ssh, false),
+    (Over::Unix, true),
+    (Over::Nigh, true),
+    (Over::Ssh, true),
+];
+
+fn over_one(world: &World, tally: &mut Tally, over: Over, cells: &[&(Over, bool)]) {
     let mut users = vec![As::Us];
     if process::which("fusermount3").is_some() {
         users.extend(world.tester.filter(|who| *who != As::Us));
     }
-    for who in users.into_iter().filter(|who| *who == As::Us || over == Over::Ssh || !world.short) {
+    for who in users.into_iter().filter(|who| cells.contains(&&(over, *who != As::Us))) {
         let name = format!("links: {} as {}", over.name(), who.name());
         match world.dir("source", who) {
-            Ok(source) => table::compare(world, tally, &name, &source, &How::new(who)),
+            Ok(source) => table::compare(world, tally, &name, &source, &How::new(who), &world.table()),
             Err(e) => tally.fail(&name, &format!("{e:#}")),
         }
     }
-    two::over_a_link(world, tally, over.name());
 }
 
 /// How long bytes are counted: two renewals of a session, which come every third of its term.

@@ -25,6 +25,7 @@ mod tools;
 mod two;
 pub mod unit;
 
+use super::over::Over;
 use super::world::World;
 use crate::tally::Tally;
 
@@ -46,13 +47,63 @@ pub enum Run {
     Mounted(fn(&World, &mut Tally)),
 }
 
+impl Run {
+    pub fn plain(&self, tally: &mut Tally) {
+        if let Run::Plain(run) = self {
+            run(tally);
+        }
+    }
+
+    pub fn mounted(&self, world: &World, over: Over, tally: &mut Tally) {
+        if let Run::Mounted(run) = self {
+            world.over(over, || run(world, tally));
+        }
+    }
+}
+
 /// A named test on mounts.
 pub type Test = (&'static str, fn(&World) -> anyhow::Result<()>);
 
 #[must_use]
 pub fn all() -> &'static [Group] {
     const ALL: &[Group] = &[
-        group("unit", "tests of every crate", "3 min", Run::Plain(unit::run), true),
+        // Beside `lints` and `unit`, which use both cores, first run the groups that wait for links and timers most of the time.
+        group("lints", "format, tidy, lints of pure crates", "1 min", Run::Plain(lints), true),
+        group("unit", "tests of every crate", "4 min", Run::Plain(unit::run), true),
+        group(
+            "restart",
+            "the server is killed under a mount, or away; cut links",
+            "6 min",
+            Run::Mounted(restart::run),
+            true,
+        ),
+        group("signals", "alarms and fatal signals while waiting", "1 min", Run::Mounted(signals::run), true),
+        group(
+            "checker",
+            "several mounts on the same names, and a judge",
+            "2 min",
+            Run::Mounted(checker::run),
+            false,
+        ),
+        group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
+        group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
+        group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),
+        group("events", "inotify for what another mount changes", "1 min", Run::Mounted(events::run), true),
+        group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
+        group(
+            "faults",
+            "faults found elsewhere, each with the right value",
+            "1 min",
+            Run::Mounted(faults::run),
+            true,
+        ),
+        group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
+        group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
+        group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
+        group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
+        group("reexport", "smbd and ganesha export a mount", "1 min", Run::Mounted(reexport::run), false),
+        group("narrow", "a 32-bit program lists and seeks", "3 min", Run::Mounted(narrow::run), true),
+        group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
         group("posix", "the POSIX table as root", "2 min", Run::Mounted(posix::as_root), false),
         group("posix-user", "the same as an ordinary user", "2 min", Run::Mounted(posix::as_user), true),
         group(
@@ -70,42 +121,13 @@ pub fn all() -> &'static [Group] {
             Run::Mounted(filesystems::run),
             false,
         ),
-        group("signals", "alarms and fatal signals while waiting", "1 min", Run::Mounted(signals::run), true),
-        group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
-        group(
-            "restart",
-            "the server is killed under a mount, or away; cut links",
-            "6 min",
-            Run::Mounted(restart::run),
-            true,
-        ),
-        group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
-        group(
-            "checker",
-            "several mounts on the same names, and a judge",
-            "2 min",
-            Run::Mounted(checker::run),
-            false,
-        ),
-        group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
-        group(
-            "faults",
-            "faults found elsewhere, each with the right value",
-            "1 min",
-            Run::Mounted(faults::run),
-            true,
-        ),
-        group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
-        group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
-        group("narrow", "a 32-bit program lists and seeks", "3 min", Run::Mounted(narrow::run), true),
-        group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
-        group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
-        group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),
-        group("events", "inotify for what another mount changes", "1 min", Run::Mounted(events::run), true),
-        group("reexport", "smbd and ganesha export a mount", "1 min", Run::Mounted(reexport::run), false),
-        group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
     ];
     ALL
+}
+
+/// What `cargo xtask check` says that needs no build of the whole workspace.
+fn lints(tally: &mut Tally) {
+    crate::check::house_rules(tally);
 }
 
 const fn group(name: &'static str, what: &'static str, time: &'static str, run: Run, by_user: bool) -> Group {

@@ -12,7 +12,7 @@ pub fn as_root(world: &World, tally: &mut Tally) {
     if !root::is_root() {
         return tally.not_run("posix", "needs root");
     }
-    all(world, tally, As::Us, "posix");
+    all(world, tally, As::Us, ("posix", if world.short { &Table::MEDIUM } else { &Table::EVERYDAY }), 3);
 }
 
 pub fn as_user(world: &World, tally: &mut Tally) {
@@ -22,16 +22,16 @@ pub fn as_user(world: &World, tally: &mut Tally) {
     if crate::process::which("fusermount3").is_none() {
         return tally.not_run("posix-user", "fusermount3 is missing: install the package fuse3");
     }
-    all(world, tally, who, "posix-user");
+    all(world, tally, who, ("posix-user", &world.table()), 1);
 }
 
-fn all(world: &World, tally: &mut Tally, who: As, name: &str) {
+fn all(world: &World, tally: &mut Tally, who: As, (name, table): (&str, &Table<'_>), beside: usize) {
     let source = match world.dir("source", who) {
         Ok(source) => source,
         Err(e) => return tally.fail(name, &format!("{e:#}")),
     };
-    table::compare(world, tally, name, &source, &How::new(who));
-    super::beside::shared(world, tally, name, &How::new(who));
+    table::compare(world, tally, name, &source, &How::new(who), table);
+    super::beside::shared(world, tally, name, &How::new(who), beside);
     if let Err(e) = read_only(world, tally, who, name) {
         tally.fail(&format!("{name}: -o ro"), &format!("{e:#}"));
     }
@@ -41,7 +41,8 @@ fn read_only(world: &World, tally: &mut Tally, who: As, name: &str) -> anyhow::R
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
     let how = How::new(who).with("-o").with("ro").with("--host-timeout=500ms");
     let mount = Mount::new(world, &source, &point, &how)?;
-    let table = Table { name: "read-only", beside: Some(&source), within: Duration::from_secs(3) };
+    let table =
+        Table { name: "read-only", beside: Some(&source), within: Duration::from_secs(3), ..Table::EVERYDAY };
     let verdicts = table::run(world, &point, who, &table, Some(&mount))?;
     table::count_alone(tally, &format!("{name} -o ro"), &verdicts);
     mount.unmount()

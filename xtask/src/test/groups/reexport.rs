@@ -67,7 +67,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         return tally.not_run("reexport", "needs root");
     }
     let start = Instant::now();
-    let small = match (world.short, world.long) {
+    let small = match (world.short, world.hours) {
         (true, _) => 4_000,
         (_, true) => 64_000,
         _ => 16_000,

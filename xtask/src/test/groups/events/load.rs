@@ -144,7 +144,7 @@ impl Load {
 }
 
 pub fn mixed(world: &World) -> Result<()> {
-    let changes = match (world.short, world.long) {
+    let changes = match (world.short, world.hours) {
         (true, _) => 200,
         (_, true) => 10_000,
         _ => 1_000,

@@ -19,7 +19,7 @@ fn how() -> How {
 pub fn on_disk(world: &World) -> Result<()> {
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
     let mount = Mount::new(world, &source, &point, &how())?;
-    let table = Table { name: "shared", beside: Some(&source), within: WITHIN };
+    let table = Table { name: "shared", beside: Some(&source), within: WITHIN, ..Table::EVERYDAY };
     judge(&table::run(world, &point, As::Us, &table, Some(&mount))?)?;
     mount.unmount()
 }
@@ -29,7 +29,7 @@ pub fn second_mount(world: &World) -> Result<()> {
         (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?, world.dir("mnt-second", As::Us)?);
     let mount = Mount::new(world, &source, &point, &how())?;
     let other = Mount::new(world, &source, &second, &how())?;
-    let table = Table { name: "shared", beside: Some(&second), within: WITHIN };
+    let table = Table { name: "shared", beside: Some(&second), within: WITHIN, ..Table::EVERYDAY };
     judge(&table::run(world, &point, As::Us, &table, Some(&mount))?)?;
     other.unmount()?;
     mount.unmount()

@@ -33,7 +33,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     if !root::is_root() && process::which("fusermount3").is_none() {
         return tally.not_run("two", "fusermount3 is missing: install the package fuse3");
     }
-    let limit = match (world.short, world.long) {
+    let limit = match (world.short, world.hours) {
         (true, _) => SHORT_LIMIT,
         (_, true) => LONG_LIMIT,
         _ => LIMIT,

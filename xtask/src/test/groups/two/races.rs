@@ -50,7 +50,7 @@ const RACES: &[Race] = &[
 const MIXED: &[Race] =
     &[race("names-spread", 600, 300), race("told-spread", 600, 300), race("saves", 200, 100)];
 
-/// With `--long`, at every level and with the oldest protocol: both change names of one directory, one writes and
+/// With `--hours`, at every level and with the oldest protocol: both change names of one directory, one writes and
 /// the other reads, both write in place, both append, one stores into a map and the other writes or stores too.
 const LONG: &[Race] = &[
     race("mapped", 10_000, 0),
@@ -77,7 +77,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         // And such a one shows an append for a moment at the end that it knew (docs/semantics.md, "O_APPEND").
         (", 10,000 with protocol 7.31", [OLD, OLD], &LONG[..7]),
     ];
-    let kinds = if world.long { long } else { usual };
+    let kinds = if world.hours { long } else { usual };
     for (what, kinds, races) in kinds {
         for race in *races {
             let name = format!("two: race {}{what}", race.name);
@@ -107,7 +107,7 @@ fn try_race(world: &World, race: &Race, kinds: &[Kind]) -> Result<()> {
     command.args(["race", race.name, "--count", &count.to_string()]);
     command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
     let before = mounts.fallbacks()?;
-    let ended = mounts.run(command, if world.long { LONG_LIMIT } else { LIMIT })?;
+    let ended = mounts.run(command, if world.hours { LONG_LIMIT } else { LIMIT })?;
     ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
     let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
     let operations = said["operations"].as_u64().context("the race counted no operations")?;

@@ -15,7 +15,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(3600);
 
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     // Changes in one scan, of a directory of twice as many entries, and scans.
-    let (changes, scans, limit) = match (world.short, world.long) {
+    let (changes, scans, limit) = match (world.short, world.hours) {
         (true, _) => (2_500, 1, LIMIT),
         (_, true) => (50_000, 20, LONG_LIMIT),
         _ => (10_000, 2, LIMIT),

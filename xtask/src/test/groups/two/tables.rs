@@ -48,8 +48,8 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
             Err(e) => return tally.fail("two: the table on a local directory", &format!("{e:#}")),
         };
         // As another user the same once: what differs is who asks the server.
-        let variants = if who == As::Us { VARIANTS } else { &VARIANTS[..1] };
-        for variant in variants {
+        let others = if who == As::Us { world.sample.of("two", &VARIANTS[1..], 2) } else { Vec::new() };
+        for variant in std::iter::once(&VARIANTS[0]).chain(others) {
             let name = format!("two as {}, {}", who.name(), variant.name);
             if deadline.is_over(tally, &name) {
                 continue;

@@ -1,0 +1,77 @@
+//! Groups that mount nothing, in a process of their own beside the groups that do.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::ending;
+use super::groups::Group;
+use crate::process;
+use crate::tally::Tally;
+
+/// Mounted groups wait for disks, links and timers most of the time, and some of them bound a time: they have precedence.
+const NICE: libc::c_int = 10;
+
+/// Another process of this program that runs some groups. Ended with this.
+pub struct Background {
+    names: String,
+    child: Child,
+    log: PathBuf,
+    start: Instant,
+}
+
+impl Background {
+    /// `None`: there is no such group.
+    pub fn start(groups: &[&Group]) -> Result<Option<Background>> {
+        if groups.is_empty() {
+            return Ok(None);
+        }
+        let names = groups.iter().map(|group| group.name).collect::<Vec<_>>().join(",");
+        let log = std::env::temp_dir().join(format!("nigh-background-{}", std::process::id()));
+        let file = File::create(&log)?;
+        // The build may have put another file in its place.
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["test", "--no-install", "--groups", &names]).process_group(0);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        // SAFETY: system calls alone, between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                Ok(())
+            });
+        }
+        let child = command.spawn()?;
+        ending::end_with_us(child.id());
+        println!("beside the others: {names}");
+        Ok(Some(Background { names, child, log, start: Instant::now() }))
+    }
+
+    /// Waits for its end; what it printed and counted belongs to this run.
+    pub fn finish(mut self, tally: &mut Tally) {
+        let status = self.child.wait();
+        let said = fs::read_to_string(&self.log).unwrap_or_default();
+        println!("\n== beside the others: {}", self.names);
+        let failed = tally.failed;
+        let closed = tally.take_over(&said);
+        println!("== {}: {:.0} s", self.names, self.start.elapsed().as_secs_f64());
+        let succeeded = status.is_ok_and(|status| status.success());
+        if !closed || succeeded != (tally.failed == failed) {
+            tally.fail(&self.names, "it did not come to its end");
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            process::kill_group(self.child.id());
+            let _ = self.child.wait();
+        }
+        let _ = fs::remove_file(&self.log);
+    }
+}
