@@ -85,11 +85,9 @@ pub fn all() -> &'static [Group] {
             Run::Mounted(checker::run),
             false,
         ),
-        group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
         group("two", "several mounts of one tree", "4 min", Run::Mounted(two::run), true),
         group("ninep", "servers of others that speak 9P2000.L", "3 min", Run::Mounted(ninep::run), false),
         group("events", "inotify for what another mount changes", "1 min", Run::Mounted(events::run), true),
-        group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group(
             "faults",
             "faults found elsewhere, each with the right value",
@@ -103,7 +101,6 @@ pub fn all() -> &'static [Group] {
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),
         group("reexport", "smbd and ganesha export a mount", "1 min", Run::Mounted(reexport::run), false),
         group("narrow", "a 32-bit program lists and seeks", "3 min", Run::Mounted(narrow::run), true),
-        group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
         group("posix", "the POSIX table as root", "2 min", Run::Mounted(posix::as_root), false),
         group("posix-user", "the same as an ordinary user", "2 min", Run::Mounted(posix::as_user), true),
         group(
@@ -121,6 +118,9 @@ pub fn all() -> &'static [Group] {
             Run::Mounted(filesystems::run),
             false,
         ),
+        group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
+        group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
+        group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
     ];
     ALL
 }
