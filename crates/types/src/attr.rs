@@ -27,7 +27,7 @@ impl Timestamp {
     }
 }
 
-/// What `stat` says of an inode, but for its id.
+/// Attributes of an inode as `stat` reports them, without the inode's id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Attr {
     /// Bytes.
@@ -48,8 +48,8 @@ pub struct Attr {
     pub birth_ns: u64,
 }
 
-/// Tells one state of a file's data from another. The time of its attributes (ctime) is left out: who renames a file or
-/// changes who may read it leaves its data as it is.
+/// Version of a file's data: size and mtime. It leaves out ctime, which a rename or chmod changes
+/// without a change of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct DataStamp {
     /// Bytes.
@@ -107,7 +107,7 @@ impl Kind {
 }
 
 impl Attr {
-    /// The type, where the mode was checked on entry; a wrong one counts as a file.
+    /// The file type. An invalid mode counts as a regular file; the checks on input have refused it before.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind::of_mode(self.mode).unwrap_or(Kind::File)
@@ -135,7 +135,7 @@ impl Attr {
     }
 }
 
-/// A time to set.
+/// A timestamp to set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetTime {
     /// The server's present time (`UTIME_NOW`).
@@ -153,14 +153,14 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
-    /// With `size`: the caller has no `CAP_FSETID`, so setuid and setgid bits are dropped as Linux does (`FUSE_HANDLE_KILLPRIV_V2`).
-    /// With `uid` or `gid` it says nothing: a change of the owner drops them by its own rules. Alone: chown(2) that leaves owner and group as they
-    /// are, which drops these bits and a file capability.
+    /// With `size`: the caller lacks `CAP_FSETID`, so the server drops setuid and setgid bits as Linux does
+    /// (`FUSE_HANDLE_KILLPRIV_V2`). With `uid` or `gid` it means nothing: chown drops these bits by its own rules.
+    /// Alone: chown(2) that keeps owner and group, which drops these bits and a file capability.
     pub kill_suidgid: bool,
 }
 
 impl SetAttr {
-    /// chown(2) that leaves owner and group as they are.
+    /// chown(2) that keeps owner and group.
     #[must_use]
     pub fn chown_to_same() -> SetAttr {
         SetAttr { kill_suidgid: true, ..SetAttr::default() }

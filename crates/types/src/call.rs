@@ -1,134 +1,135 @@
-//! What a cache asks of its remote.
+//! Calls that a cache sends to its remote.
 
 use crate::{
     CallId, Cookie, Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place,
     SetAttr,
 };
 
-/// Names a mutation for ever: the remote can tell a repeated one from a new one.
+/// Permanent identifier of a mutation: the remote recognises a retransmission by it.
 /// See docs/decisions/0003-operation-names.md.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpName {
     /// The client's durable identity.
     pub client: u64,
-    /// Random, new with each start of the client.
+    /// Random, new at each start of the client.
     pub incarnation: u64,
-    /// Counts the mutations of that incarnation from 1.
+    /// Counts the mutations of this incarnation from 1.
     pub sequence: u64,
 }
 
-/// A call with what goes with every call.
+/// A call with its credentials and mutation id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     pub credentials: Credentials,
-    /// Set on mutations and on nothing else.
+    /// Set on mutations only.
     pub name: Option<OpName>,
     pub call: Call,
 }
 
-/// For what a file is opened.
+/// Access mode and flags of an open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     pub read: bool,
     pub write: bool,
     pub truncate: bool,
-    /// `O_DIRECT`, passed on where the export's filesystem has it.
+    /// `O_DIRECT`, passed on where the export's filesystem supports it.
     pub direct: bool,
-    /// `O_SYNC` or `O_DSYNC`: a write is durable before it is answered.
+    /// `O_SYNC` or `O_DSYNC`: the remote makes a write durable before it replies.
     pub sync: bool,
-    /// `O_APPEND`, without which a file with the append-only flag cannot be opened for writing. Where a write goes, each
-    /// write says itself.
+    /// `O_APPEND`, required to open a file with the append-only flag for writing. The offset of a write depends on
+    /// [`WriteFlags::append`] alone.
     pub append: bool,
 }
 
 impl Access {
-    /// Whether a file with the append-only flag can be opened so (`may_open` in fs/namei.c).
+    /// Whether this mode may open a file with the append-only flag (`may_open` in fs/namei.c).
     #[must_use]
     pub fn is_append_only(&self) -> bool {
         self.write && self.append && !self.truncate
     }
 }
 
-/// How a write is made.
+/// Flags of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WriteFlags {
-    /// The remote chooses the offset: the file's end at that moment.
+    /// The remote chooses the offset: the end of the file at the time of the write.
     pub append: bool,
     /// Drop setuid and setgid bits as Linux does for an unprivileged writer.
     pub kill_suidgid: bool,
-    /// Durable before it is answered.
+    /// The remote makes the data durable before it replies.
     pub sync: bool,
-    /// Stores into a map, which a kernel writes back; it may do so because it was told to drop them.
+    /// Write-back of a shared mapping's dirty pages by the client's kernel, possibly because of an invalidation.
     pub flush: bool,
-    /// What the client's kernel has pages of, said of flushes: such a one is made only if nobody else has changed the file's data
-    /// since, or if the bytes stand there already; otherwise it is `ECANCELED`.
+    /// Precondition of a write-back. The remote applies the write if the file's data has not changed otherwise since,
+    /// or if the file already contains these bytes; else it replies `ECANCELED`.
     pub since: Option<Since>,
 }
 
-/// A state of a file's data that a client's kernel had, to which only changes of its own were added. Whether others have changed
-/// it since is told by the grant, and where that has ended by the stamp: the file has it still, or what changes of this
-/// session alone have made of it.
-/// See docs/decisions/0008-leases.md, rule 12.
+/// Precondition of a write-back: the version of the data on which the kernel's pages are based, with local changes
+/// only. While the grant lives, its record shows whether other clients have changed the data. After its end the
+/// remote compares the version: the file must still have it, or a version made from it by changes of this session
+/// alone. See docs/decisions/0008-leases.md, rule 12.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Since {
     pub stamp: DataStamp,
-    /// The grant under which the pages stand. `None`: it has ended.
+    /// The grant that covers the pages; `None` after its end.
     pub under: Option<(GrantId, Covers)>,
 }
 
 /// One call. Offsets and lengths are bytes. Calls from [`Call::Create`] on are mutations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// One name of a directory → `Reply::Looked`.
+    /// Looks up one name in a directory → `Reply::Looked`.
     Lookup { dir: Place, name: Name },
-    /// Names from the export's root to `node`, so that the remote can reach it again; at most
+    /// Names from the export's root to `node`, so that the remote can find the inode again by path; at most
     /// [`Call::MOST_NAMES`] → `Reply::Done`.
     Walk { node: NodeId, names: Vec<Name> },
     /// → `Reply::Attr`
     GetAttr { node: Place },
-    /// A whole directory in cookie order → several `Reply::Listed` or `Reply::Names`.
+    /// Lists a whole directory in cookie order → several `Reply::Listed` or `Reply::Names`.
     List { dir: Place },
-    /// Names alone, of a directory, from behind a cookie on and in cookie order; without grants → several `Reply::Dirents`.
-    /// See docs/decisions/0023-names-before-attributes.md.
+    /// Names-only listing from the first entry after a cookie on, in cookie order, without grants → several
+    /// `Reply::Dirents`. See docs/decisions/0023-names-before-attributes.md.
     Dirents { dir: Place, after: Cookie },
-    /// What is below directories, whole directories one after the other: each of `roots`, then what is found in it, before the
-    /// next; at most [`Call::MOST_ROOTS`] → several `Reply::Ahead`. See docs/decisions/0019-walks-ahead.md.
-    /// `credit`: so many entries may come, a directory counting one more than its names; none is begun where none is left.
-    /// One of more than [`Call::MOST_AHEAD`] names is left out. The last reply comes when nothing is left to be told, or the call
-    /// was cancelled.
+    /// Prefetch of whole directories: each of `roots` with the directories found below it, before the next of
+    /// `roots`; at most [`Call::MOST_ROOTS`] → several `Reply::Ahead`. See docs/decisions/0019-walks-ahead.md.
+    /// `credit` is the number of entries that the remote may send; a directory costs its names and one. Without
+    /// credit the remote starts no directory. It skips directories of more than [`Call::MOST_AHEAD`] names. The last
+    /// reply comes when nothing is left to send, or the call is cancelled.
     Ahead { roots: Vec<Place>, order: Order, credit: u32 },
-    /// Of a walk ahead that is under way: so much more credit, and the directory that is to come next, whatever it costs.
-    /// It is told in any case, unless it was before. No reply is sent.
+    /// More credit for a running prefetch, and the directory to send next, regardless of its cost. The remote sends or
+    /// reports this directory in any case, unless it did before. No reply.
     Steer { walk: CallId, credit: u32, want: Option<Place> },
     /// → `Reply::Target`
     ReadLink { node: Place },
-    /// All names, and the values as far as they fit → `Reply::Xattrs`
+    /// Lists all xattr names, with the values as far as they fit → `Reply::Xattrs`
     Xattrs { node: Place },
-    /// One value → `Reply::Value`, or `ENODATA`
+    /// Gets one xattr value → `Reply::Value`, or `ENODATA`
     Xattr { node: Place, name: Vec<u8> },
     /// → `Reply::Space`
     StatFs { node: Place },
     /// → `Reply::Opened`
     Open { node: Place, access: Access },
-    /// Up to `length` bytes (fewer only at the end of the file) → `Reply::Data`
+    /// Reads up to `length` bytes (fewer only at the end of the file) → `Reply::Data`
     Read { node: Place, handle: Option<Handle>, offset: u64, length: u32 },
     /// `SEEK_DATA` (`data`) or `SEEK_HOLE` → `Reply::Offset`
     Seek { node: Place, handle: Option<Handle>, offset: u64, data: bool },
     /// `FS_IOC_GETFLAGS` → `Reply::Flags`
     GetFlags { node: Place },
-    /// Open files that are needed no more, at most [`Call::MOST_HANDLES`]; no reply is sent.
+    /// Closes open handles, at most [`Call::MOST_HANDLES`]; no reply.
     Release { handles: Vec<Handle> },
-    /// This client's kernel has that file open since it was opened under a grant, without the remote: it stays
-    /// readable under `handle`, whatever becomes of its names, until that is released. The client chooses
-    /// the number ([`Handle::CHOSEN`]). `names` lead there from the root, at most [`Call::MOST_NAMES`], or are
-    /// none. No reply is sent; it is done before whatever is sent later, acknowledgements too.
+    /// Pins a file that this client's kernel opened under a grant, without a call to the remote: the file stays
+    /// readable under `handle`, even after its last name is removed, until the client releases the handle. The client
+    /// assigns the handle ([`Handle::CHOSEN`]). `names` is the path from the root, at most [`Call::MOST_NAMES`], or
+    /// empty. No reply; the remote processes the pin before everything that the client sends later, acknowledgements
+    /// included.
     Keep { node: Place, names: Vec<Name>, handle: Handle },
-    /// A lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on all
-    /// of it. It takes the place of what the owner holds there. `owner` is a number of this client's; those
-    /// of flock(2) are a space of their own → `Reply::Done`; else, without `wait`, `EAGAIN`. With it the
-    /// reply comes when the lock is held, or `EINTR` when the call is cancelled; `EDEADLK`, `ENOLCK`.
-    /// With `reclaim` it is one that was held when the remote forgot this client's locks: it is looked at
-    /// at once, even where other claims have to wait for a restarted server, and never waits itself.
+    /// Sets a lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on the whole file.
+    /// It replaces the owner's locks on this range. `owner` is a number of this client; flock(2) owners have a number
+    /// space of their own → `Reply::Done`. Without `wait` a conflict is `EAGAIN`. With `wait` the reply comes when the
+    /// lock is granted, or as `EINTR` when the call is cancelled, or as `EDEADLK` or `ENOLCK`.
+    /// With `reclaim` it restores a lock that the client held when the remote lost its locks. The remote processes a
+    /// reclaim at once, even during the grace period of a restarted server, and a reclaim never waits itself.
     Lock {
         node: Place,
         owner: u64,
@@ -140,24 +141,24 @@ pub enum Call {
         pid: u32,
         reclaim: bool,
     },
-    /// Ends what the owner holds of these bytes → `Reply::Done`, also where that is nothing.
+    /// Releases the owner's locks on these bytes → `Reply::Done`, even if there are none.
     Unlock { node: Place, owner: u64, flock: bool, start: u64, end: u64 },
-    /// What keeps the owner from such a lock → `Reply::Locked`
+    /// Returns the lock that conflicts with the given one → `Reply::Locked`
     GetLock { node: Place, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64 },
-    /// A file that was open under this handle when the remote forgot it, opened again; checked as any open
-    /// → `Reply::Opened` with the same handle, or `EINVAL` where that one is in use
+    /// Reopens a file under the handle that the remote has lost, with the checks of any open
+    /// → `Reply::Opened` with this handle, or `EINVAL` if the handle is in use
     Reopen { node: Place, handle: Handle, access: Access },
-    /// The inode that has this number, where the session says that the remote finds them so
-    /// ([`crate::Session::finds_numbers`]) → `Reply::Found`, or `ESTALE` where there is none. See docs/decisions/0035-file-handles.md.
+    /// Finds an inode by its number, where the session supports it ([`crate::Session::finds_numbers`])
+    /// → `Reply::Found`, or `ESTALE` if no inode has this number. See docs/decisions/0035-file-handles.md.
     LookupNumber { ino: u64 },
 
-    /// A regular file, opened → `Reply::Made` with a handle. Without `exclusive` an existing file is
-    /// opened as it is. `mode` is as the application gave it; the server's filesystem applies
-    /// `umask` unless a default ACL takes its place. (So for all that make a name.)
+    /// Creates and opens a regular file → `Reply::Made` with a handle. Without `exclusive` it opens an existing file
+    /// unchanged. `mode` is the application's; the server's filesystem applies `umask` unless a default ACL
+    /// takes its place. The other calls that create a name treat `mode` and `umask` likewise.
     Create { dir: Place, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access },
-    /// A regular file without a name, opened → `Reply::Made` with a handle.
+    /// Creates and opens a regular file without a name → `Reply::Made` with a handle.
     Tmpfile { dir: Place, mode: u32, umask: u32, access: Access },
-    /// Anything but a symlink and a directory → `Reply::Made`
+    /// Creates any inode but a symlink and a directory → `Reply::Made`
     Mknod { dir: Place, name: Name, kind: Kind, mode: u32, umask: u32, rdev: u32 },
     /// → `Reply::Made`
     Mkdir { dir: Place, name: Name, mode: u32, umask: u32 },
@@ -165,13 +166,13 @@ pub enum Call {
     Symlink { dir: Place, name: Name, target: Vec<u8> },
     /// → `Reply::Made`
     Link { node: Place, dir: Place, name: Name },
-    /// Anything but a directory → `Reply::Removed`. With `keep` this client may have that file open without
-    /// a handle: if the name leads to it, the remote pins it and answers a handle.
+    /// Removes anything but a directory → `Reply::Removed`. `keep` is a file that this client may have open without a
+    /// handle: if the name leads to it, the remote pins the file and returns a handle.
     Unlink { dir: Place, name: Name, keep: Option<NodeId> },
     /// → `Reply::Removed`
     Rmdir { dir: Place, name: Name },
-    /// → `Reply::Renamed`. `keep`: as for unlink, of the file that is replaced. `whiteout`: the old name is to lead to a whiteout
-    /// (`RENAME_WHITEOUT`, a character device 0:0); `EINVAL` where the filesystem makes none.
+    /// → `Reply::Renamed`. `keep` as for unlink, for the replaced file. With `whiteout` the old name becomes a whiteout
+    /// (`RENAME_WHITEOUT`, a character device 0:0); `EINVAL` where the filesystem does not support it.
     Rename {
         from: Place,
         name: Name,
@@ -202,30 +203,30 @@ pub enum Call {
     SetXattr { node: Place, name: Vec<u8>, value: Vec<u8>, flags: u32, kill_sgid: bool },
     /// → `Reply::Attr`
     RemoveXattr { node: Place, name: Vec<u8> },
-    /// Makes a file or directory durable, with a name that reaches it → `Reply::Done`
+    /// Makes a file or directory durable, with a name that leads to it → `Reply::Done`
     Fsync { node: Place, handle: Option<Handle>, data_only: bool },
 }
 
-/// In which order the directories in a directory are walked.
+/// Order in which a prefetch visits the directories of a directory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Order {
-    /// As listings are.
+    /// The order of listings.
     #[default]
     Cookie,
     /// By the bytes of their names.
     Name,
-    /// By the numbers of their inodes.
+    /// By inode number.
     Number,
 }
 
 impl Call {
-    /// Directories that a walk ahead begins with.
+    /// Most root directories of one prefetch.
     pub const MOST_ROOTS: u32 = 1_024;
-    /// Names of a directory that a walk ahead tells without being asked for it.
+    /// Most names of a directory that a prefetch sends without a request for it.
     pub const MOST_AHEAD: u32 = 16_384;
-    /// Names that lead from the root to an inode (Linux's PATH_MAX allows 2,048).
+    /// Most names of a path from the root to an inode (Linux's PATH_MAX allows 2,048).
     pub const MOST_NAMES: u32 = 4_096;
-    /// Handles that are released at once.
+    /// Most handles in one release.
     pub const MOST_HANDLES: u32 = 65_536;
 
     /// Whether this call changes the export, and so must carry an [`OpName`].
@@ -280,26 +281,26 @@ impl Call {
         !matches!(self, Call::Release { .. } | Call::Keep { .. } | Call::Steer { .. })
     }
 
-    /// Whether its answer may wait for what other callers do: such calls do not count among those that a
-    /// session may have outstanding, or who waits for a lock could keep its holder from unlocking.
+    /// Whether the reply may wait for actions of other callers. Such calls do not count against a session's limit on
+    /// outstanding calls; otherwise callers that wait for a lock could keep the lock's holder from unlocking.
     #[must_use]
     pub fn waits_for_lock(&self) -> bool {
         matches!(self, Call::Lock { wait: true, reclaim: false, .. })
     }
 
-    /// Whether it stores pages of a map that the kernel writes back: what an acknowledgement may wait for.
+    /// Whether it writes back dirty pages of a shared mapping; an acknowledgement may wait for such a call.
     #[must_use]
     pub fn is_flush(&self) -> bool {
         matches!(self, Call::Write { flags: WriteFlags { flush: true, .. }, .. })
     }
 
-    /// Whether it claims what a server has forgotten of its session. In the session after it is of no meaning.
+    /// Whether it reclaims state that the server has lost with the session. It is meaningless in the next session.
     #[must_use]
     pub fn is_claim(&self) -> bool {
         matches!(self, Call::Reopen { .. } | Call::Lock { reclaim: true, .. })
     }
 
-    /// Whether it goes out while others are claimed.
+    /// Whether the client may send it during reclaim.
     #[must_use]
     pub fn serves_claiming(&self) -> bool {
         self.is_claim() || matches!(self, Call::Walk { .. })

@@ -3,9 +3,9 @@
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
-/// Where an entry stands in its directory's order: a keyed 63-bit hash of its name.
+/// Directory cookie: the position of an entry in its directory's order, a keyed 63-bit hash of the name.
 ///
-/// 0 is the start of a directory, 1 stands behind `.`, 2 behind `..`.
+/// 0 is the start of a directory, 1 the position after `.`, 2 the position after `..`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Cookie(pub u64);
 

@@ -33,7 +33,7 @@ errnos! {
 }
 
 impl Errno {
-    /// From a number of the operating system or of a peer; `EIO` where it is no error number.
+    /// From a number of the operating system or a peer; `EIO` if the number is outside the range of error numbers.
     #[must_use]
     pub fn from_raw(number: i32) -> Errno {
         match u16::try_from(number) {

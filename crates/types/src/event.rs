@@ -1,77 +1,76 @@
-//! What reaches a cache from its remote.
+//! Events from a remote to its cache.
 
 use crate::{Attr, CallId, Commit, CookieKey, Hold, NodeId, Recall, Response, Term};
 
-/// What a remote tells the cache.
+/// An event from the remote.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The session stands. Comes once, before all else.
+    /// The session is established. It is the first event and comes once.
     Attached(Session),
     Response {
         call: CallId,
         response: Response,
     },
     Recall(Recall),
-    /// In the place of a recall: what it names is about to change, and the grants go on.
+    /// First step of an update in place: its facts are about to change. It replaces a recall, and the grants live on.
     Hold(Hold),
     Commit(Commit),
-    /// The term has run out without an answer: all grants have ended. Calls that are out stay out; they are
-    /// answered after [`Event::Restored`].
+    /// The lease term has expired without a reply: all grants have ended. Outstanding calls stay outstanding; their
+    /// replies come after [`Event::Restored`].
     Lapsed {
         why: String,
     },
-    /// A session stands again, after `Lapsed` or in its place: all grants that were held before have ended.
-    /// Without `kept` the remote has forgotten open handles and locks: the cache claims them anew
-    /// ([`crate::Call::Reopen`], [`crate::Call::Lock`] with `reclaim`), then says that it has (`handle_reclaimed`
-    /// of the remote); calls that were out are put out again after that.
+    /// A session is established again, after `Lapsed` or instead of it: all earlier grants have ended.
+    /// Without `kept` the remote has lost open handles and locks. The cache reclaims them
+    /// ([`crate::Call::Reopen`], [`crate::Call::Lock`] with `reclaim`), then reports the end of the reclaim
+    /// (`handle_reclaimed` of the remote). Calls that were outstanding are sent again after that.
     Restored {
         session: Session,
         kept: bool,
     },
-    /// The session is lost: all its grants have ended and no outstanding call will be answered.
+    /// The session is lost: all its grants have ended, and outstanding calls get no reply.
     Lost {
         why: String,
     },
 }
 
-/// What is agreed when a session begins.
+/// Session parameters, negotiated when a session begins.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Session {
     pub root: NodeId,
     pub root_attr: Attr,
     pub cookie_key: CookieKey,
-    /// How long grants live at the most.
+    /// Longest life of a grant.
     pub term: Term,
     /// Whether inodes of the export can have POSIX ACLs.
     pub has_acls: bool,
-    /// Why changes on the server's own disk are seen only within `term` (S9); empty if they are
-    /// seen at once. For people.
+    /// Why changes on the server's own disk may stay unseen for up to `term` (S9); empty if clients see them at once.
+    /// For people.
     pub host_bound: String,
-    /// Names of guarantees (`S4`) that this export cannot give, and why. For people.
+    /// Guarantees (`S4`) that this export cannot give, each with the reason. For people.
     pub not_given: Vec<(String, String)>,
-    /// (uid, gid) as which the server does what this client asks for its own user.
+    /// (uid, gid) under which the server performs calls for this client's own user.
     pub acts_as: (u32, u32),
-    /// Whether the remote walks ahead ([`crate::Call::Ahead`]).
+    /// Whether the remote supports prefetch ([`crate::Call::Ahead`]).
     pub walks_ahead: bool,
-    /// Whether the remote tells names alone ([`crate::Call::Dirents`]).
+    /// Whether the remote supports names-only listings ([`crate::Call::Dirents`]).
     pub tells_dirents: bool,
-    /// Whether the remote takes [`crate::Privileges`] of callers: it believes what this machine's kernel has checked.
+    /// Whether the remote accepts [`crate::Privileges`] of callers: it trusts the checks of this machine's kernel.
     pub takes_privileges: bool,
-    /// Whether the remote finds inodes by their numbers alone ([`crate::Call::LookupNumber`]).
+    /// Whether the remote finds inodes by number alone ([`crate::Call::LookupNumber`]).
     pub finds_numbers: bool,
-    /// What the server's machine calls its users and groups, at most [`IdName::MOST`]; empty unless the
-    /// client asked for it.
+    /// Names of the server's users and groups, at most [`IdName::MOST`]; empty unless the client asked for them.
     pub names: Vec<IdName>,
 }
 
-/// What an id is of.
+/// Kind of an id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum IdKind {
     User,
     Group,
 }
 
-/// A user or group, and what one machine calls it.
+/// A user or group id, and its name on one machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IdName {
     pub kind: IdKind,
@@ -80,8 +79,8 @@ pub struct IdName {
 }
 
 impl IdName {
-    /// How many a session tells.
+    /// Most names that a session carries.
     pub const MOST: usize = 4_096;
-    /// Bytes of a name.
+    /// Most bytes of a name.
     pub const LONGEST: usize = 256;
 }

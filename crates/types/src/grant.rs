@@ -1,32 +1,32 @@
-//! The one idea: a cached fact may be served only while its grant lives.
+//! Grants: a cached fact may be served only while its grant lives.
 
 use crate::{Name, NodeId, Span};
 
-/// A grant, as its remote numbers it.
+/// Number of a grant, assigned by its remote.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GrantId(pub u64);
 
-/// A recall, as its remote numbers it.
+/// Number of a recall, assigned by its remote.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RecallId(pub u64);
 
-/// Which facts about a node a grant covers.
+/// Scope of a grant: which facts about a node it covers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Covers {
-    /// Of a directory: its names, its completeness, and the attributes, targets and xattrs of
-    /// children that are not directories and have one link.
+    /// A directory's names, its completeness, and the attributes, targets and xattrs of its children that are not
+    /// directories and have one link.
     Names,
     /// An inode's own attributes, symlink target and xattrs.
     Inode,
     /// A file's data.
     Data,
-    /// Of a directory, from a remote that cannot speak for all its names: what that one leads to which the answer is about;
+    /// One dentry: the inode that a name leads to. From remotes that cannot give a grant on a whole directory.
     Entry,
-    /// or that it leads nowhere.
+    /// One negative dentry: the absence of a name.
     Absence,
 }
 
-/// Whether facts may only be read, or also be made locally.
+/// Whether the holder may only read the facts, or also change them locally.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
     Read,
@@ -36,13 +36,13 @@ pub enum Mode {
 /// What ends a grant besides its recall and the loss of its session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Term {
-    /// Nothing: it lives as long as its session.
+    /// Nothing: the grant lives as long as its session.
     Session,
-    /// So long from when the request that brought it was sent.
+    /// A lifetime from the time at which the request for the grant was sent.
     Limited(Span),
 }
 
-/// Permission to serve facts from memory. It lives until the first of: its deadline, its recall,
+/// A grant: permission to serve facts from memory. It lives until the first of: its deadline, its recall,
 /// the loss of its session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
@@ -51,15 +51,14 @@ pub struct Grant {
     pub covers: Covers,
     pub mode: Mode,
     pub term: Term,
-    /// Whether the remote will recall it before a fact under it becomes false.
+    /// Whether the remote recalls the grant before a fact under it becomes false.
     pub recallable: bool,
-    /// With `Covers::Names`: others may hold it too. A client that cannot drop all its kernel's names at
-    /// once gives the kernel no time for names under it (docs/decisions/0008-leases.md, rule 9).
+    /// With `Covers::Names`: other clients may hold a grant on this directory. A client that cannot drop all names in
+    /// its kernel at once uses entry timeout 0 under such a grant (docs/decisions/0008-leases.md, rule 9).
     pub shared: bool,
 }
 
-/// The remote asks for a grant back. Answered with an acknowledgement, after the facts are gone
-/// from cache and kernel.
+/// A recall of a grant. The client acknowledges it once cache and kernel have dropped the facts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recall {
     pub id: RecallId,

@@ -1,11 +1,10 @@
 //! Identities. See docs/decisions/0001-node-ids.md.
 
-/// An inode of an export: what stays the same over renames, restarts and remounts.
+/// Identity of an inode of an export, stable over renames, restarts and remounts.
 ///
-/// `ino` is what applications see as `st_ino`. The upper half of `generation` tells the births of one
-/// inode number apart (0 where the filesystem cannot), so a reused number is a different node; the
-/// lower half shows the server that it made the id itself. To everybody else both mean nothing.
-/// 0 is no node's generation.
+/// `ino` is what applications see as `st_ino`. The upper half of `generation` distinguishes inodes that reuse one
+/// number (0 where the filesystem cannot), so a reused number is a different node. The lower half is a MAC by which the
+/// server recognises ids that it made. Only the server interprets either half. No node has generation 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct NodeId {
     pub ino: u64,
@@ -13,32 +12,32 @@ pub struct NodeId {
 }
 
 impl NodeId {
-    /// Whether a reused inode number would be another node. (False on filesystems without birth times.)
+    /// Whether a reused inode number would be a different node. (False on filesystems without birth times.)
     #[must_use]
     pub fn tells_births_apart(self) -> bool {
         self.generation >> 32 != 0
     }
 }
 
-/// An open file kept by the remote, named by it; meaningful within one session.
+/// Handle of a file that the remote has open; valid within one session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Handle(pub u64);
 
 impl Handle {
-    /// Set in the numbers that a client chooses ([`crate::Call::Keep`]), and in no other.
+    /// Bit that is set in handles assigned by a client ([`crate::Call::Keep`]), and in no others.
     pub const CHOSEN: u64 = 1 << 63;
 
-    /// Whether a client chose it.
+    /// Whether a client assigned it.
     #[must_use]
     pub fn is_chosen(self) -> bool {
         self.0 & Handle::CHOSEN != 0
     }
 }
 
-/// One call from a cache to its remote; never reused within a session.
+/// Number of a call from a cache to its remote; never reused within a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CallId(pub u64);
 
-/// One request of an application to a cache (FUSE's `unique`).
+/// Number of an application's request to a cache (FUSE's `unique`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpId(pub u64);

@@ -1,4 +1,4 @@
-//! Plain words, no logic: what every layer of nigh calls things.
+//! Data types that all layers of nigh share; they contain no logic.
 //!
 //! Nothing here reads a clock, a socket or randomness. A value that came from a peer is only
 //! constructed through a checking constructor ([`Name::new`], [`Kind::of_mode`]).

@@ -1,22 +1,22 @@
-//! Locks on files. See docs/decisions/0011-locks.md.
+//! File locks. See docs/decisions/0011-locks.md.
 
-/// What a lock keeps others from.
+/// Type of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum LockKind {
-    /// Shared: others may read, and so lock for reading.
+    /// Shared: other owners may read, and lock for reading.
     Read,
     /// Exclusive.
     Write,
 }
 
-/// A lock that stands in another's way.
+/// A lock that conflicts with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockInfo {
     pub kind: LockKind,
     /// The first and the last byte; `end` is inclusive, and at least `start`.
     pub start: u64,
     pub end: u64,
-    /// The process that holds it, 0 where its number means nothing to the one who asks.
+    /// The process that holds it; 0 if the pid is meaningless to the requesting client.
     pub pid: u32,
 }
 

@@ -12,7 +12,7 @@ use std::hash::{Hash, Hasher};
 #[derive(Clone)]
 pub struct Name(Bytes);
 
-/// Most names need no memory of their own.
+/// Bytes of a name; most names need no heap allocation.
 #[derive(Clone)]
 enum Bytes {
     Short(u8, [u8; SHORT]),
@@ -34,7 +34,7 @@ impl Bytes {
     }
 }
 
-/// Why bytes are no [`Name`].
+/// Why bytes are not a [`Name`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BadName {
     Empty,
@@ -91,7 +91,7 @@ impl Ord for Name {
     }
 }
 
-/// As of its bytes, by which it is looked for.
+/// Hashes like the bytes, so that lookups by `&[u8]` work.
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.as_bytes().hash(state);

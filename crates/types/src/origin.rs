@@ -4,9 +4,9 @@ use core::net::IpAddr;
 use std::fmt;
 
 /// The proven source of a connection: the user that the transport proved, and over a network the machine. A peer
-/// cannot choose it, unlike its client number. So everything that a server has little of is divided by origin.
+/// cannot choose it, unlike its client number. So the server divides all scarce resources by origin.
 ///
-/// The default is this machine's root, which may be any number of machines and users by ssh.
+/// The default is this machine's root, which by ssh may stand for any number of machines and users.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Origin {
     /// `None`: a peer that may claim any user.

@@ -1,13 +1,13 @@
-//! How a remote is told which inode is meant, and on whose behalf.
+//! How a call addresses an inode, and the caller's credentials.
 
 use crate::{Name, NodeId, Privileges};
 
-/// An inode, with a hint where it was last seen (decision 2 of the design: ids are reached by
-/// hint, verified, else by what the remote remembers, else the client walks again).
+/// Reference to an inode, with a path hint. The server finds the inode by the hint and verifies it, else by its own
+/// memory; if both fail, the client resolves the path again.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Place {
     pub node: NodeId,
-    /// The directory and name under which the client knows it; `None` for the root.
+    /// The parent directory and name known to the client; `None` for the root.
     pub hint: Option<(NodeId, Name)>,
 }
 
@@ -18,13 +18,13 @@ impl Place {
     }
 }
 
-/// On whose behalf a call is made.
+/// Credentials of the caller.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Credentials {
     pub uid: u32,
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Only where the remote takes them ([`crate::Session::takes_privileges`]), and the caller has some.
+    /// Set only where the remote accepts them ([`crate::Session::takes_privileges`]) and the caller has some.
     pub privileges: Option<Box<Privileges>>,
 }

@@ -1,32 +1,32 @@
-//! Bugs that are planted by hand, so that the tests of the invariants are seen to notice them. Decision 0016.
+//! Fault injection: deliberate bugs that show that the tests of the invariants notice violations. Decision 0016.
 //!
-//! Only with the feature `planted`, which no manifest may ask for and no build without debug assertions can have.
+//! Only with the feature `planted`, which no manifest may enable and no build without debug assertions can have.
 
 #[cfg(all(feature = "planted", not(debug_assertions)))]
 compile_error!(
     "the feature `planted` is for tests: build it with debug assertions, as the profile `sim` does"
 );
 
-/// What is done wrongly. [`Bug::name`] begins with the number of the invariant (ARCHITECTURE.md) that it breaks.
+/// An injectable bug. [`Bug::name`] begins with the number of the invariant (ARCHITECTURE.md) that it breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// A name whose answer brings no grant is kept under one that is made up.
+    /// The cache keeps a name from a reply without a grant, under a made-up grant.
     KeepsUngranted,
-    /// The kernel may believe what it is told for long, whenever the grant ends.
+    /// Kernel timeouts are long, regardless of when the grant ends.
     OutlivesGrant,
-    /// A recall is acknowledged before the kernel was told.
+    /// The client acknowledges a recall before the kernel is invalidated.
     AcknowledgesFirst,
-    /// A recall does not taint the answers that it overtakes.
+    /// A recall does not taint the replies that it overtakes.
     ForgetsRecalls,
-    /// An answer carries grants that do not stand any more.
+    /// A reply carries grants that have ended.
     CarriesWhatEnded,
-    /// The kernel is asked to drop a name, and waited for without bound.
+    /// The client waits without bound for the kernel's invalidation of a name.
     WaitsForName,
-    /// A store that an acknowledgement waits for waits for that acknowledgement.
+    /// A write-back that an acknowledgement waits for waits for this acknowledgement.
     WaitsForItself,
-    /// A silent holder is fenced after half its term.
+    /// The server fences a silent holder after half its term.
     FencesEarly,
-    /// `..` and what has a `/` in it are names.
+    /// `..` and strings with `/` are accepted as names.
     TakesAnyName,
 }
 
@@ -43,7 +43,7 @@ impl Bug {
         Bug::TakesAnyName,
     ];
 
-    /// What people call it.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,14 +59,14 @@ impl Bug {
         }
     }
 
-    /// The bug that people call so.
+    /// The bug with this name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Bug> {
         Bug::ALL.into_iter().find(|bug| bug.name() == name)
     }
 }
 
-/// From now on this process has these bugs and no others. False: this build can have none.
+/// Sets the bugs of this process. Returns false in a build without the feature.
 #[must_use]
 pub fn plant(bugs: &[Bug]) -> bool {
     set::plant(bugs)
@@ -80,7 +80,7 @@ mod set {
         false
     }
 
-    /// Whether this process has that bug.
+    /// Whether this process has the bug.
     #[inline]
     #[must_use]
     pub const fn planted(_: Bug) -> bool {
@@ -100,7 +100,7 @@ mod set {
         true
     }
 
-    /// Whether this process has that bug.
+    /// Whether this process has the bug.
     #[must_use]
     pub fn planted(bug: Bug) -> bool {
         PLANTED.load(Ordering::SeqCst) & bit(bug) != 0

@@ -1,12 +1,12 @@
-//! What a caller may do beyond what its ids allow.
+//! Capabilities of a caller.
 
-/// Linux capabilities with which the client's kernel checked a call, and the ids over whose inodes they hold.
+/// Linux capabilities with which the client's kernel checked a call, and the ids of the inodes to which they apply.
 ///
-/// A process in a user namespace has its capabilities over an inode only where the inode's owner and group are mapped into that
-/// namespace (`privileged_wrt_inode_uidgid`).
+/// The capabilities of a process in a user namespace apply to an inode only if the namespace maps the inode's owner and
+/// group (`privileged_wrt_inode_uidgid`).
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Privileges {
-    /// A bit for each capability, as `capability.h` numbers them.
+    /// A bit for each capability, numbered as in `capability.h`.
     pub capabilities: u64,
     /// At most [`Privileges::MOST_RANGES`].
     pub users: Vec<IdRange>,
@@ -22,7 +22,7 @@ pub struct IdRange {
 }
 
 impl IdRange {
-    /// Every id that there can be.
+    /// All ids.
     pub const ALL: IdRange = IdRange { first: 0, count: u32::MAX };
 
     #[must_use]
@@ -35,7 +35,7 @@ impl Privileges {
     /// As many lines as Linux allows in a `uid_map`.
     pub const MOST_RANGES: usize = 340;
 
-    /// Capabilities that hold over all inodes: those of a process in the user namespace of the machine.
+    /// Capabilities that apply to all inodes: those of a process in the machine's initial user namespace.
     #[must_use]
     pub fn over_all(capabilities: u64) -> Privileges {
         Privileges { capabilities, users: vec![IdRange::ALL], groups: vec![IdRange::ALL] }
@@ -51,7 +51,7 @@ impl Privileges {
         self.groups.iter().any(|range| range.contains(gid))
     }
 
-    /// Whether they hold over all inodes. Some capabilities count only then (`capable`).
+    /// Whether they apply to all inodes. Some capabilities count only then (`capable`).
     #[must_use]
     pub fn hold_over_all(&self) -> bool {
         self.users.contains(&IdRange::ALL) && self.groups.contains(&IdRange::ALL)

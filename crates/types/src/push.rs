@@ -1,41 +1,41 @@
-//! Changes told in two steps, so that a grant outlives them: what is to change is held back, then what it has
-//! become is committed. See docs/decisions/0014-pushes.md.
+//! Updates in place, in two steps, so that a grant outlives a change: prepare suspends the facts, commit gives their
+//! new values. See docs/decisions/0014-pushes.md.
 
 use crate::{Attr, Covers, Entry, Name, NodeId, RecallId};
 
-/// Facts that are about to change: nobody is served them from memory until their commit. Answered with an
-/// acknowledgement of its number, when the kernel has none of them.
+/// First step of an update: until its commit the client serves none of these facts from memory. The client
+/// acknowledges its number once the kernel has dropped the facts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hold {
-    /// Of the same numbers as recalls.
+    /// Updates and recalls share one number space.
     pub id: RecallId,
     /// At least one.
     pub facts: Vec<Held>,
 }
 
-/// Facts of one object under one grant.
+/// Scope of an update: facts of one object under one grant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
     pub node: NodeId,
-    /// Not [`Covers::Data`]: pages cannot be told what they have become.
+    /// Not [`Covers::Data`]: page caches cannot be updated, only invalidated.
     pub covers: Covers,
-    /// With [`Covers::Names`]: these, at least one. Otherwise none.
+    /// With [`Covers::Names`]: the changing names, at least one. Otherwise empty.
     pub names: Vec<Name>,
 }
 
-/// The end of a hold: these facts are so from now on. What was held, is not named here and is held by no other
-/// hold is not known any more. The grants go on.
+/// Second step of an update: the new values. A fact of the update without a value here becomes unknown, unless another
+/// pending update covers it. The grants live on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Commit {
-    /// The hold's.
+    /// Number of the [`Hold`].
     pub id: RecallId,
     pub facts: Vec<Fact>,
 }
 
-/// What has become of a held fact.
+/// New value of an updated fact.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fact {
-    /// The name leads there; `None`: nowhere.
+    /// The inode that the name leads to; `None` if the name is absent.
     Name {
         dir: NodeId,
         name: Name,

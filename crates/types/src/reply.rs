@@ -1,45 +1,45 @@
-//! What a remote answers.
+//! Replies of a remote.
 
 use crate::{Attr, Errno, Grant, Handle, Kind, LockInfo, Name, NodeId};
 
-/// One thing that a name leads to.
+/// The inode of a directory entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub id: NodeId,
     pub attr: Attr,
-    /// Of a symlink, where the remote sent it along.
+    /// Target of a symlink, if the remote sent it with the entry.
     pub target: Option<Box<[u8]>>,
-    /// The remote looked and there is no xattr (and so no ACL) on it.
+    /// The remote checked that the inode has no xattr (and so no ACL).
     pub no_xattrs: bool,
 }
 
-/// A part of a directory's listing, in cookie order; equal cookies are never split.
+/// A chunk of a directory's listing, in cookie order; equal cookies are never split.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listed {
     pub entries: Vec<(Name, Entry)>,
 }
 
-/// Of a walk ahead: the names of a directory, or more of them; those of one are not parted by those of another.
+/// A prefetched directory, or a chunk of one; chunks of different directories do not interleave.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     pub dir: NodeId,
-    /// `None`: it is not told, for whatever reason; who wants it asks.
+    /// `None`: the remote does not send this directory; the client lists it when needed.
     pub listed: Option<Listed>,
-    /// Nothing more of this directory is to come.
+    /// Whether this is the directory's last chunk.
     pub last: bool,
 }
 
 /// All xattrs of an inode as far as they fit a reply.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct XattrSet {
-    /// Name and value; `None` where the value was too large to send along.
+    /// Names and values; `None` for a value too large to send along.
     pub items: Vec<(Box<[u8]>, XattrValue)>,
 }
 
-/// A value; `None` where it was too large to send along with others.
+/// An xattr value; `None` if it was too large to send along with others.
 pub type XattrValue = Option<Box<[u8]>>;
 
-/// What statfs(2) says of the filesystem below a node.
+/// Result of statfs(2) on the filesystem that contains a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Space {
     pub blocks: u64,
@@ -54,7 +54,7 @@ pub struct Space {
     pub name_max: u32,
 }
 
-/// What getdents64(2) says of a name. The number is that of its inode as applications see it.
+/// A directory entry as getdents64(2) returns it. `ino` is the inode number that applications see.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Dirent {
     pub name: Name,
@@ -62,21 +62,21 @@ pub struct Dirent {
     pub kind: Option<Kind>,
 }
 
-/// The answer proper to one kind of call.
+/// The result of a call, by kind of call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// What a name leads to; `None`: the directory has no such name.
+    /// Result of a lookup; `None`: the directory has no such name.
     Looked(Option<Entry>),
     /// Attributes of the call's node.
     Attr(NodeId, Attr),
-    /// The inode that has the call's number; the directory and name that lead to it, but for the root.
+    /// The inode with the call's number, and the parent directory and name that lead to it, except for the root.
     Found {
         node: NodeId,
         attr: Attr,
         home: Option<(NodeId, Name)>,
     },
     Listed(Listed),
-    /// The same where attributes are not told: `None`, where the type is not either.
+    /// A chunk of a listing without attributes; the type is `None` if it is unknown.
     Names(Vec<(Name, NodeId, Option<Kind>)>),
     Ahead(Vec<Step>),
     Dirents(Vec<Dirent>),
@@ -91,19 +91,19 @@ pub enum Reply {
     Data(Vec<u8>),
     Offset(u64),
     Flags(u32),
-    /// `existed`: a non-exclusive create found it there. `handle`: for create and tmpfile.
+    /// `existed`: a non-exclusive create found an existing file. `handle`: for create and tmpfile.
     Made {
         entry: Entry,
         handle: Option<Handle>,
         existed: bool,
     },
-    /// The inode whose name went; a handle where it was to be kept.
+    /// The inode that lost its name, and the handle of its pin, if the call asked for one.
     Removed {
         node: NodeId,
         kept: Option<Handle>,
     },
-    /// `replaced`: what stood at the new name (the other one, of an exchange). `whiteout`: what was left at the old name, if that was
-    /// asked for; its attributes stand in [`Response::after`].
+    /// `replaced`: the inode that had the new name (for an exchange, the other inode). `whiteout`: the inode left at
+    /// the old name, if requested; its attributes are in [`Response::after`].
     Renamed {
         moved: NodeId,
         replaced: Option<NodeId>,
@@ -115,26 +115,26 @@ pub enum Reply {
         count: u64,
     },
     Done,
-    /// The first lock that is in the way.
+    /// The first conflicting lock.
     Locked(Option<LockInfo>),
 }
 
-/// One message that answers a call. All but `List`, `Dirents` and `Ahead` have exactly one, with `last` set.
+/// One reply message. All calls but `List`, `Dirents` and `Ahead` have exactly one, with `last` set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
     pub result: Result<Reply, Errno>,
-    /// Attributes, after the call, of other inodes that it touched or looked at: the directories of
-    /// a mutation, a listing's own directory (with its last part), an unlinked file with links left.
-    /// An inode that is gone stands here with `nlink` 0. A file that was written may be left out: then nothing is known of it.
+    /// Attributes after the call of other inodes that it touched or read: the directories of a mutation, a listing's
+    /// own directory (with its last chunk), an unlinked file with remaining links. A deleted inode has `nlink` 0. A
+    /// written file may be absent; then its attributes are unknown.
     pub after: Vec<(NodeId, Attr)>,
-    /// Permission to keep facts of this reply. A listing's come with its first part: registered
-    /// before the directory was read.
+    /// Grants for the facts of this reply. A listing's come with its first chunk: the remote registers them
+    /// before it reads the directory.
     pub grants: Vec<Grant>,
     pub last: bool,
 }
 
 impl Response {
-    /// A reply without grants or attributes of others.
+    /// A reply without grants and without attributes of other inodes.
     #[must_use]
     pub fn plain(result: Result<Reply, Errno>) -> Response {
         Response { result, after: Vec::new(), grants: Vec::new(), last: true }

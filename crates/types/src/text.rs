@@ -1,10 +1,10 @@
-//! Text of a peer, made fit for one line on a terminal or in a log.
+//! Sanitising of a peer's text for one line on a terminal or in a log.
 
-/// The longest text of a peer that is shown, in characters.
+/// Longest text of a peer that nigh shows, in characters.
 pub const MAX_SHOWN_CHARS: usize = 300;
 
-/// `text` in one line without control characters: each of these, and each separator of lines or change of the direction
-/// of text (Unicode TR9, TR14), becomes a space. Cut to `max_chars`.
+/// Returns `text` in one line without control characters: each control character, line separator and change of text
+/// direction (Unicode TR9, TR14) becomes a space. Cut to `max_chars`.
 #[must_use]
 pub fn printable(text: &str, max_chars: usize) -> String {
     text.trim().chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(max_chars).collect()

@@ -1,4 +1,4 @@
-//! Time as the pure crates see it: a number handed in by whoever owns the clock.
+//! Time in the pure crates: a number that the owner of the clock passes in.
 
 /// A moment, in nanoseconds of `CLOCK_BOOTTIME` (it goes on while the machine sleeps).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -9,16 +9,16 @@ pub struct Time(pub u64);
 pub struct Span(pub u64);
 
 impl Time {
-    /// Later than every moment that will be.
+    /// Later than every other moment.
     pub const FAR: Time = Time(u64::MAX);
 
-    /// The moment `span` after this one; `FAR` where that cannot be said.
+    /// The moment `span` after this one, saturating at `FAR`.
     #[must_use]
     pub fn after(self, span: Span) -> Time {
         Time(self.0.saturating_add(span.0))
     }
 
-    /// How long from `earlier` until this moment; zero when `earlier` is later.
+    /// The time from `earlier` until this moment; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
