@@ -1,31 +1,31 @@
-//! What the driver of a mount needs of a remote besides calls and events: connections, and words for people.
+//! What a mount's driver needs from a remote besides calls and events: reconnection, counters and status texts.
 
 use crate::Remote;
 use nigh_types::Time;
 use std::collections::BTreeMap;
 
-/// What a session has sent and received; only grows.
+/// Traffic counters of a session; they only grow.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Requests sent that expect an answer: calls natively, messages where a call is several. Not counted: the handshake,
-    /// renewals, acknowledgements, returned grants, cancellations, releases.
+    /// Requests sent that expect a reply: calls in the native protocol, messages where a call takes several.
+    /// Excluded: the handshake, renewals, acknowledgements, returned grants, cancellations, releases.
     pub requests: u64,
     pub renewals: u64,
-    /// Requests by their type; those that are not counted above too, so this may sum to more.
+    /// Requests by type. It includes types that `requests` excludes, so the sum may be larger.
     pub by_type: BTreeMap<&'static str, u64>,
-    /// Of the whole stream, headers and handshakes included; what is sent, before it is packed.
+    /// Bytes of the whole stream, headers and handshakes included; sent bytes count before compression.
     pub bytes_sent: u64,
     pub bytes_received: u64,
 }
 
 impl Counters {
-    /// A request is sent; `counts`: among `requests` too.
+    /// Counts a sent request; `counts`: in `requests` too.
     pub fn count(&mut self, type_name: &'static str, counts: bool) {
         *self.by_type.entry(type_name).or_default() += 1;
         self.requests += u64::from(counts);
     }
 
-    /// What another session has sent and received besides.
+    /// Adds the counters of another session.
     pub fn add(&mut self, other: &Counters) {
         self.requests += other.requests;
         self.renewals += other.renewals;
@@ -37,45 +37,44 @@ impl Counters {
     }
 }
 
-/// Packs a frame, if that makes it shorter.
+/// Compresses a frame, if that makes it shorter.
 pub type Packer = fn(&[u8]) -> Option<Vec<u8>>;
 
-/// A session that goes on over one connection after another.
+/// A session that survives its connections.
 ///
-/// The end of a connection, which `handle_disconnect` tells, is not the end of the session: when
-/// [`Carried::wants_connection`] says why, whoever carries its bytes ends the old connection if it still stands, makes a
-/// new one and says `handle_connect`. What was put out before and not carried is forgotten then.
+/// The end of a connection (`handle_disconnect`) does not end the session. When [`Carried::wants_connection`] gives a
+/// reason, the driver closes the old connection if it is still open, makes a new one and calls `handle_connect`. Output
+/// that was not carried by then is dropped.
 pub trait Carried: Remote + Send {
-    /// There is a connection: says hello. Only where one is wanted; else it does nothing.
+    /// A new connection is open: puts out the hello. Does nothing unless a connection is wanted.
     fn handle_connect(&mut self, now: Time);
 
-    /// Ends the session from this side, in order: what is still in `poll_output` goes first.
+    /// Ends the session from this side, in order: pending output of `poll_output` goes first.
     fn handle_close(&mut self, why: &str);
 
-    /// Why a connection is wanted, in the place of one that has ended or is to be ended now; for people.
-    /// `None`: none is.
+    /// Why a connection is needed, in place of one that has ended or must end now; for people. `None`: none is needed.
     fn wants_connection(&self) -> Option<&str>;
 
-    /// Whether nothing comes of it any more.
+    /// Whether the session is lost for good.
     fn is_lost(&self) -> bool;
 
-    /// Whether a server answers for this session on the connection that stands.
+    /// Whether a server has accepted this session on the current connection.
     fn is_linked(&self) -> bool;
 
-    /// Why the server did not want this client at its latest hello; for people.
+    /// Why the server refused this client at its latest hello; for people.
     fn refusal(&self) -> Option<&str>;
 
     fn counters(&self) -> Counters;
 
-    /// How frames may be packed on the connection that stands.
+    /// Compression of frames on the current connection.
     fn packer(&self) -> Option<Packer> {
         None
     }
 
-    /// What people call this kind of remote.
+    /// Name of this kind of remote, for people.
     fn kind(&self) -> &'static str;
 
-    /// Whether its protocol is not ours, and what it cannot give is said when it is mounted.
+    /// Whether its protocol is not nigh's own. The mount then lists the guarantees that the protocol cannot give.
     fn is_foreign(&self) -> bool {
         false
     }

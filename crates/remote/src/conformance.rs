@@ -1,8 +1,7 @@
-//! One suite for every kind of remote: what each call answers, and how it fails.
+//! Conformance suite for all kinds of remotes: what each call replies, and how it fails.
 //!
-//! A kind supplies a [`Harness`]; the suite holds for a real Linux filesystem as well as for the
-//! in-memory [`crate::tree`]. A remote need not hand out grants, but none for another node than those
-//! that the call is about.
+//! A kind supplies a [`Harness`]. The suite holds for a real Linux filesystem as well as for the in-memory
+//! [`crate::tree`]. A remote need not hand out grants; those that it hands out must concern the nodes of the call.
 
 mod ahead;
 mod caller;
@@ -20,19 +19,19 @@ use caller::Caller;
 use nigh_types::{Credentials, Time};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What the suite needs of a kind of remote.
+/// The suite's interface to a kind of remote.
 pub trait Harness {
-    /// A remote that is attached, or about to be, to an export of its own that is empty.
+    /// A remote that is attached, or about to be, to an empty export of its own.
     fn attach(&mut self) -> Box<dyn Remote>;
 
-    /// The present, as the remote is to see it.
+    /// The current time, as the remote is to see it.
     fn now(&self) -> Time;
 
-    /// Drains the remote's output, carrying its bytes and time, until there is an event or nothing
-    /// more can come. All events found on the way are returned, in order; none: nothing more can come.
+    /// Drains the remote's output, carrying its bytes and time, until there is an event or nothing more can come.
+    /// Returns all events found on the way, in order; none if nothing more can come.
     fn pump(&mut self, remote: &mut dyn Remote) -> Vec<Event>;
 
-    /// On whose behalf calls are made.
+    /// Credentials of the calls.
     fn credentials(&self) -> Credentials {
         Credentials::default()
     }
@@ -68,13 +67,13 @@ pub fn cases() -> Vec<Case> {
 
 type Named = (&'static str, fn(&mut Caller<'_>));
 
-/// How a run went.
+/// Result of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     pub passed: Vec<&'static str>,
-    /// With the message of what failed.
+    /// With the failure message.
     pub failed: Vec<(&'static str, String)>,
-    /// Because the harness said that its filesystem lacks the feature.
+    /// Cases whose feature the harness's filesystem lacks.
     pub skipped: Vec<&'static str>,
 }
 
@@ -95,7 +94,7 @@ pub fn run(harness: &mut dyn Harness) -> Report {
     report
 }
 
-/// Runs every case and panics with the list of those that failed.
+/// Runs every case and panics with the list of failed ones.
 ///
 /// # Panics
 /// If a case fails.

@@ -1,8 +1,8 @@
-//! A remote over an in-memory [`Tree`], with everything that can go wrong at the turn of a knob.
+//! A remote over an in-memory [`Tree`], with controls to inject every kind of failure.
 //!
-//! Several [`Fake`]s of one [`FakeServer`] are several clients of one tree. Time is virtual: it is what the
-//! inputs say. A recall or an answer may come out of a fake without an input of its own, because
-//! another client or the test caused it; poll all of them after each step.
+//! Several [`Fake`]s of one [`FakeServer`] are several clients of one tree. Time is virtual: the inputs carry it.
+//! Another client's calls, or the test, may cause a recall or a reply of a fake that had no input. Poll all fakes
+//! after each step.
 
 mod ahead;
 mod away;
@@ -16,28 +16,28 @@ use nigh_types::{CallId, Covers, Errno, GrantId, Name, NodeId, RecallId, Request
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What becomes of a call and its answer. The default: executed at once, answered at once.
+/// Delivery plan for a call and its reply. By default, execution and reply are immediate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Fate {
-    /// From sending to execution.
+    /// Delay from sending to execution.
     pub arrives_after: Span,
-    /// From execution to its answer, which something sent later can overtake.
+    /// Delay from execution to the reply; later messages may overtake the reply.
     pub answered_after: Span,
-    /// Executed only when released.
+    /// Executed only on release.
     pub hold_call: bool,
-    /// Executed, but answered only when released.
+    /// Executed, but the reply is delivered only on release.
     pub hold_reply: bool,
-    /// Executed and never answered.
+    /// Executed without a reply.
     pub drop_reply: bool,
-    /// Answered without grants.
+    /// The reply carries no grants.
     pub ungranted: bool,
-    /// Between the parts of a listing.
+    /// Delay between the chunks of a listing.
     pub part_pause: Span,
-    /// Not executed, but answered so.
+    /// Not executed; the reply is this error.
     pub refuse: Option<Errno>,
 }
 
-/// Which calls a fate is for; the most particular one counts, and of equals the latest.
+/// Selects the calls of a plan; the most specific plan counts, and among equals the latest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     Every,
@@ -46,7 +46,7 @@ pub enum Which {
     Call(CallId),
 }
 
-/// The tree and those who are connected to it.
+/// The tree and its connected clients.
 #[derive(Clone)]
 pub struct FakeServer {
     core: Rc<RefCell<Core>>,
@@ -58,37 +58,37 @@ impl FakeServer {
         FakeServer { core: Rc::new(RefCell::new(Core::new(config))) }
     }
 
-    /// A new client with a session of its own. Grants are recalled from it when others change what
-    /// they cover, and those wait for its acknowledgement; see [`FakeServer::recall_by_itself`].
+    /// Connects a new client with a session of its own. Changes by others recall its grants and wait for its
+    /// acknowledgement; see [`FakeServer::recall_by_itself`].
     #[must_use]
     pub fn connect(&self, now: Time) -> Fake {
         let client = self.core.borrow_mut().connect(now);
         Fake { control: Control { core: Rc::clone(&self.core), client } }
     }
 
-    /// Whether a mutation recalls what it changes from other clients, and waits for them. On from the
-    /// start.
+    /// Sets whether a mutation recalls the affected grants from other clients, and waits for them. Initially on.
     pub fn recall_by_itself(&self, on: bool) {
         self.core.borrow_mut().recalls_by_itself = on;
     }
 
-    /// Looks at the tree or changes it, as its host does: nobody is told.
+    /// Reads or changes the tree as its host does, without recalls.
     pub fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R {
         edit(&mut self.core.borrow_mut().tree)
     }
 
-    /// Lets one call arrive that is due by now, so that the tree can be looked at between any two; whether there was one.
+    /// Delivers one call that is due by now, so that a test can look at the tree between any two; whether there was
+    /// one.
     pub fn step(&mut self, now: Time) -> bool {
         self.core.borrow_mut().step(now)
     }
 
-    /// Which clients' writes have changed files so far, in their order, and the inodes. Clients are numbered by the names of their operations.
+    /// The writes that have changed files so far, in order: client (by mutation id) and inode.
     #[must_use]
     pub fn written(&self) -> Vec<(u64, u64)> {
         self.core.borrow().written.clone()
     }
 
-    /// How many mutations wait for acknowledgements.
+    /// Number of mutations that wait for acknowledgements.
     #[must_use]
     pub fn waiting(&self) -> u32 {
         u32::try_from(self.core.borrow().pending.len()).unwrap_or(u32::MAX)
@@ -102,14 +102,14 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// The knobs of this client's session; they stay usable when the fake is boxed away.
+    /// The controls of this client's session; they stay usable after the fake is boxed.
     #[must_use]
     pub fn control(&self) -> Control {
         self.control.clone()
     }
 }
 
-/// The knobs of one client's session, and what it did.
+/// The controls of one client's session, and a record of its actions.
 #[derive(Clone)]
 pub struct Control {
     core: Rc<RefCell<Core>>,
@@ -117,23 +117,23 @@ pub struct Control {
 }
 
 impl Control {
-    /// Decides what becomes of calls from now on.
+    /// Sets the delivery plan of later calls.
     pub fn plan(&self, which: Which, fate: Fate) {
         self.core.borrow_mut().client_mut(self.client).plans.push((which, fate));
     }
 
-    /// Forgets all plans.
+    /// Drops all plans.
     pub fn plan_nothing(&self) {
         self.core.borrow_mut().client_mut(self.client).plans.clear();
     }
 
-    /// Calls that are held, before execution or before their answer.
+    /// Calls held before execution or before their reply.
     #[must_use]
     pub fn held(&self) -> Vec<CallId> {
         self.core.borrow().client(self.client).held_calls()
     }
 
-    /// Lets a held call go on: executed, if it was not, and answered.
+    /// Releases a held call: executes it, if it was not, and delivers the reply.
     ///
     /// # Panics
     /// If the call is not held.
@@ -141,20 +141,20 @@ impl Control {
         self.core.borrow_mut().release(self.client, call);
     }
 
-    /// Lets one part of a held answer go.
+    /// Releases one chunk of a held reply.
     ///
     /// # Panics
-    /// If no answer to the call is held.
+    /// If no reply to the call is held.
     pub fn release_part(&self, call: CallId) {
         self.core.borrow_mut().release_part(self.client, call);
     }
 
-    /// Whether others' changes are told in the place of recalls, where they can be. Off from the start.
+    /// Sets whether changes by others arrive as updates instead of recalls, where possible. Initially off.
     pub fn takes_pushes(&self, on: bool) {
         self.core.borrow_mut().client_mut(self.client).takes_pushes = on;
     }
 
-    /// Recalls facts from this client. What was answered before and is held comes behind it.
+    /// Recalls facts from this client. Earlier replies that are held come after the recall.
     pub fn recall(&self, node: NodeId, covers: Covers, names: &[Name]) -> RecallId {
         self.core.borrow_mut().recall(self.client, node, covers, names.to_vec())
     }
@@ -165,53 +165,53 @@ impl Control {
         self.core.borrow().client(self.client).acknowledged.contains(&recall)
     }
 
-    /// Ends the session: its grants, handles and outstanding calls are gone.
+    /// Ends the session: its grants, handles and outstanding calls are lost.
     pub fn lose(&self, why: &str) {
         self.core.borrow_mut().lose(self.client, why);
     }
 
-    /// Cuts the client off for longer than its term: [`Event::Lapsed`]. What the server has of its calls it does
-    /// all the same.
+    /// Disconnects the client for longer than its term: [`Event::Lapsed`]. The server still executes the calls that it
+    /// has received.
     pub fn lapse(&self, why: &str) {
         self.core.borrow_mut().lapse(self.client, why);
     }
 
-    /// Cuts the client off for less than its term, until [`Control::mend`].
+    /// Disconnects the client for less than its term, until [`Control::mend`].
     pub fn cut(&self) {
         self.core.borrow_mut().cut(self.client);
     }
 
-    /// The link is back: calls and cancellations that were made meanwhile arrive in their order.
+    /// Reconnects the client: calls and cancellations made meanwhile arrive in order.
     ///
     /// # Panics
-    /// If it is not cut off.
+    /// If the client is not disconnected.
     pub fn mend(&self) {
         self.core.borrow_mut().mend(self.client);
     }
 
-    /// While it is away others get what it has locked, as from a server that has forgotten its session;
+    /// While the client is disconnected, frees its locks for others, as a server that has lost the session does;
     /// [`Control::restore`] follows without `kept`.
     pub fn free_locks(&self) {
         self.core.borrow_mut().free_locks(self.client);
     }
 
-    /// Lets it come back: [`Event::Restored`]. Without `kept` the server has forgotten its session, but for the
-    /// answers to mutations by their names. There is no grace: what others have locked meanwhile, or removed,
-    /// cannot be had again.
+    /// Reconnects the client: [`Event::Restored`]. Without `kept` the server has lost the session, except for the
+    /// replies to mutations by their ids. There is no grace period: the client cannot reclaim locks that others took
+    /// meanwhile, or files that others removed.
     ///
     /// # Panics
-    /// If it is not away.
+    /// If the client is not disconnected.
     pub fn restore(&self, kept: bool) {
         self.core.borrow_mut().restore(self.client, kept);
     }
 
-    /// Calls received so far of one `Call::type_name`.
+    /// Number of calls received so far with this `Call::type_name`.
     #[must_use]
     pub fn calls(&self, type_name: &str) -> u64 {
         self.core.borrow().client(self.client).calls.get(type_name).copied().unwrap_or(0)
     }
 
-    /// Calls received so far, without releases.
+    /// Number of calls received so far, without releases and pins.
     #[must_use]
     pub fn requests(&self) -> u64 {
         let core = self.core.borrow();
@@ -223,13 +223,13 @@ impl Control {
             .sum()
     }
 
-    /// Whether the server holds itself bound by a grant to this client.
+    /// Whether the server considers itself bound by a grant to this client.
     #[must_use]
     pub fn has_granted(&self, node: NodeId, covers: Covers) -> bool {
         self.core.borrow().holds(self.client, node, covers)
     }
 
-    /// Calls that the client said nobody waits for.
+    /// Calls that the client has cancelled.
     #[must_use]
     pub fn cancelled(&self) -> Vec<CallId> {
         self.core.borrow().client(self.client).cancelled.clone()

@@ -1,14 +1,14 @@
-//! Locks, kept as simply as can be: for the fake, and for who serves a tree to one client.
+//! Minimal file locks, for the fake and for servers of a tree with one client.
 
 use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, Reply};
 
-/// All locks of one server. Deadlocks are not looked for.
+/// All locks of one server. It does not detect deadlocks.
 #[derive(Clone, Default, Debug)]
 pub struct Locks {
     held: Vec<Lock>,
-    /// Held in sessions that were forgotten, as far as nobody was granted since what it excludes.
+    /// Reclaimable locks of lost sessions, until a conflicting lock is granted.
     left: Vec<Lock>,
-    /// In the order in which they came.
+    /// In order of arrival.
     waits: Vec<(Lock, CallId)>,
 }
 
@@ -24,7 +24,7 @@ struct Lock {
     pid: u32,
 }
 
-/// A call of a session that is answered now.
+/// A call of a session, and its reply that is due now.
 pub type Answered = (u64, CallId, Result<Reply, Errno>);
 
 impl Lock {
@@ -44,7 +44,7 @@ impl Lock {
 }
 
 impl Locks {
-    /// Executes a call on `node`, which is there; all calls that are answered with it, this one last.
+    /// Executes a call on the existing inode `node`. Returns the calls that get a reply now, this one last.
     ///
     /// # Panics
     /// If the call is not about locks.
@@ -93,26 +93,26 @@ impl Locks {
         answered
     }
 
-    /// The strongest lock that is held of a file, of either kind and by whomever.
+    /// The strongest lock held on a file, of either kind and by any owner.
     #[must_use]
     pub fn strongest(&self, node: NodeId) -> Option<LockKind> {
         self.held.iter().filter(|lock| lock.node == node).map(|lock| lock.kind).max()
     }
 
-    /// All locks of a file are gone, and nobody is told.
+    /// Drops all locks of a file, without notice to their owners.
     pub fn lose(&mut self, node: NodeId) {
         self.held.retain(|lock| lock.node != node);
     }
 
-    /// Nobody waits for that lock any more; false where it does not wait.
+    /// Cancels a waiting lock call. Returns false if the call does not wait.
     pub fn cancel(&mut self, session: u64, call: CallId) -> bool {
         let before = self.waits.len();
         self.waits.retain(|(lock, waiting)| (lock.session, *waiting) != (session, call));
         self.waits.len() < before
     }
 
-    /// A session is forgotten: as [`Locks::end`], but what it held can be claimed until [`Locks::claimed`], unless
-    /// somebody is granted before what that excludes.
+    /// Drops a lost session as [`Locks::end`] does, but keeps its locks reclaimable until [`Locks::claimed`], or
+    /// until a conflicting lock is granted.
     pub fn forget(&mut self, session: u64) -> Vec<Answered> {
         let held: Vec<Lock> = self.held.iter().filter(|lock| lock.session == session).copied().collect();
         for lock in held {
@@ -122,12 +122,12 @@ impl Locks {
         self.free(session)
     }
 
-    /// A session claims nothing more.
+    /// Ends a session's reclaim.
     pub fn claimed(&mut self, session: u64) {
         self.left.retain(|lock| lock.session != session);
     }
 
-    /// A session is over; the calls of others that are answered by that.
+    /// Ends a session. Returns the calls of other sessions that get a reply by this.
     pub fn end(&mut self, session: u64) -> Vec<Answered> {
         self.claimed(session);
         self.free(session)
@@ -145,7 +145,7 @@ impl Locks {
         self.held.iter().filter(|held| held.excludes(wanted)).min_by_key(|held| held.start)
     }
 
-    /// Whether all of a lock is left of its owner, in that way or a stronger one.
+    /// Whether the owner can reclaim the whole range, in this mode or a stronger one.
     fn is_left(&self, wanted: &Lock) -> bool {
         let mut rest = vec![*wanted];
         for left in self.left.iter().filter(|left| left.is_owners(wanted) && left.kind >= wanted.kind) {
@@ -169,7 +169,7 @@ impl Locks {
     }
 }
 
-/// Takes a range out of those locks which are `meant`.
+/// Removes a range from those locks for which `meant` holds.
 fn clear(locks: &mut Vec<Lock>, range: &Lock, meant: impl Fn(&Lock, &Lock) -> bool) {
     let mut rest = Vec::new();
     for lock in locks.drain(..) {

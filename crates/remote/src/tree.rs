@@ -1,8 +1,8 @@
 //! An in-memory filesystem that executes every call.
 //!
-//! It stands in for an export: behind the [`crate::fake`], behind the native protocol's tests, and as
-//! the simplest thing that passes the [`crate::conformance`] suite. It acts as root: permissions are not
-//! checked. Grants are numbered here; who holds which is the business of whoever serves the tree.
+//! It takes the place of an export: behind the [`crate::fake`], behind the native protocol's tests, and as the simplest
+//! implementation that passes the [`crate::conformance`] suite. It acts as root: it does not check permissions. It
+//! numbers grants; the server of the tree keeps track of their holders.
 
 mod affected;
 mod content;
@@ -23,21 +23,21 @@ use nigh_types::{
 use node::{Body, Directory, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What can be chosen of a tree.
+/// Options of a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TreeConfig {
     pub cookie_key: CookieKey,
-    /// Of every grant.
+    /// Term of every grant.
     pub term: Term,
-    /// Whether grants are said to be recallable.
+    /// Whether grants are marked recallable.
     pub recallable: bool,
-    /// Entries in a part of a listing (more only where cookies are equal); at least 1.
+    /// Entries in a chunk of a listing (more only where cookies are equal); at least 1.
     pub part_entries: u32,
-    /// Numbers of inodes that are gone are given to new ones, with another generation.
+    /// Whether new inodes reuse the numbers of deleted ones, with another generation.
     pub reuse_inos: bool,
-    /// The generation tells inodes of one number apart, as birth times do.
+    /// Whether the generation distinguishes inodes that reuse a number, as birth times do.
     pub tells_births: bool,
-    /// A place is found by its hint, a handle, or an earlier walk, and not by its id alone.
+    /// Whether a reference is resolved only by its hint, a handle, or an earlier path, and not by its id alone.
     pub by_hint_only: bool,
 }
 
@@ -62,19 +62,19 @@ pub struct Tree {
     nodes: BTreeMap<u64, Node>,
     root: NodeId,
     next_ino: u64,
-    /// Numbers free for reuse.
+    /// Inode numbers free for reuse.
     spare: Vec<u64>,
     generation: u64,
     handles: BTreeMap<Handle, u64>,
     next_handle: u64,
     next_grant: u64,
-    /// Inodes that a walk has led to.
+    /// Inodes to which a `Call::Walk` has led.
     walked: BTreeSet<u64>,
-    /// By client and inode: states of a file's data that followed one another by that client's doing alone.
+    /// By client and inode: consecutive versions of a file's data that this client's changes alone have made.
     followed: BTreeMap<(u64, u64), Vec<DataStamp>>,
 }
 
-/// What a call came to, before attributes are read and grants numbered.
+/// Result of a call, before attributes are read and grants numbered.
 struct Outcome {
     reply: Reply,
     /// Other inodes whose attributes go into the response.
@@ -127,8 +127,8 @@ impl Tree {
         self.root
     }
 
-    /// Executes one call at `now`, if it is not about locks (`ENOSYS`). A listing has one response for each part, in order; a release has
-    /// none; everything else has exactly one.
+    /// Executes one call at `now`; lock calls get `ENOSYS`. A listing has one response for each chunk, in order; a
+    /// release or pin has none; every other call has exactly one.
     pub fn execute(&mut self, now: Time, request: &Request) -> Vec<Response> {
         match &request.call {
             Call::Release { handles } => {
@@ -145,21 +145,21 @@ impl Tree {
         }
     }
 
-    /// Attributes of an inode that is there.
+    /// Attributes of an existing inode.
     #[must_use]
     pub fn attr(&self, node: NodeId) -> Option<Attr> {
         self.nodes.get(&node.ino).filter(|found| found.id == node).map(|found| found.attr)
     }
 
-    /// What a name leads to in a directory that is there: `Some(None)` where it leads nowhere.
+    /// Entry of a name in an existing directory: `Some(None)` if the name is absent.
     #[must_use]
     pub fn entry(&self, dir: NodeId, name: &Name) -> Option<Option<Entry>> {
         self.attr(dir)?;
         Some(self.child(dir.ino, name).map(|ino| self.nodes[&ino].entry()))
     }
 
-    /// The client's kernel has the file's data as it is now and not as its write says, or that with changes of the client's own: whoever
-    /// serves the tree knows that nobody else has changed it since.
+    /// Records that the client's kernel has the file's current data, not the version `then` that its write names, or
+    /// this data with changes of the client's own. The tree's server knows that no other client has changed it since.
     pub fn vouch(&mut self, client: u64, node: NodeId, then: DataStamp) {
         if let Some(attr) = self.attr(node) {
             let present = DataStamp::of(&attr);
@@ -171,27 +171,26 @@ impl Tree {
         }
     }
 
-    /// The inode of a handle that is open.
+    /// The inode of an open handle.
     #[must_use]
     pub fn opened(&self, handle: Handle) -> Option<NodeId> {
         self.handles.get(&handle).map(|ino| self.nodes[ino].id)
     }
 
-    /// The regular file that a place names; its locks are the business of whoever serves the tree
-    /// ([`crate::locks::Locks`]).
+    /// The regular file of a reference. The tree's server keeps its locks ([`crate::locks::Locks`]).
     ///
     /// # Errors
-    /// `ESTALE`, or why it is no regular file.
+    /// `ESTALE`, or why it is not a regular file.
     pub fn lockable(&self, place: &Place) -> Result<NodeId, Errno> {
         let ino = self.regular(self.reach(place)?)?;
         Ok(self.nodes[&ino].id)
     }
 
-    /// Opens a file under a number that the client chose. Where it is out of reach nothing is kept.
+    /// Opens a file under a handle that the client chose. Does nothing if the file is unreachable.
     fn keep(&mut self, place: &Place, handle: Handle) {
         let found = self.reach(place).and_then(|ino| self.regular(ino));
         if let Ok(ino) = found {
-            // A number in use stays whose it is.
+            // A handle in use keeps its file.
             let _ = self.open_as(ino, handle);
         }
     }
@@ -246,8 +245,8 @@ impl Tree {
         Grant { id, node, covers, mode: Mode::Read, term, recallable, shared: false }
     }
 
-    /// What covers a node's attributes: the names of the directory in which it was looked for, where
-    /// it stands there, else its own grant.
+    /// The grant that covers a node's attributes: the grant on the names of the directory in which the caller looked,
+    /// if the node's link is there, else the node's own grant.
     fn covering(&self, ino: u64, dir: Option<u64>) -> (NodeId, Covers) {
         let node = &self.nodes[&ino];
         match node.links.first() {
@@ -262,7 +261,7 @@ impl Tree {
         self.nodes.get_mut(&ino).expect("an inode of this tree is there while something refers to it")
     }
 
-    /// The inode that a place names; it may have lost its last name while somebody has it open.
+    /// The inode of a reference; it may have lost its last name while it is open.
     fn reach(&self, place: &Place) -> Result<u64, Errno> {
         let node = self.nodes.get(&place.node.ino).filter(|node| node.id == place.node);
         let node = node.ok_or(Errno::STALE)?;
@@ -277,7 +276,7 @@ impl Tree {
         Ok(node.id.ino)
     }
 
-    /// The directory in which a place's hint leads to its node.
+    /// The directory in which a reference's hint leads to its node.
     fn reached_in(&self, place: &Place) -> Option<u64> {
         let (dir, name) = place.hint.as_ref()?;
         (self.child(dir.ino, name) == Some(place.node.ino)).then_some(dir.ino)
@@ -291,7 +290,7 @@ impl Tree {
         Ok(ino)
     }
 
-    /// The inode of an open handle, or else of a place.
+    /// The inode of an open handle, or else of a reference.
     fn reach_open(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
         let Some(handle) = handle else { return self.reach(place) };
         let Some(&ino) = self.handles.get(&handle) else {
@@ -321,7 +320,7 @@ impl Tree {
         handle
     }
 
-    /// Under a number that somebody chose.
+    /// Opens an inode under a given handle.
     fn open_as(&mut self, ino: u64, handle: Handle) -> Result<(), Errno> {
         if self.handles.contains_key(&handle) {
             return Err(Errno::INVAL);
@@ -331,18 +330,17 @@ impl Tree {
         Ok(())
     }
 
-    /// No walk has led anywhere, as after a restart.
+    /// Drops all resolved paths, as a restart does.
     pub(crate) fn forget_walks(&mut self) {
         self.walked.clear();
     }
 
-    /// Opens an inode under a number again, as an earlier answer said; false if it is gone, or the number
-    /// in use.
+    /// Reopens an inode under the handle of an earlier reply; false if the inode is deleted or the handle in use.
     pub(crate) fn pin_again(&mut self, node: NodeId, handle: Handle) -> bool {
         self.attr(node).is_some() && self.open_as(node.ino, handle).is_ok()
     }
 
-    /// Forgets an inode without names and handles.
+    /// Deletes an inode without names and handles.
     fn reap(&mut self, ino: u64) {
         let gone = self.nodes.get(&ino).is_some_and(|node| node.attr.nlink == 0 && node.opens == 0);
         if gone {
@@ -355,7 +353,7 @@ impl Tree {
         }
     }
 
-    /// A regular file, by place or handle.
+    /// A regular file, by reference or handle.
     fn reach_file(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
         let ino = self.reach_open(place, handle)?;
         self.regular(ino)
@@ -371,7 +369,7 @@ impl Tree {
     }
 }
 
-/// A moment as the filesystem writes it down: the clock of this tree started in November 2023.
+/// A time as the filesystem stores it: this tree's clock started in November 2023.
 fn moment(now: Time) -> Timestamp {
     let nanos = u32::try_from(now.0 % 1_000_000_000).unwrap_or(0);
     Timestamp { secs: 1_700_000_000 + (now.0 / 1_000_000_000).cast_signed(), nanos }

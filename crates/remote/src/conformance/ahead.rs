@@ -1,4 +1,4 @@
-//! Walks ahead, where the remote makes them.
+//! Prefetch, where the remote supports it.
 
 use super::Named;
 use super::caller::{Caller, at, name};
@@ -14,7 +14,7 @@ pub(super) const CASES: &[Named] = &[
     ("a_walk_is_cancelled_while_it_waits", cancelled),
 ];
 
-/// `a` to `c` in the root, `x` and `y` in each of them, a file in each of all; where they stand, by path.
+/// `a` to `c` in the root, `x` and `y` in each of them, and a file in each directory; returns the directories by path.
 fn tree(c: &mut Caller<'_>) -> Option<BTreeMap<String, Place>> {
     if !c.session.walks_ahead {
         return None;
@@ -44,7 +44,7 @@ fn steer(c: &mut Caller<'_>, walk: CallId, credit: u32, want: Option<&Place>) {
 
 type Told = (NodeId, Option<Vec<(Name, Entry)>>);
 
-/// Directories in the order in which they came, with their names; `None`: left out.
+/// Prefetched directories in order of arrival, with their names; `None`: left out.
 fn told(responses: &[Response]) -> Vec<Told> {
     let mut told: Vec<Told> = Vec::new();
     let mut goes_on = false;
@@ -104,13 +104,13 @@ fn as_listed(c: &mut Caller<'_>) {
 fn with_credit(c: &mut Caller<'_>) {
     let Some(places) = tree(c) else { return };
     let walk = ahead(c, &[&places["a"], &places["b"], &places["c"]], 2);
-    // `a` has three names: more than there is credit for, and told whole.
+    // `a` has three names: more than the credit, and sent whole.
     let so_far = c.so_far(walk, 1);
     assert_eq!(dirs(&so_far), [places["a"].node]);
     steer(c, walk, 3, None);
     let root = c.root();
     c.getattr(&root);
-    // Of what was given one is left, and a directory with one name takes two.
+    // One unit of the credit is left, and a directory with one name takes two.
     let so_far = c.so_far(walk, 2);
     assert_eq!(dirs(&so_far), [places["a"].node, places["a/x"].node]);
     steer(c, walk, 1_000, None);
@@ -124,7 +124,7 @@ fn wanted(c: &mut Caller<'_>) {
     steer(c, walk, 0, Some(&places["c"]));
     let so_far = c.so_far(walk, 2);
     assert_eq!(dirs(&so_far), [places["a"].node, places["c"].node]);
-    // Found meanwhile, of one that is told already, and of one that nobody spoke of.
+    // A directory found meanwhile, one that was sent already, and one not mentioned before.
     steer(c, walk, 0, Some(&places["c/y"]));
     steer(c, walk, 0, Some(&places["a"]));
     steer(c, walk, 0, Some(&places["b/y"]));
@@ -153,7 +153,7 @@ fn left_out(c: &mut Caller<'_>) {
 
 fn cancelled(c: &mut Caller<'_>) {
     let Some(places) = tree(c) else { return };
-    // More often than there may be walks at a time.
+    // More often than the limit on concurrent prefetches.
     for _ in 0..40 {
         let walk = ahead(c, &[&places["a"], &places["b"]], 1);
         c.so_far(walk, 1);

@@ -1,4 +1,4 @@
-//! Makes calls for the cases, and checks of every response what holds of all.
+//! Makes calls for the cases, and checks the rules that hold for every response.
 
 use super::Harness;
 use crate::{Event, Remote, Session};
@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 pub(super) const READ_WRITE: Access =
     Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
 
-/// What a listing says of a name.
+/// A listed entry.
 pub(super) struct Listee {
     pub id: NodeId,
-    /// If the remote tells attributes in listings.
+    /// Set if the remote sends attributes in listings.
     pub attr: Option<Attr>,
     pub no_xattrs: bool,
 }
@@ -33,12 +33,12 @@ pub(super) fn name(bytes: &[u8]) -> Name {
     Name::new(bytes).expect("a case uses proper names")
 }
 
-/// Where a node stands in a directory.
+/// Reference to a node by its directory and name.
 pub(super) fn at(dir: &Place, leaf: &[u8], node: NodeId) -> Place {
     Place { node, hint: Some((dir.node, name(leaf))) }
 }
 
-/// Attributes without what a filesystem may change later by itself.
+/// Attributes without those that a filesystem may change later by itself.
 pub(super) fn steady(attr: Attr) -> Attr {
     Attr { blocks: 0, atime: Timestamp::default(), ..attr }
 }
@@ -74,12 +74,12 @@ impl<'a> Caller<'a> {
         id
     }
 
-    /// Nobody waits for a call that was started.
+    /// Cancels a started call.
     pub(super) fn cancel(&mut self, id: CallId) {
         self.remote.handle_cancel(self.harness.now(), id);
     }
 
-    /// All responses to a call that was started.
+    /// All responses to a started call.
     #[track_caller]
     pub(super) fn finish(&mut self, id: CallId) -> Vec<Response> {
         while self.responses.get(&id).and_then(|parts| parts.last()).is_none_or(|part| !part.last) {
@@ -95,7 +95,7 @@ impl<'a> Caller<'a> {
         responses
     }
 
-    /// Responses to a walk that goes on, when so many directories have come.
+    /// Responses to a running prefetch, once this many directories have come.
     #[track_caller]
     pub(super) fn so_far(&mut self, id: CallId, dirs: usize) -> Vec<Response> {
         let whole = |response: &Response| match &response.result {
@@ -155,8 +155,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The error that a call comes to once releases before it took effect; nobody answers those, and
-    /// a remote may carry them out a little later.
+    /// The error of a call once earlier releases have taken effect. Releases get no reply, and a remote may carry
+    /// them out a little later.
     #[track_caller]
     pub(super) fn errno_after_release(&mut self, call: &Call) -> Errno {
         for _ in 0..10_000 {
@@ -320,8 +320,8 @@ pub(super) fn rename(from: &Place, old: &[u8], to: &Place, new: &[u8]) -> Call {
     }
 }
 
-/// No grant is for a node that neither call nor answer speaks of, and none of names or data for what
-/// has none.
+/// Checks that every grant concerns a node of the call or the reply, and that grants on names or data concern
+/// directories or files.
 #[track_caller]
 fn check_grants(call: &Call, responses: &[Response]) {
     let mut known: BTreeMap<NodeId, Option<Attr>> = named(call).into_iter().map(|id| (id, None)).collect();
@@ -368,7 +368,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
     }
 }
 
-/// Nodes that a call names, in places or hints.
+/// Nodes that a call refers to, directly or in path hints.
 fn named(call: &Call) -> Vec<NodeId> {
     let places: Vec<&Place> = match call {
         Call::Lookup { dir, .. } | Call::List { dir } | Call::Create { dir, .. } => vec![dir],

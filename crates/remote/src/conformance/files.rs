@@ -74,7 +74,7 @@ fn append(c: &mut Caller<'_>) {
     assert_eq!(c.read(&place, Some(handle), 0, 100), b"onetwothree");
 }
 
-/// Stores into a map that are written back say of which state of the file their pages are.
+/// A write-back names the version of the data on which its pages are based.
 fn stale_flush(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"0123456789");
@@ -214,7 +214,7 @@ fn keep_chosen(c: &mut Caller<'_>) {
     let place = c.file(&root, b"f", b"chosen");
     let chosen = |n| Handle(Handle::CHOSEN | n);
     c.start(Call::Keep { node: place.clone(), names: vec![name(b"f")], handle: chosen(1) });
-    // One that could not be had: the file is reached by its place.
+    // A handle whose pin failed: the remote finds the file by its node reference.
     assert_eq!(c.read(&place, Some(chosen(2)), 0, 100), b"chosen");
     c.ok(unlink(&root, b"f"));
     assert_eq!(c.read(&place, Some(chosen(1)), 0, 100), b"chosen");

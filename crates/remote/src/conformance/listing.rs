@@ -14,7 +14,7 @@ pub(super) const CASES: &[Named] = &[
     ("names_alone_are_those_of_a_listing", alone),
 ];
 
-/// Makes files `f0` … and returns their names, sorted.
+/// Creates files `f0` … and returns their names, sorted.
 fn fill(c: &mut Caller<'_>, dir: &Place, count: u32) -> Vec<Name> {
     let leaves: Vec<Vec<u8>> = (0..count).map(|i| format!("f{i}").into_bytes()).collect();
     let calls: Vec<CallId> = leaves.iter().map(|leaf| c.start(create(dir, leaf, true))).collect();
@@ -114,7 +114,7 @@ fn last_part(c: &mut Caller<'_>) {
     assert_eq!(steady(*told), steady(c.getattr(&root)));
 }
 
-/// Names alone behind a cookie, checked to be in order and to bring nothing else.
+/// A names-only listing after a cookie, checked to be in order and to bring nothing else.
 fn dirents(c: &mut Caller<'_>, dir: &Place, after: Cookie) -> Vec<Dirent> {
     let id = c.start(Call::Dirents { dir: dir.clone(), after });
     let mut all = Vec::new();

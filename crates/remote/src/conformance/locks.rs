@@ -148,7 +148,7 @@ fn cancelled(c: &mut Caller<'_>) {
     let file = c.file(&root, b"f", b"");
     done(c, lock(&file, 1, WRITE, ALL));
     let waiter = c.start(waits(lock(&file, 2, WRITE, ALL)));
-    // So that it has come to wait.
+    // Ensures that the lock call is waiting by now.
     assert_eq!(c.errno(lock(&file, 3, READ, ALL)), Errno::AGAIN);
     c.cancel(waiter);
     assert_eq!(c.finish(waiter)[0].result, Err(Errno::INTR));
@@ -156,7 +156,7 @@ fn cancelled(c: &mut Caller<'_>) {
     done(c, lock(&file, 3, WRITE, ALL));
 }
 
-/// Nothing was forgotten here, so there is nothing to claim.
+/// No state was lost here, so there is nothing to reclaim.
 fn claimed(c: &mut Caller<'_>) {
     let again = |call| match call {
         Call::Lock { node, owner, flock, kind, start, end, wait, pid, .. } => {

@@ -1,4 +1,4 @@
-//! Looking up and making names.
+//! Lookup and creation of names.
 
 use super::Named;
 use super::caller::{Caller, at, create, name, steady, unlink};
@@ -224,7 +224,7 @@ fn after(c: &mut Caller<'_>) {
     let flags = nigh_types::WriteFlags::default();
     let file = at(&dir, b"h", other.node);
     let write = Call::Write { node: file.clone(), handle: None, offset: 0, data: b"data".to_vec(), flags };
-    // Whoever writes much need not be told each time.
+    // A reply to a write may omit the attributes of the file.
     let response = c.call(write);
     assert!(response.result.is_ok(), "{response:?}");
     for (_, told) in response.after.iter().filter(|(id, _)| *id == file.node) {

@@ -1,4 +1,4 @@
-//! Places: hints that lead elsewhere, nodes that are gone, walks.
+//! Node references: hints that lead elsewhere, deleted nodes, path resolution.
 
 use super::Named;
 use super::caller::{Caller, at, create, name, rename, unlink};
@@ -14,7 +14,7 @@ pub(super) const CASES: &[Named] = &[
     ("an_inode_is_found_by_its_number_while_it_is_there", by_number),
 ];
 
-/// Attributes of a node by a place that may be out of date; walks once where that is needed.
+/// Attributes of a node by a reference that may be stale; sends its path once if the remote needs it.
 #[track_caller]
 fn mended(c: &mut Caller<'_>, stale: &Place, path: &[&[u8]], fresh: &Place) -> Attr {
     match c.call(Call::GetAttr { node: stale.clone() }).result {

@@ -66,7 +66,7 @@ fn replaces(c: &mut Caller<'_>) {
     assert_eq!(gone.1.nlink, 0);
     assert_eq!(c.names(&root), [name(b"b")]);
     assert_eq!(c.read(&at(&root, b"b", a.node), None, 0, 10), b"new");
-    // Whoever was led there a moment ago may find it still.
+    // A reference that was resolved just before the rename may still lead to the old file.
     match c.call(Call::GetAttr { node: b.clone() }).result {
         Ok(Reply::Attr(node, attr)) => assert_eq!((node, attr.nlink), (b.node, 0)),
         other => assert_eq!(other, Err(Errno::STALE)),
@@ -81,7 +81,7 @@ fn keeps_replaced(c: &mut Caller<'_>) {
     assert_eq!(c.read(&b, Some(handle), 0, 10), b"old");
 }
 
-/// A client may ask so for what has the number of a file that it had open.
+/// A client may ask for a pin of an inode that reuses the number of a file that it had open.
 fn keeps_only_files(c: &mut Caller<'_>) {
     let root = c.root();
     let (a, link) = (c.file(&root, b"a", b"new"), c.symlink(&root, b"link", b"there"));
@@ -179,7 +179,7 @@ fn whiteout(c: &mut Caller<'_>) {
     assert_eq!((told.kind(), told.rdev, told.nlink), (Kind::CharDevice, 0, 1));
     assert_eq!(c.lookup(&root, b"a").map(|entry| (entry.id, entry.attr)), Some((left, told)));
     assert_eq!(c.read(&at(&dir, b"b", a.node), None, 0, 10), b"new");
-    // A whiteout is a file as any other.
+    // A whiteout is an ordinary file.
     let moved = match call(false) {
         Call::Rename { from, name, to, keep, .. } => Call::Rename {
             from,

@@ -20,7 +20,7 @@ fn one(node: &Place, name: &[u8]) -> Call {
     Call::Xattr { node: node.clone(), name: name.to_vec() }
 }
 
-/// What an inode has in the `user.` namespace, sorted.
+/// An inode's xattrs in the `user.` namespace, sorted.
 #[track_caller]
 fn user(c: &mut Caller<'_>, node: &Place) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let Reply::Xattrs(all) = c.ok(Call::Xattrs { node: node.clone() }) else { panic!("no xattrs") };

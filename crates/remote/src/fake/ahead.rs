@@ -1,4 +1,4 @@
-//! Walks ahead: one directory after the other, each read once what came before it was sent.
+//! Prefetch: one directory after the other, each read after the one before was sent.
 
 use super::core::Core;
 use super::{Event, Fate, Span, Tree};
@@ -7,17 +7,17 @@ use nigh_types::{
 };
 use std::collections::BTreeSet;
 
-/// One that is under way.
+/// A running prefetch.
 #[derive(Default)]
 pub(super) struct Walk {
-    /// What is to come, the next one last.
+    /// Directories still to send, the next one last.
     stack: Vec<Place>,
     told: BTreeSet<NodeId>,
-    /// Of these, the ones that cost nothing.
+    /// Directories in `stack` that cost no credit.
     wanted: BTreeSet<NodeId>,
     order: Order,
     credit: i64,
-    /// It waits for credit.
+    /// Whether it waits for credit.
     pub(super) waits: bool,
 }
 
@@ -52,7 +52,7 @@ impl Walk {
 }
 
 impl Core {
-    /// A walk begins, or goes on.
+    /// Starts or continues a prefetch.
     pub(super) fn walk_ahead(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
         let Call::Ahead { roots, order, credit } = &request.call else { return };
         let key = self.tree.config().cookie_key;
@@ -101,7 +101,7 @@ impl Core {
     }
 }
 
-/// One directory as of now, and what it has.
+/// The chunks of one directory as of now, and its entries.
 fn steps(tree: &mut Tree, place: &Place) -> (Vec<Response>, Vec<(Name, Entry)>) {
     let mut found = Vec::new();
     let listed = tree.list(place).into_iter().map(|part| {
@@ -116,7 +116,7 @@ fn steps(tree: &mut Tree, place: &Place) -> (Vec<Response>, Vec<(Name, Entry)>) 
     (listed.collect(), found)
 }
 
-/// What a walk is answered whose session was forgotten.
+/// The reply to a prefetch of a lost session.
 pub(super) fn forgotten(request: &Request) -> Option<Response> {
     matches!(request.call, Call::Ahead { .. }).then(|| Response::plain(Err(Errno::CANCELED)))
 }

@@ -1,28 +1,28 @@
-//! A client that is cut off for longer than its term, and comes back: what [`crate::Remote`] says of that.
+//! Disconnection of a client for longer than its term, and its return, as [`crate::Remote`] specifies.
 
 use super::core::Core;
 use super::{Event, Span};
 use nigh_types::{Call, CallId, Errno, NodeId, RecallId, Reply, Request, Response};
 use std::collections::{BTreeSet, VecDeque};
 
-/// How a session is cut off.
+/// State of a disconnected session.
 #[derive(Default)]
 pub(super) struct Absence {
     pub(super) is_away: bool,
-    /// What the client's own end says, before anything else.
+    /// Events of the client's own end; they come before all others.
     pub(super) said: VecDeque<Event>,
-    /// Calls that were made meanwhile, or while others are reclaimed.
+    /// Calls made while disconnected, or during reclaim.
     pub(super) unsent: Vec<(CallId, Request)>,
-    /// Calls that nobody waits for any more since.
+    /// Calls cancelled while disconnected.
     cancelled: BTreeSet<CallId>,
-    /// To be put out again with the end of reclaiming; `None`: nothing is being reclaimed.
+    /// Calls to send again after the reclaim; `None`: no reclaim is running.
     again: Option<Vec<CallId>>,
-    /// Acknowledged or not, nobody waits for these any more.
+    /// Recalls of an ended term, which the server no longer waits for.
     pub(super) recalls: BTreeSet<RecallId>,
 }
 
 impl Core {
-    /// Both ends have counted the term: the client's grants have ended, and others do not wait for it.
+    /// The term has expired at both ends: the client's grants have ended, and others no longer wait for the client.
     pub(super) fn lapse(&mut self, client: u64, why: &str) {
         let session = self.client_mut(client);
         if session.absence.is_away {
@@ -43,7 +43,7 @@ impl Core {
         self.lock_answers(answered);
     }
 
-    /// The client is back; with `kept` the server has kept what it had open and locked.
+    /// The client reconnects; with `kept` the server has kept its open files and locks.
     pub(super) fn restore(&mut self, client: u64, kept: bool) {
         let event = Event::Restored { session: self.session(), kept };
         let absence = &mut self.client_mut(client).absence;
@@ -57,7 +57,7 @@ impl Core {
         self.forget(client, &cancelled);
     }
 
-    /// Nothing passes for a while, and nobody's term runs out.
+    /// Stops all traffic for a while; no term expires.
     pub(super) fn cut(&mut self, client: u64) {
         self.client_mut(client).absence.is_away = true;
     }
@@ -68,7 +68,7 @@ impl Core {
         self.put_unsent(client);
     }
 
-    /// What waited for the link passes.
+    /// Delivers what waited for the connection.
     fn put_unsent(&mut self, client: u64) {
         let absence = &mut self.client_mut(client).absence;
         let (unsent, cancelled) =
@@ -83,7 +83,7 @@ impl Core {
         }
     }
 
-    /// Puts a call out, now or later.
+    /// Sends a call, now or later.
     pub(super) fn put_in_turn(&mut self, client: u64, call: CallId, request: Request) {
         let absence = &mut self.client_mut(client).absence;
         let at_once = request.call.serves_claiming();
@@ -94,7 +94,7 @@ impl Core {
         }
     }
 
-    /// The session was forgotten: a new one stands in its place.
+    /// The server has lost the session: a new one replaces it.
     fn forget(&mut self, client: u64, cancelled: &BTreeSet<CallId>) {
         let session = self.client_mut(client);
         session.events.clear();
@@ -117,7 +117,7 @@ impl Core {
         }
     }
 
-    /// What was open and locked has been claimed: what was out goes out again.
+    /// Open files and locks are reclaimed: outstanding calls are sent again.
     pub(super) fn reclaimed(&mut self, client: u64) {
         let absence = &mut self.client_mut(client).absence;
         assert!(!absence.is_away, "whoever is away has not reclaimed");
@@ -138,7 +138,7 @@ impl Core {
         }
     }
 
-    /// A call that is not on its way now: false if it is.
+    /// Cancels a call that is not in transit; returns false if it is.
     pub(super) fn cancel_while_away(&mut self, client: u64, call: CallId) -> bool {
         let absence = &mut self.client_mut(client).absence;
         if absence.is_away {
@@ -157,7 +157,8 @@ impl Core {
         removed
     }
 
-    /// What a mutation was answered that comes again. `None`: it was not done, or what it opened is gone.
+    /// The remembered reply to a retransmitted mutation. `None`: it was not done, or the file that it opened is
+    /// deleted.
     pub(super) fn recollect(&mut self, client: u64, request: &Request) -> Option<Vec<Response>> {
         let mut responses = self.remembered.get(&request.name?)?.clone();
         for response in &mut responses {

@@ -1,4 +1,4 @@
-//! The server's side of the fake: sessions, plans, recalls.
+//! Server side of the fake: sessions, plans, recalls.
 
 use super::ahead::Walk;
 use super::away::Absence;
@@ -20,16 +20,16 @@ pub(super) struct Core {
     pub(super) clients: BTreeMap<u64, Client>,
     next_recall: u64,
     sequence: u64,
-    /// Mutations that were done, by name: one that is put out again is answered from here.
+    /// Replies to completed mutations by id, for retransmissions.
     pub(super) remembered: BTreeMap<OpName, Vec<Response>>,
-    /// Writes that changed a file, in their order: the client by the name of its operation, and the inode.
+    /// Writes that changed a file, in order: the client by the mutation id, and the inode.
     pub(super) written: Vec<(u64, u64)>,
 }
 
-/// The latest number of a grant, and until when it binds the server.
+/// The latest number of a grant, and the time until which it binds the server.
 pub(super) struct Granted {
     pub(super) id: GrantId,
-    /// With which it began.
+    /// The number with which the unbroken grant began.
     pub(super) first: GrantId,
     until: Time,
 }
@@ -43,21 +43,21 @@ pub(super) struct Client {
     pub(super) cancelled: Vec<CallId>,
     pub(super) handles: BTreeSet<Handle>,
     lost: bool,
-    /// Sent and not yet delivered, by the moment of delivery and the order of sending.
+    /// Sent and undelivered, by time of delivery and order of sending.
     pub(super) events: BTreeMap<(Time, u64), Event>,
-    /// Calls on their way to the server.
+    /// Calls in transit to the server.
     pub(super) arriving: BTreeMap<(Time, u64), (CallId, Request, Fate)>,
     pub(super) held: BTreeMap<CallId, (Request, Fate)>,
     pub(super) held_replies: BTreeMap<CallId, VecDeque<Response>>,
-    /// As a server keeps them: a later grant takes the place of the one before.
+    /// A later grant replaces an earlier one, as on a server.
     pub(super) grants: BTreeMap<(NodeId, Covers), Granted>,
-    /// What was returned, by its latest number: earlier ones that are on their way are not handed out any more.
+    /// Returned grants by latest number: replies in transit no longer hand out earlier ones.
     returned: BTreeMap<(NodeId, Covers), GrantId>,
     pub(super) recalls: BTreeMap<RecallId, Recall>,
-    /// It takes holds in the place of recalls; of these, the ones that it has not acknowledged.
+    /// Whether it takes updates instead of recalls; below, its unacknowledged ones.
     pub(super) takes_pushes: bool,
     pub(super) holds: BTreeSet<RecallId>,
-    /// Calls whose last response was not delivered.
+    /// Calls whose last response is undelivered.
     pub(super) outstanding: BTreeMap<CallId, Request>,
     pub(super) absence: Absence,
     pub(super) walks: BTreeMap<CallId, Walk>,
@@ -104,7 +104,7 @@ impl Core {
         }
     }
 
-    /// Whether a client holds a grant that has not ended.
+    /// Whether a client holds a living grant.
     pub(super) fn holds(&self, client: u64, node: NodeId, covers: Covers) -> bool {
         self.client(client).holds(self.now, node, covers)
     }
@@ -144,12 +144,12 @@ impl Core {
         }
     }
 
-    /// Time goes on; calls arrive.
+    /// Advances the time and delivers calls.
     pub(super) fn advance(&mut self, now: Time) {
         while self.step(now) {}
     }
 
-    /// One call arrives that is due by now.
+    /// Delivers one call that is due by now.
     pub(super) fn step(&mut self, now: Time) -> bool {
         self.now = self.now.max(now);
         let Some((client, key)) = self.arrived() else { return false };
@@ -159,7 +159,7 @@ impl Core {
         true
     }
 
-    /// The first of the calls that have arrived by now.
+    /// The first of the calls that are due by now.
     fn arrived(&self) -> Option<(u64, (Time, u64))> {
         let first =
             self.clients.iter().filter_map(|(id, client)| Some((*id, *client.arriving.keys().next()?)));
@@ -179,7 +179,7 @@ impl Core {
         self.put_in_turn(client, call, request);
     }
 
-    /// A call sets out.
+    /// Sends a call.
     pub(super) fn put(&mut self, client: u64, call: CallId, request: Request) {
         let now = self.now;
         let fate = self.client(client).fate(call, &request);
@@ -188,7 +188,7 @@ impl Core {
         self.advance(now);
     }
 
-    /// Nothing was executed: `EINTR`. Else its answer comes as it would have.
+    /// Replies `EINTR` if nothing was executed. Otherwise the call's reply comes unchanged.
     pub(super) fn handle_cancel(&mut self, now: Time, client: u64, call: CallId) {
         self.advance(now);
         self.client_mut(client).cancelled.push(call);
@@ -322,7 +322,7 @@ impl Core {
         }
     }
 
-    /// A key for what happens `span` from now, behind all else of that moment.
+    /// Key of an event `span` from now, after all other events at this time.
     pub(super) fn later(&mut self, span: Span) -> (Time, u64) {
         self.sequence += 1;
         (self.now.after(span), self.sequence)
@@ -385,7 +385,8 @@ impl Core {
         responses
     }
 
-    /// Whoever holds what a write makes false, without a gap since it had the pages, is the only one to have changed them.
+    /// If the writer has held the affected facts without a break since it had the pages, no other client has changed
+    /// them.
     fn vouch(&mut self, client: u64, request: &Request) {
         let Call::Write { node, flags: WriteFlags { since: Some(since), .. }, .. } = &request.call else {
             return;
@@ -404,13 +405,13 @@ impl Core {
         let (Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. }) = what else {
             return;
         };
-        // As of a server that lets one lock what it has open.
+        // A server that lets clients lock only files that they have open.
         let reopens = |request: &Request| matches!(request.call, Call::Reopen { .. });
         let reopens = self.client(client).outstanding.values().any(reopens);
         let mut answered = match (self.tree.lockable(node), what) {
             (_, Call::Lock { reclaim: true, .. }) if reopens => vec![(client, call, Err(Errno::ACCES))],
             (Ok(node), what) => self.locks.execute(client, call, node, what),
-            // What is out of reach may be unlocked all the same.
+            // An unreachable file can still be unlocked.
             (Err(_), Call::Unlock { .. }) => self.locks.execute(client, call, node.node, what),
             (Err(errno), _) => vec![(client, call, Err(errno))],
         };
@@ -421,7 +422,7 @@ impl Core {
         }
     }
 
-    /// What waited for locks and has them now.
+    /// Replies to lock calls that waited and are granted now.
     pub(super) fn lock_answers(&mut self, answered: Vec<Answered>) {
         for (client, call, result) in answered {
             let response = Response::plain(result);
@@ -444,7 +445,7 @@ impl Core {
         }
     }
 
-    /// Notes what a response hands out; takes out grants of what is being recalled.
+    /// Records the grants of a response, and removes those of recalled facts.
     pub(super) fn register(&mut self, client: u64, response: &mut Response, fate: Fate) {
         let changing = |node: NodeId, covers: Covers| {
             let mut changes = self.pending.iter().flat_map(|pending| &pending.changes);

@@ -1,4 +1,4 @@
-//! Mutations that wait until others have given back, or held back, what they make false.
+//! Mutations that wait until other clients have returned or suspended the affected facts.
 
 use super::core::Core;
 use super::{Event, Fate};
@@ -8,7 +8,7 @@ use nigh_types::{
 };
 use std::collections::BTreeSet;
 
-/// One of them.
+/// A waiting mutation.
 pub(super) struct Pending {
     pub(super) client: u64,
     pub(super) call: CallId,
@@ -16,13 +16,13 @@ pub(super) struct Pending {
     fate: Fate,
     pub(super) changes: Vec<Change>,
     owed: BTreeSet<RecallId>,
-    /// What others hold back for it, committed when it is over.
+    /// Prepared updates of other clients, committed when the mutation is over.
     held: Vec<(u64, Hold)>,
 }
 
 impl Core {
-    /// Executes a call, once nobody else holds what it changes. A client's own acknowledgements are
-    /// never waited for (invariant 6).
+    /// Executes a call once no other client holds the affected facts. It never waits for the client's own
+    /// acknowledgements (invariant 6).
     pub(super) fn submit(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
         let (changes, owed, held) = (Vec::new(), BTreeSet::new(), Vec::new());
         self.proceed(Pending { client, call, request, fate, changes, owed, held });
@@ -44,7 +44,7 @@ impl Core {
         }
     }
 
-    /// One of the others gives back what it holds of that, or holds it back if it takes pushes.
+    /// Recalls the affected facts from another client, or prepares an update if the client takes updates.
     fn ask(&mut self, other: u64, pending: &mut Pending) {
         let mut facts = Vec::new();
         for Change { node, covers, names } in &pending.changes {
@@ -82,14 +82,14 @@ impl Core {
         session.holds.insert(hold.id);
         for held in &hold.facts {
             if let Some(granted) = session.grants.get_mut(&(held.node, held.covers)) {
-                // Somebody else changes it: there is a gap.
+                // Another client changes the fact: the grant is no longer unbroken.
                 granted.first = GrantId(granted.id.0 + 1);
             }
         }
         self.send(client, Span::ZERO, Event::Hold(hold.clone()));
     }
 
-    /// Says what has become of what was held.
+    /// Sends the new values of the suspended facts.
     fn commit(&mut self, held: Vec<(u64, Hold)>) {
         for (client, hold) in held {
             let facts = hold.facts.iter().flat_map(|held| self.facts_of(held)).collect();
@@ -116,7 +116,7 @@ impl Core {
         id
     }
 
-    /// Goes on with what waited for nothing but these acknowledgements.
+    /// Continues mutations that waited only for these acknowledgements.
     pub(super) fn settle(&mut self, recalls: &[RecallId]) {
         for pending in &mut self.pending {
             pending.owed.retain(|owed| !recalls.contains(owed));
@@ -127,7 +127,7 @@ impl Core {
         }
     }
 
-    /// These will not be done: what was held for them is as it was.
+    /// Drops mutations and commits their suspended facts unchanged.
     pub(super) fn drop_pending(&mut self, which: impl Fn(&Pending) -> bool) {
         let dropped: Vec<Pending> = self.pending.extract_if(.., |pending| which(pending)).collect();
         dropped.into_iter().for_each(|pending| self.commit(pending.held));

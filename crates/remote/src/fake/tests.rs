@@ -1,4 +1,4 @@
-//! What the fake promises to those who test with it.
+//! Properties of the fake on which tests rely.
 
 use super::*;
 use crate::conformance::{Harness, assert_conforms};

@@ -1,9 +1,9 @@
-//! Which facts a call would make false.
+//! Facts that a call would invalidate.
 
 use super::Tree;
 use nigh_types::{Access, Call, Covers, Name, NodeId, Place};
 
-/// Facts that a call changes: those under `(node, covers)`; with names, only those of these names.
+/// Facts under `(node, covers)` that a call changes; with names, only the facts of these names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     pub node: NodeId,
@@ -12,8 +12,8 @@ pub struct Change {
 }
 
 impl Tree {
-    /// What `call` would change if it were executed now. Whoever serves the tree recalls the grants
-    /// that cover it before executing the call.
+    /// The facts that `call` would change if executed now. The tree's server recalls the grants that cover them before
+    /// it executes the call.
     #[must_use]
     pub fn affected(&self, call: &Call) -> Vec<Change> {
         let mut changes = Changes { tree: self, list: Vec::new() };
@@ -65,7 +65,7 @@ impl Changes<'_> {
         }
     }
 
-    /// A name comes or goes: so do its directory's times.
+    /// A name appears or disappears, so the directory's times change too.
     fn name(&mut self, dir: &Place, name: &Name) {
         if self.tree.attr(dir.node).is_some() {
             self.push(dir.node, Covers::Names, Some(name));

@@ -1,21 +1,21 @@
-//! A file's bytes, in pages, so that holes cost nothing.
+//! A file's bytes in pages, so that holes take no memory.
 
 use std::collections::BTreeMap;
 
 pub(super) const PAGE: u64 = 4096;
 
-/// What is not in a page is zero. The size stands in the attributes.
+/// Sparse file contents: missing pages are zero. The size is in the attributes.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Content {
     pages: BTreeMap<u64, Box<[u8]>>,
 }
 
-/// Where in its page a byte lies.
+/// Offset of a byte in its page.
 fn within(byte: u64) -> usize {
     within_page(byte % PAGE)
 }
 
-/// The pieces of a range that lie in one page each: (page, from, to).
+/// Splits a range at page boundaries: (page, from, to).
 fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + length;
     let mut at = offset;
@@ -35,7 +35,7 @@ fn within_page(length: u64) -> usize {
 }
 
 impl Content {
-    /// In units of 512 bytes.
+    /// Allocated blocks, in units of 512 bytes.
     pub(super) fn blocks(&self) -> u64 {
         self.pages.len() as u64 * (PAGE / 512)
     }

@@ -1,4 +1,4 @@
-//! Mutations that make inodes and names.
+//! Mutations that create inodes and names.
 
 use super::content::Content;
 use super::node::{Body, Directory, Node};
@@ -12,19 +12,19 @@ fn nanoseconds(at: Timestamp) -> u64 {
     u64::try_from(secs).unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.into())
 }
 
-/// What a new inode is to be.
+/// Properties of a new inode.
 pub(super) struct Plan<'a> {
     pub(super) now: Timestamp,
     pub(super) credentials: &'a Credentials,
     pub(super) kind: Kind,
-    /// Permission bits, without the umask's.
+    /// Permission bits, after the umask.
     pub(super) mode: u32,
     pub(super) rdev: u32,
     pub(super) target: &'a [u8],
 }
 
 impl Tree {
-    /// A new name for a new inode.
+    /// Creates a new inode under a new name.
     pub(super) fn make(&mut self, dir: &Place, name: &Name, plan: &Plan<'_>) -> Result<Outcome, Errno> {
         let dir = self.reach_dir(dir)?;
         if self.child(dir, name).is_some() {
@@ -151,7 +151,7 @@ impl Tree {
         ino
     }
 
-    /// Gives an inode a name that is free; its link count and the directory's attributes follow.
+    /// Adds a free name to an inode, and updates its link count and the directory's attributes.
     pub(super) fn add_name(&mut self, now: Timestamp, dir: u64, name: &Name, ino: u64) {
         let key = self.config.cookie_key;
         let is_dir = self.nodes[&ino].attr.is_dir();
@@ -165,7 +165,7 @@ impl Tree {
         node.attr.nlink += 1;
     }
 
-    /// Takes a name away.
+    /// Removes a name.
     pub(super) fn remove_name(&mut self, now: Timestamp, dir: u64, name: &Name, ino: u64) {
         let key = self.config.cookie_key;
         let is_dir = self.nodes[&ino].attr.is_dir();

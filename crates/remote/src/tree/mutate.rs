@@ -1,4 +1,4 @@
-//! Mutations of what is there.
+//! Mutations of existing inodes.
 
 use super::make::Plan;
 use super::node::Body;
@@ -16,7 +16,7 @@ const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
 
 impl Tree {
-    /// What it makes of a file's data is known to be its client's doing.
+    /// Executes a mutation, and records a file's new data as the client's change.
     pub(super) fn mutate(&mut self, now: Timestamp, request: &Request) -> Result<Outcome, Errno> {
         let client = request.name.map_or(0, |name| name.client);
         let of = match &request.call {
@@ -207,7 +207,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A write that may say of which state its client's kernel has pages (`WriteFlags::since`).
+    /// A write that may name the version of the data behind its kernel's pages (`WriteFlags::since`).
     fn write_since(
         &mut self,
         now: Timestamp,
@@ -229,7 +229,7 @@ impl Tree {
             if !is_within || content.read(offset, count) != data {
                 return Err(Errno::CANCELED);
             }
-            // What the file is then is not its writer's doing.
+            // This client's changes alone did not produce the file's data.
             return Ok(Outcome::plain(Reply::Written { offset, count }));
         }
         self.write(now, ino, offset, data, flags)
@@ -263,7 +263,7 @@ impl Tree {
         Ok(outcome)
     }
 
-    /// An outcome with permission to keep the attributes of `ino`.
+    /// Adds the grant on the attributes of `ino` to an outcome.
     fn covered(&self, mut outcome: Outcome, ino: u64, place: &Place) -> Outcome {
         outcome.granted.push(self.covering(ino, self.reached_in(place)));
         outcome
@@ -321,7 +321,7 @@ impl Tree {
     }
 }
 
-/// As filesystems do whose times tell any two changes apart: the present, or a little later than the change before.
+/// A ctime as filesystems with distinct change times set it: `now`, or slightly later than the change before.
 fn later(now: Timestamp, before: Timestamp) -> Timestamp {
     let is_past = before.pair() < now.pair() || before.secs > now.secs || before.nanos >= 999_999_999;
     if is_past { now } else { Timestamp { nanos: before.nanos + 1, ..before } }

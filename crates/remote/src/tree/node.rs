@@ -1,4 +1,4 @@
-//! What the tree keeps of an inode.
+//! The tree's inodes.
 
 use super::content::Content;
 use nigh_types::{Attr, Cookie, CookieKey, Entry, Name, NodeId};
@@ -10,10 +10,10 @@ pub(super) struct Node {
     pub(super) attr: Attr,
     pub(super) body: Body,
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Directory and name of each link; as many as `attr.nlink` says of anything but a directory.
+    /// Directory and name of each link; as many as `attr.nlink`, except for directories.
     pub(super) links: Vec<(u64, Name)>,
     pub(super) opens: u32,
-    /// Made without a name, and may be given one.
+    /// Created without a name, and linkable.
     pub(super) nameless: bool,
 }
 

@@ -1,17 +1,17 @@
-//! Changes beside every protocol: what tests prepare, and what a host does on its own disk.
+//! Changes outside every protocol: a test's preparation, and changes by the host on its own disk.
 
 use super::Tree;
 use nigh_types::{Access, Call, Credentials, Errno, Name, NodeId, Place, Reply, Request, Time, WriteFlags};
 
 impl Tree {
-    /// What a name of a directory leads to.
+    /// The inode number that a name of a directory leads to.
     #[must_use]
     pub fn child_of(&self, dir: u64, name: &Name) -> Option<u64> {
         self.nodes.get(&dir)?;
         self.child(dir, name)
     }
 
-    /// The inode at a path of names parted by `/`; the root for an empty one.
+    /// The inode at a path of names separated by `/`; the root for an empty path.
     #[must_use]
     pub fn find(&self, path: &str) -> Option<NodeId> {
         let names = path.split('/').filter(|part| !part.is_empty());
@@ -21,10 +21,10 @@ impl Tree {
         Some(self.nodes[&ino].id)
     }
 
-    /// Makes a directory, with those above it that are missing.
+    /// Creates a directory, with its missing ancestors.
     ///
     /// # Panics
-    /// Where something else stands in the way.
+    /// If an inode of another type has the name.
     pub fn plant_dir(&mut self, now: Time, path: &str) -> NodeId {
         let mut at = self.root;
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -40,7 +40,7 @@ impl Tree {
     /// Writes a whole file, new or not.
     ///
     /// # Panics
-    /// Where something else stands in the way.
+    /// If an inode of another type has the name.
     pub fn plant_file(&mut self, now: Time, path: &str, data: &[u8]) -> NodeId {
         let (dir, name) = self.plant_parent(now, path);
         let access =
@@ -53,10 +53,10 @@ impl Tree {
         node
     }
 
-    /// Makes a symlink.
+    /// Creates a symlink.
     ///
     /// # Panics
-    /// Where something stands in the way.
+    /// If the name exists.
     pub fn plant_symlink(&mut self, now: Time, path: &str, target: &[u8]) -> NodeId {
         let (dir, name) = self.plant_parent(now, path);
         self.plant(now, Call::Symlink { dir, name, target: target.to_vec() })
@@ -65,7 +65,7 @@ impl Tree {
     /// Executes a call as the host's root, without a client.
     ///
     /// # Errors
-    /// As the call's.
+    /// Those of the call.
     pub fn beside(&mut self, now: Time, call: Call) -> Result<Reply, Errno> {
         let by_hint_only = std::mem::replace(&mut self.config.by_hint_only, false);
         let request = Request { credentials: Credentials::default(), name: None, call };

@@ -1,4 +1,4 @@
-//! Calls that change nothing.
+//! Calls without effects.
 
 use super::node::Body;
 use super::{Outcome, Tree};
@@ -8,7 +8,7 @@ use nigh_types::{
 };
 
 impl Tree {
-    /// The outcome of a call that changes nothing; `None`: it is a mutation.
+    /// Executes a call without effects; `None`: the call is a mutation.
     pub(super) fn query(&mut self, call: &Call) -> Option<Result<Outcome, Errno>> {
         Some(match call {
             Call::Lookup { dir, name } => self.lookup(dir, name),
@@ -76,7 +76,7 @@ impl Tree {
         Outcome { reply: Reply::Attr(node.id, node.attr), touched: Vec::new(), granted }
     }
 
-    /// A fact about a node that stands beside its attributes.
+    /// A reply with a fact under the grant that covers the node's attributes.
     pub(super) fn fact(&self, ino: u64, place: &Place, reply: Reply) -> Outcome {
         Outcome { reply, touched: Vec::new(), granted: vec![self.covering(ino, self.reached_in(place))] }
     }
@@ -175,7 +175,7 @@ impl Tree {
         }
     }
 
-    /// All parts of a listing, as of now.
+    /// All chunks of a listing, as of now.
     pub(crate) fn list(&mut self, place: &Place) -> Vec<Response> {
         let dir = match self.reach_dir(place) {
             Ok(dir) => dir,
@@ -198,7 +198,7 @@ impl Tree {
         responses
     }
 
-    /// The names behind a cookie, as of now, in the parts of a listing.
+    /// The names after a cookie, as of now, in the chunks of a listing.
     pub(crate) fn dirents(&mut self, place: &Place, after: Cookie) -> Vec<Response> {
         let dir = match self.reach_dir(place) {
             Ok(dir) => dir,
@@ -219,7 +219,7 @@ impl Tree {
         parts.into_iter().enumerate().map(part).collect()
     }
 
-    /// Names and inodes, cut into parts between different cookies. An empty directory has one part.
+    /// Names and inodes in chunks, split between different cookies. An empty directory has one chunk.
     fn parts(&self, dir: u64) -> Vec<Vec<(Name, u64)>> {
         let Body::Directory(directory) = &self.nodes[&dir].body else { return vec![Vec::new()] };
         let mut parts: Vec<Vec<(Name, u64)>> = vec![Vec::new()];

@@ -1,4 +1,4 @@
-//! Renaming.
+//! Renames.
 
 use super::make::Plan;
 use super::{Outcome, Tree};
@@ -21,7 +21,7 @@ pub(super) struct How {
 }
 
 impl Tree {
-    /// `left`: a whiteout.
+    /// `left`: the inode to create as a whiteout.
     pub(super) fn rename(
         &mut self,
         ends: &Ends<'_>,
@@ -69,13 +69,13 @@ impl Tree {
         Ok(self.renamed((from, to), moved, (there, kept), left))
     }
 
-    /// Whether an inode is the file that is to be kept open for the caller.
+    /// Whether an inode is the file that the caller asked to pin.
     pub(super) fn is_kept(&self, ino: u64, keep: Option<NodeId>) -> bool {
         let node = &self.nodes[&ino];
         keep == Some(node.id) && node.attr.kind() == Kind::File
     }
 
-    /// An empty directory that is replaced loses its own `.` with its name.
+    /// A replaced empty directory loses its own `.` with its name.
     fn bury(&mut self, ino: u64, exchange: bool) {
         let node = self.node_mut(ino);
         if node.attr.is_dir() && !exchange {
@@ -112,7 +112,7 @@ impl Tree {
         }
     }
 
-    /// Whether a directory is `above` or lies below it.
+    /// Whether `dir` is `above` or a descendant of it.
     fn is_below(&self, dir: u64, above: u64) -> bool {
         let mut at = dir;
         loop {

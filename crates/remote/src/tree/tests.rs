@@ -1,4 +1,4 @@
-//! What the tree promises beyond the conformance suite.
+//! Properties of the tree beyond the conformance suite.
 
 use super::*;
 use nigh_types::{Access, Credentials, SetAttr, WriteFlags};
@@ -51,7 +51,7 @@ fn grants_are_as_the_words_say() {
     assert_eq!(ids.len(), listed.grants.len());
 }
 
-/// Everything that a call changes was said to be affected before.
+/// `affected` covers every fact that the call then changes.
 #[test]
 fn affected_foresees_what_changes() {
     let mut tree = Tree::default();

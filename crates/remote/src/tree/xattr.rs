@@ -5,12 +5,12 @@ use nigh_types::{Errno, Kind, Place, Reply, Timestamp, XattrSet};
 
 /// Linux `XATTR_SIZE_MAX`.
 const MAX_VALUE: usize = 65_536;
-/// Values above this are left out of a set.
+/// A set omits values longer than this.
 const INLINE_VALUE: usize = 4096;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
-/// As `xattr_resolve_name` in Linux's fs/xattr.c has it for a name that ext4 has no handler for.
+/// Follows `xattr_resolve_name` in Linux's fs/xattr.c for a name that ext4 has no handler for.
 fn absent(name: &[u8]) -> Errno {
     let mut parts = name.splitn(2, |&byte| byte == b'.');
     let (namespace, rest) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -77,7 +77,7 @@ impl Tree {
         Ok(self.attr_outcome(ino, place))
     }
 
-    /// `user.` names stand on files and directories only (xattr(7)).
+    /// Only files and directories can have `user.` xattrs (xattr(7)).
     fn check_xattr(&self, ino: u64, name: &[u8]) -> Result<(), Errno> {
         let plain = matches!(self.nodes[&ino].attr.kind(), Kind::File | Kind::Directory);
         match name {
