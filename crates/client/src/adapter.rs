@@ -1,4 +1,4 @@
-//! A FUSE request to an operation: decode, one call. What is decided, is decided elsewhere.
+//! Translation of a FUSE request into an operation: decodes it and calls the driver. It makes no decisions.
 
 use crate::answers::Shape;
 use crate::driver::Driver;
@@ -16,7 +16,7 @@ const RENAME_WHITEOUT: u32 = 4;
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
 
-/// Takes one request in.
+/// Handles one request.
 pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotiated, bytes: &[u8]) {
     let (header, operation) = match decode(bytes, agreed) {
         Ok(decoded) => decoded,
@@ -60,7 +60,7 @@ fn refuse(driver: &Driver, unique: u64, errno: Errno) {
     }
 }
 
-/// A request that is not known to wait may be in another thread's hands: the kernel asks again (EAGAIN).
+/// If the request is not known to wait, another thread may hold it: EAGAIN makes the kernel send INTERRUPT again.
 fn interrupt(driver: &Driver, interrupts: &Interrupts, unique: u64, op: OpId) {
     if driver.caller_of(op).is_some() {
         driver.note_signal(op);
@@ -182,7 +182,7 @@ fn span(asked: &LockRequest) -> Result<LockSpan, Errno> {
     Ok(LockSpan { owner: asked.owner, flock: asked.flock, start, end })
 }
 
-/// `None`: to be unlocked.
+/// `None`: unlock.
 fn lock_kind(asked: &LockRequest) -> Result<Option<LockKind>, Errno> {
     match i32::try_from(asked.lock.kind) {
         Ok(libc::F_RDLCK) => Ok(Some(LockKind::Read)),
@@ -247,8 +247,7 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
         Operation::CopyFileRange(range) => copy(real, ino, &range, Shape::Natural),
         Operation::CopyFileRange64(range) => copy(real, ino, &range, Shape::Copied),
         Operation::SyncFs => Ok((Shape::Empty, Op::Fsync { ino, fh: None, data_only: false })),
-        // The kernel checks access itself under default_permissions, and polls regular files itself on
-        // ENOSYS.
+        // Under default_permissions the kernel checks access itself. After ENOSYS it polls regular files itself.
         _ => {
             tracing::debug!(target: "nigh::kernel", opcode = operation.opcode(), minor = agreed.minor, "not served");
             Err(Errno::NOSYS)
@@ -257,7 +256,7 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
 }
 
 fn copy(real: impl Fn(u64) -> u64, ino: u64, range: &CopyRange, shape: Shape) -> Translated {
-    // One write's worth for the old form, whose answer has 32 bits.
+    // The old form's reply has 32 bits: limit it to the size of one write.
     let most = if shape == Shape::Copied { u64::MAX } else { 1 << 30 };
     Ok((
         shape,

@@ -1,4 +1,4 @@
-//! What wakes the timer's thread.
+//! Timer of the timer thread.
 
 use nigh_types::Time;
 use rustix::time::{
@@ -7,7 +7,7 @@ use rustix::time::{
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A moment of `CLOCK_BOOTTIME`, so one that passed while the machine slept has come when it wakes.
+/// A `CLOCK_BOOTTIME` timer: a time that passes during suspend has expired on resume.
 pub(crate) struct Alarm {
     fd: OwnedFd,
 }
@@ -17,9 +17,9 @@ impl Alarm {
         Ok(Alarm { fd: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)? })
     }
 
-    /// In the place of the moment that was set before; never, for `Time::FAR`. Does not wait.
+    /// Replaces the expiry; `Time::FAR` disarms. Does not block.
     pub fn set(&self, at: Time) {
-        // Zero would disarm it.
+        // Zero would disarm the timer.
         let at = if at == Time::FAR { 0 } else { at.0.max(1) };
         let seconds = i64::try_from(at / 1_000_000_000).unwrap_or(i64::MAX);
         let nanos = i64::try_from(at % 1_000_000_000).unwrap_or(0);
@@ -30,7 +30,7 @@ impl Alarm {
         }
     }
 
-    /// Until the moment that is set, or set meanwhile, has come; or shorter.
+    /// Waits until the expiry, as set or changed meanwhile; may return early.
     pub fn wait(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
     }

@@ -1,4 +1,4 @@
-//! An answer to a FUSE reply: the errno is chosen, logged and counted here.
+//! Encoding of a reply for FUSE; chooses, logs and counts the errno.
 
 use crate::credentials::sees_privileged_xattrs;
 use nigh_cache::{Answer, Node, Opened, Page, is_privileged, sized_xattr};
@@ -11,11 +11,11 @@ const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 const STATX_BASIC_STATS: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 
-/// What form the reply to a request has, where the answer alone does not say.
+/// Format of the reply to a request, where the reply's kind does not determine it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shape {
     Natural,
-    /// Done, whatever the answer tells besides.
+    /// Success without data, whatever the cache's reply contains.
     Empty,
     Statx,
     /// COPY_FILE_RANGE_64.
@@ -27,15 +27,15 @@ pub(crate) enum Shape {
     Ioctl {
         out_size: u32,
     },
-    /// A value that has ids in it.
+    /// An xattr value with ids in it.
     Acl,
-    /// Names of xattrs, for this thread.
+    /// Xattr names, filtered for this thread.
     XattrNames {
         pid: u32,
     },
 }
 
-/// Sends one answer. A kernel that does not want it any more is no error.
+/// Sends one reply. If the kernel no longer wants it, that is not an error.
 pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Shape, answer: Answer) {
     let answer = match answer {
         Answer::XattrNames { names, size } => {
@@ -103,14 +103,14 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
     }
 }
 
-/// Names, each ended by a NUL, that any caller is told.
+/// NUL-terminated xattr names that every caller may see.
 fn without_privileged(names: &[u8]) -> Vec<u8> {
     names.split_inclusive(|&byte| byte == 0).filter(|name| !is_privileged(name)).flatten().copied().collect()
 }
 
-/// What the kernel is told of an error that an operation ended with. `ENOSYS` would end that operation for the
-/// whole mount, and some silently (`fc->no_fsync`); numbers from 512 on are the kernel's own, and it would refuse
-/// the answer and leave the caller waiting (`fuse_dev_do_write`).
+/// The errno that the kernel gets. `ENOSYS` would disable the operation for the whole mount, sometimes silently
+/// (`fc->no_fsync`). Numbers from 512 on are the kernel's own; it would refuse the reply and leave the caller waiting
+/// (`fuse_dev_do_write`).
 fn told(errno: Errno) -> Errno {
     match errno {
         Errno::NOSYS => Errno::OPNOTSUPP,
@@ -185,7 +185,7 @@ fn statfs(space: &Space) -> StatFs {
     }
 }
 
-/// As fcntl(2) has it.
+/// Encodes a lock as fcntl(2) does.
 fn file_lock(info: Option<LockInfo>) -> FileLock {
     let Some(LockInfo { kind, start, end, pid }) = info else {
         return FileLock { kind: libc::F_UNLCK.cast_unsigned(), ..FileLock::default() };
@@ -194,7 +194,7 @@ fn file_lock(info: Option<LockInfo>) -> FileLock {
         LockKind::Read => libc::F_RDLCK,
         LockKind::Write => libc::F_WRLCK,
     };
-    // The kernel takes no byte beyond OFFSET_MAX.
+    // The kernel accepts no offset beyond OFFSET_MAX.
     let within = |byte: u64| byte.min(i64::MAX.cast_unsigned());
     FileLock { start: within(start), end: within(end), kind: kind.cast_unsigned(), pid }
 }

@@ -1,4 +1,4 @@
-//! What is mounted below the mount or has a layer in it, of which the kernel tells by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! Mounts and overlay layers below the mount, from `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 
 use nigh_fuse::mount::Mount;
 use nigh_types::Name;
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The mount points below one mount and the overlays with a layer in it, as of the last look.
+/// The mount points below one mount and the overlays with a layer in it, as of the last check.
 pub(crate) struct Below {
-    /// Ready for `PRI` when mounts have changed since it was last asked; `None` where it cannot be read.
+    /// Polls as `PRI` after mounts have changed; `None` if it cannot be read.
     table: Option<File>,
     own: Option<PathBuf>,
-    /// The names from our root to each.
+    /// Path components from the mount's root to each mount point.
     mounts: Vec<Vec<Vec<u8>>>,
-    /// An overlay has a layer here.
+    /// Whether an overlay has a layer here.
     has_layer: bool,
 }
 
@@ -31,7 +31,7 @@ impl Below {
         below
     }
 
-    /// Looks again if mounts have changed; cheap if not.
+    /// Reads the mount table again if mounts have changed; cheap otherwise.
     pub fn look(&mut self) {
         if self.has_changed() {
             self.read();
@@ -42,23 +42,24 @@ impl Below {
         self.mounts.is_empty()
     }
 
-    /// Whether an overlay that this process can see, and whose options name their directories by absolute paths, has a layer here.
+    /// Whether an overlay has a layer here. Finds overlays that this process can see, with absolute paths in their
+    /// options.
     pub fn has_layer(&self) -> bool {
         self.has_layer
     }
 
-    /// Whether a path from our root is that of a mount, or leads to one.
+    /// Whether a path from the mount's root is a mount point, or leads to one.
     pub fn is_on_the_way(&self, path: &[Name]) -> bool {
         self.mounts.iter().any(|mount| {
             mount.len() >= path.len() && path.iter().zip(mount).all(|(a, b)| a.as_bytes() == b.as_slice())
         })
     }
 
-    /// Waits until mounts have changed, which the next look will tell again, or `other` can be read.
+    /// Waits until mounts have changed (and reads them), or `other` is readable.
     pub fn wait(&mut self, other: BorrowedFd<'_>) {
         let mut polled = vec![PollFd::from_borrowed_fd(other, PollFlags::IN)];
         polled.extend(self.table.as_ref().map(|table| PollFd::new(table, PollFlags::PRI)));
-        // Interrupted: whoever waits looks and comes again.
+        // If interrupted, the caller checks and waits again.
         let _ = rustix::event::poll(&mut polled, None);
         let changed = polled.get(1).is_some_and(|table| !table.revents().is_empty());
         if changed {

@@ -1,12 +1,12 @@
-//! The clock of a mount: it goes on while the machine sleeps, so a lease that ended then has ended.
+//! The clock of a mount. It includes suspend, so a lease that ended during suspend has ended.
 
 use nigh_types::{Time, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Says what time it is; never earlier than before.
+/// Returns the current time; never goes backwards.
 pub(crate) type Clock = Box<dyn Fn() -> Time + Send + Sync>;
 
-/// Now, by `CLOCK_BOOTTIME`.
+/// Current `CLOCK_BOOTTIME`.
 #[must_use]
 pub fn boot_time() -> Time {
     let now = clock_gettime(ClockId::Boottime);
@@ -15,7 +15,7 @@ pub fn boot_time() -> Time {
     Time(secs * 1_000_000_000 + nanos)
 }
 
-/// The time of day.
+/// Wall-clock time.
 #[must_use]
 pub(crate) fn wall_time() -> Timestamp {
     let now = clock_gettime(ClockId::Realtime);

@@ -1,4 +1,4 @@
-//! How `nigh status` asks a mount: a socket of the mount's own, from which its status can be read.
+//! Status socket of a mount: `nigh status` reads the mount's status from it.
 
 use crate::status::Source;
 use rustix::fs::{Mode, OFlags};
@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(5);
-/// After a question could not be accepted.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
 const SUFFIX: &str = ".sock";
 
@@ -38,7 +38,7 @@ fn sockets_dir(runtime: &Path) -> io::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Answers questions about one mount until dropped.
+/// Serves the status of one mount until dropped.
 pub(crate) struct Control {
     path: PathBuf,
     listener: Arc<UnixListener>,
@@ -47,14 +47,14 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Process ids come again, and not only in containers that share a directory; so there is something random
-    /// in the name, which everybody may see.
+    /// Opens the socket. Process ids repeat, not only between containers that share a directory, so the name has a
+    /// random part; it need not be secret.
     pub fn start(runtime: &Path, source: Arc<Source>) -> io::Result<Control> {
         let dir = sockets_dir(runtime)?;
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("{}-{random:x}-{:x}", std::process::id(), number());
         let path = dir.join(format!("{name}{SUFFIX}"));
-        // Whoever finds a socket under its name is answered: one that is not yet listened at looks dead.
+        // A socket that is bound but does not listen yet looks dead, so it gets its final name only afterwards.
         let early = dir.join(format!(".{name}"));
         let listener = UnixListener::bind(&early)?;
         std::fs::rename(&early, &path).inspect_err(|_| drop(std::fs::remove_file(&early)))?;
@@ -82,7 +82,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
-        // Ends the wait for the next question, whatever has become of the path.
+        // Ends the accept, even if the path was removed.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         let _ = std::fs::remove_file(&self.path);
         if let Some(thread) = self.thread.take() {
@@ -91,16 +91,16 @@ impl Drop for Control {
     }
 }
 
-/// The status of every mount of this user that answers within 5 s, by mount point. `runtime` is the directory of
-/// this user's sockets. Sockets of mounts that are gone are removed.
+/// Status of every mount of this user that answers within 5 s, by mount point. `runtime` is the directory of this
+/// user's sockets. Removes sockets of dead mounts.
 pub fn statuses(runtime: &Path) -> io::Result<Vec<Value>> {
     let mut statuses: Vec<Value> = ask_all(runtime)?.into_iter().collect();
     statuses.sort_by_key(|status| status["mountpoint"].as_str().unwrap_or("").to_owned());
     Ok(statuses)
 }
 
-/// The same of the mount at that absolute path alone, however long others take. It is found by its device: it may have been
-/// moved, and its path need not be text.
+/// Status of the mount at this absolute path, without waiting for slower mounts. The device identifies it: the mount
+/// may have been moved, and its path need not be UTF-8.
 pub fn status_at(runtime: &Path, mountpoint: &Path) -> io::Result<Option<Value>> {
     let device = crate::status::device_at(mountpoint).map(|(major, minor)| format!("{major}:{minor}"));
     let is_it = |status: &Value| match (status["device"].as_str(), &device) {
@@ -110,7 +110,7 @@ pub fn status_at(runtime: &Path, mountpoint: &Path) -> io::Result<Option<Value>>
     Ok(ask_all(runtime)?.into_iter().find(is_it))
 }
 
-/// Asks all at once: one may be stopped.
+/// Queries all mounts at once, because one may be stopped.
 fn ask_all(runtime: &Path) -> io::Result<Receiver<Value>> {
     let (told, statuses) = channel();
     for entry in std::fs::read_dir(sockets_dir(runtime)?)? {
@@ -139,7 +139,7 @@ fn ask(path: &Path) -> io::Result<Value> {
     serde_json::from_str(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Tells mounts of one process apart.
+/// Distinguishes mounts of one process.
 fn number() -> u64 {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed)

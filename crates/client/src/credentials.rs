@@ -1,66 +1,67 @@
-//! On whose behalf a call is made. See docs/decisions/0005-credentials.md.
+//! Credentials of callers. See docs/decisions/0005-credentials.md.
 
 use nigh_cache::Caller;
 use nigh_types::{Call, Credentials, IdRange, Privileges};
 use std::os::unix::fs::MetadataExt;
 
-/// Linux allows 65,536 groups; more than this many are not told.
+/// Linux allows 65,536 groups; at most this many are sent.
 const MOST_GROUPS: usize = 1_024;
 /// Capabilities in /proc/PID/status (linux/capability.h).
 const FSETID: u64 = 1 << 4;
 const SYS_ADMIN: u64 = 1 << 21;
 const SYS_RESOURCE: u64 = 1 << 24;
 const MKNOD: u64 = 1 << 27;
-/// Those that hold over inodes of a user namespace: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SETFCAP. The
-/// server looks more closely.
+/// Capabilities that apply to inodes of a user namespace: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID,
+/// SETFCAP. The server checks further.
 const OVER_INODES: u64 = 0b1111 | FSETID | 1 << 31;
-/// Those over files that only the machine's own user namespace gives.
+/// File capabilities that only the machine's initial user namespace grants.
 const OF_MACHINE: u64 = SYS_ADMIN | SYS_RESOURCE | MKNOD;
-/// Inode number of the machine's own user namespace (`PROC_USER_INIT_INO`).
+/// Inode number of the machine's initial user namespace (`PROC_USER_INIT_INO`).
 const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// Finds out on whose behalf calls are made.
+/// Determines the credentials of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Callers {
-    /// The user namespace of this mount, where capabilities of callers are told: the server takes them, ids pass as they are,
-    /// and the namespace is the machine's own.
+    /// The user namespace of this mount, if callers' capabilities are sent: the server accepts them, ids are not
+    /// mapped, and the namespace is the machine's initial one.
     namespace: Option<Namespace>,
-    /// The mount may be idmapped: the kernel tells ids only with what is made, those that it is to belong to.
+    /// Whether the mount may be idmapped: then the kernel sends ids only with creations, those of the new inode's
+    /// owner.
     idmapped: bool,
 }
 
-/// What is sent for ids that the kernel does not tell (`FUSE_INVALID_UIDGID`).
+/// The id that the kernel sends when it sends none (`FUSE_INVALID_UIDGID`).
 const NOT_TOLD: u32 = u32::MAX;
-/// Who is nobody on the server.
+/// The overflow id on the server.
 const NOBODY: u32 = 65_534;
-/// What the kernel has checked itself where it tells no ids, or others than the caller's: all but reserved blocks and quotas, and
-/// bits that a write takes away.
+/// Capabilities for what the kernel has checked itself, when it sends no ids or others than the caller's: all but
+/// reserved blocks, quotas, and mode bits that a write clears.
 const CHECKED: u64 = OVER_INODES | SYS_ADMIN | MKNOD;
 
 /// Device and inode number of a file below `/proc/PID/ns`.
 type Namespace = (u64, u64);
 
 impl Callers {
-    /// `told`: the server takes the capabilities of callers, and has this side's ids.
+    /// `told`: the server accepts the capabilities of callers, and uses this side's ids.
     pub(crate) fn new(told: bool) -> Callers {
         let own = if told { namespace_of("self") } else { None };
         let namespace = own.filter(|(_, number)| *number == INITIAL_NAMESPACE);
         Callers { namespace, idmapped: false }
     }
 
-    /// Whether the server does what this machine's kernel has checked.
+    /// Whether the server trusts the checks of this machine's kernel.
     pub(crate) fn are_vouched_for(&self) -> bool {
         self.namespace.is_some()
     }
 
-    /// The same for a mount that may be idmapped.
+    /// Sets whether the mount may be idmapped.
     #[must_use]
     pub(crate) fn idmapped(self, idmapped: bool) -> Callers {
         Callers { idmapped, ..self }
     }
 
-    /// The caller with the supplementary groups of its thread, and its capabilities over files; if that is not visible (any
-    /// more), with the group that came with the request.
+    /// The caller's ids, with its thread's supplementary groups and capabilities over files. If the thread is not
+    /// visible (any more), only with the group sent with the request.
     pub(crate) fn credentials(&self, caller: Caller, call: &Call) -> Credentials {
         let status = Status::of(caller.pid);
         if self.idmapped {
@@ -68,15 +69,16 @@ impl Callers {
         }
         let mut groups = status.groups();
         groups.extend(caller.group.filter(|group| !groups.contains(group)));
-        // Root needs none. A thread for which the kernel acts with other ids than its own has other capabilities, too.
+        // Root needs none. If the kernel acts with other ids than the thread's, the thread's capabilities do not apply.
         let acts_as_itself = status.filesystem_ids() == Some((caller.uid, caller.gid));
         let privileges =
             if caller.uid == 0 || !acts_as_itself { None } else { self.privileges(caller.pid, &status) };
         Credentials { uid: caller.uid, gid: caller.gid, groups, privileges: privileges.map(Box::new) }
     }
 
-    /// For a mount that may be idmapped. The ids of the thread are not those with which the kernel checked the call; whether
-    /// reserved blocks are the caller's, and setuid bits outlast its write, depends on the machine's capabilities alone.
+    /// Credentials for a mount that may be idmapped. The kernel checked the call with other ids than the thread's.
+    /// Access to reserved blocks, and whether setuid bits survive a write, depend on the thread's capabilities on the
+    /// machine alone.
     fn checked(&self, caller: Caller, call: &Call, status: &Status) -> Credentials {
         let is_of_machine =
             self.namespace.is_some() && namespace_of(&caller.pid.to_string()) == self.namespace;
@@ -108,7 +110,7 @@ impl Callers {
     }
 }
 
-/// The mount's own.
+/// Credentials of the mount itself.
 pub(crate) fn own() -> Credentials {
     Credentials {
         uid: rustix::process::geteuid().as_raw(),
@@ -118,7 +120,7 @@ pub(crate) fn own() -> Credentials {
     }
 }
 
-/// What `/proc/PID/status` says of a thread; empty if it is not visible.
+/// Contents of a thread's `/proc/PID/status`; empty if it is not visible.
 struct Status(String);
 
 impl Status {
@@ -136,7 +138,7 @@ impl Status {
         words.filter_map(|word| word.parse().ok()).take(MOST_GROUPS).collect()
     }
 
-    /// The last of real, effective, saved and filesystem id.
+    /// Filesystem ids: the last of real, effective, saved and filesystem id.
     fn filesystem_ids(&self) -> Option<(u32, u32)> {
         let last = |name| self.line(name).split_ascii_whitespace().nth(3)?.parse().ok();
         Some((last("Uid:")?, last("Gid:")?))
@@ -152,7 +154,7 @@ fn namespace_of(thread: &str) -> Option<Namespace> {
     Some((found.dev(), found.ino()))
 }
 
-/// The ids of this namespace that are mapped into the one of a thread. Its own ids are in the first column.
+/// The ids of this namespace that a thread's namespace maps. The first column has the thread's own ids.
 fn ranges_of(thread: &str, map: &str) -> Vec<IdRange> {
     let text = std::fs::read_to_string(format!("/proc/{thread}/{map}")).unwrap_or_default();
     text.lines().filter_map(range_of).take(Privileges::MOST_RANGES).collect()
@@ -161,12 +163,12 @@ fn ranges_of(thread: &str, map: &str) -> Vec<IdRange> {
 fn range_of(line: &str) -> Option<IdRange> {
     let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse);
     let (first, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-    // All ones: ids that this namespace does not have.
+    // All ones: ids outside this namespace.
     (first != u32::MAX).then_some(IdRange { first, count })
 }
 
-/// Whether the kernel's own filesystems would list the xattrs of the system (`trusted.`) to this thread: it has
-/// `CAP_SYS_ADMIN`, and that in the initial user namespace. Of a thread that cannot be looked at: no.
+/// Whether a local filesystem would list system xattrs (`trusted.`) to this thread: it has `CAP_SYS_ADMIN` in the
+/// initial user namespace. False for a thread that is not visible.
 pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
     Status::of(pid).capabilities() & SYS_ADMIN != 0
         && namespace_of(&pid.to_string()).is_some_and(|(_, number)| number == INITIAL_NAMESPACE)
@@ -266,7 +268,7 @@ mod tests {
         else {
             return println!("SKIPPED: no setpriv");
         };
-        // Between fork and exec it is what we are.
+        // Between fork and exec the child has this process's credentials.
         let begun = std::time::Instant::now();
         while sees_privileged_xattrs(plain.id()) && begun.elapsed() < std::time::Duration::from_secs(5) {
             std::thread::yield_now();

@@ -1,13 +1,13 @@
 //! Carries outputs between cache, remote, kernel and link.
 //!
-//! Locks, in this order: `gate` (shared, from before an answer is composed until it is written), then
-//! `core`, then what waits for the notifier and for those who tell watchers, each alone. Nothing is sent to the kernel or the
-//! link with `core` held; what these two are to tell is queued with it, in the order in which it was put out. The notifier takes
-//! `gate` alone for a moment, so that every answer composed before a recall has reached the kernel before the kernel
-//! is told to forget (invariant 2).
+//! Locks, in this order: `gate` (shared, from before a reply is composed until it is written), then `core`, then the
+//! queues of the notifier and of the inotify replays, each alone. No thread writes to the kernel or the link while it
+//! holds `core`; invalidations and replays are queued under `core`, in the order in which the cache puts them out.
+//! The notifier takes `gate` exclusively for a moment, so every reply composed before a recall reaches the kernel
+//! before the recall's invalidation (invariant 2).
 //!
-//! Every input comes after what is due by then, whichever thread brings it: a process that was stopped, or a
-//! machine that slept, answers nothing from what has expired meanwhile.
+//! Before each input, on any thread, the driver processes all expired timers. So a process that was stopped, or a
+//! machine that was suspended, serves no reply from expired facts.
 
 mod held;
 #[cfg(test)]
@@ -36,43 +36,43 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Opcodes of FUSE are below this.
+/// FUSE opcodes are smaller than this.
 const OPCODES: usize = 64;
 
 /// Frames for a link.
 pub(crate) struct Outgoing {
     pub link: Link,
     pub frames: Vec<Arc<Vec<u8>>>,
-    /// How they may be packed.
+    /// Compression of the frames.
     pub packer: Option<Packer>,
-    /// Nothing comes behind them.
+    /// Whether these are the link's last frames.
     pub last: bool,
 }
 
-/// What stands under the one lock.
+/// State under the one lock.
 pub(crate) struct Core {
     pub cache: Cache,
     pub remote: Box<dyn Carried>,
-    /// Requests that wait: how to answer them, and whose they are.
+    /// Requests that wait for a reply.
     pending: BTreeMap<OpId, Pending>,
-    /// What carries the session's bytes, if it wants that.
+    /// The link that carries the session, if there is one.
     link: Option<Link>,
     openers: Openers,
-    /// For the link, in this order.
+    /// Frames for the link, in this order.
     outbox: VecDeque<Arc<Vec<u8>>>,
-    /// How many of `pending` wait so ([`Pending::held`]).
+    /// Number of `pending` requests with a delayed reply ([`Pending::held`]).
     held: usize,
-    /// What is left in the outbox is the last of the link, and whether it was taken out.
+    /// Whether the outbox holds the link's last frames, and whether a writer has taken them.
     closing: bool,
     closed: bool,
     next_timeout: Time,
-    /// Why the latest attempt to have a connection failed, or the latest connection ended; for people.
+    /// Why the latest connection attempt failed, or the latest connection ended; for people.
     pub problem: String,
     earlier: Counters,
 }
 
 impl Core {
-    /// A new session takes the place of a lost one; what was sent on the old goes on counting.
+    /// Replaces a lost session by a new one; the counters of the old session are kept.
     pub fn adopt(&mut self, remote: Box<dyn Carried>, link: Link) {
         let old = self.remote_counters();
         self.earlier = old;
@@ -80,7 +80,7 @@ impl Core {
         self.put_on(link);
     }
 
-    /// The session goes on over another link.
+    /// Continues the session over another link.
     pub fn connect(&mut self, now: Time, link: Link) {
         self.put_on(link);
         self.remote.handle_connect(now);
@@ -92,7 +92,7 @@ impl Core {
         self.link = Some(link);
     }
 
-    /// What went to the remote over all sessions.
+    /// Traffic counters over all sessions.
     pub fn remote_counters(&self) -> Counters {
         let mut sum = self.earlier.clone();
         sum.add(&self.remote.counters());
@@ -105,30 +105,30 @@ struct Pending {
     shape: Shape,
     pid: u32,
     role: Option<Role>,
-    /// Of that file the kernel keeps pages locked until it is answered.
+    /// Inode of the file whose pages the kernel keeps locked until the reply.
     locks: Option<u64>,
-    /// An answer that waits for others, and for which.
+    /// A reply delayed by the size barrier, and the requests for which it waits.
     held: Option<(Answer, Vec<OpId>)>,
 }
 
-/// What the answer of a request is for its thread, which takes it in when it runs again (`readers.rs`).
+/// How the calling thread applies the reply when it runs again (`readers.rs`).
 #[derive(Clone, Copy)]
 enum Role {
-    /// It may go on by the size that the kernel then knows of that file.
+    /// GETATTR before a read: the thread may use the file size that the kernel then has cached.
     Reads(u64),
-    /// The kernel takes what it says for the latest, whatever it was told since;
+    /// The thread applies the reply's attributes even if the kernel was invalidated after the reply.
     Changes(u64),
-    /// also how long the file is.
+    /// As `Changes`, and the reply sets the file size.
     Sets(u64),
-    /// It takes no attributes from it.
+    /// The thread applies no attributes from the reply.
     Leaves(u64),
-    /// It takes a file's name away, whichever that is.
+    /// The reply removes a name of some file.
     Unlinks,
-    /// It may give a cached dentry more time.
+    /// The reply may revalidate a cached dentry.
     Looks(NameKey),
 }
 
-/// An answer for the kernel.
+/// A reply for the kernel.
 struct Sent {
     unique: u64,
     shape: Shape,
@@ -136,7 +136,7 @@ struct Sent {
     role: Option<Role>,
     pid: u32,
     length: Option<held::Length>,
-    /// The kernel is to forget the attributes of that inode before.
+    /// Inode whose attributes are invalidated in the kernel before the reply is sent.
     forgets: Option<u64>,
 }
 
@@ -160,7 +160,7 @@ impl Role {
         }
     }
 
-    /// What an own change is of.
+    /// The inode of a local change.
     fn changed(self) -> Option<u64> {
         match self {
             Role::Changes(ino) | Role::Sets(ino) | Role::Leaves(ino) => Some(ino),
@@ -169,16 +169,16 @@ impl Role {
     }
 }
 
-/// What is to be done once the lock is free.
+/// Work to do after `core` is unlocked.
 #[derive(Default)]
 struct Batch {
     answers: Vec<Sent>,
     transmits: bool,
-    /// A link that is of no use any more.
+    /// A link that is to be shut down.
     useless: Option<Link>,
 }
 
-/// One mount's engine.
+/// Driver of one mount.
 pub(crate) struct Driver {
     core: Mutex<Core>,
     gate: RwLock<()>,
@@ -191,7 +191,7 @@ pub(crate) struct Driver {
     pub readers: Readers,
     pub revalidations: Revalidations,
     lengths: Lengths,
-    /// Who is who on the other side.
+    /// Mapping between local ids and the server's.
     pub ids: IdMap,
     own: Credentials,
     callers: Callers,
@@ -251,7 +251,7 @@ impl Driver {
         }
     }
 
-    /// The number of the export's root, once the session stands.
+    /// Inode number of the export's root, once the session is established.
     pub fn root(&self) -> u64 {
         self.root.load(Ordering::Relaxed)
     }
@@ -263,12 +263,12 @@ impl Driver {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// One request of the kernel; answered on this thread if memory can.
+    /// Handles one request of the kernel. If the reply comes from memory, this thread sends it.
     pub fn operate(&self, unique: u64, op_id: OpId, caller: Caller, shape: Shape, op: Op) {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
-        // Only a change of attributes needs the time of day.
+        // Only a change of attributes needs the wall clock.
         let wall = if matches!(op, Op::SetAttr { .. }) { wall_time() } else { Timestamp::default() };
         let done = match core.cache.handle_removed(wall, op) {
             Ok(answer) => Err(answer),
@@ -299,12 +299,12 @@ impl Driver {
         self.finish(gate, batch);
     }
 
-    /// A request of a child of ours that tells watchers what others changed. Whether it was answered; else it is like anybody's.
+    /// Handles a request of a replay child. Returns whether it was answered; if not, it is an ordinary request.
     pub fn pretend(&self, header: &Header, operation: &Operation<'_>) -> bool {
         let Some(said) = self.events.pretence.says(|node| self.meant(node), header, operation) else {
             return false;
         };
-        // From memory alone: a child holds locks of the kernel that others wait for.
+        // From memory alone: the child holds kernel locks that other threads wait for.
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
@@ -335,18 +335,18 @@ impl Driver {
         true
     }
 
-    /// The inode that a number of the kernel's means.
+    /// Resolves a kernel nodeid to an inode number.
     fn meant(&self, node: u64) -> u64 {
         if node == nigh_fuse::abi::ROOT_ID { self.root() } else { self.core.lock().cache.inode_of(node) }
     }
 
-    /// The numbers by which the kernel knows an inode, and those that had its number before; `None`: its own.
+    /// The nodeids of an inode and of earlier inodes with its number; `None`: the nodeid is the inode number.
     pub fn numbers_of(&self, ino: u64) -> Option<Vec<u64>> {
         let core = self.core.lock();
         (!core.cache.numbers_are_their_own()).then(|| core.cache.numbers_of(ino))
     }
 
-    /// Any other input, then all that follows from it.
+    /// Applies any other input and its consequences.
     pub fn with<R>(&self, input: impl FnOnce(&mut Core, Time) -> R) -> R {
         let gate = self.gate.read();
         let mut core = self.core.lock();
@@ -358,7 +358,7 @@ impl Driver {
         result
     }
 
-    /// What is due is done, before anything else is taken in. Now, and what follows from it.
+    /// Processes expired timers before any input. Returns the current time and the outputs.
     fn catch_up(&self, core: &mut Core) -> (Time, Batch) {
         let now = (self.clock)();
         let mut batch = Batch::default();
@@ -387,7 +387,7 @@ impl Driver {
             }
             let next = cache_timeout.min(remote_timeout);
             if next < core.next_timeout {
-                // With the lock held: a later moment must not take the place of an earlier one.
+                // With `core` held: a later timeout must not replace an earlier one.
                 self.alarm.set(next);
             }
             core.next_timeout = next;
@@ -433,7 +433,7 @@ impl Driver {
         match (role, &answer) {
             (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.readers.wait(ino, pid),
             (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
-            // What nothing vouches for may be older than what they were answered.
+            // Attributes without a timeout may be older than those in earlier replies.
             (_, Answer::Node(node)) if node.attr_valid == Span::ZERO => self.readers.wait(node.id.ino, pid),
             (_, Answer::Page(Page { drops: Some(dir), .. })) => self.drop_listing(*dir),
             _ => {}
@@ -465,8 +465,8 @@ impl Driver {
         }
     }
 
-    /// An own change took set-user-ID or set-group-ID bits away, which the kernel goes on believing (`nigh_cache`'s `rights.rs`). It waits for
-    /// nothing to forget attributes.
+    /// A local change cleared set-user-ID or set-group-ID bits that the kernel still caches (`nigh_cache`'s
+    /// `rights.rs`). An invalidation of attributes never blocks in the kernel.
     fn forget_attributes(&self, ino: u64) {
         let numbers = self.numbers_of(ino).unwrap_or_else(|| vec![ino]);
         for number in numbers {
@@ -477,7 +477,7 @@ impl Driver {
         self.core.lock().cache.handle_set_id_forgotten(ino);
     }
 
-    /// Whoever reads it has none of its pages locked while it waits for an answer.
+    /// The directory's reader has none of its pages locked while it waits for a reply, so this cannot block.
     fn drop_listing(&self, dir: u64) {
         let number = || self.core.lock().cache.number_of(dir);
         let node = if dir == self.root() { nigh_fuse::abi::ROOT_ID } else { number() };
@@ -486,7 +486,8 @@ impl Driver {
         }
     }
 
-    /// With the lock free. The gate is held until the answers are out, so that what is dropped right after them is dropped after.
+    /// Call without `core`. The gate stays held until the replies are written, so that later invalidations come after
+    /// them.
     fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, batch: Batch) {
         batch.answers.into_iter().for_each(|sent| self.send(sent));
         drop(gate);
@@ -498,12 +499,12 @@ impl Driver {
         }
     }
 
-    /// Waits until every answer composed so far has reached the kernel.
+    /// Waits until every reply composed so far has reached the kernel.
     pub fn pass_gate(&self) {
         drop(self.gate.write());
     }
 
-    /// What a link is to carry; waits for some. `None`: the mount has ended.
+    /// Frames for the link; waits for some. `None`: the mount has ended.
     pub fn next_outgoing(&self) -> Option<Outgoing> {
         let mut core = self.core.lock();
         loop {
@@ -520,7 +521,7 @@ impl Driver {
         }
     }
 
-    /// Does what falls due though nothing comes in, until the mount ends.
+    /// Handles timeouts until the mount ends.
     pub fn run_timer(&self) {
         let mut freed = crate::pressure::Freed::begin();
         while let core = self.core.lock()
@@ -534,12 +535,12 @@ impl Driver {
         }
     }
 
-    /// The thread whose request waits; `None` if it was answered.
+    /// The thread whose request waits; `None` if it has its reply.
     pub fn caller_of(&self, op: OpId) -> Option<u32> {
         self.core.lock().pending.get(&op).map(|p| p.pid)
     }
 
-    /// Any signal ends a wait for a lock, as soon as the server says how it ended.
+    /// Any signal ends a wait for a lock, as soon as the server reports the outcome.
     pub fn note_signal(&self, op: OpId) {
         self.with(|core, _| core.cache.handle_interrupt(op, false));
     }
@@ -553,12 +554,12 @@ impl Driver {
         }
     }
 
-    /// The name under which the kernel last looked an inode up.
+    /// Parent and name of the kernel's latest lookup of an inode.
     pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
         self.core.lock().cache.home_of(ino)
     }
 
-    /// Ends the link, whatever is still to be written to it.
+    /// Shuts the link down, with or without unwritten frames.
     pub fn hang_up(&self) {
         let link = self.core.lock().link.take();
         if let Some(link) = link {

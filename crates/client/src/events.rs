@@ -1,11 +1,11 @@
-//! What others change is told to programs that watch by inotify(7): see docs/decisions/0017-events.md.
+//! inotify(7) events for changes by other clients: replays them in the mount. See docs/decisions/0017-events.md.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `watchers` | who watches what |
-//! | `stage` | which change is told next, by whom, and what came of it |
-//! | `player`, `command`, `play` | children that make the system calls, and what they are told to |
-//! | `pretence` | what the kernel is told when such a call asks |
+//! | `watchers` | search for inotify watches |
+//! | `stage` | scheduling of replays, and their results |
+//! | `player`, `command`, `play` | child processes that make the system calls, and their protocol |
+//! | `pretence` | replies to the requests of replays |
 
 mod command;
 mod play;
@@ -32,45 +32,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Changes that wait to be told.
+/// Most changes that wait for replay.
 const MOST_WAITING: usize = 65_536;
-/// Who watches is looked at so often, or as seldom as makes it cost no more than one part in `SHARE` of a processor.
+/// Interval of the search for watches, longer if the search would take more than 1/`SHARE` of a processor.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_AT_LEAST: Duration = Duration::from_secs(15);
 const SHARE: u32 = 100;
 
-/// How watchers are told.
+/// Configuration of inotify events.
 #[derive(Clone, Debug)]
 pub struct EventsConfig {
-    /// In every directory of which all names are in memory, not only in those that are watched.
+    /// In every directory with a complete listing in memory, not only in watched ones.
     pub all: bool,
-    /// This program, such that with a mount point and `MAJOR:MINOR` of its device behind the arguments it calls [`play`].
+    /// This program; with a mount point and `MAJOR:MINOR` of its device behind the arguments it must call [`play`].
     pub program: Program,
 }
 
-/// What came of telling so far.
+/// Counters of replays.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Changes that were told.
+    /// Changes that were replayed.
     pub replayed: AtomicU64,
-    /// Not told: whoever mounted may not change that directory.
+    /// Not replayed: the user of the mount has no permission to change the directory.
     pub refused: AtomicU64,
-    /// Not told, for whatever other reason.
+    /// Not replayed, for any other reason.
     pub lost: AtomicU64,
-    /// Made again, since somebody had looked meanwhile.
+    /// Replays repeated because another lookup interfered.
     pub repeated: AtomicU64,
-    /// Children that wait for something in the mount.
+    /// Children that wait for a lock or reply in the mount.
     pub stuck: AtomicU64,
 }
 
-/// One mount's telling.
+/// inotify events of one mount.
 pub(crate) struct Events {
     pub pretence: Pretence,
     pub counts: Counts,
     mode: Mutex<&'static str>,
-    /// Each with its number.
+    /// Queued changes, each with its number.
     waiting: Mutex<VecDeque<(u64, Change)>>,
-    /// Can be read from when something was queued or it is to stop.
+    /// Readable when a change was queued or on stop.
     wake: OwnedFd,
     stopped: AtomicBool,
     looks: (Mutex<()>, Condvar),
@@ -94,7 +94,7 @@ impl Events {
         *self.mode.lock()
     }
 
-    /// To be told in this order.
+    /// Queues changes for replay in this order.
     pub fn queue(&self, changes: Vec<(u64, Change)>) {
         if changes.is_empty() {
             return;
@@ -119,19 +119,19 @@ impl Events {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Fails only where the count is at its end: then it can be read from anyway.
+    /// Fails only if the counter is at its maximum; then it is readable anyway.
     fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Tells what is queued, until stopped.
+    /// Replays queued changes until stopped.
     pub fn run(&self, driver: &Arc<Driver>, mountpoint: &Path, device: (u32, u32), config: EventsConfig) {
         let mut program = config.program;
         program.arguments.push(mountpoint.as_os_str().to_owned());
         program.arguments.push(format!("{}:{}", device.0, device.1).into());
         let mut stage = Stage::new(self, driver, program);
         while !self.is_stopped() {
-            // Before what is queued is looked at: what comes later can be read from again.
+            // Before the queue is read: later changes make it readable again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             let queued = std::mem::take(&mut *self.waiting.lock());
             stage.take_in(queued);
@@ -141,14 +141,14 @@ impl Events {
         stage.end();
     }
 
-    /// Looks at who watches, until stopped.
+    /// Searches for watches until stopped.
     pub fn look(&self, driver: &Arc<Driver>, device: (u32, u32), all: bool) {
         *self.mode.lock() = if all { "on" } else { "auto" };
         let mut watched = std::collections::BTreeSet::new();
         while !self.is_stopped() {
             let begun = Instant::now();
             let now_watched = watchers::watched(device);
-            // Where an inode lies may be known by now, and was not before; but nobody watched.
+            // A parent may be known by now that was unknown before; without watches that does not matter.
             if all || !now_watched.is_empty() || now_watched != watched {
                 watched = now_watched;
                 driver.with(|core, now| core.cache.handle_watch(now, &watched, all));

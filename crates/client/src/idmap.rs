@@ -1,6 +1,6 @@
-//! Ids of users and groups, mapped between this machine and the server's at the mount's edge and nowhere
-//! else: what the kernel says is mapped before it becomes an operation, answers on their way to the kernel.
-//! The cache holds the server's ids. See docs/decisions/0005-credentials.md.
+//! Mapping of user and group ids between this machine and the server, at the mount's edge only: requests are mapped
+//! before they become operations, replies on their way to the kernel. The cache holds the server's ids. See
+//! docs/decisions/0005-credentials.md.
 
 mod acl;
 mod choice;
@@ -11,13 +11,13 @@ use nigh_cache::{Answer, Op};
 use nigh_types::{Attr, Credentials, Errno, IdKind};
 use std::collections::BTreeMap;
 
-/// As whom the server is asked for somebody whom it does not know: Linux's overflow id.
+/// Server id for callers without a counterpart: Linux's overflow id.
 const NOBODY: u32 = 65_534;
-/// As whom the server's strangers are shown: the last id that there is (all ones is none). No process runs as it,
-/// as some do as `nobody`, who would own the files of all strangers.
+/// Local id shown for server ids without a counterpart: the last valid id (all ones is none). No process runs with
+/// it. Some run under the overflow id, which would then own all these files.
 const STRANGER: u32 = u32::MAX - 1;
 
-/// Users and groups of this machine (local) and of the server's (remote).
+/// Pairs of local ids (of this machine) and remote ids (of the server).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct IdMap {
     users: Pairs,
@@ -29,11 +29,11 @@ pub(crate) struct IdMap {
 struct Pairs {
     to_remote: BTreeMap<u32, u32>,
     to_local: BTreeMap<u32, u32>,
-    /// Ids in no pair are nobody's; otherwise they pass as they are, unless that would make them one of a
-    /// pair.
+    /// Whether ids outside all pairs have no counterpart. Otherwise they pass unchanged, unless that would make them
+    /// an id of a pair.
     closed: bool,
-    /// Who stands here for those who have no counterpart. As an owner or in an ACL that is set it is nobody at all:
-    /// which of them is not known.
+    /// Local id shown for remote ids without a counterpart. As a new owner, or in a new ACL, it is invalid, since its
+    /// remote id is ambiguous.
     stranger: u32,
 }
 
@@ -44,7 +44,7 @@ impl Default for Pairs {
 }
 
 impl Pairs {
-    /// False where one of the two is in a pair already.
+    /// Adds a pair; false if one of the two ids is in a pair already.
     fn pair(&mut self, local: u32, remote: u32) -> bool {
         let fresh = !self.to_remote.contains_key(&local) && !self.to_local.contains_key(&remote);
         if fresh {
@@ -59,7 +59,7 @@ impl Pairs {
         self.to_local.get(&remote).copied().or(passes.then_some(remote))
     }
 
-    /// Who it is on this side, or whoever stands for strangers.
+    /// The local id, or the stranger id if there is none.
     fn shown(&self, remote: u32) -> u32 {
         self.local(remote).unwrap_or(self.stranger)
     }
@@ -92,12 +92,12 @@ impl IdMap {
         }
     }
 
-    /// Whether all ids pass as they are.
+    /// Whether all ids pass unchanged.
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty()
     }
 
-    /// On whose behalf the server is asked. Who is in no pair of a closed map is nobody there.
+    /// Maps a caller's credentials. Ids outside a closed map become the overflow id.
     pub(crate) fn caller(&self, local: Credentials) -> Credentials {
         if self.is_empty() {
             return local;
@@ -106,13 +106,13 @@ impl IdMap {
             uid: self.users.remote(local.uid).unwrap_or(NOBODY),
             gid: self.groups.remote(local.gid).unwrap_or(NOBODY),
             groups: local.groups.into_iter().filter_map(|gid| self.groups.remote(gid)).collect(),
-            // They hold over inodes of this machine's ids.
+            // Capabilities apply to inodes with this machine's ids.
             privileges: None,
         }
     }
 
-    /// What the kernel asks, in the server's ids; `EINVAL` for an owner, or somebody in an ACL, whom the server does
-    /// not have or who stands for somebody unknown.
+    /// Maps a request to the server's ids; `EINVAL` for an owner or an ACL entry without a counterpart, or with the
+    /// stranger id.
     pub(crate) fn asked(&self, (shape, mut op): (Shape, Op)) -> Result<(Shape, Op), Errno> {
         if self.is_empty() {
             return Ok((shape, op));
@@ -136,7 +136,7 @@ impl IdMap {
         Ok((shape, op))
     }
 
-    /// An answer in this machine's ids.
+    /// Maps a reply to this machine's ids.
     pub(crate) fn shown(&self, shape: Shape, mut answer: Answer) -> Answer {
         if self.is_empty() {
             return answer;
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(caller, Credentials { uid: 2000, gid: 200, groups: vec![200, 7], privileges: None });
     }
 
-    /// Somebody else whose number is that of one in a pair must not be taken for that one.
+    /// An unpaired id must not be taken for an equal id of a pair.
     #[test]
     fn nobody_becomes_one_of_a_pair_by_having_its_number() {
         let map = map(PAIRS, false);
@@ -247,11 +247,11 @@ mod tests {
         [2_u32.to_le_bytes().to_vec(), parts.concat()].concat()
     }
 
-    /// What an editor shows it writes back: whom it cannot name must not become somebody else.
+    /// An editor writes back the ids that it shows: a stranger must not become another user.
     #[test]
     fn an_acl_or_owner_that_names_a_stranger_is_not_set_again() {
         for map in [map(PAIRS, true), map(PAIRS, false)] {
-            // Of an open map, the two whose numbers are others' here.
+            // In an open map, the two whose ids belong to others here.
             for (user, group) in [(1000, 200), (2000, 100), (1000, 100)] {
                 let name = acl::NAMES[0].as_bytes().to_vec();
                 let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
@@ -264,7 +264,7 @@ mod tests {
                 let (uid, gid) = shown(&map, user, group);
                 assert_eq!(map.asked((Shape::Natural, chown(Some(uid), Some(gid)))), Err(Errno::INVAL));
             }
-            // Not the stranger, but who runs daemons here.
+            // Not the stranger id, but the overflow id, under which daemons run here.
             let nobody = map.caller(Credentials { uid: NOBODY, ..Credentials::default() });
             assert_eq!(nobody.uid, NOBODY);
             assert_ne!(shown(&map, 1000, 100), (NOBODY, NOBODY));

@@ -1,9 +1,9 @@
 //! Signals to callers that wait (S8).
 //!
-//! The kernel sends INTERRUPT once per request, for whichever signal came first, and a caller whose
-//! request was read cannot even be killed until it is answered. So the caller's pending signals are
-//! looked at then, and again while it waits: only a fatal one ends the wait. A wait for a lock is ended by
-//! any signal, as on a local disk; that needs no looking (`Driver::note_signal`).
+//! The kernel sends INTERRUPT once per request, for the first signal, and a caller whose request was read cannot even
+//! be killed until its reply. So this module checks the caller's pending signals then, and again while the caller
+//! waits: only a fatal signal ends the wait. Any signal ends a wait for a lock, as on a local disk, without these
+//! checks (`Driver::note_signal`).
 
 use crate::driver::Driver;
 use nigh_types::OpId;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often callers with a signal are looked at.
+/// Interval at which callers with a signal are checked.
 const EVERY: Duration = Duration::from_millis(10);
 const SIGKILL: u64 = 1 << 8;
-/// Signals that end a process by default after a core dump; the kernel leaves them pending as they are
+/// Signals whose default action ends a process with a core dump. The kernel leaves them pending unchanged
 /// (`complete_signal` turns all other fatal ones into SIGKILL): QUIT ILL TRAP ABRT BUS FPE SEGV XCPU XFSZ SYS.
 const CORE_DUMPING: u64 =
     1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
@@ -30,7 +30,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// The kernel said that the caller of `op` has a signal pending.
+    /// The kernel reported a pending signal of the caller of `op`.
     pub fn watch(&self, op: OpId) {
         self.watched.lock().insert(op);
         self.changed.notify_one();
@@ -41,7 +41,7 @@ impl Interrupts {
         self.changed.notify_one();
     }
 
-    /// Looks at watched callers until stopped.
+    /// Checks watched callers until stopped.
     pub fn run(&self, driver: &Arc<Driver>) {
         while !self.stopped.load(Ordering::Relaxed) {
             let ops: Vec<OpId> = {
@@ -71,8 +71,8 @@ impl Interrupts {
     }
 }
 
-/// Whether a thread has a signal pending that ends it. One that cannot be seen counts as doomed: it must
-/// never be left unkillable.
+/// Whether a thread has a fatal signal pending. A thread whose state is invisible counts as doomed: it must never be
+/// left unkillable.
 fn is_doomed(pid: u32) -> bool {
     if pid == 0 {
         return true;

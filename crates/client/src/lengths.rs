@@ -1,9 +1,10 @@
-//! Tells the kernel how long a file is, before who reads it is answered that.
+//! Notifies the kernel of a file's size before the reply to a caller that reads the file.
 //!
-//! The kernel leaves out attributes of a file that an own request is making longer, and of one of which it has taken in something later
-//! (`fuse_change_attributes_i`): who asked would go on by the size known before, however old that is. So it is told first, in a way that it
-//! always takes in ([`Notification::Lengthen`]). So is who sets how long a file is or looks: for how long attributes may be believed the kernel
-//! takes in before the size, and another one may read just then. A file that is shorter than the kernel knows needs none of this: the read finds its end.
+//! The kernel ignores attributes of a file that a local request is extending, and attributes older than those already
+//! applied (`fuse_change_attributes_i`). The caller would then use the old cached size. So the driver first sends a
+//! notification that the kernel always applies ([`Notification::Lengthen`]). It does so too for a caller that sets
+//! the size or looks the file up, because the kernel applies the attribute timeout before the size, and another
+//! caller may read between. A file shorter than the cached size needs no notification: the read finds its end.
 
 use crate::scheduled::Scheduled;
 use crate::worker::{Crew, Worker};
@@ -14,10 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// Nobody waits any longer.
+/// Longest wait.
 const MOST: Duration = Duration::from_millis(100);
 
-/// Threads that tell, as one may have to wait for a page that is locked until something else is answered.
+/// Threads that send size notifications; a thread may wait for a page that is locked until another request has its
+/// reply.
 #[derive(Default)]
 pub(crate) struct Lengths {
     crew: Crew,
@@ -26,33 +28,33 @@ pub(crate) struct Lengths {
     told: Condvar,
 }
 
-/// Lengths of files that are yet to be told, by the order in which they were answered.
+/// Pending size notifications, in the order of their replies.
 #[derive(Default)]
 struct Yet {
     next: u64,
     files: Vec<(Turn, u64)>,
 }
 
-/// Where an answer stands in the order of those that say how long files are.
+/// Position of a reply in the order of replies that report sizes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Turn(u64);
 
-/// One of them.
+/// A thread that sends size notifications.
 struct Teller {
     worker: Worker<(u64, u64)>,
     at: Arc<At>,
 }
 
-/// Where its thread is.
+/// State of its thread.
 #[derive(Default)]
 struct At {
     thread: AtomicU32,
-    /// It is in the kernel, or about to be.
+    /// Whether it is in the kernel, or about to enter it.
     tells: AtomicBool,
 }
 
 impl Lengths {
-    /// A file is to be told to be as long as an answer says that is composed now, or to be set so.
+    /// Takes a place in the order for a reply composed now; `tells`: the file whose size it notifies.
     pub fn turn(&self, tells: Option<u64>) -> Turn {
         let mut yet = self.yet.lock();
         let turn = Turn(yet.next);
@@ -61,7 +63,7 @@ impl Lengths {
         turn
     }
 
-    /// When it returns the kernel knows that the file is so long at least.
+    /// Notifies the kernel; on return the kernel's size of the file is at least `size`.
     pub fn tell(&self, transport: &Arc<dyn Transport>, turn: Turn, (ino, size): (u64, u64)) {
         if size > 0 && transport.level() != Level::None {
             let idle = self.idle.lock().pop();
@@ -75,7 +77,7 @@ impl Lengths {
         self.told.notify_all();
     }
 
-    /// Waits until what was answered before of a file is told: else that would undo it if somebody makes the file shorter.
+    /// Waits for earlier notifications for a file: a late one would undo a truncation.
     pub fn wait(&self, turn: Turn, ino: u64) {
         let mut yet = self.yet.lock();
         let is_out = |yet: &mut Yet| yet.files.iter().any(|(other, file)| *other < turn && *file == ino);
@@ -99,14 +101,14 @@ impl Lengths {
 }
 
 impl Teller {
-    /// Whether it may be given more: it is done.
+    /// Sends one notification. Returns whether the thread has finished and can take more.
     fn tell(&self, ino: u64, size: u64) -> bool {
         let since = Instant::now();
         self.worker.give((ino, size));
         self.worker.wait(LOOK_AGAIN, || self.waits() || since.elapsed() >= MOST)
     }
 
-    /// It waits for the page: the length was set before.
+    /// Whether it waits for a page lock; the kernel sets the size before that.
     fn waits(&self) -> bool {
         let sleeps = |thread: Scheduled| thread.is_counted() && !thread.wants();
         self.at.tells.load(Ordering::SeqCst)
@@ -122,7 +124,7 @@ mod tests {
 
     type Gate = (Mutex<bool>, Condvar);
 
-    /// A kernel in which whoever tells waits until the gate is opened.
+    /// A kernel in which every notification waits until the gate is opened.
     fn gated() -> (Arc<dyn Transport>, Arc<Gate>) {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = Arc::clone(&gate);
@@ -171,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Else the kernel would take the file for as long as it was.
+    /// Otherwise the kernel would keep the old size.
     #[test]
     fn who_makes_a_file_shorter_waits_for_who_was_answered_before_and_for_no_other() {
         let lengths = Lengths::default();

@@ -1,25 +1,25 @@
 //! All client-side I/O of a mount.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `mount` | putting a mount together, its threads, its end |
-//! | `link` | the mount's link: hello, reading and writing, making it again |
-//! | `adapter` | a FUSE request to an operation: decode, one call |
-//! | `answers` | an answer to a FUSE reply |
+//! | `mount` | start of a mount, its threads, its end |
+//! | `link` | the mount's link: handshake, reads and writes, reconnection |
+//! | `adapter` | translation of a FUSE request into an operation |
+//! | `answers` | encoding of a reply for FUSE |
 //! | `driver` | carries outputs between cache, remote, kernel and link |
-//! | `clock`, `alarm` | time, which goes on while the machine sleeps |
-//! | `notifier` | tells the kernel to forget, without anybody waiting for it |
-//! | `worker` | threads that tell the kernel what may get stuck |
-//! | `watchdog` | a child that aborts the connection when the daemon was killed |
-//! | `stopper` | unmounting from within the daemon |
-//! | `below` | what is mounted below the mount |
-//! | `events` | inotify(7) for what others change |
-//! | `pressure` | hears when memory is short |
-//! | `interrupts` | which signals are fatal |
-//! | `lengths` | tells the kernel how long an open file is |
-//! | `credentials` | the groups and capabilities of a caller |
-//! | `idmap` | ids of this machine and of the server's |
-//! | `status`, `control` | what `nigh status` shows, and how it asks |
+//! | `clock`, `alarm` | time (`CLOCK_BOOTTIME`, which includes suspend) and the timer |
+//! | `notifier` | sends invalidations to the kernel, without delay to other threads |
+//! | `worker` | threads for notifications that may block in the kernel |
+//! | `watchdog` | a child process that aborts the FUSE connection if the daemon is killed |
+//! | `stopper` | unmount by the daemon itself |
+//! | `below` | mounts below the mount |
+//! | `events` | inotify(7) events for changes by other clients |
+//! | `pressure` | memory pressure events |
+//! | `interrupts` | detection of fatal signals |
+//! | `lengths` | notification of an open file's size |
+//! | `credentials` | groups and capabilities of a caller |
+//! | `idmap` | mapping between ids of this machine and of the server |
+//! | `status`, `control` | the contents of `nigh status`, and its socket |
 
 mod adapter;
 mod alarm;
@@ -55,7 +55,7 @@ pub use idmap::{IdMapChoice, IdMapError};
 pub use link::{Begin, Reconnect};
 pub use mount::{Mount, MountConfig, StartError, names_alone};
 pub use nigh_cache::{Config as CacheConfig, OnDisconnect, Prefetch};
-/// What a command needs of the kernel's side: mounting, and transports of its own.
+/// Interface to the kernel for a command: mounting, and transports of its own.
 pub use nigh_fuse as fuse;
 pub use nigh_link::Link;
 pub use pressure::Pressure;

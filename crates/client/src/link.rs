@@ -1,4 +1,4 @@
-//! The link of a mount: saying hello on it, carrying bytes, and making another when it is lost.
+//! The link of a mount: handshake, reads and writes, and reconnection.
 
 use crate::clock::boot_time;
 use crate::driver::{Driver, Outgoing};
@@ -13,25 +13,25 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const READ_BYTES: usize = 256 << 10;
-/// Pauses between attempts to reach a remote that was lost.
+/// Pauses between connection attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Frames up to this length are written together.
 const SHORT_BYTES: usize = 16 << 10;
-/// So many bytes of them.
+/// Most bytes written together.
 const TOGETHER_BYTES: usize = 64 << 10;
 
-/// Makes a new link when the old one was lost. It must not wait for people.
+/// Makes a new link after the old one was lost. It must not wait for people.
 pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
 
-/// Begins a session: at that moment, and whether an earlier one of this mount was lost. Which kind of remote it is of, nobody here
-/// asks.
+/// Begins a session at the given time; the flag says whether an earlier session of this mount was lost. This module
+/// does not depend on the kind of remote.
 pub type Begin = Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send>;
 
-/// A session that stands, what was agreed, and events that came right behind the welcome.
+/// An established session, its parameters, and events that came with the welcome.
 pub(crate) type Greeted = (Box<dyn Carried>, Session, Vec<Event>);
 
-/// Says hello and waits for the welcome.
+/// Sends the hello and waits for the welcome.
 pub(crate) fn greet(link: &Link, mut session: Box<dyn Carried>) -> Result<Greeted, StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
     let mut welcome = None;
@@ -53,11 +53,11 @@ pub(crate) fn greet(link: &Link, mut session: Box<dyn Carried>) -> Result<Greete
             }
         };
         if let Some(welcome) = welcome {
-            // The session knows when nothing is to be hoped for; then the link is shut down.
+            // The session detects an unresponsive peer itself; then the link is shut down.
             link.set_read_timeout(None).map_err(lost)?;
             return Ok((session, welcome, early));
         }
-        // The kernel takes a timeout of nothing for none.
+        // A zero timeout would mean none.
         let left = Duration::from_nanos(until.since(boot_time()).0).max(Duration::from_millis(1));
         link.set_read_timeout(Some(left)).map_err(lost)?;
         match link.read(&mut buffer) {
@@ -69,7 +69,7 @@ pub(crate) fn greet(link: &Link, mut session: Box<dyn Carried>) -> Result<Greete
     }
 }
 
-/// The thread that writes: until the mount ends.
+/// The writer thread: runs until the mount ends.
 pub(crate) fn write_link(driver: &Driver) {
     while let Some(Outgoing { link, mut frames, packer, last }) = driver.next_outgoing() {
         if let Some(pack) = packer {
@@ -81,7 +81,7 @@ pub(crate) fn write_link(driver: &Driver) {
         }
         if let Err(error) = write_frames(&link, &frames) {
             tracing::debug!(target: "nigh::link", %error, "cannot write");
-            // The reader sees it, and mends it.
+            // The reader notices, and reconnects.
             link.shutdown();
         } else if last {
             link.shutdown();
@@ -89,7 +89,7 @@ pub(crate) fn write_link(driver: &Driver) {
     }
 }
 
-/// Short frames go together, long ones as they are.
+/// Writes short frames together, and long ones alone.
 fn write_frames(link: &Link, frames: &[Arc<Vec<u8>>]) -> io::Result<()> {
     let mut together = Vec::new();
     for frame in frames {
@@ -107,7 +107,7 @@ fn write_frames(link: &Link, frames: &[Arc<Vec<u8>>]) -> io::Result<()> {
     link.write_all(&together)
 }
 
-/// The thread that reads: until the mount ends, or the link is lost and is not to be made again.
+/// The reader thread: runs until the mount ends, or the link is lost and there is no reconnection.
 pub(crate) fn read_link(
     driver: &Driver,
     mut link: Link,
@@ -119,13 +119,13 @@ pub(crate) fn read_link(
     loop {
         let begun = Instant::now();
         let why = read_to_the_end(driver, &link);
-        // Whoever still writes to it must not wait for a peer that is gone.
+        // A writer must not block on a peer that is gone.
         link.shutdown();
         let Some(reconnect) = &reconnect else {
             return driver.with(|core, _| core.remote.handle_close(&why));
         };
         driver.with(|core, now| {
-            // A server that lets go at once is not asked all the time.
+            // A server that closes connections at once is not contacted without pauses.
             if core.remote.is_linked() && begun.elapsed() > LONGEST_PAUSE {
                 attempts = Attempts::default();
             }
@@ -141,7 +141,7 @@ pub(crate) fn read_link(
     }
 }
 
-/// Takes in all that comes; why nothing comes any more.
+/// Handles all input until the end. Returns why it ended.
 fn read_to_the_end(driver: &Driver, link: &Link) -> String {
     let mut buffer = vec![0; READ_BYTES];
     loop {
@@ -156,16 +156,16 @@ fn read_to_the_end(driver: &Driver, link: &Link) -> String {
     known.unwrap_or_else(|| "the server closed the connection".to_owned())
 }
 
-/// Attempts to reach a server that was lost.
+/// Connection attempts after a lost connection.
 #[derive(Default)]
 struct Attempts {
-    /// Before the next one: at first none.
+    /// Pause before the next attempt; zero at first.
     pause: Duration,
     said: String,
 }
 
 impl Attempts {
-    /// The same thing is said once; `nigh status` says it until there is a connection.
+    /// Logs each problem once; `nigh status` shows it until there is a connection.
     fn say(&mut self, driver: &Driver, problem: &str) {
         driver.with(|core, _| problem.clone_into(&mut core.problem));
         if problem != self.said {
@@ -186,8 +186,7 @@ impl Attempts {
     }
 }
 
-/// Makes links until the session goes on over one, or a new one stands in the place of a lost one; `None`:
-/// the mount ends.
+/// Makes links until one carries the session, or a new session replaces a lost one; `None`: the mount ends.
 fn connect_again(
     driver: &Driver,
     stopping: &AtomicBool,

@@ -1,4 +1,4 @@
-//! Putting a mount together: session first, then the kernel, then threads.
+//! Start of a mount: first the session, then the kernel, then the threads.
 
 #[cfg(test)]
 mod tests;
@@ -30,40 +30,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Of the protocol's versions, the first with `FUSE_NOTIFY_PRUNE`.
+/// First FUSE minor version with `FUSE_NOTIFY_PRUNE`.
 const PRUNES_SINCE: u32 = 45;
-/// How long an attempt to reach the remote may outlast the mount; then it is left to itself.
+/// How long the mount's end waits for a running connection attempt; then it abandons the attempt.
 const FAREWELL: Duration = Duration::from_secs(1);
 const NOT_VOUCHED: &str = "the server must believe what this kernel has checked: mount as root, by root's own server on this machine, \
      without --idmap; or leave the option out";
 const TOO_OLD: &str =
     "this kernel has no idmapped mounts of FUSE (Linux 6.12 has them): leave the option out";
 
-/// What to mount and how.
+/// Configuration of a mount.
 pub struct MountConfig {
     pub options: MountOptions,
     pub cache: Config,
     pub wanted: Wanted,
-    /// The most that the transport may notify; tests mask features with it.
+    /// Highest notification level of the transport; tests mask features with it.
     pub level: nigh_fuse::Level,
-    /// The remote, and what is asked of it.
+    /// Begins a session with the remote.
     pub begin: Begin,
     pub idmap: IdMapChoice,
-    /// Threads that take in requests of the kernel.
+    /// Threads that read requests of the kernel.
     pub threads: u32,
     pub reconnect: Option<Reconnect>,
-    /// Whether programs that watch by inotify(7) are told what others change; needs a mount point.
+    /// Whether programs that watch by inotify(7) get events for changes by other clients; needs a mount point.
     pub events: Option<EventsConfig>,
-    /// This program, such that with the number of this process behind the arguments it calls [`crate::watchdog::watch`].
+    /// This program; with the id of this process behind the arguments it must call [`crate::watchdog::watch`].
     pub watchdog: Option<Program>,
-    /// Tells when memory is short.
+    /// Source of memory pressure events.
     pub pressure: Option<Box<dyn Pressure>>,
     /// The directory of this user's sockets.
     pub runtime: std::path::PathBuf,
 }
 
-/// Whether the kernel cannot be told to forget all names at once (`FUSE_NOTIFY_INC_EPOCH`, Linux 6.16). Some servers
-/// must know before there is a mount to try it on; where the guess is wrong, sharing is only slower.
+/// Whether the kernel cannot invalidate all dentries at once (`FUSE_NOTIFY_INC_EPOCH`, Linux 6.16), so directory
+/// leases must be exclusive. Some servers must know this before there is a mount to test; a wrong guess only makes
+/// sharing slower.
 #[must_use]
 pub fn names_alone(level: nigh_fuse::Level) -> bool {
     match level {
@@ -73,7 +74,7 @@ pub fn names_alone(level: nigh_fuse::Level) -> bool {
     }
 }
 
-/// Why a mount could not be made: one line, with how to mend it.
+/// Why a mount failed to start: one line, with a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
@@ -88,28 +89,28 @@ pub enum StartError {
     Idmapped(&'static str),
 }
 
-/// A mount that stands.
+/// A running mount.
 pub struct Mount {
     driver: Arc<Driver>,
     interrupts: Arc<Interrupts>,
     stopping: Arc<AtomicBool>,
     readers: Vec<JoinHandle<()>>,
     others: Vec<JoinHandle<()>>,
-    /// May be connecting again, which takes as long as it takes.
+    /// May be reconnecting, which takes an unbounded time.
     link_reader: Option<JoinHandle<()>>,
     link_writer: Option<JoinHandle<()>>,
     control: Option<Control>,
     source: Arc<Source>,
     first_look: Arc<FirstLook>,
-    /// The number of the kernel's connection.
+    /// Id of the kernel's FUSE connection.
     connection: Option<u32>,
-    /// Goes last: any thread may be stuck before.
+    /// Dropped last, because any thread may block before.
     _watchdog: Option<Watchdog>,
 }
 
 impl Mount {
-    /// Attaches to the remote, mounts, and serves. On an error nothing is left mounted. To be called on a thread that lives as long
-    /// as the process does.
+    /// Attaches to the remote, mounts, and serves. On an error nothing stays mounted. Call it on a thread that lives
+    /// as long as the process does.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
         let idmapped = config.wanted.flags & init::ALLOW_IDMAP != 0;
@@ -123,12 +124,12 @@ impl Mount {
             StartError::Kernel(error)
         };
         let device = DevFuse::new(mounted.device, nigh_fuse::Level::NoEpoch);
-        // A kernel that was promised ACLs, and is told that there can be none, lets nobody but owners in (`fuse_get_acl`).
+        // With FUSE_POSIX_ACL but without ACLs on the server, the kernel admits only owners (`fuse_get_acl`).
         let wanted = match greeted.1.has_acls {
             true => config.wanted,
             false => config.wanted.without(init::POSIX_ACL),
         };
-        // The kernel keeps a target for as long as it knows the inode number, which may be another symlink's.
+        // The kernel caches a symlink's target per inode number, which may belong to another symlink later.
         let wanted = match greeted.1.root.tells_births_apart() {
             true => wanted,
             false => wanted.without(init::CACHE_SYMLINKS),
@@ -148,7 +149,7 @@ impl Mount {
         Ok(Mount { connection, _watchdog: watchdog, ..mount })
     }
 
-    /// Attaches to the remote and serves a transport that needs no mounting, on which `agreed` was agreed.
+    /// Attaches to the remote and serves a transport that is already open, with the negotiated `agreed`.
     pub fn start_on(
         config: MountConfig,
         link: Link,
@@ -260,7 +261,7 @@ impl Mount {
         }
     }
 
-    /// Gives memory back when it is short.
+    /// Starts the thread that frees memory under memory pressure.
     fn heed(&mut self, mut pressure: Box<dyn Pressure>) {
         let driver = Arc::clone(&self.driver);
         self.others.push(thread::spawn(move || {
@@ -294,7 +295,7 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.events.run(&driver, &mountpoint, device, config)));
     }
 
-    /// What a foreign protocol cannot give, in a line for people.
+    /// The guarantees that a foreign protocol cannot give, in a line for people.
     #[must_use]
     pub fn cannot_give(&self) -> Option<String> {
         let kind = self.driver.with(|core, _| core.remote.is_foreign().then(|| core.remote.kind()))?;
@@ -302,13 +303,13 @@ impl Mount {
         Some(format!("{kind} cannot give {}: {bound}; `nigh status` says more", not_given.join(", ")))
     }
 
-    /// What `nigh status --json` prints of this mount.
+    /// The mount's status, as `nigh status --json` prints it.
     #[must_use]
     pub fn status(&self) -> serde_json::Value {
         self.source.status()
     }
 
-    /// The mount's status, for as long as it stands.
+    /// Source of the mount's status, while the mount lives.
     #[must_use]
     pub fn source(&self) -> Arc<Source> {
         Arc::clone(&self.source)
@@ -319,13 +320,13 @@ impl Mount {
         self.first_look.wait();
     }
 
-    /// Unmounts it from another thread; `None` where nothing is mounted.
+    /// Handle to unmount from another thread; `None` if nothing is mounted.
     #[must_use]
     pub fn stopper(&self) -> Option<Stopper> {
         Some(Stopper::new(self.connection?, Arc::clone(&self.stopping)))
     }
 
-    /// Serves until the kernel has unmounted, then lets go of everything.
+    /// Serves until the kernel has unmounted, then releases all resources.
     pub fn wait(mut self) {
         for reader in self.readers.drain(..) {
             let _ = reader.join();
@@ -336,7 +337,7 @@ impl Mount {
         self.driver.notifier.stop();
         self.driver.events.stop();
         self.interrupts.stop();
-        // Without the farewell the server would wait for this mount until its lease has run out.
+        // Without the goodbye the server would wait for this mount until its lease expires.
         let give_up = Instant::now() + FAREWELL;
         let writer = self.link_writer.take();
         while writer.as_ref().is_some_and(|w| !w.is_finished()) && Instant::now() < give_up {
@@ -355,12 +356,12 @@ impl Mount {
     }
 }
 
-/// As which callers the server is asked.
+/// How to determine the credentials of callers.
 fn callers_of(choice: &IdMapChoice, session: &nigh_remote::Session) -> Callers {
     Callers::new(session.takes_privileges && choice.map(session).is_empty())
 }
 
-/// Without one a daemon that is killed may leave programs behind that cannot be killed; `nigh umount` frees them.
+/// Starts the watchdog. Without one, a killed daemon may leave unkillable programs behind; `nigh umount` frees them.
 fn watchdog(program: Option<&Program>, connection: Option<u32>) -> Option<Watchdog> {
     let started = Watchdog::start(program?, connection?);
     started
@@ -370,7 +371,7 @@ fn watchdog(program: Option<&Program>, connection: Option<u32>) -> Option<Watchd
         .ok()
 }
 
-/// Major and minor number; (0, 0) if they cannot be read.
+/// Major and minor version of the kernel; (0, 0) if they cannot be parsed.
 fn kernel_release() -> (u32, u32) {
     let name = rustix::system::uname();
     let mut numbers = name.release().to_str().unwrap_or("").split(|c: char| !c.is_ascii_digit());

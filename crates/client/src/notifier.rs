@@ -1,16 +1,17 @@
-//! Tells the kernel to forget. See "Recall → invalidate → acknowledge" in docs/semantics.md.
+//! Sends invalidations to the kernel. See "Recall → invalidate → acknowledge" in docs/semantics.md.
 //!
-//! Dropping a name can wait for a request in its directory that we have not answered, and dropping pages for reads and
-//! writes of them. So both are done by workers, which may get stuck and are left behind (`teller.rs`).
+//! Invalidation of a dentry can wait for an unanswered request in its directory, and invalidation of pages for reads
+//! and writes of them. So worker threads send both; a worker may block, and is then abandoned (`teller.rs`).
 //!
-//! What is told when all grants have ended goes first. It waits for no request, since nobody may answer any: what
-//! is being told then, and waits, is left to its workers and told again behind it. So however a kernel is stuck while the
-//! server is away, it forgets what it held. What is merely slow is waited for, and what no worker was left for is not told.
+//! Invalidations for the end of all grants are urgent and go first. They wait for no request, since the server may be
+//! unreachable. An invalidation that blocks at that time is left to its worker and repeated behind the urgent one. So
+//! even a kernel with blocked requests drops its facts while the server is disconnected. The notifier waits for
+//! invalidations that are merely slow; those for which no worker was free stay pending.
 //!
-//! Dropping all names would detach what is mounted below. So when the first such mount appears, the cache is told to let the
-//! kernel hold no names under leases any more, and those that it holds are dropped once
-//! (docs/decisions/0006-notification-levels.md). So it is when an overlay has a layer in the mount: it keeps dentries for as long as it
-//! is mounted, and to the kernel each of them is stale after an epoch (`fuse_dentry_revalidate`), for good.
+//! Invalidation of all dentries (epoch) would detach mounts below the mount. So when the first such mount appears, the
+//! cache stops giving the kernel entry timeouts under leases, and the kernel's dentries are invalidated once
+//! (docs/decisions/0006-notification-levels.md). An overlay with a layer in the mount has this effect too: it keeps its
+//! dentries while it is mounted, and for the kernel they stay stale after an epoch (`fuse_dentry_revalidate`).
 
 mod pages;
 mod teller;
@@ -30,35 +31,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use teller::Teller;
 
-/// Something that the kernel is to forget for one reason.
+/// A set of invalidations with one cause.
 struct Job {
     id: Invalidation,
     stale: VecDeque<Stale>,
-    /// All grants have ended.
+    /// Whether all grants have ended; such a job is urgent.
     first: bool,
-    /// What is left of one that went first. Others need not wait for it: nobody counts on what it is about any more.
+    /// The rest of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
     behind: bool,
 }
 
-/// Two rows; the first goes first.
+/// Two queues; `first` is the urgent one.
 #[derive(Default)]
 struct Jobs {
     first: VecDeque<Job>,
     rest: VecDeque<Job>,
 }
 
-/// What the kernel is yet to be told.
+/// Pending invalidations of the kernel.
 pub(crate) struct Notifier {
     jobs: Mutex<Jobs>,
-    /// Can be read from when something was queued or it is to stop, until that was seen.
+    /// Readable when a job was queued or on stop, until it is read.
     wake: OwnedFd,
     stopped: AtomicBool,
-    /// Can be read from when it is to stop.
+    /// Readable on stop.
     ended: OwnedFd,
     crew: Crew,
-    /// An overlay may have its upper layer here.
+    /// Whether an overlay may have its upper layer here.
     layered: AtomicBool,
-    /// How often names were dropped all at once because one could not be dropped alone.
+    /// Number of epoch invalidations sent because a single dentry could not be invalidated in time.
     pub epoch_fallbacks: AtomicU64,
 }
 
@@ -79,7 +80,7 @@ impl Notifier {
         })
     }
 
-    /// `first`: before all else that is yet to be told.
+    /// Queues a job; `first`: before all others.
     pub fn queue(&self, id: Invalidation, stale: Vec<Stale>, first: bool) {
         let job = Job { id, stale: stale.into(), first, behind: false };
         let mut jobs = self.jobs.lock();
@@ -92,12 +93,13 @@ impl Notifier {
         self.wake();
     }
 
-    /// The kernel knows too many inodes: the cache says which it need not know.
+    /// The kernel caches too many inodes; the cache selects those to prune.
     pub fn prune(&self) {
         self.wake();
     }
 
-    /// A rename is to leave a whiteout. Overlayfs tries that when it is mounted with its upper layer here, in whatever mount namespace.
+    /// A rename with a whiteout. Overlayfs tries one when it is mounted with its upper layer here, in any mount
+    /// namespace.
     pub fn note_layer(&self, op: &Op) {
         if matches!(op, Op::Rename { whiteout: true, .. }) && !self.layered.swap(true, Ordering::SeqCst) {
             self.wake();
@@ -110,22 +112,22 @@ impl Notifier {
         self.wake();
     }
 
-    /// For others who wait for something, and are to stop when this does.
+    /// For other waiting threads that are to stop with the notifier.
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.ended.as_fd()
     }
 
-    /// Fails only where the count is at its end: then it can be read from anyway.
+    /// Fails only if the counter is at its maximum; then it is readable anyway.
     fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Works off what is queued until stopped. `expires`: the kernel can be told to look a name up again without
-    /// dropping it (`FUSE_HAS_EXPIRE_ONLY`, 7.38).
+    /// Processes the queue until stopped. `expires`: the kernel supports expiry of a dentry without invalidation
+    /// (`FUSE_HAS_EXPIRE_ONLY`, 7.38).
     pub fn run(&self, driver: &Arc<Driver>, expires: bool) {
         let mut teller = Teller::new(self, driver, expires);
         loop {
-            // Before what is queued is looked at: what comes later can be read from again.
+            // Before the queue is read: later jobs make it readable again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             loop {
                 if let Some(job) = self.next(&mut teller) {
@@ -142,7 +144,7 @@ impl Notifier {
         }
     }
 
-    /// One job; what is left of it goes on when there is nothing that goes first.
+    /// Processes one job; its rest continues after all urgent jobs.
     fn tell(&self, teller: &mut Teller<'_>, job: Job) {
         let (id, behind) = (job.id, job.first || job.behind);
         let stale = teller.tell(job);
@@ -162,8 +164,8 @@ impl Notifier {
         }
     }
 
-    /// Has the kernel forget some inodes, when there is nothing else to tell, since nobody waits for that; whether there may be
-    /// more.
+    /// Prunes some kernel inodes when no invalidation is pending, since no acknowledgement waits for that. Returns
+    /// whether there may be more.
     fn tell_to_prune(&self, driver: &Driver) -> bool {
         if self.is_stopped() {
             return false;
@@ -182,7 +184,7 @@ impl Notifier {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Whether what is being told is to be left.
+    /// Whether the current job must give way to an urgent one.
     fn is_wanted(&self) -> bool {
         self.is_stopped() || !self.jobs.lock().first.is_empty()
     }
@@ -199,7 +201,7 @@ impl Notifier {
         }
         let Some(mut first) = jobs.first.pop_front() else { return jobs.rest.pop_front() };
         if !teller.drops_all() {
-            // No epoch drops what the others were to drop, and they may wait.
+            // There is no epoch to invalidate the dentries of the other jobs, and those jobs may block.
             first
                 .stale
                 .extend(jobs.rest.iter().flat_map(|job| &job.stale).filter(|one| is_named(one)).cloned());

@@ -1,5 +1,5 @@
-//! With whose rights files were opened, as these were then: by them they are opened again when a session has
-//! forgotten them, also when whoever opened them is gone.
+//! Credentials of open files, as of the open. A lost session's files are reopened with them, even after the process
+//! that opened them has exited.
 
 use nigh_types::{Call, CallId, Credentials, Handle, Reply, Response};
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub(crate) struct Openers {
     opening: BTreeMap<CallId, Credentials>,
-    /// The same of files that are opened again.
+    /// Credentials of running reopens.
     claiming: BTreeMap<CallId, Credentials>,
     open: BTreeMap<Handle, Credentials>,
-    /// Of these, the ones that the present session knows.
+    /// Those handles in `open` that the current session knows.
     known: BTreeSet<Handle>,
 }
 
 impl Openers {
-    /// A call is put out; on whose behalf it goes.
+    /// Returns the credentials with which to send a call.
     pub fn credentials(&mut self, id: CallId, call: &Call, now: Credentials) -> Credentials {
         match call {
             Call::Open { .. } | Call::Create { .. } | Call::Tmpfile { .. } => {
@@ -47,18 +47,18 @@ impl Openers {
         self.open.extend(opened.map(|handle| (handle, credentials)));
     }
 
-    /// A session stands that knows nothing of what was open.
+    /// A new session has none of the open files.
     pub fn forgotten(&mut self) {
         self.claiming.clear();
         self.known.clear();
     }
 
-    /// What was open has been claimed from it. The numbers of all else are other files' from now on.
+    /// The reclaim has ended. Handles that were not reclaimed may belong to other files from now on.
     pub fn claimed(&mut self) {
         self.open.retain(|handle, _| self.known.contains(handle));
     }
 
-    /// Calls that are out will not be answered, and what was open is forgotten.
+    /// Outstanding calls get no reply, and the open files are lost.
     pub fn lost(&mut self) {
         self.opening.clear();
         self.forgotten();
@@ -110,21 +110,21 @@ mod tests {
             openers.credentials(CallId(n), &Call::Open { node: node.clone(), access }, who(7));
             opened(&mut openers, n, n);
         }
-        // The first was closed meanwhile, and the second cannot be had again.
+        // The first was closed meanwhile, and the second cannot be reopened.
         openers.forgotten();
         for n in 2..=4 {
             assert_eq!(openers.credentials(CallId(10 + n), &reopen(n), who(0)), who(7));
         }
         opened(&mut openers, 13, 3);
         openers.answered(CallId(12), &Response::plain(Err(Errno::STALE)));
-        // Forgotten once more: what was claimed by then says nothing.
+        // Lost again: earlier reclaims no longer count.
         openers.forgotten();
         for n in 2..=4 {
             assert_eq!(openers.credentials(CallId(20 + n), &reopen(n), who(0)), who(7));
         }
         openers.answered(CallId(22), &Response::plain(Err(Errno::STALE)));
         opened(&mut openers, 24, 4);
-        // Led to it, and asked again.
+        // Retried after the path was sent.
         assert_eq!(openers.credentials(CallId(23), &reopen(3), who(0)), who(7));
         opened(&mut openers, 23, 3);
         openers.claimed();

@@ -1,4 +1,4 @@
-//! Hears when the machine is short of memory.
+//! Memory pressure events.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::{File, OpenOptions};
@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Something that tells when memory is short.
+/// A source of memory pressure events.
 pub trait Pressure: Send {
-    /// Waits until it is (`true`), or until `stop` can be read from.
+    /// Waits until memory is short (`true`), or until `stop` is readable.
     ///
     /// # Errors
     ///
-    /// It will not tell any more.
+    /// The source has ended.
     fn wait(&mut self, stop: BorrowedFd<'_>) -> io::Result<bool>;
 }
 
@@ -24,13 +24,13 @@ pub struct Trigger {
     stalls: Stalls,
 }
 
-/// The time that tasks have waited for memory, in microseconds, as the kernel counts it since it was booted.
+/// The kernel's total of the time that tasks have waited for memory, in microseconds since boot.
 ///
-/// A trigger without `CAP_SYS_RESOURCE` compares that, at first, with a count that has another beginning (`psi_trigger_create` takes the one
-/// of `PSI_POLL`, `psi_avgs_work` that of `PSI_AVGS`; seen on Linux 6.18). So the first stall of a microsecond sets it off.
+/// A trigger without `CAP_SYS_RESOURCE` at first compares with a counter of another origin (`psi_trigger_create` reads
+/// `PSI_POLL`, `psi_avgs_work` `PSI_AVGS`; seen on Linux 6.18). So the first stall of a microsecond fires it.
 struct Stalls {
     last: u64,
-    /// So much in a window is what the trigger is for.
+    /// The stall time per window for which the trigger is set.
     threshold: u64,
 }
 
@@ -46,7 +46,7 @@ impl Stalls {
         some.split(' ').find_map(|field| field.strip_prefix("total="))?.parse().ok()
     }
 
-    /// Whether tasks have waited for so long since this was asked last. What cannot be read speaks for the trigger.
+    /// Whether the total has grown by the threshold since the last call. If it cannot be read, trusts the trigger.
     fn have_grown(&mut self, pressure: &str) -> bool {
         let Some(total) = Stalls::total(pressure) else { return true };
         let grown = total.saturating_sub(self.last);
@@ -55,13 +55,13 @@ impl Stalls {
     }
 }
 
-/// Somebody waited for memory for a tenth of two seconds; of such windows users may ask for too (6.5).
+/// Some task waited for memory for a tenth of two seconds; unprivileged users may set such windows too (6.5).
 pub const SHORT: &str = "some 200000 2000000";
 
 impl Trigger {
     /// # Errors
     ///
-    /// There is no such file, or this trigger may not be set on it.
+    /// The file is missing, or this trigger may not be set on it.
     pub fn set(path: &Path, trigger: &str) -> io::Result<Trigger> {
         let mut file = OpenOptions::new().read(true).write(true).open(path)?;
         let before = std::fs::read_to_string(path)?;
@@ -70,7 +70,7 @@ impl Trigger {
         Ok(Trigger { file, path: path.to_owned(), stalls })
     }
 
-    /// That of our own cgroup, else that of the whole machine.
+    /// A trigger on this process's cgroup, else on the whole machine.
     #[must_use]
     pub fn of_system(trigger: &str) -> Option<Trigger> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -92,7 +92,7 @@ impl Trigger {
     }
 }
 
-/// The path of a process in the one hierarchy of version 2; not its root, which is the whole machine.
+/// The process's path in the cgroup v2 hierarchy; `None` for its root, which is the whole machine.
 fn own_group(groups: &str) -> Option<&str> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(path).filter(|path| !path.is_empty() && !path.split('/').any(|part| part == ".."))
@@ -121,8 +121,8 @@ impl Pressure for Trigger {
     }
 }
 
-/// Threads share a heap, so that what one of them frees serves all: with a heap each the same walk of a large tree took 1.5 to 2.4 times
-/// the memory of what was held. To be called before there are threads.
+/// Makes all threads share one heap, so that memory freed by one serves all. With a heap for each thread, one walk of
+/// a large tree took 1.5 to 2.4 times the memory of the cached data. Call it before threads start.
 pub fn share_a_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes no pointers.
@@ -131,7 +131,7 @@ pub fn share_a_heap() {
     }
 }
 
-/// What was freed lies between what is used, and goes back to the system only when that is asked for.
+/// Returns free heap pages to the system. Freed blocks lie between used ones, so the allocator does not do it alone.
 pub(crate) fn give_back_freed() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes no pointers, and may be called by any thread.
@@ -140,7 +140,7 @@ pub(crate) fn give_back_freed() {
     }
 }
 
-/// What the heap has free, in bytes, and how large it is.
+/// Free bytes in the heap, and its size.
 #[cfg(target_env = "gnu")]
 fn heap() -> (u64, u64) {
     // SAFETY: it takes no pointers, and may be called by any thread.
@@ -153,10 +153,10 @@ fn heap() -> (u64, u64) {
     (0, 0)
 }
 
-/// Looks now and then whether so much was freed that it is worth giving back, as behind a listing that was too large for the budget.
+/// Checks at intervals whether enough was freed to return it, as after a listing that exceeded the budget.
 pub(crate) struct Freed {
     looked: Instant,
-    /// The least that was free since something was given back. (Pages that were given back count as free.)
+    /// Least free memory since the last return. (Returned pages count as free.)
     least: u64,
 }
 

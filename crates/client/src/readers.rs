@@ -1,36 +1,36 @@
-//! Who was just answered attributes, and whether they have taken them in.
+//! Threads that were sent attributes and have not applied them yet.
 //!
-//! A thread takes an answer in itself, when it runs again, and until then the kernel may be told to forget. One that reads a file then
-//! does not take in how long that is (`fi->attr_version` in `fuse_change_attributes`), and goes on by a size that was known before it
-//! asked; one that changed attributes or made a further link takes them in all the same (`fuse_do_setattr`,
-//! `create_new_entry`), and they would be believed though they are recalled. When a thread ran is in
-//! `/proc/PID/stat` and `/proc/PID/schedstat` (proc_pid_stat(5)).
+//! The calling thread itself applies a reply when it runs again; an invalidation may reach the kernel in between. A
+//! reader of a file then ignores the reply's size (`fi->attr_version` in `fuse_change_attributes`) and uses a size
+//! cached before its request. A thread that changed attributes or added a link applies them even then
+//! (`fuse_do_setattr`, `create_new_entry`), so the kernel would cache recalled attributes. `/proc/PID/stat` and
+//! `/proc/PID/schedstat` show whether a thread has run (proc_pid_stat(5)).
 
 use crate::scheduled::Scheduled;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Where nothing says whether it has run, it has after that.
+/// Assumed time until a thread has run if `/proc` does not show it.
 const BLINDLY: Duration = Duration::from_millis(5);
-/// Nobody is waited for any longer.
+/// Longest wait for a thread.
 const MOST: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_micros(100);
-/// So many are remembered.
+/// Most remembered replies.
 const READERS: usize = 1_024;
 
 struct Reader {
     ino: u64,
-    /// Of the thread; 0: of another namespace.
+    /// Of the thread; 0: of another pid namespace.
     pid: u32,
     since: Instant,
 }
 
-/// In the order in which they were answered.
+/// In the order of their replies.
 #[derive(Default)]
 pub(crate) struct Readers(Mutex<Vec<Reader>>);
 
 impl Readers {
-    /// Attributes were just written to the kernel for that thread.
+    /// Records that attributes were just written to the kernel for this thread.
     pub fn note(&self, ino: u64, pid: u32) {
         let mut readers = self.0.lock();
         if readers.len() == READERS {
@@ -39,12 +39,13 @@ impl Readers {
         readers.push(Reader { ino, pid, since: Instant::now() });
     }
 
-    /// Waits until all that were answered so have taken it in; `asks` has, since it asks for something else.
+    /// Waits until all threads with such replies for an inode have applied them. `asks` has, since it sends another
+    /// request.
     pub fn wait(&self, ino: u64, asks: u32) {
         self.wait_for(asks, |reader| reader.ino == ino);
     }
 
-    /// The same, of all files.
+    /// As `wait`, for all files.
     pub fn wait_for_all(&self, asks: u32) {
         self.wait_for(asks, |_| true);
     }

@@ -1,10 +1,11 @@
 //! LOOKUP replies that give a cached dentry more time, and whether their threads have applied them.
 //!
-//! The kernel revalidates a dentry whose time is over by a LOOKUP, without the lock of its directory (`fuse_dentry_revalidate`). The
-//! thread applies the reply itself, when it runs again. A dentry that is only expired meanwhile (`FUSE_EXPIRE_ONLY`) would get
-//! its time back. So the notifier expires a dentry only where every such reply has been applied, and drops it elsewhere: that
-//! detaches the dentry from whatever has it open, but no reply brings it back. Every other reply about a name is applied with the
-//! directory locked, and both kinds of notification wait for that lock.
+//! When a dentry's timeout has expired, the kernel revalidates the dentry by a LOOKUP, without the lock of its
+//! directory (`fuse_dentry_revalidate`). The calling thread applies the reply itself, when it runs again. A dentry
+//! that is only expired meanwhile (`FUSE_EXPIRE_ONLY`) would become valid again. So the notifier expires a dentry
+//! only if every such reply has been applied, and otherwise invalidates it: that detaches open files from the dentry,
+//! but no reply can revalidate it. Every other reply about a name is applied with the directory locked, and both
+//! kinds of notification wait for that lock.
 
 use crate::scheduled::Scheduled;
 use nigh_types::Name;
@@ -15,17 +16,17 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// Most replies that are remembered.
+/// Most remembered replies.
 const MOST: usize = 1_024;
-/// A thread of which `/proc` says nothing has applied its reply after so long.
+/// A thread invisible in `/proc` counts as having applied its reply after this time.
 const BLINDLY: Duration = Duration::from_secs(1);
-/// For so long all count as not applied after one was given up that may not have been.
+/// How long all replies count as not applied after an unapplied one was dropped.
 const OVERFLOWS: Duration = Duration::from_secs(60);
-/// So many of the oldest are looked at to make room.
+/// Number of oldest replies checked to make room.
 const LOOKED_AT: usize = 64;
 const AGAIN: Duration = Duration::from_micros(100);
 
-/// A name in a directory. Names with one hash are taken for each other, which drops a dentry in place of expiring it.
+/// A name in a directory. Names with equal hashes are confused, which invalidates a dentry instead of expiring it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NameKey {
     dir: u64,
@@ -44,9 +45,9 @@ impl NameKey {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Revalidation {
     pub name: NameKey,
-    /// The inode to which the name leads. An own rename moves the dentry, and the cache knows by which name.
+    /// The inode of the name. A local rename moves the dentry, and the cache knows its new name.
     pub ino: u64,
-    /// The calling thread; 0: of another namespace.
+    /// The calling thread; 0: of another pid namespace.
     pid: u32,
     since: Instant,
 }
@@ -58,16 +59,16 @@ pub(crate) struct Revalidations(Mutex<Recent>);
 #[derive(Default)]
 struct Recent {
     replies: VecDeque<Revalidation>,
-    /// When one was last given up to make room that may not have been applied.
+    /// When an unapplied reply was last dropped to make room.
     overflowed: Option<Instant>,
 }
 
 impl Revalidations {
-    /// Such a reply was just written to the kernel for that thread.
+    /// Records that such a reply was just written to the kernel for this thread.
     pub fn note(&self, name: NameKey, ino: u64, pid: u32) {
         let now = Instant::now();
         let mut recent = self.0.lock();
-        // A thread that asks again has applied what it was answered before.
+        // A thread that sends another request has applied its earlier replies.
         recent.replies.retain(|reply| pid == 0 || reply.pid != pid);
         if recent.replies.len() >= MOST {
             let mut looked_at = 0;
@@ -83,8 +84,8 @@ impl Revalidations {
         recent.replies.push_back(Revalidation { name, ino, pid, since: now });
     }
 
-    /// Whether all such replies have been applied; waits for them until then. How long ago one was written says nothing: a thread
-    /// may wait for a processor for longer than any limit.
+    /// Whether all matching replies have been applied; waits for them until then. A reply's age proves nothing: a
+    /// thread may wait for a processor for any time.
     pub fn are_applied(&self, until: Instant, is_meant: impl Fn(&Revalidation) -> bool) -> bool {
         let replies = {
             let recent = self.0.lock();
@@ -98,7 +99,8 @@ impl Revalidations {
 }
 
 impl Revalidation {
-    /// A thread that sleeps was woken for its reply before, unless it waits for a lock while it applies that (`invalidate_inode_pages2`).
+    /// A sleeping thread has run since its reply, unless it waits for a lock while it applies the reply
+    /// (`invalidate_inode_pages2`).
     fn is_applied(&self, until: Instant) -> bool {
         let Some(first) = Scheduled::of(self.pid).filter(|first| first.is_counted() && !first.is_locked())
         else {
@@ -116,7 +118,7 @@ impl Revalidation {
         !now.is_locked()
     }
 
-    /// The thread has ended, and so has its call. (`/proc` may hide threads that live: proc(5), hidepid.)
+    /// Whether the thread has ended, and so its call. (`/proc` may hide living threads: proc(5), hidepid.)
     fn is_gone(&self) -> bool {
         let thread = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         thread.is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))

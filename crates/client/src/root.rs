@@ -1,8 +1,9 @@
-//! The kernel knows the root before it is told that something of it has changed.
+//! Probe that makes the kernel read the root's attributes before the first invalidation of the root.
 //!
-//! It makes a root without any permission, and takes those that it has from the first answer to GETATTR. An answer that an
-//! invalidation has crossed it throws away (`fuse_change_attributes_i`), and without having asked again it lets nobody in who is
-//! not privileged (`fuse_permission`): `EACCES` for whoever is the first in a mount whose root is being changed.
+//! The kernel creates the root inode without permissions and takes them from the first GETATTR reply. If an
+//! invalidation races with this reply, the kernel discards the reply (`fuse_change_attributes_i`). Without another
+//! GETATTR it then refuses unprivileged callers (`fuse_permission`): the first caller would get `EACCES` while the
+//! root is being changed.
 
 use nigh_fuse::mount::Probe;
 use parking_lot::{Condvar, Mutex};
@@ -11,10 +12,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What waits for the first look does not wait for a server that has gone away.
+/// Limit on the wait for the first GETATTR, so that an unreachable server blocks nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The first look at the root.
+/// The first GETATTR on the root.
 pub(crate) struct FirstLook {
     give_up: Instant,
     looked: Mutex<bool>,
@@ -22,8 +23,8 @@ pub(crate) struct FirstLook {
 }
 
 impl FirstLook {
-    /// Looks, if something is mounted; the mount has to be served meanwhile. A child process looks, not a thread of the daemon: a
-    /// thread that waits in its own mount keeps `/dev/fuse` open when the daemon is killed.
+    /// Starts the probe, if something is mounted; the mount must be served meanwhile. A child process makes it: a
+    /// thread of the daemon that waits in its own mount would keep `/dev/fuse` open if the daemon is killed.
     pub fn begin(mountpoint: Option<PathBuf>) -> Arc<FirstLook> {
         let first_look = Arc::new(FirstLook {
             give_up: Instant::now() + PATIENCE,
@@ -46,7 +47,7 @@ impl FirstLook {
         first_look
     }
 
-    /// Until the kernel knows the root, or for as long as one can wait for that.
+    /// Waits until the kernel has the root's attributes, at most [`PATIENCE`] from the start.
     pub fn wait(&self) {
         let mut looked = self.looked.lock();
         while !*looked && !self.changed.wait_until(&mut looked, self.give_up).timed_out() {}

@@ -1,4 +1,4 @@
-//! For tests: the server's end of a session over a tree in memory.
+//! Test server: the server end of a session over a tree in memory.
 
 use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
 use nigh_remote::tree::{Tree, TreeConfig};
@@ -9,9 +9,9 @@ type Refuse = Box<dyn Fn(&Call) -> Option<Errno> + Send>;
 pub(crate) struct Server {
     connection: ServerConnection,
     pub tree: Tree,
-    /// What it was asked so far.
+    /// Requests received so far.
     pub asked: Vec<Request>,
-    /// Calls that are answered with this error and not done.
+    /// Selects calls that get an error and are not executed.
     pub refuse: Option<Refuse>,
     /// Whether the client has said goodbye.
     pub left: bool,
@@ -28,7 +28,7 @@ impl Server {
         }
     }
 
-    /// Takes bytes of the client in; what it answers.
+    /// Handles bytes of the client; returns the reply bytes.
     pub fn handle(&mut self, now: Time, bytes: &[u8]) -> Vec<u8> {
         self.connection.handle_input(now, bytes).expect("the client keeps to the protocol");
         while let Some(event) = self.connection.poll_event() {

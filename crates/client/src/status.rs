@@ -1,4 +1,4 @@
-//! What `nigh status` shows of a mount. The keys are a contract (docs/status.md).
+//! Contents of `nigh status` for a mount. The keys are a contract (docs/status.md).
 
 use crate::driver::Driver;
 use nigh_cache::{Counters, Gauges, Level, Watching};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What does not change over a mount's life.
+/// Properties that stay constant over a mount's life.
 #[derive(Clone, Debug)]
 pub struct About {
     pub mountpoint: PathBuf,
@@ -24,7 +24,7 @@ pub struct About {
     pub device: Option<(u32, u32)>,
 }
 
-/// A mount, as far as its status goes.
+/// Source of a mount's status.
 pub struct Source {
     driver: Arc<Driver>,
     about: About,
@@ -36,7 +36,8 @@ impl Source {
         Source { driver, about, session }
     }
 
-    /// The guarantees that this remote cannot give, and within which time others' changes are seen; for people.
+    /// The guarantees that this remote cannot give, and the bound within which changes on its disk are seen; for
+    /// people.
     pub(crate) fn not_given(&self) -> (Vec<&str>, &str) {
         let names = self.session.not_given.iter().map(|(name, _)| name.as_str());
         (names.collect(), &self.session.host_bound)
@@ -114,7 +115,7 @@ impl Source {
         })
     }
 
-    /// Where the mount is by now: it may have been moved.
+    /// The current mount point: the mount may have been moved.
     fn mountpoint(&self) -> PathBuf {
         self.about.device.and_then(mountpoint_of).unwrap_or_else(|| self.about.mountpoint.clone())
     }
@@ -169,7 +170,7 @@ impl Source {
         Value::Object(guarantees)
     }
 
-    /// S9: what the server said of the whole export, and what the grants themselves say.
+    /// S9: the server's bound for the whole export, and the terms of the current grants.
     fn host_changes(&self, limited: u64) -> Value {
         match (self.session.host_bound.as_str(), self.session.term, limited) {
             ("", Term::Limited(span), 1..) if span != Span::ZERO => {
@@ -184,7 +185,7 @@ impl Source {
     }
 }
 
-/// Entries that came before they were asked for.
+/// Prefetched entries.
 fn ahead(counters: &Counters) -> Value {
     json!({
         "walks": counters.ahead_walks,
@@ -204,10 +205,10 @@ fn leases(counters: &Counters, gauges: &Gauges) -> Value {
     })
 }
 
-/// Behind the level of notifications that a nested mount has lowered.
+/// Appended to a notification level that a nested mount has lowered.
 const LOWERED: &str = ", since a filesystem was mounted below or an overlay over it: names are asked for again until this is mounted anew";
 
-/// Major and minor number of the device that is mounted at a path.
+/// Major and minor number of the device mounted at a path.
 pub(crate) fn device_at(path: &Path) -> Option<(u32, u32)> {
     mounts().into_iter().rfind(|mount| mount.mountpoint == path).map(|mount| mount.device)
 }
@@ -217,7 +218,7 @@ fn mountpoint_of(device: (u32, u32)) -> Option<PathBuf> {
     mounts().into_iter().find(|mount| mount.device == device).map(|mount| mount.mountpoint)
 }
 
-/// S1 while the remote is away and answers come from what was held.
+/// S1 while the remote is disconnected and replies come from old facts.
 const NOT_GIVEN: &str = "not now: the server is away, and answers may be old";
 
 fn level_name(level: Level) -> &'static str {
@@ -228,7 +229,7 @@ fn level_name(level: Level) -> &'static str {
     }
 }
 
-/// The same, as a page for people. No text in it commands a terminal or begins a line.
+/// The status as a page for people. Texts in it contain no terminal escapes and no line breaks.
 #[must_use]
 pub fn page(status: &Value) -> String {
     let text = |path: &str| match status.pointer(path) {
@@ -278,7 +279,7 @@ pub fn page(status: &Value) -> String {
     page
 }
 
-/// The longest path that Linux takes (`PATH_MAX`) is shown whole.
+/// Long enough for the longest Linux path (`PATH_MAX`).
 const MAX_TEXT_CHARS: usize = 4_096;
 
 fn shown(text: &str) -> String {

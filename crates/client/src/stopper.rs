@@ -1,4 +1,4 @@
-//! Unmounting a mount from within its own daemon, when a signal ends that.
+//! Unmount by the mount's own daemon, after a signal.
 
 use nigh_fuse::mount::{UnmountError, mounts, open_abort, unmount, unmount_idle};
 use std::io::{self, Write};
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Requests under way are answered for so long when the mount is detached; then the connection is aborted.
+/// Time to answer running requests after the mount is detached; then the connection is aborted.
 const GRACE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Unmounts one mount, wherever it is mounted.
+/// Unmounts one mount, at all its mount points.
 pub struct Stopper {
     connection: u32,
-    /// The kernel has unmounted.
+    /// Whether the kernel has unmounted.
     over: Arc<AtomicBool>,
 }
 
@@ -41,7 +41,7 @@ impl Stopper {
         let give_up = Instant::now() + GRACE;
         while !self.over.load(Ordering::Relaxed) {
             if Instant::now() >= give_up {
-                // While this process serves the connection no other can have its number.
+                // While this process serves the connection, its number cannot be reused.
                 return open_abort(self.connection)?.write_all(b"1");
             }
             thread::sleep(LOOK);
@@ -49,7 +49,7 @@ impl Stopper {
         Ok(())
     }
 
-    /// Where this is what one sees, the last mount first.
+    /// Mount points at which this mount is visible, latest first.
     fn mountpoints(&self) -> Vec<PathBuf> {
         let all = mounts();
         let is_ours = |at: usize| all[at].device == (0, self.connection);

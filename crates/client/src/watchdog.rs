@@ -1,11 +1,12 @@
-//! Aborts the connection of a mount whose daemon has died and left a thread in the kernel.
+//! Watchdog that aborts the FUSE connection if the daemon died while a thread of it is blocked in the kernel.
 //!
-//! A thread that tells the kernel something may wait there for a directory's lock, which a program holds that waits for an answer
-//! of the daemon. If the daemon is killed then, that thread goes on waiting, and `/dev/fuse` stays open with it: the kernel does
-//! not abort the connection, and the program can be killed no more. So a child process without `/dev/fuse` does it.
+//! A thread that sends a notification may wait for a directory's lock, held by a program that waits for a reply of
+//! the daemon. If the daemon is killed then, this thread stays blocked and keeps `/dev/fuse` open. So the kernel does
+//! not abort the connection, and the program becomes unkillable. A child process without `/dev/fuse` aborts the
+//! connection instead.
 //!
-//! The child is woken by the death of the daemon's thread that started it (`PR_SET_PDEATHSIG`): the end of the process, which
-//! pidfd_open(2) and pipes tell of, does not come while one of its threads is stuck.
+//! The death of the daemon's thread that started the child wakes it (`PR_SET_PDEATHSIG`). pidfd_open(2) and pipes
+//! signal the end of the whole process, which does not come while one of its threads is blocked.
 
 use crate::events::Program;
 use std::io::{self, Write};
@@ -14,24 +15,24 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// The daemon is looked at so often even if nothing wakes the child: a daemon that dumps core waits for its stuck thread first.
+/// Polling interval without a signal: a daemon that dumps core first waits for its blocked thread.
 const LOOK: Duration = Duration::from_secs(5);
-/// After it was woken.
+/// Polling interval after a signal.
 const LOOK_SOON: Duration = Duration::from_millis(10);
 const SOON: Duration = Duration::from_secs(1);
 
-/// The child of one mount, ended when dropped.
+/// The watchdog of one mount; dropping it ends the child.
 pub(crate) struct Watchdog(Child);
 
 impl Watchdog {
-    /// To be called on a thread that lives as long as the daemon. `program`: such that with the daemon's number behind its
-    /// arguments it calls [`watch`].
+    /// Call it on a thread that lives as long as the daemon. `program`: with the daemon's process id behind its
+    /// arguments it must call [`watch`].
     pub fn start(program: &Program, connection: u32) -> io::Result<Watchdog> {
         let abort = nigh_fuse::mount::open_abort(connection)?;
         let mut command = std::process::Command::new(&program.path);
         command.arg0("nigh").args(&program.arguments).arg(std::process::id().to_string()).current_dir("/");
         command.stdin(Stdio::null()).stdout(abort).stderr(Stdio::null());
-        // What interrupts the mount from a terminal is the mount's.
+        // Terminal signals for the mount must not reach the child.
         command.process_group(0);
         Ok(Watchdog(command.spawn()?))
     }
@@ -44,8 +45,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// The child: waits until the process `daemon`, its parent, has died, and writes to standard output, which is the file that
-/// aborts the connection. Signals that end the daemon do not end it.
+/// The child: waits until its parent, the process `daemon`, has died. Then it writes to standard output, which is the
+/// file that aborts the connection. Signals that end the daemon do not end the child.
 pub fn watch(daemon: u32) -> io::Result<()> {
     let signals = block_signals();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::USR1))?;
@@ -60,7 +61,7 @@ pub fn watch(daemon: u32) -> io::Result<()> {
     io::stdout().write_all(b"1\n")
 }
 
-/// Threads of a dead process may be left in the kernel, and it is the child's parent as long.
+/// Blocked threads may outlive the process, which stays the child's parent until they end.
 fn is_dead(daemon: u32) -> bool {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
     if parent != Some(daemon) {
@@ -72,7 +73,7 @@ fn is_dead(daemon: u32) -> bool {
     }
 }
 
-/// Its first thread has ended, or all wait for a dump.
+/// Whether the main thread has ended, or the process dumps core.
 fn is_dying(status: &str) -> bool {
     let has = |key: &str, values: &[&str]| {
         let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("").trim_start();
@@ -96,11 +97,11 @@ fn block_signals() -> libc::sigset_t {
     }
 }
 
-/// The signal that came within that time.
+/// Waits for a signal, at most for `time`.
 fn wait(signals: &libc::sigset_t, time: Duration) -> Option<i32> {
     let time =
         libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) };
-    // SAFETY: both pointers are valid for the call, and nothing is to be written behind the null pointer.
+    // SAFETY: both pointers are valid for the call, and the null pointer means that no siginfo is written.
     let signal = unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const time) };
     (signal > 0).then_some(signal)
 }

@@ -1,4 +1,4 @@
-//! Threads that tell the kernel what may get stuck.
+//! Threads for kernel notifications that may block.
 
 use crate::scheduled::Scheduled;
 use std::sync::Arc;
@@ -7,29 +7,29 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// They do next to nothing, and many may hang about.
+/// They need little stack, and many may exist.
 const STACK_BYTES: usize = 512 << 10;
-/// Where `/proc` does not say what a thread does, it has waited for so long.
+/// If `/proc` does not show a thread's state, it counts as waiting after this time.
 const BLINDLY: Duration = Duration::from_millis(100);
 
-/// How many there are.
+/// Pool of worker threads.
 pub(crate) struct Crew {
     count: Arc<AtomicU64>,
     stack_bytes: usize,
 }
 
-/// A thread, and its answers. Left behind, it ends when it has done all that it was given.
+/// A worker thread and its channels. When abandoned, it ends after its queued jobs.
 pub(crate) struct Worker<T> {
     todo: Sender<T>,
     done: Receiver<()>,
-    /// The number of its thread, once it runs.
+    /// Thread id, once it runs.
     thread: Arc<AtomicU32>,
 }
 
-/// Looks at a thread of ours that may wait for a lock of the kernel.
+/// Observes whether a thread of this process waits for a kernel lock.
 pub(crate) struct Watch {
     since: Instant,
-    /// As it slept there, and since when.
+    /// Scheduler state at the last observed sleep, and when that sleep began.
     asleep: Option<(Scheduled, Instant)>,
 }
 
@@ -38,7 +38,7 @@ impl Watch {
         Watch { since: Instant::now(), asleep: None }
     }
 
-    /// For how long it has slept there without a break. Where it is not known what it does, for ever after some time.
+    /// How long the thread has slept without a break. If its state is unknown, unlimited after some time.
     pub fn sleeps_for(&mut self, thread: u32) -> Duration {
         let now = Scheduled::of_own(thread);
         if now.as_ref().is_some_and(Scheduled::wants) {
@@ -59,7 +59,7 @@ impl Watch {
     }
 }
 
-/// One that ends.
+/// Decrements the count when a worker ends.
 struct Leaving(Arc<AtomicU64>);
 
 impl Drop for Leaving {
@@ -75,22 +75,22 @@ impl Default for Crew {
 }
 
 impl Crew {
-    /// So many at the same time, the stuck ones with them.
+    /// Most workers at a time, blocked ones included.
     pub const ALL: u64 = 64;
-    /// Of these, so many for whatever is stuck again. The others are kept for what is told for the first time.
+    /// Most workers for retried jobs. The others are reserved for first attempts.
     pub const COMMON: u64 = 48;
 
-    /// Whether there are fewer than `most`.
+    /// Whether there are fewer than `most` workers.
     pub fn has_room(&self, most: u64) -> bool {
         self.count.load(Ordering::SeqCst) < most
     }
 
-    /// Whether there are no more than `most`, counting those that have nothing to do.
+    /// Whether there are no more than `most` workers, idle ones included.
     pub fn holds_to(&self, most: u64) -> bool {
         self.has_room(most + 1)
     }
 
-    /// `None` if there are `most`, or this machine has no thread for us now.
+    /// Starts a worker. `None` if there are `most`, or no thread can be created now.
     pub fn start<C: Send + Sync + ?Sized + 'static, T: Send + 'static>(
         &self,
         most: u64,
@@ -112,7 +112,7 @@ impl Crew {
             own.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::SeqCst);
             for job in jobs {
                 tell(&with, job);
-                // Nobody may wait for it any more.
+                // The receiver may have abandoned this worker.
                 let _ = finished.send(());
             }
         };
@@ -128,21 +128,21 @@ impl Crew {
 
 impl<T> Worker<T> {
     pub fn give(&self, job: T) {
-        // It ends after us.
+        // The worker thread outlives this sender.
         let _ = self.todo.send(job);
     }
 
-    /// Its thread's number; 0: it does not run yet.
+    /// Thread id; 0 until it runs.
     pub fn thread(&self) -> u32 {
         self.thread.load(Ordering::SeqCst)
     }
 
-    /// Whether it has done one job more.
+    /// Whether it has finished one more job.
     pub fn is_done(&self) -> bool {
         self.done.try_recv().is_ok()
     }
 
-    /// Waits until one job is done; every so often it is asked whether to give that up. False: it was.
+    /// Waits until one job is done. Asks `give_up` at intervals; returns false if it gave up.
     pub fn wait(&self, every: Duration, mut give_up: impl FnMut() -> bool) -> bool {
         loop {
             match self.done.recv_timeout(every) {
@@ -160,7 +160,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(1);
 
-    /// As where a limit of processes is reached.
+    /// Simulates a limit on processes.
     #[test]
     fn where_no_thread_is_to_be_had_there_is_no_worker_and_no_harm() {
         let with = Arc::new(());
@@ -174,7 +174,7 @@ mod tests {
         assert!(crew.start(1, &with, |(), ()| ()).is_none(), "that was all");
     }
 
-    /// Like one that waits for a lock of the kernel sleeps whoever waits for a child with `CLONE_VFORK`; not who waits for a time.
+    /// A `CLONE_VFORK` parent sleeps like a thread that waits for a kernel lock; a thread in nanosleep does not.
     #[test]
     fn who_sleeps_in_the_kernel_is_known_from_who_is_merely_slow() {
         let crew = Crew::default();
@@ -185,7 +185,7 @@ mod tests {
         let waits = crew
             .start(9, &Arc::new(()), |(), ()| {
                 let flags = libc::CLONE_VFORK | libc::SIGCHLD;
-                // SAFETY: as fork(2); the child does nothing but sleep and end.
+                // SAFETY: like fork(2); the child only sleeps and exits.
                 unsafe {
                     if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {
                         libc::usleep(300_000);

@@ -1,27 +1,28 @@
-//! Answers that wait for others.
+//! Replies with a file size that wait for other replies (the size barrier).
 //!
-//! Before somebody is answered how long an open file is the kernel is told that (`lengths.rs`), which waits for a page of the file.
-//! While a read or write of ours has that locked, whoever ends this process would leave a thread behind that nothing frees: that answer
-//! waits for theirs.
+//! Before a reply reports the size of an open file, the driver notifies the kernel of the size (`lengths.rs`), which
+//! waits for a page lock of the file. If the daemon dies while a read or write of its own holds the page lock, the
+//! notifying thread could never be freed. So the reply with the size waits until these reads and writes have their
+//! replies.
 
 use super::{Core, Pending, Role, Sent};
 use crate::lengths::{Lengths, Turn};
 use nigh_cache::{Answer, Op};
 use nigh_types::{Kind, OpId, Span, WriteFlags};
 
-/// What an answer is about the length of a file.
+/// Size notification that belongs to a reply.
 pub(super) struct Length {
     pub turn: Turn,
-    /// By which the kernel knows it.
+    /// The kernel's nodeid of the file.
     pub number: u64,
-    /// The kernel is told that before.
+    /// Size to notify to the kernel before the reply.
     pub tells: Option<u64>,
-    /// What is told of answers before it comes before.
+    /// Whether earlier size notifications must come before this reply.
     pub sets: bool,
 }
 
-/// The file of which a request keeps pages locked: those that it fills, or that it is written from (`fuse_readahead`,
-/// `fuse_send_write_pages`).
+/// The file whose pages a request keeps locked: the pages that the request fills, or from which it is written
+/// (`fuse_readahead`, `fuse_send_write_pages`).
 pub(super) fn locks(op: &Op) -> Option<u64> {
     match op {
         Op::Read { ino, .. } | Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. } => Some(*ino),
@@ -30,7 +31,7 @@ pub(super) fn locks(op: &Op) -> Option<u64> {
 }
 
 impl Core {
-    /// The answer to what is no longer among the pending ones; `None`: it waits for others.
+    /// Admits the reply to a request already removed from `pending`; `None`: the reply waits for others.
     pub(super) fn admit(
         &mut self,
         lengths: &Lengths,
@@ -69,7 +70,7 @@ impl Core {
             }
             Some(Role::Sets(ino)) => {
                 self.shorten(ino, size);
-                // While others have pages locked its own answer has to do: the kernel takes in what that says.
+                // While others have pages locked, the reply alone sets the size: the kernel applies it.
                 let tells = (size > 0 && self.lockers(ino).is_empty()).then_some(size);
                 let number = self.cache.number_of(ino);
                 Length { turn: lengths.turn(tells.map(|_| number)), number, tells, sets: true }
@@ -79,7 +80,7 @@ impl Core {
         Some(pending.sent(answer, Some(length)))
     }
 
-    /// The file was set to be so long: who waits to be answered shall not make it longer.
+    /// The file was truncated to `size`: limits the size in delayed replies, so that none makes the file longer.
     fn shorten(&mut self, ino: u64, size: u64) {
         if self.held == 0 {
             return;
@@ -97,7 +98,7 @@ impl Core {
         self.pending.iter().filter(|(_, other)| other.locks == Some(ino)).map(|(op, _)| *op).collect()
     }
 
-    /// Those that waited for that answer, and wait for no other.
+    /// Releases delayed replies that waited for this request only.
     pub(super) fn release(&mut self, lengths: &Lengths, answered: OpId, out: &mut Vec<Sent>) {
         if self.held == 0 {
             return;
@@ -112,13 +113,13 @@ impl Core {
         out.extend(free.into_iter().filter_map(|op| self.let_go(lengths, op)));
     }
 
-    /// One that waited so. What it says was to be believed from when it was said, which the kernel does not know.
+    /// Releases a delayed reply. Its attributes get timeout 0, because their timeout ran from the time they were read.
     pub(super) fn let_go(&mut self, lengths: &Lengths, op: OpId) -> Option<Sent> {
         let (answer, until) = self.pending.get_mut(&op)?.held.take()?;
         self.held -= 1;
         let pending = self.pending.remove(&op)?;
         let Answer::Attr(id, attr, _) = answer else { return Some(pending.sent(answer, None)) };
-        // Where it still waits its caller is killed, and reads nothing.
+        // If it still waits, its caller was killed and reads nothing.
         let length = until.is_empty().then(|| {
             let number = self.cache.number_of(id.ino);
             Length { turn: lengths.turn(Some(number)), number, tells: Some(attr.size), sets: false }
@@ -147,7 +148,7 @@ mod tests {
     const LOOK: u64 = 1004;
     const CUT: u64 = 1006;
 
-    /// A file of 4 bytes, of which a write is out, and somebody who asks how long it is.
+    /// A file of 4 bytes with an outstanding write, and a caller that asks for the size.
     fn stage() -> (Stage, u64) {
         let mut stage = Stage::new();
         let ino = stage.make("f", false).ino;
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(stage.driver.caller_of(OpId(LOOK)), None);
     }
 
-    /// Else the kernel would take it for as long as before, and readers would see zeros.
+    /// Otherwise the kernel would keep the old size, and readers would see zeros.
     #[test]
     fn who_waits_so_is_not_told_a_length_that_was_cut_since() {
         for truncates_by_opening in [false, true] {

@@ -11,7 +11,7 @@ use nigh_types::{Access, NodeId, Span, Term};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A driver between a kernel, a server and a clock that stand still.
+/// A driver between a memory kernel, a test server and a manual clock.
 pub(crate) struct Stage {
     pub driver: Arc<Driver>,
     pub kernel: Arc<MemoryTransport>,
@@ -25,7 +25,7 @@ impl Stage {
         Stage::with(MemoryTransport::new(Level::All))
     }
 
-    /// With a kernel that answers notifications so.
+    /// With a kernel that returns `judge`'s outcome for notifications.
     pub fn judging(
         judge: impl Fn(&Notification<'_>) -> io::Result<NotifyOutcome> + Send + Sync + 'static,
     ) -> Stage {
@@ -66,7 +66,7 @@ impl Stage {
         self.now.fetch_add(span.0, Ordering::SeqCst);
     }
 
-    /// The kernel asks for the root's attributes; whether it was answered at once.
+    /// Sends GETATTR for the root; whether the reply came at once.
     fn is_answered(&mut self) -> bool {
         self.unique += 2;
         let header = Header { unique: self.unique, nodeid: 1, uid: 0, gid: 0, pid: 0, resent: false };
@@ -76,7 +76,7 @@ impl Stage {
         self.kernel.take_reply(self.unique, Duration::ZERO).is_some()
     }
 
-    /// Makes a file, which is open then, or a directory below the root; its number.
+    /// Creates a file (which stays open) or a directory below the root; its id.
     pub fn make(&mut self, path: &str, directory: bool) -> NodeId {
         let (dir, name) = (self.driver.root(), Name::new(path.as_bytes()).unwrap());
         let access =
@@ -103,13 +103,13 @@ impl Stage {
         self.serve();
     }
 
-    /// The server answers what was sent to it.
+    /// The server answers the sent calls.
     pub fn serve(&mut self) {
         let sent = self.sent();
         self.serve_sent(&sent);
     }
 
-    /// What is on its way to the server.
+    /// Bytes in transit to the server.
     pub fn sent(&self) -> Vec<u8> {
         joined(&self.driver.next_outgoing().expect("frames for the server").frames)
     }
@@ -128,7 +128,7 @@ fn joined(frames: &[Arc<Vec<u8>>]) -> Vec<u8> {
     frames.iter().flat_map(|frame| frame.iter().copied()).collect()
 }
 
-/// Of a process that was stopped any thread may go on first: not only the timer's knows what has expired.
+/// After a process was stopped, any thread may run first: not only the timer thread must notice expiry.
 #[test]
 fn nothing_is_answered_from_facts_whose_lease_ran_out_while_the_process_was_stopped() {
     let mut stage = Stage::new();
@@ -144,7 +144,7 @@ fn nothing_is_answered_from_facts_whose_lease_ran_out_while_the_process_was_stop
     assert!(!stage.driver.notifier.is_idle(), "the kernel is to be told");
 }
 
-/// What the server said before the process was stopped is no sign of life.
+/// A message that the server sent before the stop does not renew the lease.
 #[test]
 fn an_answer_that_lay_in_the_socket_while_the_lease_ran_out_revives_nothing() {
     let mut stage = Stage::new();
@@ -168,7 +168,7 @@ fn the_timer_ends_with_the_driver() {
     }
 }
 
-/// Else two threads could put them into rows the other way round.
+/// Otherwise two threads could queue outputs in reverse order.
 #[test]
 fn what_is_put_out_is_queued_before_another_thread_can_put_out_more() {
     let stage = Stage::new();
@@ -183,7 +183,7 @@ fn what_is_put_out_is_queued_before_another_thread_can_put_out_more() {
     assert_eq!(driver.events.queued(), 1);
 }
 
-/// Its times are set while the kernel has the inode locked: that must not wait for the server.
+/// The kernel locks the inode while it sets times: the reply must not wait for the server.
 #[test]
 fn who_sets_times_in_a_replay_is_answered_from_memory() {
     let mut stage = Stage::new();
@@ -203,7 +203,7 @@ fn who_sets_times_in_a_replay_is_answered_from_memory() {
     assert_eq!(attributes[..12], [0; 12], "valid for no time");
 }
 
-/// Whoever reads on would have the kernel keep it as if it were all of one state.
+/// Otherwise the kernel would cache a mix of two states as one listing.
 #[test]
 fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
     let mut stage = Stage::new();
@@ -235,7 +235,8 @@ fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
     assert_eq!(dropped(&stage), before + 1);
 }
 
-/// Else `stat` of the mode alone shows set-user-ID bits for ever, and the changed program runs with them.
+/// Otherwise `stat` of the mode alone would show set-user-ID bits for ever, and the kernel would run the changed
+/// program with them.
 #[test]
 fn a_write_that_takes_set_id_bits_is_answered_when_the_kernel_has_forgotten_the_mode() {
     for (mode, forgets) in [(0o6777, true), (0o777, false)] {

@@ -1,11 +1,10 @@
-//! What a child is told to do, as bytes in a pipe, and what it answers: the error number, 0 if it was done.
-//!
-//! Both ends are this program, of one build.
+//! Commands to a replay child, as bytes in a pipe, and its results: an errno, or 0 for success. Both ends are one
+//! build of this program.
 
 use nigh_types::{Kind, Name};
 use std::io::{self, Read, Write};
 
-/// One system call. Paths are names from the mount's root; without any, the root itself.
+/// One system call. Paths are names from the mount's root; empty for the root itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
     Make {
@@ -20,11 +19,11 @@ pub(crate) enum Command {
         path: Vec<Name>,
         new_path: Vec<Name>,
     },
-    /// mtime alone is set.
+    /// Sets mtime alone.
     Written {
         path: Vec<Name>,
     },
-    /// Both times are.
+    /// Sets atime and mtime.
     Attributes {
         path: Vec<Name>,
     },
@@ -35,11 +34,11 @@ const REMOVE: u8 = 2;
 const MOVE: u8 = 3;
 const WRITTEN: u8 = 4;
 const ATTRIBUTES: u8 = 5;
-/// Bytes of one command: two paths of the length that a walk may have.
+/// Most bytes of a command: two paths of the maximal length.
 const MOST: u32 = 2 << 20;
 
 impl Command {
-    /// As bytes: their number, then what, the kind of inode (the top bits of `st_mode`), the two paths.
+    /// Encoding: length, command code, inode type (the top bits of `st_mode`), two paths.
     pub fn encode(&self) -> Vec<u8> {
         let (what, kind, path, new_path) = match self {
             Command::Make { path, kind } => (MAKE, *kind, path, &Vec::new()),
@@ -77,7 +76,7 @@ impl Command {
         }
     }
 
-    /// The next one; `None` where there is none any more.
+    /// Reads the next command; `None` at the end.
     pub fn read(from: &mut impl Read) -> io::Result<Option<Command>> {
         let mut length = [0; 4];
         match from.read_exact(&mut length) {
@@ -94,7 +93,7 @@ impl Command {
     }
 }
 
-/// What became of one.
+/// Writes the result of a command.
 pub(crate) fn answer(to: &mut impl Write, errno: i32) -> io::Result<()> {
     to.write_all(&errno.to_le_bytes())?;
     to.flush()

@@ -1,7 +1,7 @@
-//! The child: makes one system call after another on the mount, as its parent says, which knows it by its number.
+//! Replay child: makes system calls in the mount on command. The daemon recognises its requests by its process id.
 //!
-//! It reaches nothing but that mount: it opens the mount point, goes on only if that is the mount's device, and from there
-//! into nothing that is mounted below. Between two commands it holds nothing there.
+//! It reaches nothing but that mount: it opens the mount point, checks the mount's device, and enters no mount below.
+//! Between commands it keeps nothing open there.
 
 use super::command::{self, Command};
 use nigh_types::{Kind, Name};
@@ -16,11 +16,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Bytes of a path that are walked at once; the kernel takes 4,095.
+/// Bytes of a path resolved at once; the kernel accepts 4,095.
 const STEP: usize = 3_000;
 const PATH: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Works off what comes by standard input until that ends. `device`: that of the mount.
+/// Executes commands from standard input until it ends. `device`: the mount's device.
 pub fn play(mountpoint: &Path, device: (u32, u32)) -> io::Result<()> {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     std::env::set_current_dir("/")?;
@@ -57,7 +57,7 @@ fn perform(mountpoint: &Path, device: (u32, u32), command: &Command) -> Result<(
     }
 }
 
-/// The directory of a path, and its last name.
+/// Resolves a path's parent directory; returns it with the last name.
 fn parent<'a>(root: &OwnedFd, path: &'a [Name]) -> Result<(OwnedFd, &'a OsStr), Errno> {
     let (last, way) = path.split_last().ok_or(Errno::INVAL)?;
     let mut at = rustix::io::fcntl_dupfd_cloexec(root, 0)?;
@@ -90,7 +90,7 @@ fn make(dir: &OwnedFd, name: &OsStr, kind: Kind) -> Result<(), Errno> {
     mknodat(dir, name, kind, mode, 0)
 }
 
-/// The times are not looked at.
+/// The time values do not matter.
 fn touch(root: &OwnedFd, path: &[Name], both: bool) -> Result<(), Errno> {
     let some = Timespec { tv_sec: 1, tv_nsec: 0 };
     let atime = if both { some } else { Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT } };

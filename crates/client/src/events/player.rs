@@ -1,4 +1,4 @@
-//! A child, as its parent sees it.
+//! The daemon's handle of a replay child.
 
 use super::command::Command;
 use super::pretence::{Part, Pretence};
@@ -9,23 +9,23 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-/// One that waits in the mount for so long is left to that.
+/// A child that waits in the mount for this long counts as blocked.
 const LATE: Duration = Duration::from_millis(100);
-/// At the end.
+/// How long to wait for its end.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// How to start one: a program with its arguments.
+/// A program with its arguments, to start a child.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub path: std::path::PathBuf,
     pub arguments: Vec<std::ffi::OsString>,
 }
 
-/// A change that watchers are to be told.
+/// A change to replay for watchers.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub change: Change,
-    /// By which the cache knows what was before it.
+    /// Number by which the cache orders changes.
     pub number: u64,
     pub tries: u32,
     pub not_before: Option<Instant>,
@@ -47,7 +47,7 @@ impl Player {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .current_dir("/");
-        // What interrupts the mount from a terminal is the mount's.
+        // Terminal signals for the mount must not reach the child.
         command.process_group(0);
         let mut child = command.spawn()?;
         pretence.enter(child.id());
@@ -61,12 +61,12 @@ impl Player {
         self.task.is_none()
     }
 
-    /// Whether it waits for something in the mount.
+    /// Whether it is blocked in the mount.
     pub fn is_late(&self, now: Instant) -> bool {
         self.late_at().is_some_and(|late| late <= now)
     }
 
-    /// When it will count as late.
+    /// The time at which it will count as blocked.
     pub fn late_at(&self) -> Option<Instant> {
         self.task.as_ref().map(|(_, since)| *since + LATE)
     }
@@ -75,7 +75,7 @@ impl Player {
         self.task.as_ref().map(|(task, _)| task)
     }
 
-    /// Fails where it has ended.
+    /// Sends a command. Fails if the child has ended.
     pub fn give(&mut self, pretence: &Pretence, task: Task, part: Part, command: &Command) -> io::Result<()> {
         pretence.begin(self.child.id(), task.number, part);
         self.task = Some((task, Instant::now()));
@@ -86,7 +86,7 @@ impl Player {
         PollFd::new(&self.answers, PollFlags::IN)
     }
 
-    /// The answer that can be read, and to what; an error where it has ended.
+    /// Reads a result, with its task; an error if the child has ended.
     pub fn take(&mut self, pretence: &Pretence) -> io::Result<(Option<Task>, i32)> {
         let mut errno = [0; 4];
         let read = self.answers.read_exact(&mut errno);
@@ -95,10 +95,10 @@ impl Player {
         Ok((self.task.take().map(|(task, _)| task), i32::from_le_bytes(errno)))
     }
 
-    /// Ends it. One that cannot end is left: it does when the connection ends.
+    /// Kills the child. If it is blocked, it stays until the connection ends.
     pub fn end(mut self, pretence: &Pretence) -> Option<Task> {
         let _ = self.child.kill();
-        // Before its number can be another's.
+        // Before the process id can be reused.
         pretence.leave(self.child.id());
         let give_up = Instant::now() + FAREWELL;
         while !matches!(self.child.try_wait(), Ok(Some(_))) && Instant::now() < give_up {

@@ -1,7 +1,7 @@
-//! What the kernel is told in replays: requests of our own children, each while it does what it was told to.
+//! Replies to the requests of replay children, each while it runs a command.
 //!
-//! An answer to a replay names an inode that is nobody's and gives it no time, so nobody else ever sees it. A change is
-//! said to be done only if the kernel has asked for its names in this replay (docs/decisions/0017-events.md).
+//! Such a reply names an inode of a reserved range with zero timeouts, so no other process ever sees it. A change
+//! succeeds only if the kernel has looked its names up in this replay (docs/decisions/0017-events.md).
 
 use nigh_cache::{Answer, Node};
 use nigh_fuse::{Header, Operation};
@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Children at the most.
+/// Most replay children.
 pub(crate) const MOST_PLAYERS: usize = 4;
-/// Numbers of inodes that are nobody's: the last ones below those of other filesystems (0001).
+/// Inode numbers reserved for replays: the last ones below those of other filesystems (0001).
 const NOBODYS: std::ops::Range<u64> = (1 << 63) - (1 << 48)..1 << 63;
 
-/// What a child is told to do.
+/// The change that a child replays.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     Make {
@@ -35,7 +35,7 @@ pub(crate) enum Part {
         new_name: Name,
         kind: Kind,
     },
-    /// Times of that inode are set.
+    /// Sets an inode's times.
     Touch {
         ino: u64,
     },
@@ -50,26 +50,26 @@ impl Part {
     }
 }
 
-/// A part, and how far it has come.
+/// A running replay and its progress.
 #[derive(Debug)]
 struct Act {
     part: Part,
-    /// That of the change.
+    /// Number of the change.
     number: u64,
     asked_source: bool,
     asked_target: bool,
 }
 
-/// What a request of a child is answered.
+/// Reply to a request of a child.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Said {
     Answer(Answer),
-    /// It is done, unless an own change of one of these names has overtaken that change.
+    /// Success, unless a later local change of one of these names has overtaken the change.
     Done {
         number: u64,
         names: Vec<(u64, Name)>,
     },
-    /// The same, and what stands there, if memory knows it and it is of that kind, as `known` was asked; else this.
+    /// As `Done`, with the existing inode if the cache has it and its type matches (`known`); else with this reply.
     Made {
         number: u64,
         dir: u64,
@@ -77,22 +77,22 @@ pub(crate) enum Said {
         kind: Kind,
         otherwise: Answer,
     },
-    /// The attributes of that inode as they are, if memory knows them.
+    /// The inode's actual attributes, if the cache has them.
     AsItIs {
         ino: u64,
     },
 }
 
-/// All parts that are being played.
+/// All running replays.
 #[derive(Debug, Default)]
 pub(crate) struct Pretence {
-    /// Numbers of children; 0: none.
+    /// Process ids of the children; 0: none.
     players: [AtomicU32; MOST_PLAYERS],
     acts: Mutex<(BTreeMap<u32, Act>, u64)>,
 }
 
 impl Pretence {
-    /// A child that is not yet waited for, so its number is nobody else's; and before it is waited for `leave`.
+    /// Registers a child that is not reaped yet, so its id cannot be reused; call `leave` before reaping it.
     pub fn enter(&self, pid: u32) {
         let free =
             |slot: &&AtomicU32| slot.compare_exchange(0, pid, Ordering::SeqCst, Ordering::SeqCst).is_ok();
@@ -114,12 +114,12 @@ impl Pretence {
         self.acts.lock().0.remove(&pid);
     }
 
-    /// Whether a request is that of a child; cheap.
+    /// Whether a request comes from a child; cheap.
     pub fn is_player(&self, pid: u32) -> bool {
         pid != 0 && self.players.iter().any(|slot| slot.load(Ordering::Relaxed) == pid)
     }
 
-    /// `None`: it is answered as anybody's. `real`: the inode that a number of the kernel's means.
+    /// Replies to a request; `None`: handle it as an ordinary request. `real` resolves a nodeid to an inode number.
     pub fn says(
         &self,
         real: impl Fn(u64) -> u64,
@@ -185,7 +185,7 @@ impl Pretence {
                 done(act.asked_source && act.asked_target, names)
             }
             (Part::Touch { ino }, Operation::SetAttr(_)) if *ino == at => Some(Said::AsItIs { ino: at }),
-            // Whatever else would change something: not in this replay.
+            // All other changes are refused.
             (_, operation) if changes(operation) => Some(Said::Answer(Answer::Failed(Errno::CANCELED))),
             _ => None,
         }
@@ -206,7 +206,8 @@ fn changes(operation: &Operation<'_>) -> bool {
     )
 }
 
-/// Owner and group of what is pretended: the player's, which is of this process's user. An idmapped mount does not tell them.
+/// Owner and group for replay inodes: those of the child, which runs as this process's user. Idmapped mounts do not
+/// send them.
 fn player(header: &Header) -> (u32, u32) {
     match (header.uid, header.gid) {
         (u32::MAX, _) | (_, u32::MAX) => {
@@ -221,7 +222,7 @@ fn attributes(kind: Kind, (uid, gid): (u32, u32)) -> Attr {
     Attr { mode, nlink, uid, gid, ..Attr::default() }
 }
 
-/// Whether a directory may be moved to another depends on its own rights.
+/// Replies for a replay inode. The kernel checks its permissions when it moves a directory to another parent.
 fn of_nobodys(ino: u64, attr: Attr, operation: &Operation<'_>) -> Answer {
     match operation {
         Operation::GetAttr { .. } => Answer::Attr(NodeId { ino, generation: 1 }, attr, Span::ZERO),

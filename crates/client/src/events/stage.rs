@@ -1,7 +1,7 @@
-//! Which change is told next, by whom, and what came of it.
+//! Scheduling of replays, and their results.
 //!
-//! Changes of one directory are told in their order. A child that waits in the mount (its directory is locked for a request that
-//! waits) holds up its own directories and no others, for which another child is started, up to a few.
+//! Changes of one directory are replayed in order. A child blocked in the mount (its directory is locked for a
+//! request that waits) delays only its own directories; another child, up to a limit, serves the others.
 
 #[cfg(test)]
 mod tests;
@@ -21,14 +21,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// So often a change is made again that somebody was faster than.
+/// Most repeats of a replay in which another lookup interfered.
 const TRIES: u32 = 3;
-/// After twice that a change is made again, then four and eight times: by then the kernel has dropped a name that it held. Where it
-/// is the server that is asked something meanwhile, after 4, 16 and 64 times.
+/// Unit of the delay before a repeat: 2, 4 and 8 units, by which time the kernel has invalidated its dentry. If only
+/// the server is asked meanwhile, 4, 16 and 64 units.
 const AGAIN: Duration = Duration::from_millis(10);
-/// So many that wait are looked at for one that can be told.
+/// Most waiting changes examined for one that can be replayed.
 const LOOKS_AHEAD: usize = 256;
-/// Between two attempts to start a child.
+/// Pause between attempts to start a child.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Stage<'a> {
@@ -39,9 +39,9 @@ pub(super) struct Stage<'a> {
     waiting: VecDeque<Task>,
     below: Below,
     start_again: Option<Instant>,
-    /// Directories in which a refusal was told already.
+    /// Directories for which a refusal is already logged.
     refused: BTreeSet<u64>,
-    /// Directories of which is yet to be told that it is not known what changed there.
+    /// Directories with a pending notice that unknown changes were lost.
     gaps: BTreeSet<u64>,
 }
 
@@ -49,7 +49,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What is done in the mount, and what the kernel may then ask.
+/// The requests that a replay may make, and its command.
 type Scene = (Part, Command);
 
 impl<'a> Stage<'a> {
@@ -70,11 +70,11 @@ impl<'a> Stage<'a> {
     pub fn take_in(&mut self, changes: VecDeque<(u64, Change)>) {
         for (number, change) in changes {
             if matches!(change, Change::Removed { replaced: true, .. }) {
-                // The kernel tells of that by what was moved there.
+                // The kernel reports it with the rename that replaced the name.
                 self.told(&change);
                 continue;
             }
-            // There are only so many gaps as directories.
+            // There are at most as many gaps as directories.
             if self.waiting.len() >= MOST_WAITING && !matches!(change, Change::Gap { .. }) {
                 self.is_lost(&change);
                 continue;
@@ -83,7 +83,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Gives children to do what can be done now. The moment by which that was judged, for `wait`.
+    /// Gives the children the replays that can run now. Returns the time on which the choice was based, for `wait`.
     pub fn play(&mut self) -> Instant {
         self.hear();
         self.below.look();
@@ -110,7 +110,7 @@ impl<'a> Stage<'a> {
         now
     }
 
-    /// Until a child has answered, or something is queued, or what was not due at `now` is.
+    /// Waits for a result, a queued change, or a timer that was not due at `now`.
     pub fn wait(&self, now: Instant) {
         let late = self.players.iter().filter_map(Player::late_at);
         let again = self.waiting.iter().take(LOOKS_AHEAD).filter_map(|task| task.not_before);
@@ -123,7 +123,7 @@ impl<'a> Stage<'a> {
         });
         let mut polled = vec![PollFd::new(&self.events.wake, PollFlags::IN)];
         polled.extend(self.players.iter().map(Player::polled));
-        // Interrupted: whoever waits looks and comes again.
+        // If interrupted, the caller checks and waits again.
         let _ = poll(&mut polled, timeout.as_ref());
     }
 
@@ -133,7 +133,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The place of a child that has nothing to do; one more is started where all others are late.
+    /// Index of an idle child; starts one more if all others are blocked.
     fn idle_player(&mut self, now: Instant) -> Option<usize> {
         if let Some(idle) = self.players.iter().position(Player::is_idle) {
             return Some(idle);
@@ -155,10 +155,10 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Whether a child does it now.
+    /// Starts a replay. Returns whether a child runs it.
     fn give(&mut self, player: usize, task: Task) -> bool {
         if let Change::Gap { dir } = task.change {
-            // What is lost from now on is another.
+            // Later losses need a new gap.
             self.gaps.remove(&dir);
         }
         let left = self.driver.with(|core, _| core.cache.still_to_tell(task.number, &task.change));
@@ -178,7 +178,7 @@ impl<'a> Stage<'a> {
         true
     }
 
-    /// What came of what children do.
+    /// Reads the results of the children.
     fn hear(&mut self) {
         let mut at = 0;
         while at < self.players.len() {
@@ -200,7 +200,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// A child has ended by itself: its task is another's.
+    /// Removes a child that has ended, and retries its task.
     fn bury(&mut self, at: usize) {
         let task = self.players.swap_remove(at).end(&self.events.pretence);
         self.start_again = Some(Instant::now() + PAUSE);
@@ -238,7 +238,7 @@ impl<'a> Stage<'a> {
                 self.told(&task.change);
                 self.leaves_gap(&task.change);
             }
-            // The kernel held a name, and did not ask for it; or there is no way there.
+            // The kernel had the dentry cached and sent no LOOKUP, or the path does not exist.
             libc::ECANCELED | libc::ENOENT | libc::EEXIST | libc::ENOTDIR | libc::EISDIR | libc::ESTALE => {
                 for (dir, name) in names(&task.change) {
                     self.driver.with(|core, _| core.cache.handle_held(dir, &name));
@@ -263,8 +263,8 @@ impl<'a> Stage<'a> {
         self.leaves_gap(change);
     }
 
-    /// No comparison finds again what was not told: the pictures have it. So its directories are told that something changed; if
-    /// that is not to be told either, there is no more to be done.
+    /// Reports an unknown change in the directories of a lost change. No comparison finds the change again, because the
+    /// snapshots already contain it. A lost gap is given up.
     fn leaves_gap(&mut self, change: &Change) {
         if matches!(change, Change::Gap { .. }) {
             return;
@@ -276,7 +276,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// `None`: there is no way there any more, or it leads to something that is mounted below.
+    /// Prepares a replay; `None`: the path no longer exists, or leads into a mount below.
     fn scene(&self, change: &Change) -> Option<Scene> {
         let path = |dir: u64, name: &Name| {
             let path = self.driver.with(|core, _| core.cache.path_of(dir, name))?;
@@ -316,7 +316,7 @@ fn dirs(change: &Change) -> Vec<u64> {
     [Some(dir), other].into_iter().flatten().collect()
 }
 
-/// The names that the kernel asks for.
+/// The names for which the kernel must send a LOOKUP.
 fn names(change: &Change) -> Vec<(u64, Name)> {
     match change {
         Change::Made { dir, name, .. } | Change::Removed { dir, name, .. } => vec![(*dir, name.clone())],

@@ -1,20 +1,20 @@
-//! Who watches what: `inotify` lines of `/proc/*/fdinfo/*` (proc_pid_fdinfo(5)), as far as we may read them.
+//! Search for inotify watches: `inotify` lines of `/proc/*/fdinfo/*` (proc_pid_fdinfo(5)), as far as they are readable.
 
 use rustix::fs::{Dir, Mode, OFlags, open, openat, readlinkat};
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 
-/// Bytes of one fdinfo that are read: about 10,000 watches.
+/// Most bytes read of one fdinfo: about 10,000 watches.
 const MOST: u64 = 1 << 20;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Inode numbers that any process watches on that device (major, minor).
+/// Inode numbers on this device (major, minor) that any process watches.
 pub(super) fn watched(device: (u32, u32)) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
     let Ok(proc) = open("/proc", DIRECTORY, Mode::empty()) else { return found };
     for pid in numbers(&proc) {
-        // What has ended meanwhile, or is not ours to see.
+        // The process has ended, or belongs to another user.
         let Ok(fds) = openat(&proc, format!("{pid}/fd"), DIRECTORY, Mode::empty()) else { continue };
         for fd in numbers(&fds) {
             let is_inotify = readlinkat(&fds, &fd, Vec::new());
@@ -32,14 +32,14 @@ pub(super) fn watched(device: (u32, u32)) -> BTreeSet<u64> {
     found
 }
 
-/// Names of a directory that are numbers.
+/// Entries of a directory whose names are numbers.
 fn numbers(directory: &OwnedFd) -> Vec<String> {
     let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned));
     names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
-/// Inodes on that device. Other lines, and what is no such line, are passed over.
+/// Watched inodes on this device. Skips all other lines.
 fn inotify_lines(text: &[u8], (major, minor): (u32, u32)) -> Vec<u64> {
     let device = (u64::from(major) << 20) | u64::from(minor);
     let lines = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());

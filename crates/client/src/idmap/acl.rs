@@ -14,8 +14,8 @@ pub(super) fn is_acl(name: &[u8]) -> bool {
     NAMES.iter().any(|acl| acl.as_bytes() == name)
 }
 
-/// Maps the ids of all entries that have one; false if any has no counterpart. What is no ACL stays as it
-/// is: whoever takes it says so.
+/// Maps the ids of all entries that have one; false if any has no counterpart. Leaves a value that is not an ACL
+/// unchanged: its receiver rejects it.
 pub(super) fn map(value: &mut [u8], to: impl Fn(IdKind, u32) -> Option<u32>) -> bool {
     let entries = match value.split_first_chunk_mut() {
         Some((version, entries)) if *version == VERSION => entries,
@@ -37,8 +37,8 @@ pub(super) fn map(value: &mut [u8], to: impl Fn(IdKind, u32) -> Option<u32>) -> 
     whole
 }
 
-/// Any bytes as the value of an xattr: only ids of named users and groups change, and mapping them back gives
-/// what came. For the fuzzers (`fuzz`) and the test that replays their seeds.
+/// Checks on any bytes as an xattr value that only ids of named users and groups change, and that mapping them back
+/// restores the value. For the fuzzers (`fuzz`) and the test that replays their seeds.
 #[cfg(any(test, fuzzing))]
 pub(super) fn any(value: &[u8]) {
     let mut mapped = value.to_vec();

@@ -1,4 +1,4 @@
-//! Which mapping a mount has: `--idmap=user|name|none|FILE`.
+//! Choice of a mount's mapping: `--idmap=user|name|none|FILE`.
 
 use super::{IdMap, NOBODY, STRANGER};
 use nigh_remote::Session;
@@ -6,24 +6,24 @@ use nigh_types::{IdKind, IdName};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 
-/// What `--idmap` asked for.
+/// Value of `--idmap`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum IdMapChoice {
-    /// The same ids on both sides.
+    /// Equal ids on both sides.
     #[default]
     None,
-    /// Who mounts is who the server takes it for; all others have the same ids on both sides.
+    /// Pairs the mounting user with the user for which the server acts; all other ids are equal on both sides.
     User,
-    /// Whoever has the same name on both sides; all others are nobody.
+    /// Pairs users and groups with equal names on both sides; all others get the overflow id.
     Name,
-    /// The pairs of a file; all others have the same ids on both sides.
+    /// The pairs of a file; all other ids are equal on both sides.
     File(Pairs),
 }
 
-/// Pairs that a file named: kind, id on this machine, id on the server's.
+/// Pairs of a file: kind, local id, remote id.
 pub type Pairs = Vec<(IdKind, u32, u32)>;
 
-/// Why there is no such mapping: one line.
+/// Why there is no such mapping, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum IdMapError {
     #[error("--idmap={}: {error}; give `user`, `name`, `none` or a file that can be read", path.display())]
@@ -33,10 +33,10 @@ pub enum IdMapError {
 }
 
 impl IdMapChoice {
-    /// From the word of the command line; anything but the three known ones is a file.
+    /// Parses the command-line word; a word other than the three known ones is a file name.
     ///
     /// # Errors
-    /// Of the file: that it cannot be read, or its first line that is wrong.
+    /// If the file cannot be read, or for its first wrong line.
     pub fn load(word: &str) -> Result<IdMapChoice, IdMapError> {
         match word {
             "none" => Ok(IdMapChoice::None),
@@ -56,13 +56,13 @@ impl IdMapChoice {
         }
     }
 
-    /// Whether the server must be asked what it calls its users.
+    /// Whether the server must send the names of its users and groups.
     #[must_use]
     pub fn wants_names(&self) -> bool {
         *self == IdMapChoice::Name
     }
 
-    /// The mapping, now that the server has said who is who there.
+    /// The mapping for an established session.
     pub(crate) fn map(&self, session: &Session) -> IdMap {
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let mut map = self.between(session, own, local_id);
@@ -102,14 +102,14 @@ impl IdMapChoice {
     }
 }
 
-/// Who stands for strangers in a user namespace with this map (user_namespaces(7)): an id that the namespace does
-/// not have, the kernel takes for none at all, and refuses ACLs that name it.
+/// The stranger id in a user namespace with this map (user_namespaces(7)). For an id outside the namespace the kernel
+/// reports none at all, and it rejects ACLs with such an id.
 fn stranger(map: &str) -> u32 {
     let text = std::fs::read_to_string(map).unwrap_or_default();
     if has(&text, STRANGER) { STRANGER } else { NOBODY }
 }
 
-/// Of lines "first inside, first outside, count".
+/// Whether a map of lines "first inside, first outside, count" contains an id.
 fn has(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -117,15 +117,15 @@ fn has(map: &str, id: u32) -> bool {
     })
 }
 
-/// Lines `u LOCAL REMOTE` and `g LOCAL REMOTE`; `#` begins a comment. On error: the line's number and what
-/// is wrong with it.
+/// Parses lines `u LOCAL REMOTE` and `g LOCAL REMOTE`; `#` begins a comment. On error: the line's number and the
+/// problem.
 fn parse(text: &str) -> Result<Pairs, (u64, String)> {
     let mut pairs = Pairs::new();
     for (number, line) in (1..).zip(text.lines()) {
         let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
         let wrong = |what: &str| (number, format!("{what}; want `u LOCAL REMOTE` or `g LOCAL REMOTE`"));
         let id = |word: &str| match word.parse() {
-            // All ones is no id: chown(2) takes it for "leave it". The one before stands for strangers.
+            // All ones is not an id: chown(2) reads it as "unchanged". The one before is the stranger id.
             Ok(id) if id < STRANGER => Ok(id),
             _ => Err(wrong(&format!("`{word}` is no id"))),
         };
@@ -143,7 +143,7 @@ fn parse(text: &str) -> Result<Pairs, (u64, String)> {
     Ok(pairs)
 }
 
-/// The id that this machine gives a name.
+/// The local id of a name.
 fn local_id(kind: IdKind, name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0; 1 << 12];
@@ -161,7 +161,7 @@ fn local_id(kind: IdKind, name: &str) -> Option<u32> {
 
 fn user(name: &CStr, buffer: &mut [libc::c_char]) -> (libc::c_int, Option<u32>) {
     let mut found = std::ptr::null_mut();
-    // SAFETY: the name ends with NUL, the buffer is as long as is said; an entry that was found is `entry`.
+    // SAFETY: the name ends with NUL, the buffer has the given length; a found entry is `entry`.
     unsafe {
         let mut entry: libc::passwd = std::mem::zeroed();
         let (at, length) = (buffer.as_mut_ptr(), buffer.len());

@@ -5,7 +5,7 @@ use nigh_types::{Call, Errno};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// A mount between a kernel made of queues and a server in memory.
+/// A mount between a memory kernel and a test server.
 struct Stage {
     kernel: Arc<MemoryTransport>,
     server: Arc<parking_lot::Mutex<Server>>,
@@ -62,7 +62,7 @@ impl Stage {
         Stage { kernel, server, agreed, mount, unique: 0, dir }
     }
 
-    /// The error number of an operation on the root; 0: none.
+    /// The errno of an operation on the root; 0: none.
     fn ask(&mut self, operation: &Operation<'_>) -> i32 {
         self.unique += 2;
         let header = Header { unique: self.unique, nodeid: 1, uid: 0, gid: 0, pid: 0, resent: false };
@@ -70,7 +70,7 @@ impl Stage {
         self.kernel.take_reply(self.unique, Duration::from_secs(20)).expect("an answer").0
     }
 
-    /// Unmounts; how long that took, and the directory of sockets.
+    /// Unmounts; returns how long it took, and the directory of sockets.
     fn end(self) -> (Duration, tempfile::TempDir) {
         let begun = Instant::now();
         self.kernel.close();
@@ -83,7 +83,7 @@ fn mkdir<'a>(name: &'a [u8], extensions: Extensions<'a>) -> Operation<'a> {
     Operation::Mkdir { name, mode: 0o755, umask: 0, extensions }
 }
 
-/// Memory is short whenever somebody says so.
+/// A pressure source controlled by the test.
 struct Said(std::fs::File);
 
 impl Pressure for Said {
@@ -117,12 +117,12 @@ fn memory_is_given_back_each_time_that_it_is_short() {
         assert_eq!(squeezed(), Some(times));
     }
     assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
-    // Who says nothing is waited for by nobody.
+    // A silent source delays nothing.
     let (took, _dir) = stage.end();
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// The kernel takes ENOSYS for "never ask again".
+/// ENOSYS means "never send this again" to the kernel.
 #[test]
 fn a_remote_that_does_not_know_an_operation_does_not_end_it_for_the_mount() {
     let mut stage = Stage::new();
@@ -141,14 +141,14 @@ fn a_remote_that_does_not_know_an_operation_does_not_end_it_for_the_mount() {
         stage.server.lock().refuse = Some(Box::new(refuse));
         assert_eq!(stage.ask(&create), told, "{said}");
     }
-    // What this side does not serve is not to be asked again.
+    // For operations that the client does not serve, ENOSYS is right.
     assert_eq!(stage.ask(&Operation::Access { mask: 4 }), libc::ENOSYS);
     stage.server.lock().refuse = None;
     assert_eq!(stage.ask(&create), 0);
     stage.end();
 }
 
-/// Its thread may be in another pid namespace, where its groups cannot be read.
+/// The thread may be in another pid namespace, where its groups cannot be read.
 #[test]
 fn a_group_that_the_kernel_tells_goes_with_the_call() {
     let mut stage = Stage::new();
@@ -167,7 +167,7 @@ fn a_group_that_the_kernel_tells_goes_with_the_call() {
     stage.end();
 }
 
-/// As at logout, when the user's runtime directory goes.
+/// As at logout, when the user's runtime directory is removed.
 #[test]
 fn a_mount_ends_and_says_goodbye_though_its_socket_is_gone() {
     let mut stage = Stage::new();
@@ -191,7 +191,7 @@ fn a_sockets_name_is_its_own_and_goes_with_its_mount() {
     };
     let name = names().pop().unwrap();
     assert!(name.starts_with(&format!("{}-", std::process::id())) && name.ends_with(".sock"), "{name}");
-    // One that is not yet listened at, and one of a mount that was killed.
+    // One that does not listen yet, and one of a killed mount.
     std::fs::write(runtime.join("mounts/.early"), "").unwrap();
     drop(std::os::unix::net::UnixListener::bind(runtime.join("mounts/1-0.sock")).unwrap());
     assert_eq!(crate::control::statuses(&runtime).unwrap().len(), 1);

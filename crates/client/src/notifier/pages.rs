@@ -1,13 +1,15 @@
-//! Dropping pages of files.
+//! Invalidation of files' pages.
 //!
-//! Dropping waits for the reads and writes that have these pages locked; those that we know of are left out, since their
-//! answers may wait for our acknowledgement, and nobody may answer them while the remote is away. One may have come that we did
-//! not know of: then the worker that is stuck is left behind, and the rest dropped by another. A file's pages are told when they
-//! are gone but for such; what is only slow is not.
+//! Invalidation waits for the reads and writes that have the pages locked. The notifier skips those that the cache
+//! knows, since their replies may wait for this client's acknowledgement, or the server may be unreachable. A request
+//! unknown at the start may have come since: then the notifier abandons the blocked worker, and another invalidates
+//! the rest. So a file counts as invalidated when all pages but the locked ones are gone; a merely slow invalidation
+//! does not count.
 //!
-//! A page that an own write brings in part is left out too, but need not be locked: where the kernel had it whole it is not
-//! (`fuse_fill_write_pages`), and would show what others change of it as it was. So each of these is tried by itself, until its worker
-//! is seen to wait for the lock: then the page is not whole, and is read anew once the write is answered.
+//! A page that a local write covers in part is skipped too, but need not be locked: if the kernel had the whole page,
+//! it is unlocked (`fuse_fill_write_pages`) and would show other clients' changes as they were before. So the
+//! notifier tries each such page alone until its worker waits for the page lock. Then the page is partial, and the
+//! kernel reads it again after the reply to the write.
 
 use super::teller::{PATIENCE, Progress, Teller};
 use crate::worker::{Crew, Watch, Worker};
@@ -15,38 +17,38 @@ use nigh_cache::{Invalidation, Stale};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long dropping pages may take before it is asked what is in its way.
+/// Interval at which to check what blocks an invalidation of pages.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
-/// How often it is asked whether a page that is being written is locked.
+/// Interval at which to check whether a page under write is locked.
 const LOOK_AT_PART: Duration = Duration::from_micros(200);
-/// Who sleeps in the kernel for so long waits for a lock that a request holds,
+/// A worker asleep in the kernel for this long waits for a lock that a request holds,
 const LOCKED: Duration = Duration::from_millis(1);
-/// and where stores into a map may be written back first, after so long, as those were heard of by then.
+/// or for this long if the kernel may first write back a dirty mapping; the write-back would have arrived by then.
 const LOCKED_AND_STORED: Duration = Duration::from_millis(5);
-/// So many workers may wait for pages that are being written.
+/// Most workers that may wait for pages under write.
 const MOST_LOCKED: usize = 24;
-/// So many files that are not open are dropped together.
+/// Most unopened files in one batch.
 const AT_ONCE: usize = 256;
 
-/// A file and what is to be dropped of it: its number, (offset, length); a length of 0: to the end.
+/// A file's inode number, and the range to invalidate (offset, length); length 0: to the end.
 pub(super) type File = (u64, (u64, u64));
-/// Ranges of a file that are being dropped: its number, and (offset, length).
+/// A file's inode number, and the ranges (offset, length) under invalidation.
 pub(super) type Ranges = (u64, Vec<(u64, u64)>);
 
-/// What a worker is dropping.
+/// The batch of a worker.
 pub(super) struct Dropping {
     worker: Worker<Vec<Ranges>>,
     files: Vec<File>,
     ranges: Vec<Ranges>,
 }
 
-/// Why a worker is waited for no more.
+/// Why a wait for a worker ended.
 enum Ended {
     Done,
-    /// A request of our own has pages locked.
+    /// A local request has pages locked.
     InTheWay,
     Slow,
-    /// Something goes first, or all ends.
+    /// An urgent job is waiting, or the mount ends.
     Left,
 }
 
@@ -55,7 +57,7 @@ pub(super) fn stale((ino, (offset, length)): File) -> Stale {
 }
 
 impl Teller<'_> {
-    /// A file, and with one that is not open those that come next and are not either: nothing of these can be locked now.
+    /// Takes a file; if it is not open, also the unopened files that follow it: none of their pages can be locked now.
     pub(super) fn take_files(&self, first: File, rest: &mut VecDeque<Stale>) -> Vec<File> {
         let mut files = vec![first];
         self.driver.with(|core, _| {
@@ -73,7 +75,8 @@ impl Teller<'_> {
         files
     }
 
-    /// Drops pages of files. Those for which there is no worker are noted as untold. An error: the job is left, with these.
+    /// Invalidates pages of files. Files without a free worker count as unsent. Error: the job must give way, with
+    /// these files left.
     pub(super) fn drop_pages(
         &mut self,
         progress: &mut Progress,
@@ -109,12 +112,13 @@ impl Teller<'_> {
                 Ended::Left => return Err(dropping.files),
                 Ended::InTheWay => files = dropping.files,
             }
-            // Each store into a map that is not written back stops one: others need some too.
+            // Each dirty mapping that is not written back blocks a worker: keep some for other invalidations.
             most = Crew::COMMON;
         }
     }
 
-    /// Drops pages that own writes bring in part, but for those that are locked. An error: the job is left, with these.
+    /// Invalidates pages that local writes cover in part, except locked ones. Error: the job must give way, with
+    /// these files left.
     fn drop_parts(&mut self, progress: &Progress, files: Vec<File>) -> Result<(), Vec<File>> {
         let parts: Vec<File> = self.driver.with(|core, _| {
             let parts = |&(ino, range): &File| {
@@ -123,7 +127,7 @@ impl Teller<'_> {
             files.iter().flat_map(parts).collect()
         });
         for part in parts {
-            // Who waits for its lock since an earlier try drops it as soon as that is free.
+            // A worker that waits for the lock since an earlier try invalidates the page once the lock is free.
             self.locked.retain(|(_, worker)| !worker.is_done());
             if self.locked.iter().any(|(locked, _)| *locked == part) {
                 continue;
@@ -153,8 +157,8 @@ impl Teller<'_> {
         Ok(())
     }
 
-    /// Whether a thread that drops a part waits for an own write that has it locked. What was stored into a map of it goes to the remote
-    /// before it is dropped for a recall, and holds nobody up (0008, rule 10).
+    /// Whether a worker waits for a local write that has the page locked. A recall's invalidation of a dirty mapped
+    /// page sends its write-back to the remote first, and that blocks no other client (0008, rule 10).
     fn is_locked(&self, watch: &mut Watch, thread: u32, id: Invalidation, (ino, part): File) -> bool {
         let sleeps = watch.sleeps_for(thread);
         if sleeps < LOCKED {
@@ -164,7 +168,7 @@ impl Teller<'_> {
         !is_out && (!may_be || sleeps >= LOCKED_AND_STORED)
     }
 
-    /// Waits for what was slow, all else being told. What is left for something else that goes first counts as untold.
+    /// Waits for slow invalidations after all others are sent. Those that an urgent job interrupts count as unsent.
     pub(super) fn wait_for_slow(&mut self, progress: &mut Progress) {
         while let Some(dropping) = progress.slow.pop_front() {
             match self.wait_for(progress, &dropping, None) {
@@ -179,7 +183,7 @@ impl Teller<'_> {
         }
     }
 
-    /// With a `limit` it is slow beyond that.
+    /// Waits for a worker; beyond `limit` it counts as slow.
     fn wait_for(&self, progress: &Progress, dropping: &Dropping, limit: Option<Duration>) -> Ended {
         let since = Instant::now();
         let mut ended = Ended::Done;
@@ -196,14 +200,14 @@ impl Teller<'_> {
         if dropping.worker.wait(LOOK_AGAIN, look) { Ended::Done } else { ended }
     }
 
-    /// Whether another worker could go on. What goes first, and what is left of it, waits for no request in any case.
+    /// Whether another worker could continue. An urgent job and its rest never wait for a request.
     fn may_leave(&self, progress: &Progress) -> bool {
         progress.first || progress.behind || self.notifier.crew.has_room(Crew::COMMON)
     }
 
     fn is_in_the_way(&self, progress: &Progress, dropping: &Dropping) -> bool {
         self.driver.with(|core, _| {
-            // The page of a symlink's target is locked while that is asked for, and no symlink is open.
+            // The page of a symlink's target is locked during READLINK, and no symlink is open.
             let locked = |(ino, ranges): &Ranges| core.cache.is_in_the_way(progress.id, *ino, ranges);
             dropping.ranges.iter().any(locked)
         })

@@ -1,16 +1,17 @@
-//! The notifier's thread: what it tells, and how long it waits for that.
+//! The notifier's thread: the order of invalidations, and the limits on waiting for them.
 //!
-//! What is to be forgotten is told when it is gone, or when what stands in the way is a request of our own that waits for the
-//! remote: then it is its worker's, which goes on behind the answer.
+//! An invalidation counts as done when the facts are gone from the kernel, or when it waits for a local request that
+//! waits for the remote: then its worker finishes it after the reply.
 //!
-//! | waits for | at most |
+//! | invalidation | longest wait |
 //! | --- | --- |
-//! | a name, where all can be dropped at once | [`PATIENCE`] while its directory is locked, [`STARVED`] otherwise; then all are |
-//! | a name, where they cannot | [`PATIENCE`]; the rest of its directory goes to the same worker. At the end all are waited for, until something goes first |
-//! | pages (`pages.rs`) | until a read or write comes that has them locked, or something goes first; then for the rest |
-//! | what goes first | [`PATIENCE`] for each; at the end for all that is slow, but for what waits for the remote |
+//! | a dentry, with epochs | [`PATIENCE`] while its directory is locked, [`STARVED`] otherwise; then an epoch |
+//! | a dentry, without epochs | [`PATIENCE`]; later names of its directory go to its worker. In the end all, until an
+//! urgent job |
+//! | pages (`pages.rs`) | until a read or write has them locked, or an urgent job; then for the rest |
+//! | an urgent one | [`PATIENCE`] each; in the end all slow ones, but none that wait for the remote |
 //!
-//! What there is no worker for is told later, and does not count as told until then.
+//! Invalidations without a free worker are sent later, and stay unacknowledged until then.
 
 use super::pages::{Dropping, File, Ranges};
 use super::{Job, Notifier};
@@ -27,31 +28,32 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
-/// A worker that does not sleep in the kernel is waited for so long, and looked at so often.
+/// Longest wait, and interval of checks, for a worker that does not sleep in the kernel.
 const STARVED: Duration = Duration::from_millis(50);
 const STARVED_IN_ALL: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(1);
-/// What goes first waits no longer for a directory that a rename(2) may have locked whose names are being looked up.
+/// An urgent job waits no longer than this for a directory with lookups that a rename(2) may have locked.
 const RENAMES: Duration = Duration::from_millis(100);
-/// After so long it is looked whether there are workers again.
+/// Interval at which to look for free workers.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Answers are waited for no longer than that, by one job.
+/// Longest wait of one job for GETATTR replies.
 const ANSWERS: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// No thread has that number.
+/// A number that no thread has.
 const NOBODY: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
-/// A dentry to be invalidated, and the inode whose attributes are dropped right after it; until when it waits for requests for these.
+/// A dentry to invalidate, and the inode whose attributes are invalidated after it; with the time until which to wait
+/// for GETATTR requests on this inode.
 struct Named {
     parent: u64,
     name: Vec<u8>,
-    /// It keeps what has it open, and is looked up again.
+    /// Expire the dentry: open files under it stay reachable, and the kernel looks it up again.
     expire_only: bool,
     then: Option<(u64, Instant)>,
 }
 
-/// What the notifier's thread knows.
+/// State of the notifier's thread.
 pub(super) struct Teller<'a> {
     pub(super) notifier: &'a Notifier,
     pub driver: &'a Arc<Driver>,
@@ -59,37 +61,37 @@ pub(super) struct Teller<'a> {
     expires: bool,
     names: Option<Worker<Named>>,
     pub(super) pages: Option<Worker<Vec<Ranges>>>,
-    /// Pages that were locked for own writes when it was tried to drop them, and who waits for that.
+    /// Pages that were locked by local writes when their invalidation was tried, and the workers that wait for them.
     pub(super) locked: Vec<(File, Worker<Vec<Ranges>>)>,
 }
 
-/// What came of telling one job so far.
+/// Progress of one job.
 pub(super) struct Progress {
     pub id: Invalidation,
     pub first: bool,
     pub behind: bool,
-    /// Until then it waits for who asks for attributes; for all of them together, as others wait for what it tells.
+    /// End of the wait for callers of GETATTR; one for the whole job, because others wait for its invalidations.
     until: Instant,
-    /// How much longer it may wait for threads that apply LOOKUP replies.
+    /// Remaining time to wait for threads that apply LOOKUP replies.
     patience: Duration,
-    /// How long it may wait for workers that wait for a processor, all names together.
+    /// Remaining time to wait for workers that wait for a processor, over all names.
     starved: Duration,
-    /// All names were dropped at once in place of one that would have had to wait.
+    /// Whether an epoch was sent in place of a dentry invalidation that would have blocked.
     all_dropped: bool,
-    /// Directories whose names wait, and how many do.
+    /// Directories with blocked dentry invalidations: the worker, and how many it has.
     late: BTreeMap<u64, (Worker<Named>, u64)>,
-    /// Names that were given to these.
+    /// The names given to these workers.
     late_names: Vec<Stale>,
-    /// Of these the kernel did not know; an answer that brings them may be on its way inside the kernel.
+    /// Inodes unknown to the kernel; a reply with the inode may still be in flight inside the kernel.
     unknown: Vec<u64>,
-    /// Of what goes first: pages that are being dropped, and take long.
+    /// In an urgent job: slow page invalidations.
     pub slow: VecDeque<Dropping>,
-    /// There were no workers for these.
+    /// Invalidations without a free worker.
     pub untold: VecDeque<Stale>,
 }
 
 impl Progress {
-    /// So many workers there may be while it takes one for what may get stuck.
+    /// Most workers that may exist when this job starts one for an invalidation that may block.
     pub fn most(&self) -> u64 {
         if self.behind { Crew::COMMON } else { Crew::ALL }
     }
@@ -101,17 +103,17 @@ impl Teller<'_> {
         Teller { notifier, driver, below, expires, names: None, pages: None, locked: Vec::new() }
     }
 
-    /// Whether all names can be dropped at once.
+    /// Whether the kernel can invalidate all dentries at once.
     pub fn drops_all(&self) -> bool {
         self.driver.transport.level() == Level::All && !self.keeps_dentries()
     }
 
-    /// Whether dentries are in use that an epoch would detach: something is mounted on them, or an overlay keeps them.
+    /// Whether an epoch would detach dentries in use: mount points, or dentries that an overlay keeps.
     fn keeps_dentries(&self) -> bool {
         !self.below.is_empty() || self.below.has_layer() || self.notifier.layered.load(Ordering::SeqCst)
     }
 
-    /// Where dentries are in use: what the kernel holds of names goes, once.
+    /// If dentries are in use: invalidates the kernel's names one by one, once.
     pub fn give_up_names(&mut self) -> Option<(Invalidation, VecDeque<Stale>)> {
         if !self.keeps_dentries() {
             return None;
@@ -120,7 +122,7 @@ impl Teller<'_> {
         Some((id, names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect()))
     }
 
-    /// Tells what it can. What is left is told again, all of it if the job was left for one that goes first.
+    /// Sends what it can. Returns the rest, to be sent again; all of it if an urgent job interrupted this one.
     pub fn tell(&mut self, mut job: Job) -> VecDeque<Stale> {
         let mut progress = Progress {
             id: job.id,
@@ -166,7 +168,7 @@ impl Teller<'_> {
         job.stale
     }
 
-    /// Whether the job is to be left.
+    /// Whether the job must give way.
     pub(super) fn is_wanted(&self, first: bool) -> bool {
         if first { self.notifier.is_stopped() } else { self.notifier.is_wanted() }
     }
@@ -187,8 +189,8 @@ impl Teller<'_> {
         }
     }
 
-    /// Drops a name unless something is mounted at it or below it: that would be detached (measured). Such a
-    /// name is looked up again, or goes with its timeout.
+    /// Invalidates a dentry unless it is a mount point or leads to one: the invalidation would detach that mount
+    /// (measured). Such a dentry is expired, or its timeout ends it.
     fn tell_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
         let parent = self.node(dir);
         if !self.stays(dir, name) {
@@ -198,8 +200,8 @@ impl Teller<'_> {
         }
     }
 
-    /// Nothing counts on that, since the name was expired before: where the directory is locked it is left to its worker, or not
-    /// done at all.
+    /// Nothing depends on this invalidation, since the dentry is already expired. If the directory is locked, its
+    /// worker does it, or it is skipped.
     fn tell_gone(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
         if self.stays(dir, name)
             || progress.late.contains_key(&dir)
@@ -215,7 +217,7 @@ impl Teller<'_> {
         }
     }
 
-    /// Whether something is mounted at a name or below it.
+    /// Whether a name is a mount point or leads to one.
     fn stays(&self, dir: u64, name: &Name) -> bool {
         !self.below.is_empty() && {
             let path = self.driver.with(|core, _| core.cache.path_of(dir, name));
@@ -229,8 +231,8 @@ impl Teller<'_> {
         idle.or_else(|| self.start_names(most))
     }
 
-    /// If the kernel does not know the inode, an answer that brings it may still be on its way inside the
-    /// kernel: dropping its name waits for that.
+    /// If the kernel does not know the inode, a reply with the inode may still be in flight inside the kernel. An
+    /// invalidation of its dentry waits for this reply.
     fn tell_attributes(&mut self, progress: &mut Progress, ino: u64) {
         let attributes = Notification::attributes(self.node(ino));
         if self.send(&attributes) != Some(NotifyOutcome::Unknown) {
@@ -244,7 +246,7 @@ impl Teller<'_> {
         }
     }
 
-    /// The same where it goes first, behind all that waits for nothing.
+    /// `tell_attributes` for unknown inodes of an urgent job, after all that cannot block.
     fn tell_unknown(&mut self, progress: &mut Progress) {
         for ino in std::mem::take(&mut progress.unknown) {
             match self.driver.home_of(ino) {
@@ -256,8 +258,9 @@ impl Teller<'_> {
         }
     }
 
-    /// Whether the kernel may keep a dentry of that name, to be looked up again: a process that has it open, runs it or stands in it
-    /// goes on finding it by its path. Without that the dentry is detached for good (`d_invalidate`).
+    /// Whether to expire the dentry instead of invalidating it. A process that has it open, executes it or has it as
+    /// its working directory still finds it by path. Otherwise the dentry would be detached for good
+    /// (`d_invalidate`).
     fn is_expired(&self, progress: &mut Progress, dir: u64, name: &Name) -> bool {
         if !self.expires {
             return false;
@@ -313,8 +316,8 @@ impl Teller<'_> {
         }
     }
 
-    /// Names of directories that were locked. What goes first leaves them to their workers where it is a request of our own that has
-    /// them locked, or may be. False: the job is to be left for another that goes first.
+    /// Waits for names of locked directories. An urgent job leaves them to their workers if a local request holds the
+    /// lock, or may hold it. Returns false if another urgent job interrupts this one.
     fn wait_for_late(&self, progress: &Progress) -> bool {
         let since = Instant::now();
         let is_ours = |dir| {
@@ -356,8 +359,8 @@ impl Teller<'_> {
     }
 }
 
-/// Whether a worker has invalidated a dentry within [`PATIENCE`] of the lock that it waits for. On a busy machine it may only wait for a
-/// processor: dropping all names in its place would detach whatever is in use.
+/// Whether a worker has invalidated a dentry within [`PATIENCE`] of lock wait. On a busy machine the worker may only
+/// wait for a processor, and an epoch instead would detach dentries in use.
 fn is_done_in_time(worker: &Worker<Named>, starved: &mut Duration) -> bool {
     let (since, mut watch) = (Instant::now(), Watch::new());
     let most = STARVED.min(*starved);
@@ -370,8 +373,8 @@ fn is_done_in_time(worker: &Worker<Named>, starved: &mut Duration) -> bool {
     done
 }
 
-/// Those who asked for a file's attributes before what is told now was queued were waited for; others may have asked since, as what
-/// stood before it in the row took its time.
+/// Waits for callers of GETATTR on a file. The queue has waited for those that asked before the job was queued;
+/// others may have asked since, while earlier jobs ran.
 fn wait_for_readers(driver: &Driver, ino: u64, until: Instant, give_up: impl Fn() -> bool) {
     let asked = || driver.with(|core, _| core.cache.is_asked_how_long(ino));
     while Instant::now() < until && asked() && !give_up() {
@@ -387,8 +390,8 @@ fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
     }
 }
 
-/// Whatever has an inode's number now is told, and what had it before: one of them is meant. Unknown where one of them is: the answer
-/// that brings it may be on its way inside the kernel.
+/// Notifies the kernel for the inode's current nodeid and for former nodeids of its number, since either may be meant.
+/// Unknown if one of them is unknown: a reply with it may be in flight inside the kernel.
 fn send(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {
     let numbers = notification.node().and_then(|ino| driver.numbers_of(ino));
     let Some(numbers) = numbers else { return send_one(driver, notification) };

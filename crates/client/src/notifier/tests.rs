@@ -17,7 +17,7 @@ impl Notifier {
     }
 }
 
-/// A wakeup that is lost leaves a daemon that never ends.
+/// A lost wakeup would leave a daemon that never ends.
 #[test]
 fn it_stops_whenever_it_is_told_to() {
     let driver = Stage::new().driver;
@@ -38,18 +38,19 @@ fn it_stops_whenever_it_is_told_to() {
     }
 }
 
-/// With something mounted below, a name there is never dropped, nor all at once; others are.
+/// With a mount below, a dentry that leads there is never invalidated, and no epoch is sent; other dentries are
+/// invalidated.
 #[test]
 fn nothing_that_leads_to_a_mount_is_dropped() {
     let stage = Stage::new();
     let (driver, transport) = (stage.driver, stage.kernel);
-    // Below the root there are mounts.
+    // There are mounts below the root.
     driver.mountpoint.set("/".into()).unwrap();
     let of = Arc::clone(&driver);
     let thread = thread::spawn(move || of.notifier.run(&of, true));
     let name = |name: &str| Name::new(name.as_bytes()).unwrap();
     let root = driver.root();
-    // Neither is known to have been looked up for the last time.
+    // For both names, the last LOOKUP may be unapplied.
     for at in ["proc", "no"] {
         driver.revalidations.note(crate::revalidations::NameKey::of(root, &name(at)), 7, 0);
     }
@@ -74,7 +75,7 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
     thread.join().unwrap();
 }
 
-/// An overlay's dentries would be stale for good after an epoch. It tries a whiteout when it is mounted.
+/// An overlay's dentries would stay stale after an epoch. An overlay tries a whiteout when it is mounted.
 #[test]
 fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
     let stage = Stage::new();
@@ -99,7 +100,7 @@ fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
     thread.join().unwrap();
 }
 
-/// A reply to a LOOKUP that its thread has not applied would give an expired dentry its time back.
+/// An unapplied LOOKUP reply would revalidate an expired dentry.
 #[test]
 fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
     let stage = Stage::new();
@@ -108,7 +109,7 @@ fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
     let thread = thread::spawn(move || of.notifier.run(&of, true));
     let name = |name: &str| Name::new(name.as_bytes()).unwrap();
     let root = driver.root();
-    // Of a thread of another namespace nothing is known.
+    // The state of a thread of another pid namespace is unknown.
     driver.revalidations.note(crate::revalidations::NameKey::of(root, &name("a")), 7, 0);
     let stale = ["a", "b"].map(|at| Stale::Entry { dir: root, name: name(at) });
     driver.notifier.queue(Invalidation(1), stale.to_vec(), false);
@@ -123,7 +124,7 @@ fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
     thread.join().unwrap();
 }
 
-/// A kernel in which some notifications wait until they are let go.
+/// A kernel in which some notifications block until released.
 struct Stuck {
     waits: Mutex<bool>,
     let_go: parking_lot::Condvar,
@@ -137,7 +138,7 @@ impl Stuck {
 
     fn stage(self: &Arc<Stuck>) -> Stage {
         let stuck = Arc::clone(self);
-        // `cargo xtask sim --planted` sees that these tests notice a bug; other builds can have none.
+        // `cargo xtask sim --planted` checks that these tests notice a bug; other builds can have none.
         let bug = std::env::var("NIGH_PLANTED").ok().and_then(|name| Bug::of_name(&name));
         let _ = plant(bug.as_slice());
         Stage::judging(move |notification| {
@@ -178,14 +179,14 @@ fn stopped(driver: &Driver, thread: thread::JoinHandle<()>) {
     thread.join().unwrap();
 }
 
-/// The first that is made.
+/// The first created inode.
 const MADE: u64 = 2;
 
 fn pages_of(ino: u64) -> Stale {
     Stale::Data { ino, offset: 0, length: 0 }
 }
 
-/// A store into a map is written back before its page is dropped, and nobody answers: the server is away.
+/// A dirty mapping is written back before its page is dropped, and the server is unreachable.
 #[test]
 fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
@@ -207,7 +208,7 @@ fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
     stopped(&driver, thread);
 }
 
-/// What had its number before is known to the kernel: that says nothing of an answer that is on its way.
+/// The kernel may know an earlier inode of this number: that says nothing of a reply in flight.
 #[test]
 fn an_inode_of_two_numbers_is_unknown_where_the_kernel_does_not_know_one() {
     use NotifyOutcome::{Done, Unknown};
@@ -217,7 +218,7 @@ fn an_inode_of_two_numbers_is_unknown_where_the_kernel_does_not_know_one() {
     assert_eq!(super::teller::of_all(&[]), None);
 }
 
-/// A lapse is at hand: the term of a [`Stage`] has run out.
+/// Expiry is near: the term of a [`Stage`] has run out.
 fn lapse(stage: &Stage) {
     stage.pass(Span::from_secs(14));
     stage.driver.with(|_, _| ());
@@ -227,8 +228,8 @@ fn is_forgetting(driver: &Driver) -> bool {
     driver.with(|core, _| core.cache.is_forgetting())
 }
 
-/// However many files are stuck, what goes first goes on with all else, with a bounded number of threads. Those that no thread
-/// was left for are not told, though.
+/// However many files are blocked, urgent jobs go on with all others, with a bounded number of threads. Invalidations
+/// without a free thread stay unacknowledged.
 #[test]
 fn what_goes_first_waits_for_nothing_and_is_told_when_nothing_is_left() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { offset: 0.., .. }));
@@ -250,7 +251,7 @@ fn what_goes_first_waits_for_nothing_and_is_told_when_nothing_is_left() {
     stopped(&driver, thread);
 }
 
-/// Dropping many pages takes long, and a thread may get no time: that is no reason to answer before they are gone.
+/// Dropping many pages takes long, and a thread may get no processor: the acknowledgement must still wait.
 #[test]
 fn what_is_only_slow_is_waited_for() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
@@ -268,11 +269,11 @@ fn what_is_only_slow_is_waited_for() {
     stopped(&driver, thread);
 }
 
-/// A kernel in which the first pages of a file were stored into through a map: each is written back when it is to be dropped,
-/// and what drops it waits for that.
+/// A kernel with a dirty shared mapping of a file's first pages: each page is written back before it is dropped, and
+/// the invalidation waits for the write-back.
 struct Laundry {
     driver: std::sync::OnceLock<Arc<Driver>>,
-    /// Pages that are not written back.
+    /// Pages not written back yet.
     dirty: Mutex<std::collections::BTreeSet<u64>>,
     waits: Mutex<bool>,
     let_go: parking_lot::Condvar,
@@ -329,7 +330,7 @@ impl Laundry {
 
 const PAGE: u64 = 4096;
 
-/// Every page behind a store into a map that nobody takes may be old: it is dropped too before anything is answered.
+/// Pages behind an unanswered write-back may be stale: they are dropped too before the acknowledgement.
 #[test]
 fn pages_behind_many_stores_into_a_map_are_dropped_before_all_counts_as_told() {
     let (mut stage, laundry) = Laundry::stage(20);
@@ -345,7 +346,7 @@ fn pages_behind_many_stores_into_a_map_are_dropped_before_all_counts_as_told() {
     stopped(&driver, thread);
 }
 
-/// One file does not use up all threads, and what none was left for is not told.
+/// One file does not use up all threads, and invalidations without a thread stay unacknowledged.
 #[test]
 fn a_file_with_no_end_of_stores_leaves_threads_for_others() {
     let (mut stage, laundry) = Laundry::stage(200);
@@ -369,14 +370,14 @@ fn a_file_with_no_end_of_stores_leaves_threads_for_others() {
 
 fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
     assert_eq!(stage.make("file", false).ino, MADE);
-    // With a whole one between two: of no file has the kernel whole pages otherwise that was not read.
+    // With a whole page between two partial ones: only then does the kernel have a whole page of an unread file.
     let (fh, data) = (nigh_cache::Fh(1), vec![b'x'; 9_000]);
     let write = nigh_cache::Op::Write { ino: MADE, fh, offset: 10, data, flags: WriteFlags::default() };
     stage.driver.operate(900, OpId(900), Caller::default(), Shape::Natural, write);
     Notification::InvalInode { ino: MADE, offset: 0, len: PAGE.cast_signed() }
 }
 
-/// A kernel that had it whole has it unlocked, and shows what others change of it as it was.
+/// If the kernel had the whole page, it is unlocked and would show other clients' changes as they were before.
 #[test]
 fn a_page_that_is_being_written_in_part_is_dropped_before_all_counts_as_told() {
     let mut stage = Stage::new();
@@ -391,7 +392,7 @@ fn a_page_that_is_being_written_in_part_is_dropped_before_all_counts_as_told() {
     stopped(&driver, thread);
 }
 
-/// Otherwise it is locked until the write is answered, which may wait for us.
+/// Otherwise the page is locked until the reply to the write, which may wait for this client's acknowledgement.
 #[test]
 fn a_page_that_is_locked_for_a_write_of_a_part_holds_up_nothing() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
@@ -406,8 +407,9 @@ fn a_page_that_is_locked_for_a_write_of_a_part_holds_up_nothing() {
     stopped(&driver, thread);
 }
 
-/// A closed file may be opened and read while its pages are being dropped. The read waits at the server behind the change that asked
-/// for that, which waits for our acknowledgement: the notifier does not wait with it.
+/// A closed file may be opened and read while its pages are being dropped. At the server the read waits behind the
+/// change that caused the recall, which waits for this client's acknowledgement: the notifier must not wait for the
+/// read.
 #[test]
 fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
@@ -429,7 +431,8 @@ fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing()
     stopped(&driver, thread);
 }
 
-/// With something mounted below names go one by one: those of a locked directory keep no others waiting, nor what goes first.
+/// With a mount below, names are invalidated one by one: those of a locked directory delay no others, and no urgent
+/// job.
 #[test]
 fn names_of_a_locked_directory_hold_up_no_others() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
@@ -451,7 +454,7 @@ fn names_of_a_locked_directory_hold_up_no_others() {
     stopped(&driver, thread);
 }
 
-/// Names of a directory that is locked until an operation is answered do not keep back what comes next.
+/// Names of a directory that is locked until an operation's reply do not delay the next job.
 fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::Op) {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
     let mut stage = stuck.stage();
@@ -467,22 +470,22 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
     stopped(&driver, thread);
 }
 
-/// Its removal has it locked, and is answered when the kernel has forgotten.
+/// The removal holds the directory's lock, and its reply comes after the invalidation.
 #[test]
 fn names_of_a_directory_that_is_being_removed_are_left_to_their_worker() {
     let name = Name::new(b"victim").unwrap();
     are_left_to_their_worker("victim", |dir| nigh_cache::Op::Rmdir { dir, name });
 }
 
-/// A rename(2) has both directories locked while it looks a name up in one of them, which waits until the kernel has forgotten.
+/// A rename(2) holds both directories' locks while it looks a name up in one of them, which waits for the invalidation.
 #[test]
 fn names_of_a_directory_that_is_locked_while_a_name_is_looked_up_elsewhere_are_left_to_their_worker() {
     let name = Name::new(b"from").unwrap();
     are_left_to_their_worker("to", |dir| nigh_cache::Op::Lookup { dir, name });
 }
 
-/// A recall waits for a store into a map that is being written back when the link is cut: at the end of the term the kernel is
-/// told to forget all the same.
+/// A recall waits for a write-back of a dirty mapping when the connection is cut: at the end of the term the kernel is
+/// invalidated all the same.
 #[test]
 fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
@@ -513,7 +516,7 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
     stopped(&driver, thread);
 }
 
-/// What stood before it took its time, and meanwhile somebody has asked how long the file is.
+/// Earlier jobs took time, and a caller has asked for the file's size meanwhile.
 #[test]
 fn what_is_told_late_waits_for_who_asked_meanwhile() {
     let mut stage = Stage::new();
@@ -533,7 +536,7 @@ fn what_is_told_late_waits_for_who_asked_meanwhile() {
     stopped(&driver, thread);
 }
 
-/// Others wait for what is told.
+/// Other clients wait for the invalidations.
 #[test]
 fn all_who_ask_are_waited_for_together() {
     let mut stage = Stage::new();

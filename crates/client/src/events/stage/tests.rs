@@ -3,7 +3,7 @@ use crate::driver::tests::Stage as Mounted;
 use crate::events::Program;
 use nigh_types::Kind;
 
-/// A child that does what is said by a shell's words.
+/// A child that runs a shell script.
 fn program(words: &str) -> Program {
     Program { path: "/bin/sh".into(), arguments: vec!["-c".into(), words.into()] }
 }
@@ -12,7 +12,7 @@ fn made(dir: u64, name: &str) -> Change {
     Change::Made { dir, name: Name::new(name.as_bytes()).unwrap(), kind: Kind::File }
 }
 
-/// Plays until `done`, for 10 s at the most.
+/// Plays until `done`, for 10 s at most.
 fn until(stage: &mut Stage<'_>, done: impl Fn(&Stage<'_>) -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !done(stage) {
@@ -26,12 +26,12 @@ fn take_in(stage: &mut Stage<'_>, changes: impl IntoIterator<Item = Change>) {
     stage.take_in(changes.into_iter().map(|change| (1, change)).collect());
 }
 
-/// What the cache put out since.
+/// Changes that the cache has queued since.
 fn queued(stage: &Stage<'_>) -> Vec<Change> {
     stage.events.waiting.lock().drain(..).map(|(_, change)| change).collect()
 }
 
-/// A child that answers everything so.
+/// A child that returns this errno for every command.
 fn answering(errno: u8) -> Program {
     let words = format!(
         "while dd bs=4096 count=1 2>/dev/null | grep -q .; do printf '\\{errno:03o}\\000\\000\\000'; done"
@@ -80,7 +80,7 @@ fn what_the_kernel_did_not_ask_for_is_tried_again_and_then_lost() {
     assert_eq!(events.counts.repeated.load(Ordering::Relaxed), u64::from(TRIES));
     assert_eq!(events.counts.replayed.load(Ordering::Relaxed), 0);
     assert_eq!(queued(&stage), [Change::Gap { dir: root }]);
-    // That is lost as well, and leaves nothing behind.
+    // This one is lost too, and leaves no gap.
     take_in(&mut stage, [Change::Gap { dir: root }]);
     until(&mut stage, |stage| stage.events.counts.lost.load(Ordering::Relaxed) == 2);
     assert_eq!((queued(&stage), &stage.gaps), (Vec::new(), &BTreeSet::new()));
@@ -93,7 +93,7 @@ fn a_child_that_ends_is_followed_by_another() {
     let events = &mounted.driver.events;
     let marker = tempfile::tempdir().unwrap();
     let path = marker.path().join("was");
-    // The first one dies of its first command; the next does it.
+    // The first child dies of its first command; the next one executes it.
     let words = format!(
         "dd bs=4096 count=1 >/dev/null 2>&1; if mkdir {0} 2>/dev/null; then exit; fi; printf '\\000\\000\\000\\000'; sleep 100",
         path.display()
