@@ -6,17 +6,17 @@ pub mod flags;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The major version that all of this is about.
+/// The supported major version.
 pub const MAJOR: u32 = 7;
-/// The newest minor version spoken here.
+/// The newest supported minor version.
 pub const MINOR: u32 = 45;
-/// The oldest minor version spoken here.
+/// The oldest supported minor version.
 pub const OLDEST_MINOR: u32 = 31;
 /// The node id of the root.
 pub const ROOT_ID: u64 = 1;
 /// Set in `unique` of a request that the kernel sends again (`FUSE_UNIQUE_RESEND`).
 pub const UNIQUE_RESEND: u64 = 1 << 63;
-/// The smallest buffer with which the kernel lets the device be read (`FUSE_MIN_READ_BUFFER`).
+/// The smallest buffer that the kernel accepts for a read of the device (`FUSE_MIN_READ_BUFFER`).
 pub const MIN_READ_BUFFER: usize = 8192;
 /// Bytes of `setxattr_in` without `SETXATTR_EXT` (`FUSE_COMPAT_SETXATTR_IN_SIZE`).
 pub const COMPAT_SETXATTR_IN_SIZE: usize = 8;

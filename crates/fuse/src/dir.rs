@@ -5,27 +5,27 @@ use crate::abi::{EntryOut, RawDirent, record_align};
 use crate::reply::entry_out;
 use zerocopy::IntoBytes;
 
-/// One name of a directory.
+/// A directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dirent<'a> {
     /// `d_ino`.
     pub ino: u64,
-    /// `d_off`: behind it reading goes on with this entry's successor. At most `i64::MAX`, never 0.
+    /// `d_off`: offset at which the listing continues after this entry. At most `i64::MAX`, never 0.
     pub cookie: u64,
-    /// `d_type`: DT_REG and the like; 0 where it is not known.
+    /// `d_type`: DT_REG and the like; 0 if unknown.
     pub kind: u32,
     /// 1 to 1024 bytes, no `/` and no NUL: the kernel fails the whole listing on others.
     pub name: &'a [u8],
 }
 
-/// Bytes that an entry takes in a listing, with its padding.
+/// Bytes of an entry in a listing, with its padding.
 #[must_use]
 pub const fn dirent_len(name_len: usize, plus: bool) -> usize {
     let head = if plus { size_of::<EntryOut>() } else { 0 } + size_of::<RawDirent>();
     record_align(head + name_len)
 }
 
-/// Packs entries for one answer. The buffer can be used again with [`DirBuffer::restart`].
+/// Packs entries for one reply. The buffer can be reused with [`DirBuffer::restart`].
 #[derive(Debug)]
 pub struct DirBuffer {
     bytes: Vec<u8>,
@@ -49,10 +49,10 @@ impl DirBuffer {
         self.plus = plus;
     }
 
-    /// Adds an entry; false, and nothing added, if it does not fit any more.
+    /// Adds an entry; returns false and adds nothing if it no longer fits.
     ///
-    /// `entry` is for READDIRPLUS: the inode, which then counts as looked up once; `None` (always so for
-    /// `.` and `..`) gives only the name. For READDIR it is ignored.
+    /// `entry` is the inode for READDIRPLUS, and counts as one lookup of it; `None` (always for `.` and `..`) gives
+    /// only the name. READDIR ignores it.
     #[must_use]
     pub fn push(&mut self, dirent: &Dirent<'_>, entry: Option<&Entry>) -> bool {
         debug_assert!(!dirent.name.is_empty() && !dirent.name.contains(&b'/'), "{dirent:?}");

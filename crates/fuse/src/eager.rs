@@ -1,28 +1,28 @@
-//! How long a reader looks for the next request before it sleeps.
+//! How long a reader thread polls for the next request before it sleeps.
 //!
-//! Waking a sleeping processor takes longer than answering from memory does. A walk that opens directories
-//! sends its requests a few microseconds apart, so a reader that was given work in quick succession looks
-//! again for a moment, gives way to whoever else wants to run, and only then sleeps.
+//! Waking a sleeping processor takes longer than a reply from memory. A walk that opens directories sends its
+//! requests a few microseconds apart. So after requests in quick succession the reader polls for a moment, yields the
+//! processor to other threads, and only then sleeps.
 
 use crate::Transport;
 use std::time::{Duration, Instant};
 
-/// For how long it looks.
+/// How long it polls.
 const LOOK: Duration = Duration::from_micros(50);
-/// After this many requests in quick succession.
+/// Number of requests in quick succession before it polls.
 const RUN: u32 = 4;
-/// Requests between two looks at how many processors this thread may use.
+/// Requests between two checks of how many processors this thread may use.
 const EVERY: u32 = 1024;
 
-/// One reader's patience.
+/// Polling state of one reader thread.
 #[derive(Debug)]
 pub struct Eager {
-    /// Requests that each came soon after the last.
+    /// Requests that each came soon after the one before.
     run: u32,
     slept: Option<Instant>,
-    /// Requests until the processors are counted again.
+    /// Requests until the next check of the number of processors.
     until_count: u32,
-    /// Whether this thread may use more than one: on a single one looking would only keep the caller off it.
+    /// Whether this thread may use only one processor: then polling would only keep the caller off it.
     alone: bool,
 }
 
@@ -33,7 +33,7 @@ impl Default for Eager {
 }
 
 impl Eager {
-    /// Before a blocking receive: returns when a request is there, or when it is time to sleep.
+    /// Call before a blocking receive: returns when a request is ready, or when it is time to sleep.
     pub fn look(&mut self, transport: &dyn Transport) {
         if self.until_count == 0 {
             self.until_count = EVERY;

@@ -10,9 +10,9 @@ use crate::abi::{self, flags};
 use crate::{Header, LockRequest, Negotiated, Operation, SetAttr, SetTime};
 use zerocopy::{Immutable, IntoBytes};
 
-/// The bytes of a request under agreed features.
+/// The bytes of a request under negotiated features.
 ///
-/// Panics if it is longer than 4 GiB, or its extensions than 512 KiB: no kernel sends such.
+/// Panics if it is longer than 4 GiB, or its extensions than 512 KiB: no kernel sends these.
 #[must_use]
 pub fn encode(header: &Header, operation: &Operation<'_>, agreed: &Negotiated) -> Vec<u8> {
     let mut request = Request { bytes: vec![0; size_of::<abi::InHeader>()], extlen: 0, agreed };

@@ -1,4 +1,4 @@
-//! What follows a request that makes an inode (`fuse_ext_header`, 7.38).
+//! Extensions of a request that creates an inode (`fuse_ext_header`, 7.38).
 
 use crate::abi::{ExtHeader, SecCtx, flags, record_align};
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,16 +9,16 @@ pub struct Extensions<'a> {
     bytes: &'a [u8],
 }
 
-/// A label for a new inode. Comes only if `SECURITY_CTX` was asked for.
+/// A security label for a new inode. The kernel sends it only if `SECURITY_CTX` was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecurityContext<'a> {
-    /// Of the xattr, e.g. `security.selinux`.
+    /// Name of the xattr, e.g. `security.selinux`.
     pub name: &'a [u8],
     pub value: &'a [u8],
 }
 
 impl<'a> Extensions<'a> {
-    /// Checks that `bytes` is a row of whole records; `None` if it is not.
+    /// Checks that `bytes` is a sequence of whole records; `None` if it is not.
     #[must_use]
     pub fn parse(bytes: &'a [u8]) -> Option<Extensions<'a>> {
         let mut rest = bytes;
@@ -38,8 +38,8 @@ impl<'a> Extensions<'a> {
         self.bytes
     }
 
-    /// The caller's supplementary groups that matter to this request: since the kernel sends only one
-    /// equal to the parent's group, there is at most one (`get_create_supp_group`).
+    /// The caller's supplementary groups that matter to this request. There is at most one, since the kernel sends
+    /// only a group equal to the parent's group (`get_create_supp_group`).
     pub fn groups(&self) -> impl Iterator<Item = u32> + use<'a> {
         records(self.bytes).filter(|(header, _)| header.kind == flags::EXT_GROUPS).flat_map(|(_, body)| {
             let (count, rest) = u32::read_from_prefix(body).unwrap_or((0, &[]));
@@ -65,7 +65,7 @@ impl<'a> Extensions<'a> {
         )
     }
 
-    /// The bytes with which the kernel names `groups`.
+    /// Encodes `groups` as the kernel does.
     #[must_use]
     pub fn encode_groups(groups: &[u32]) -> Vec<u8> {
         let size = record_align(8 + 4 + 4 * groups.len());
@@ -87,7 +87,7 @@ fn records(bytes: &[u8]) -> impl Iterator<Item = (ExtHeader, &[u8])> {
     })
 }
 
-/// The first record: its header, its body, what follows. `None` at the end or if it is not whole.
+/// Splits off the first record: its header, its body, the rest. `None` at the end or if the record is incomplete.
 fn split(bytes: &[u8]) -> Option<(ExtHeader, &[u8], &[u8])> {
     let (header, _) = ExtHeader::read_from_prefix(bytes).ok()?;
     let size = usize::try_from(header.size).ok().filter(|&size| size >= size_of::<ExtHeader>())?;

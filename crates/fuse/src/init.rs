@@ -1,26 +1,26 @@
-//! Agreeing with the kernel on a version and features.
+//! Negotiation of version and features with the kernel.
 
 use crate::abi::{self, InitIn, InitOut, flags::init};
 use crate::{Level, Operation, Reply, Transport, decode};
 use std::io;
 
-/// What to ask the kernel for.
+/// Features to request from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Mask of [`init`] flags; those that the kernel lacks, or that came after the agreed minor version,
-    /// are left out.
+    /// Mask of [`init`] flags. Flags that the kernel lacks, or that are newer than the negotiated minor version, are
+    /// left out.
     pub flags: u64,
-    /// 31 to 45: the newest minor version to agree to.
+    /// 31 to 45: the newest minor version to accept.
     pub max_minor: u32,
     /// Bytes of the largest WRITE; a multiple of 4096.
     pub max_write: u32,
     /// Bytes; the kernel's own limit (`read_ahead_kb` of the mount) applies as well.
     pub max_readahead: u32,
-    /// How many asynchronous requests (readahead, direct I/O, RELEASE) may be pending.
+    /// Most pending background requests (readahead, direct I/O, RELEASE).
     pub max_background: u16,
 }
 
-/// What was agreed.
+/// Negotiated version and features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     pub minor: u32,
@@ -34,7 +34,7 @@ pub struct Negotiated {
     pub max_readahead: u32,
 }
 
-/// Why no agreement is possible.
+/// Why the negotiation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InitError {
     #[error("the kernel speaks FUSE {0}.x, nigh speaks 7.x")]
@@ -44,14 +44,15 @@ pub enum InitError {
 }
 
 const PAGE: u32 = 4096;
-/// What the kernel allows without MAX_PAGES.
+/// The kernel's limit without MAX_PAGES.
 const DEFAULT_PAGES: u16 = 32;
 /// The largest xattr value of Linux.
 const XATTR_SIZE_MAX: u32 = 65_536;
 
 impl Default for Wanted {
-    /// All that nigh uses. Not `READDIRPLUS_AUTO`: nigh decides by itself (docs/decisions/0022-who-is-given-attributes.md). Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with `O_TRUNC` before it finds
-    /// that the file is a running program (`handle_truncate`), which would then be empty.
+    /// All features that nigh uses. Not `READDIRPLUS_AUTO`: nigh decides by itself
+    /// (docs/decisions/0022-who-is-given-attributes.md). Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with
+    /// `O_TRUNC` before it finds that the file is a running program (`handle_truncate`), which would then be empty.
     fn default() -> Wanted {
         Wanted {
             flags: init::ASYNC_READ
@@ -84,7 +85,7 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// With locks of fcntl(2) and flock(2) kept by the kernel, for this mount only.
+    /// With the kernel's own fcntl(2) and flock(2) locks, for this mount only.
     #[must_use]
     pub fn without_locks(self) -> Wanted {
         self.without(init::POSIX_LOCKS | init::FLOCK_LOCKS)
@@ -96,7 +97,7 @@ impl Wanted {
         Wanted { flags: self.flags & !flags, ..self }
     }
 
-    /// Of the wanted flags, those that a minor version has.
+    /// The wanted flags that a minor version has.
     #[must_use]
     pub fn flags_for(&self, minor: u32) -> u64 {
         init::ALL
@@ -107,40 +108,40 @@ impl Wanted {
 }
 
 impl Default for Negotiated {
-    /// What can be assumed of the kernel before INIT.
+    /// Assumptions about the kernel before INIT.
     fn default() -> Negotiated {
         Negotiated { minor: abi::MINOR, flags: 0, max_write: PAGE, max_pages: 1, max_readahead: 0 }
     }
 }
 
 impl Negotiated {
-    /// Whether all of these [`init`] flags were agreed.
+    /// Whether all of these [`init`] flags were negotiated.
     #[must_use]
     pub fn has(&self, flags: u64) -> bool {
         self.flags & flags == flags
     }
 
-    /// Bytes that a buffer for [`Transport::receive`] needs: any request fits, its data and its names.
+    /// Size of a buffer for [`Transport::receive`] that fits any request with its data and names.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
         let data = self.max_write.max(XATTR_SIZE_MAX).saturating_add(2 * PAGE);
         usize::try_from(data).unwrap_or(usize::MAX).max(abi::MIN_READ_BUFFER)
     }
 
-    /// The notification level that this minor version promises. Distributions port features back and
-    /// forth: [`crate::DevFuse::probe_level`] finds out.
+    /// The notification level of this minor version. Distributions port features back and forth, so
+    /// [`crate::DevFuse::probe_level`] tests it.
     #[must_use]
     pub fn level(&self) -> Level {
         if self.minor >= 44 { Level::All } else { Level::NoEpoch }
     }
 }
 
-/// Agrees to the smaller minor version and the features that both sides have; the reply is to be sent
-/// as the answer to the INIT request numbered `unique`.
+/// Negotiates the smaller minor version and the features of both sides. Send the reply as the reply to the INIT request
+/// `unique`.
 ///
-/// The older form of dropping setuid bits is agreed only where the newer is not: without either the kernel
-/// sends the change of mode in the name of a writer who may not make it.
-/// Timestamps have a granularity of 1 ns. There is no request timeout: it would abort the connection.
+/// Agrees to the older way of clearing setuid bits only without the newer one: without both the kernel sends the
+/// change of mode with the credentials of a writer that may not have the permission. Timestamps have a granularity of
+/// 1 ns. There is no request timeout: it would abort the connection.
 pub fn negotiate(
     unique: u64,
     kernel: &InitIn,
@@ -194,7 +195,7 @@ pub fn negotiate(
     Ok((agreed, Reply::init(unique, &out)))
 }
 
-/// Receives the kernel's INIT, the first request of a mount, and answers it.
+/// Receives the kernel's INIT, the first request of a mount, and replies to it.
 pub fn handshake(transport: &(impl Transport + ?Sized), wanted: &Wanted) -> io::Result<Negotiated> {
     let mut buffer = vec![0; Negotiated::default().buffer_len()];
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);

@@ -1,12 +1,11 @@
 //! The kernel FUSE protocol: codec, transports, mounting, notifications.
 //!
-//! Protocol 7.45 down to 7.31 (`include/uapi/linux/fuse.h`). A caller mounts ([`mount::mount`]), makes a
-//! [`DevFuse`] of the device, agrees on features ([`handshake`]), and then, on as many threads as
-//! it likes: receives, [`decode`]s, answers with a [`Reply`]. What the kernel holds is dropped with
-//! a [`Notification`], never from a thread whose request is unanswered (such a notification can wait
-//! for that very answer).
+//! Protocol 7.45 down to 7.31 (`include/uapi/linux/fuse.h`). A caller mounts ([`mount::mount`]), makes a [`DevFuse`]
+//! of the device, and negotiates features ([`handshake`]). Then any number of its threads receive requests,
+//! [`decode`] them, and send a [`Reply`]. A [`Notification`] invalidates the kernel's caches. A thread with an
+//! unanswered request must not send one, because it may wait for that very reply.
 //!
-//! Nothing here decides what to answer, and nothing that the kernel sends makes it panic.
+//! This crate decides no replies, and no bytes from the kernel make it panic.
 
 pub mod abi;
 mod dir;

@@ -1,4 +1,4 @@
-//! A kernel made of queues, for tests without a mount.
+//! In-memory transport with request and reply queues, for tests without a mount.
 
 use crate::abi::OutHeader;
 use crate::{Level, Notification, NotifyOutcome, Transport};
@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 
 type Judge = Box<dyn Fn(&Notification<'_>) -> io::Result<NotifyOutcome> + Send + Sync>;
 
-/// Gives out queued requests and keeps what is answered and notified.
+/// Delivers queued requests and keeps replies and notifications.
 pub struct MemoryTransport {
     level: Level,
     state: Mutex<State>,
@@ -32,7 +32,8 @@ impl MemoryTransport {
         MemoryTransport { level, state: Mutex::default(), changed: Condvar::new(), judge: None }
     }
 
-    /// Lets `judge` answer notifications (it may also block, as the kernel does); without it all are `Done`.
+    /// Sets a function that returns the outcome of notifications (it may block, as the kernel does); by default all
+    /// are `Done`.
     #[must_use]
     pub fn judging(
         self,
@@ -47,20 +48,20 @@ impl MemoryTransport {
         self.changed.notify_all();
     }
 
-    /// As an unmount: after the queued requests, receivers are told that nothing more comes.
+    /// Simulates an unmount: after the queued requests, receivers get the end.
     pub fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
     }
 
-    /// What was answered so far, whole.
+    /// All replies so far, with headers.
     #[must_use]
     pub fn replies(&self) -> Vec<Vec<u8>> {
         self.state().replies.clone()
     }
 
-    /// Waits for the answer to the request numbered `unique` and takes it: the error number (0: none) and
-    /// what follows the header. `None` if `limit` passes before.
+    /// Waits for the reply to the request `unique` and removes it. Returns the errno (0: none) and the bytes after
+    /// the header, or `None` after `limit`.
     #[must_use]
     pub fn take_reply(&self, unique: u64, limit: Duration) -> Option<(i32, Vec<u8>)> {
         let is_it = |reply: &Vec<u8>| {
@@ -76,7 +77,7 @@ impl MemoryTransport {
         Some((-header.error, rest.to_vec()))
     }
 
-    /// What was notified so far.
+    /// All notifications so far.
     #[must_use]
     pub fn notifications(&self) -> Vec<Notification<'static>> {
         self.state().notifications.clone()

@@ -32,30 +32,30 @@ const SUBTYPE: &str = "nigh";
 /// How long a mount may take to answer before it counts as silent.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What to mount, and how.
+/// Options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     pub mountpoint: PathBuf,
-    /// What stands as the source in mountinfo and df.
+    /// The source shown in mountinfo and df.
     pub source: String,
-    /// Other users than the one who mounts may enter.
+    /// Other users than the mounting one may enter.
     pub allow_other: bool,
-    /// The kernel checks permissions; without it nobody does for cached names.
+    /// The kernel checks permissions; otherwise cached names are not checked at all.
     pub default_permissions: bool,
     pub read_only: bool,
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
-    /// The kernel has each write followed by FSYNC.
+    /// The kernel sends an FSYNC after each write.
     pub synchronous: bool,
-    /// Bytes; `None`: no limit of READ but the agreed pages.
+    /// Bytes; `None`: READ is limited only by the negotiated pages.
     pub max_read: Option<u32>,
-    /// More options of the kernel's FUSE, as they stand in `-o`.
+    /// More options of the kernel's FUSE, in `-o` syntax.
     pub extra: Vec<String>,
 }
 
 impl MountOptions {
-    /// nosuid, nodev, permissions checked by the kernel, and for others only when root mounts.
+    /// Defaults: nosuid, nodev, permission checks by the kernel, other users only if root mounts.
     #[must_use]
     pub fn new(mountpoint: impl Into<PathBuf>, source: impl Into<String>) -> MountOptions {
         MountOptions {
@@ -86,7 +86,7 @@ impl MountOptions {
         .fold(MountFlags::empty(), |all, (_, flag)| all | flag)
     }
 
-    /// Options that mount(2) and fusermount3 share, each with a comma before it.
+    /// Options that mount(2) and fusermount3 share, each preceded by a comma.
     fn shared(&self) -> String {
         let mut text = String::new();
         for (set, option) in
@@ -104,8 +104,8 @@ impl MountOptions {
     }
 }
 
-/// A mount that was made. The device must be served (INIT first) before anything can look into it; if it is
-/// dropped, a dead mount stays behind that [`unmount`] clears.
+/// A completed mount. The device must be served (INIT first) before anything can access the mount; if it is dropped,
+/// it leaves a dead mount that [`unmount`] clears.
 #[derive(Debug)]
 pub struct Mounted {
     pub device: OwnedFd,
@@ -113,7 +113,7 @@ pub struct Mounted {
     pub mountpoint: PathBuf,
 }
 
-/// What stands at a path that is to be mounted on.
+/// State of a path that is to be a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// No mount of this kind.
@@ -125,8 +125,8 @@ pub enum Liveness {
     Silent,
 }
 
-/// Whether this process can be expected to mount, and if not, why: as root it needs `/dev/fuse` and
-/// CAP_SYS_ADMIN, as a user `fusermount3`, which opens the device with the user's own permission.
+/// Whether this process can probably mount, and if not, why. Root needs `/dev/fuse` and CAP_SYS_ADMIN; a user needs
+/// `fusermount3`, which opens the device with the user's own permission.
 pub fn check_support() -> Result<(), MountError> {
     if !is_root() {
         fusermount::check_installed()?;
@@ -140,7 +140,7 @@ pub fn check_support() -> Result<(), MountError> {
     }
 }
 
-/// Mounts. On an error nothing is mounted and nothing left behind.
+/// Mounts. On an error nothing stays mounted.
 pub fn mount(options: &MountOptions) -> Result<Mounted, MountError> {
     let mountpoint = check_mountpoint(&options.mountpoint)?;
     let device = if is_root() {
@@ -151,8 +151,8 @@ pub fn mount(options: &MountOptions) -> Result<Mounted, MountError> {
     Ok(Mounted { device, mountpoint })
 }
 
-/// Unmounts. `lazy` detaches it at once, and it ends when its last user does; without it a mount in use is
-/// [`UnmountError::Busy`]. Works on dead mounts too, and never asks the mounted filesystem anything.
+/// Unmounts. `lazy` detaches the mount at once, and it ends with its last user; otherwise a mount in use is
+/// [`UnmountError::Busy`]. Works on dead mounts too, and never accesses the mounted filesystem.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), UnmountError> {
     unmount_located(&locate(mountpoint), lazy)
 }
@@ -165,8 +165,8 @@ fn unmount_located(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     rustix::mount::unmount(path, flags).map_err(|error| UnmountError::new(path, error))
 }
 
-/// Whether a mount of this kind stands at `mountpoint`, and whether it answers. Waits 2 s at the most:
-/// a process of its own does the asking, and may stay behind until a silent mount ends.
+/// Whether a mount of this kind exists at `mountpoint`, and whether it responds. Waits 2 s at most; the probing child
+/// process may remain until a silent mount ends.
 #[must_use]
 pub fn liveness(mountpoint: &Path) -> Liveness {
     liveness_within(&locate(mountpoint), PROBE_LIMIT)
@@ -187,7 +187,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The absolute path, if a mount can be made there. Touches nothing below a mount of this kind.
+/// The absolute path, if a mount can be made there. Accesses nothing below a mount of this kind.
 fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let refuse = |path: &Path, liveness| match liveness {
         Liveness::Absent => None,
@@ -211,14 +211,14 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     Ok(resolved)
 }
 
-/// Absolute and without `.`; `..` only where the path has it.
+/// Makes a path absolute, without `.`; keeps `..`.
 fn lexical(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     absolute.components().filter(|part| *part != Component::CurDir).collect()
 }
 
-/// The path under which mountinfo may have it. Symlinks are resolved only as far as needed, since looking
-/// at a dead or silent mount is what must be avoided.
+/// The path under which mountinfo may list the mount. Resolves symlinks only as far as needed, to avoid access to a
+/// dead or silent mount.
 fn locate(path: &Path) -> PathBuf {
     let absolute = lexical(path);
     if is_mounted(&absolute) {

@@ -1,10 +1,10 @@
-//! Notifications: what the daemon tells the kernel without being asked.
+//! Notifications: unsolicited messages from the daemon to the kernel.
 
 use crate::abi::{self, OutHeader, flags};
 use std::borrow::Cow;
 use zerocopy::IntoBytes;
 
-/// One notification. Which of them wait for requests in flight:
+/// A notification. Some wait in the kernel for requests in flight:
 ///
 /// | | waits for |
 /// | --- | --- |
@@ -13,29 +13,30 @@ use zerocopy::IntoBytes;
 /// | `InvalInode` with `offset` < 0, `IncEpoch`, `Prune`, `Resend` | nothing |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notification<'a> {
-    /// Attributes; and with `offset` ≥ 0 pages of `len` bytes from there (0: to the end), and for a
-    /// directory its cached listing. `Unknown` if the kernel has no such inode (yet: a LOOKUP reply under
-    /// way may still bring it).
+    /// Invalidates attributes; with `offset` ≥ 0 also pages of `len` bytes from there (0: to the end), and a
+    /// directory's cached listing. `Unknown` if the kernel does not have the inode (yet: a LOOKUP reply in flight may
+    /// still bring it).
     InvalInode { ino: u64, offset: i64, len: i64 },
-    /// A name, present or absent. `expire_only`: to be looked up again rather than dropped.
+    /// Invalidates a dentry, positive or negative. `expire_only`: the kernel looks it up again rather than dropping it.
     InvalEntry { parent: u64, name: Cow<'a, [u8]>, expire_only: bool },
-    /// A name that is gone, with an event for those who watch `child`.
+    /// Invalidates the dentry of a removed file, with an inotify event for watches on `child`.
     Delete { parent: u64, child: u64, name: Cow<'a, [u8]> },
-    /// Pages to keep.
+    /// Stores data in the page cache.
     Store { ino: u64, offset: u64, data: Cow<'a, [u8]> },
-    /// How long a file is at least, whatever the kernel takes in or leaves out: a store of its last byte, which cannot be read, so
-    /// that nothing is stored. `fuse_notify_store` sets the length first, also while it leaves out attributes (`FUSE_I_SIZE_UNSTABLE`,
-    /// `attr_version`), then waits for the byte's page, which a read or write in flight may have locked.
+    /// Sets a lower bound of a file's size. Encoded as a store of the file's last byte from unreadable memory, so
+    /// that no data is stored. `fuse_notify_store` sets the size first, even while the kernel ignores attributes
+    /// (`FUSE_I_SIZE_UNSTABLE`, `attr_version`), and then waits for the byte's page, which a read or write in flight
+    /// may have locked.
     Lengthen { ino: u64, size: u64 },
-    /// Asks for cached pages; they come as `Operation::NotifyReply` with `id` as the header's `unique`.
+    /// Requests cached pages; they come as `Operation::NotifyReply` with `id` as the header's `unique`.
     Retrieve { id: u64, ino: u64, offset: u64, size: u32 },
-    /// A file that was polled is ready; `kh` is that of the POLL.
+    /// Reports that a polled file is ready; `kh` is the handle from the POLL.
     Poll { kh: u64 },
-    /// Requests that were received and not answered are delivered again (7.40).
+    /// Redelivers requests that were received and not answered (7.40).
     Resend,
-    /// All names of the mount are looked up again (7.44).
+    /// Invalidates all dentries of the mount: the kernel looks them up again (7.44).
     IncEpoch,
-    /// Inodes that the kernel need not keep in memory (7.45).
+    /// Asks the kernel to evict inodes (7.45).
     Prune { inos: Cow<'a, [u64]> },
 }
 
@@ -50,25 +51,25 @@ const INC_EPOCH: i32 = 8;
 const PRUNE: i32 = 9;
 
 impl Notification<'_> {
-    /// Everything under `name` in `parent`.
+    /// Invalidates `name` in `parent`, with all dentries below it.
     #[must_use]
     pub fn entry(parent: u64, name: &[u8]) -> Notification<'_> {
         Notification::InvalEntry { parent, name: name.into(), expire_only: false }
     }
 
-    /// Attributes only.
+    /// Invalidates attributes only.
     #[must_use]
     pub fn attributes(ino: u64) -> Notification<'static> {
         Notification::InvalInode { ino, offset: -1, len: 0 }
     }
 
-    /// Attributes and all pages, or a directory's listing.
+    /// Invalidates attributes and all pages, or a directory's listing.
     #[must_use]
     pub fn contents(ino: u64) -> Notification<'static> {
         Notification::InvalInode { ino, offset: 0, len: 0 }
     }
 
-    /// One that borrows nothing.
+    /// Copies borrowed data.
     #[must_use]
     pub fn into_owned(self) -> Notification<'static> {
         let own = |name: Cow<'_, [u8]>| Cow::Owned(name.into_owned());
@@ -92,7 +93,7 @@ impl Notification<'_> {
         }
     }
 
-    /// The inode or directory of which something is to be forgotten.
+    /// The inode or directory that the notification invalidates.
     #[must_use]
     pub fn node(&self) -> Option<u64> {
         match self {
@@ -102,7 +103,7 @@ impl Notification<'_> {
         }
     }
 
-    /// The same of another one.
+    /// As this notification, for another inode.
     #[must_use]
     pub fn of_node(mut self, node: u64) -> Self {
         if let Notification::InvalInode { ino: at, .. } | Notification::InvalEntry { parent: at, .. } =
@@ -113,7 +114,7 @@ impl Notification<'_> {
         self
     }
 
-    /// The bytes to write to the device at once; behind those of `Lengthen` one that cannot be read.
+    /// The bytes to write to the device at once; for `Lengthen` an unreadable byte must follow.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (code, body) = match self {

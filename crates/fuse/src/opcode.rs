@@ -1,13 +1,13 @@
-//! Numbers of the requests, and what is known of each.
+//! Request opcodes, and the properties of each.
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal $text:literal since $minor:literal),* $(,)?) => {
         $(pub const $name: u32 = $number;)*
 
-        /// All requests known here: number, name, the minor version that brought it.
+        /// All known requests: opcode, name, the minor version that introduced it.
         pub const ALL: &[(u32, &str, u32)] = &[$(($number, $text, $minor)),*];
 
-        /// The name under which a request is counted; `unknown` for numbers not known here.
+        /// Name under which a request is counted; `unknown` for unknown opcodes.
         #[must_use]
         pub const fn opcode_name(opcode: u32) -> &'static str {
             match opcode {
@@ -16,7 +16,7 @@ macro_rules! opcodes {
             }
         }
 
-        /// The minor version that brought this request; `None` for numbers not known here.
+        /// The minor version that introduced a request; `None` for unknown opcodes.
         #[must_use]
         pub const fn since(opcode: u32) -> Option<u32> {
             match opcode {
@@ -49,8 +49,8 @@ opcodes! {
     COPY_FILE_RANGE_64 = 53 "copy_file_range_64" since 45,
 }
 
-/// Whether the kernel waits for an answer. An INTERRUPT is answered only with EAGAIN, when the request
-/// that it names is not known (yet), and then comes again.
+/// Whether the kernel waits for a reply. INTERRUPT gets only EAGAIN, if the interrupted request is not known (yet); the
+/// kernel then sends INTERRUPT again.
 #[must_use]
 pub const fn expects_reply(opcode: u32) -> bool {
     !matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT | NOTIFY_REPLY)

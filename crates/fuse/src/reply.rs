@@ -1,4 +1,4 @@
-//! Answers: what the daemon says to bytes for the kernel.
+//! Replies: encoding of results for the kernel.
 
 use crate::abi::{self, OutHeader, RawAttr, SxTime};
 use crate::{Time, Transport};
@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// What stat says of an inode.
+/// Attributes of an inode, as stat(2) reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attr {
     /// `st_ino`.
@@ -31,22 +31,21 @@ pub struct Attr {
     pub flags: u32,
 }
 
-/// What a name leads to. Each one sent (other than for `nodeid` 0) counts as one lookup of `nodeid`
-/// until it is forgotten.
+/// The inode of a name. Each one sent (other than for `nodeid` 0) counts as one lookup of `nodeid` until FORGET.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// 0: there is no such name.
     pub nodeid: u64,
-    /// Tells inodes apart that had the same `nodeid` one after another (NFS file handles).
+    /// Distinguishes inodes that reuse one `nodeid` (for NFS file handles).
     pub generation: u64,
-    /// For how long the kernel may use the name, or its absence, without asking.
+    /// How long the kernel may use the name, or its absence, without a LOOKUP.
     pub entry_valid: Duration,
-    /// For how long it may use the attributes.
+    /// How long it may use the attributes.
     pub attr_valid: Duration,
     pub attr: Attr,
 }
 
-/// A lock as fcntl(2) has it; `kind` is F_RDLCK, F_WRLCK or F_UNLCK, `end` is inclusive.
+/// A lock as in fcntl(2); `kind` is F_RDLCK, F_WRLCK or F_UNLCK, `end` is inclusive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileLock {
     pub start: u64,
@@ -55,7 +54,7 @@ pub struct FileLock {
     pub pid: u32,
 }
 
-/// What statfs says.
+/// Filesystem statistics, as statfs(2) reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
     pub blocks: u64,
@@ -70,8 +69,8 @@ pub struct StatFs {
     pub frsize: u32,
 }
 
-/// What statx says. The kernel takes the birth time from it and, where `mask` has them, the basic
-/// attributes (which must then be all of `STATX_BASIC_STATS`).
+/// Result of statx(2). The kernel uses the birth time and, if `mask` has them, the basic attributes (which must then
+/// be all of `STATX_BASIC_STATS`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statx {
     /// `STATX_…`: which fields are filled in.
@@ -82,12 +81,12 @@ pub struct Statx {
     pub attr: Attr,
 }
 
-/// The largest answer without payload: STATX.
+/// The largest reply without payload: STATX.
 const FIXED: usize = size_of::<OutHeader>() + size_of::<abi::StatxOut>();
-/// The kernel refuses an answer with an error number above this (`fuse_dev_do_write`).
+/// The kernel refuses a reply with a larger errno (`fuse_dev_do_write`).
 const MAX_ERRNO: i32 = 511;
 
-/// One answer: a small head, and a payload that is not copied. `unique` is [`crate::Header::unique`].
+/// A reply: a small head, and a payload that is not copied. `unique` is [`crate::Header::unique`].
 pub struct Reply<'a> {
     fixed: [u8; FIXED],
     used: usize,
@@ -95,15 +94,15 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'static> {
-    /// The request failed. A number that no kernel takes (0, negative, above 511) is sent as EIO, since
-    /// a refused answer leaves its caller waiting for ever.
+    /// Failure. A number that no kernel accepts (0, negative, above 511) is sent as EIO, since a refused reply would
+    /// leave the caller waiting for ever.
     #[must_use]
     pub fn error(unique: u64, errno: i32) -> Reply<'static> {
         let errno = if (1..=MAX_ERRNO).contains(&errno) { errno } else { libc::EIO };
         Reply::build(unique, -errno, &[], &[])
     }
 
-    /// Done, and nothing to say.
+    /// Success without data.
     #[must_use]
     pub fn empty(unique: u64) -> Reply<'static> {
         Reply::build(unique, 0, &[], &[])
@@ -115,7 +114,7 @@ impl Reply<'static> {
         Reply::build(unique, 0, &[entry_out(entry).as_bytes()], &[])
     }
 
-    /// To LOOKUP: no such name, and that may be remembered for `valid`. (ENOENT is not remembered.)
+    /// To LOOKUP: no such name; the kernel may cache that for `valid`. (It does not cache ENOENT.)
     #[must_use]
     pub fn negative(unique: u64, valid: Duration) -> Reply<'static> {
         Reply::entry(unique, &Entry { entry_valid: valid, ..Entry::default() })
@@ -158,7 +157,7 @@ impl Reply<'static> {
         Reply::build(unique, 0, &[entry_out(entry).as_bytes(), open_out(fh, flags).as_bytes()], &[])
     }
 
-    /// To WRITE and COPY_FILE_RANGE: bytes taken.
+    /// To WRITE and COPY_FILE_RANGE: bytes written.
     #[must_use]
     pub fn written(unique: u64, size: u32) -> Reply<'static> {
         Reply::build(unique, 0, &[abi::WriteOut { size, padding: 0 }.as_bytes()], &[])
@@ -213,14 +212,14 @@ impl Reply<'static> {
 }
 
 impl<'a> Reply<'a> {
-    /// To READ, READDIR, READDIRPLUS, READLINK (no terminator), GETXATTR and LISTXATTR with a size. Never
-    /// more than was asked for: the kernel turns that into EIO.
+    /// To READ, READDIR, READDIRPLUS, READLINK (no terminator), GETXATTR and LISTXATTR with a size. Must not exceed
+    /// the requested size: the kernel turns that into EIO.
     #[must_use]
     pub fn data(unique: u64, data: &'a [u8]) -> Reply<'a> {
         Reply::build(unique, 0, &[], data)
     }
 
-    /// To IOCTL: what ioctl(2) returns, and at most `out_size` bytes for the caller.
+    /// To IOCTL: the result of ioctl(2), and at most `out_size` bytes for the caller.
     #[must_use]
     pub fn ioctl(unique: u64, result: i32, data: &'a [u8]) -> Reply<'a> {
         Reply::build(unique, 0, &[abi::IoctlOut { result, ..abi::IoctlOut::default() }.as_bytes()], data)
@@ -244,7 +243,7 @@ impl<'a> Reply<'a> {
         send(if self.payload.is_empty() { &parts[..1] } else { &parts })
     }
 
-    /// Sends it in one write, as the kernel demands.
+    /// Sends it in one write, as the kernel requires.
     pub fn send(&self, transport: &(impl Transport + ?Sized)) -> io::Result<()> {
         self.with_parts(|parts| transport.send(parts))
     }
@@ -302,7 +301,7 @@ fn raw_statx(stat: &Statx) -> abi::RawStatx {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // All mode bits lie in the lower half.
+        // All mode bits are in the lower half.
         mode: (attr.mode & 0xffff) as u16,
         ino: attr.ino,
         size: attr.size,

@@ -9,43 +9,43 @@ use crate::{Negotiated, abi, opcode};
 use body::Body;
 use zerocopy::FromBytes;
 
-/// What stands before every request.
+/// Header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// As the kernel sent it, with the mark of a resent request: a reply must carry exactly this
-    /// number (`request_find`). To match INTERRUPT or an earlier delivery use [`Header::id`].
+    /// As the kernel sent it, including the resend bit: a reply must carry exactly this number (`request_find`). To
+    /// match INTERRUPT or an earlier delivery use [`Header::id`].
     pub unique: u64,
     pub nodeid: u64,
-    /// The caller's filesystem uid; `u32::MAX` where the kernel cannot express it.
+    /// The caller's filesystem uid; `u32::MAX` if the kernel cannot express it.
     pub uid: u32,
     /// The caller's filesystem gid.
     pub gid: u32,
-    /// The caller's thread in the pid namespace of the mount; 0 where it has none there, and for
-    /// requests of the kernel's own.
+    /// The caller's thread in the pid namespace of the mount; 0 if it has none there, and for the kernel's own
+    /// requests.
     pub pid: u32,
-    /// The kernel had delivered it before: it may have been carried out.
+    /// Whether the kernel had delivered it before: then it may have been executed.
     pub resent: bool,
 }
 
 impl Header {
-    /// The request's number without the mark of a resent one: the same at each delivery.
+    /// The request's number without the resend bit, equal at each delivery.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.unique & !abi::UNIQUE_RESEND
     }
 }
 
-/// A request that cannot be understood.
+/// Failure to decode a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("FUSE request {} ({unique}): {fault}", opcode::opcode_name(*opcode))]
 pub struct DecodeError {
-    /// To answer it with an error, if [`opcode::expects_reply`]; 0 where the header itself is not whole.
+    /// For a reply with an error, if [`opcode::expects_reply`]; 0 if the header itself is incomplete.
     pub unique: u64,
     pub opcode: u32,
     pub fault: Fault,
 }
 
-/// What is wrong with it.
+/// What is wrong with the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     #[error("shorter than its header")]
@@ -60,11 +60,11 @@ pub enum Fault {
     Extension,
 }
 
-/// Reads one whole request, as one read of the device gives it. Names are checked for their terminator
-/// and nothing else. Requests newer than the agreed minor version, and those that no filesystem of this
-/// kind serves (BMAP, DAX mappings), are [`Operation::Unknown`]: to be answered ENOSYS.
+/// Decodes one whole request, as one read of the device returns it. Checks names for their terminator and nothing else.
+/// Requests newer than the negotiated minor version, and those that no such filesystem serves (BMAP, DAX mappings), are
+/// [`Operation::Unknown`]: reply with ENOSYS.
 ///
-/// Arguments may be longer than known here (structures grow at their end); what follows is ignored.
+/// Arguments may be longer than known here (structures grow at their end); the excess is ignored.
 pub fn decode<'a>(bytes: &'a [u8], agreed: &Negotiated) -> Result<(Header, Operation<'a>), DecodeError> {
     let (raw, rest) = abi::InHeader::read_from_prefix(bytes).map_err(|_| DecodeError {
         unique: 0,

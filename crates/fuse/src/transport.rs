@@ -1,4 +1,4 @@
-//! How requests arrive and answers leave.
+//! Transports for requests and replies.
 
 use crate::Notification;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Which notifications a transport carries. Later ones include earlier ones.
+/// Level of notifications that a transport supports. Each level includes the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// None at all (virtio-fs).
@@ -18,30 +18,30 @@ pub enum Level {
     All,
 }
 
-/// What became of a notification.
+/// Result of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotifyOutcome {
     Done,
-    /// The kernel does not have that inode or name (ENOENT).
+    /// The kernel does not have the inode or name (ENOENT).
     Unknown,
 }
 
 /// A channel to a kernel. Any number of threads may use it at once.
 pub trait Transport: Send + Sync {
-    /// Waits for one request and reads it; its length in `buffer`, which must have
-    /// [`crate::Negotiated::buffer_len`] bytes. `None`: unmounted or aborted, nothing more will come.
+    /// Waits for one request and reads it; returns its length in `buffer`, which must have
+    /// [`crate::Negotiated::buffer_len`] bytes. `None`: unmounted or aborted, there are no more requests.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>>;
 
-    /// Whether [`Transport::receive`] would return at once, if that can be told without waiting.
+    /// Whether [`Transport::receive`] would return at once, if the transport can check that without waiting.
     fn is_ready(&self) -> bool {
         false
     }
 
-    /// Sends one answer. That the request was given up meanwhile is no error.
+    /// Sends one reply. That the kernel has dropped the request meanwhile is not an error.
     fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()>;
 
-    /// Tells the kernel something. May wait for requests in flight (see [`Notification`]), so never call
-    /// it before all requests that this thread has received are answered, or with a lock held.
+    /// Sends a notification. It may wait for requests in flight (see [`Notification`]). So never call it while this
+    /// thread has unanswered requests, or while it holds a lock.
     fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome>;
 
     fn level(&self) -> Level;
@@ -77,15 +77,14 @@ pub struct DevFuse {
 }
 
 impl DevFuse {
-    /// Over a device that a mount was made with, or that another process handed over with its mount.
-    /// `level` is what is known of it: [`Level::NoEpoch`] until [`DevFuse::probe_level`] was called.
+    /// Takes a device with which a mount was made, or that another process passed with its mount. `level` is the
+    /// known level: [`Level::NoEpoch`] until [`DevFuse::probe_level`].
     #[must_use]
     pub fn new(fd: OwnedFd, level: Level) -> DevFuse {
         DevFuse { fd, level: AtomicU8::new(level as u8) }
     }
 
-    /// Finds the level by sending one `IncEpoch`, after INIT; not more than `most`, by which tests mask
-    /// features.
+    /// Tests the level by sending one `IncEpoch`, after INIT; at most `most`, with which tests mask features.
     pub fn probe_level(&self, most: Level) -> Level {
         let epoch = most == Level::All && self.write(&Notification::IncEpoch).is_ok();
         let level = if most == Level::All && !epoch { Level::NoEpoch } else { most };
@@ -93,14 +92,14 @@ impl DevFuse {
         level
     }
 
-    /// Another channel to the same mount (`FUSE_DEV_IOC_CLONE`): requests received on it must be answered
-    /// on it, and interrupts of them arrive there.
+    /// Opens another channel to this mount (`FUSE_DEV_IOC_CLONE`). Requests received on it must be answered on it,
+    /// and their interrupts arrive there.
     pub fn clone_channel(&self) -> io::Result<DevFuse> {
         let fd = open_device()?;
         let source = self.fd.as_raw_fd().cast_unsigned();
         // _IOR(229, 0, uint32_t)
         const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
-        // SAFETY: the ioctl reads one u32 behind the pointer, which lives for the call.
+        // SAFETY: the ioctl reads one u32 at the pointer, which lives for the call.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), FUSE_DEV_IOC_CLONE as _, &raw const source) };
         if result != 0 {
             return Err(io::Error::last_os_error());
@@ -108,7 +107,7 @@ impl DevFuse {
         Ok(DevFuse::new(fd, self.level()))
     }
 
-    /// To hand the mount to another process.
+    /// The device, to pass the mount to another process.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
@@ -131,15 +130,16 @@ impl DevFuse {
 }
 
 impl DevFuse {
-    /// With a byte behind that cannot be read.
+    /// Writes with an unreadable byte appended.
     fn write_unreadable(&self, bytes: &[u8]) -> io::Result<NotifyOutcome> {
-        // No page is ever mapped at the lowest address (vm.mmap_min_addr), and of 1 no object of ours is.
+        // No page is ever mapped at the lowest address (vm.mmap_min_addr), and no object of this process is at 1.
         let nowhere = std::ptr::without_provenance_mut::<libc::c_void>(1);
         let parts = [
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
             libc::iovec { iov_base: nowhere, iov_len: 1 },
         ];
-        // SAFETY: the kernel only reads what the parts point to: the first is `bytes`, and where it cannot read the second it says so.
+        // SAFETY: the kernel only reads the parts: the first is `bytes`, and for the unreadable second it returns an
+        // error.
         let written = unsafe { libc::writev(self.fd.as_raw_fd(), parts.as_ptr(), 2) };
         match Errno::from_io_error(&io::Error::last_os_error()) {
             _ if written >= 0 => Ok(NotifyOutcome::Done),
@@ -161,7 +161,7 @@ impl Transport for DevFuse {
         loop {
             match rustix::io::read(&self.fd, &mut *buffer) {
                 Ok(len) => return Ok(Some(len)),
-                // ENOENT: the request was given up while it was being read.
+                // ENOENT: the request was aborted while it was being read.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -201,7 +201,7 @@ impl Transport for DevFuse {
     }
 }
 
-/// A device that is attached to nothing yet.
+/// Opens a device that is not attached to a mount yet.
 pub(crate) fn open_device() -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)

@@ -1,4 +1,4 @@
-//! Replays the fuzzing seeds (`fuzz/corpus-hex`): requests as a real kernel sent them, and what once failed.
+//! Replays the fuzzing seeds (`fuzz/corpus-hex`): requests recorded from a real kernel, and inputs of earlier failures.
 
 use nigh_fuse::abi::InitIn;
 use nigh_fuse::{Header, Negotiated, Operation, Wanted, decode, encode, negotiate, opcode};

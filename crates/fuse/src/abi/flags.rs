@@ -16,7 +16,7 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// What a reply to OPEN, OPENDIR or CREATE can ask for.
+/// Flags in a reply to OPEN, OPENDIR or CREATE.
 pub mod fopen {
     /// Reads and writes bypass the page cache.
     pub const DIRECT_IO: u32 = 1 << 0;
@@ -46,7 +46,7 @@ pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 pub const EXPIRE_ONLY: u32 = 1 << 0;
 pub const IOCTL_DIR: u32 = 1 << 4;
 pub const ATTR_SUBMOUNT: u32 = 1 << 0;
-/// Extensions below this type are security contexts, and the type is their number.
+/// Types below this are security contexts, and the type is their number.
 pub const EXT_MAX_NR_SECCTX: u32 = 31;
 pub const EXT_GROUPS: u32 = 32;
 
@@ -55,7 +55,7 @@ macro_rules! init_flags {
         /// INIT flags; bits 32 and up travel in `flags2` under `INIT_EXT`.
         pub mod init {
             $(pub const $name: u64 = 1 << $bit;)*
-            /// All flags known here: name, bit, and the minor version that brought it.
+            /// All known flags: name, bit, and the minor version that introduced it.
             pub const ALL: &[(&str, u64, u32)] = &[$((stringify!($name), $name, $minor)),*];
         }
     };

@@ -10,7 +10,7 @@ const FORGETS: [abi::ForgetOne; 3] = [
     abi::ForgetOne { nodeid: u64::MAX, nlookup: u64::MAX },
 ];
 
-/// Every operation, with what can vary at an unusual value.
+/// Every operation, with unusual values in all variable fields.
 pub(crate) fn golden(groups: &[u8]) -> Vec<Operation<'_>> {
     let extensions = Extensions::parse(groups).expect("whole records");
     let mut all = meta(extensions);

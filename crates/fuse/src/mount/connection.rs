@@ -1,4 +1,4 @@
-//! The kernel's connection behind a mount: its number, and how to end it.
+//! The kernel's FUSE connection of a mount: its id, and how to abort it.
 
 use super::{locate, mountinfo};
 use rustix::fs::{Mode, OFlags, openat};
@@ -10,8 +10,8 @@ use std::path::Path;
 
 const FUSECTL: &str = "/sys/fs/fuse/connections";
 
-/// The number of the FUSE connection of a mount, under which fusectl shows it; `None` if nothing of FUSE
-/// is mounted there. Never asks the mount itself, which might hang.
+/// The id of a mount's FUSE connection, under which fusectl shows it; `None` if no FUSE filesystem is mounted there.
+/// Never accesses the mount itself, which might hang.
 #[must_use]
 pub fn connection_id(mountpoint: &Path) -> Option<u32> {
     let mount = mountinfo::topmost(&locate(mountpoint))?;
@@ -19,8 +19,9 @@ pub fn connection_id(mountpoint: &Path) -> Option<u32> {
     (is_fuse && mount.device.0 == 0).then_some(mount.device.1)
 }
 
-/// The file by which a connection can be aborted. Held open it goes on meaning that connection, whatever has its number later.
-/// As root it needs no fusectl that is mounted; a user may open only that of an own mount, and only where fusectl is mounted.
+/// Opens the file that aborts a connection. The open file keeps referring to this connection, even if its id is
+/// reused. Root needs no mounted fusectl; a user may open only the file of their own mount, and only where fusectl is
+/// mounted.
 pub fn open_abort(id: u32) -> io::Result<File> {
     let file = Path::new(FUSECTL).join(id.to_string()).join("abort");
     match File::options().write(true).open(&file) {
@@ -32,14 +33,14 @@ pub fn open_abort(id: u32) -> io::Result<File> {
     }
 }
 
-/// fusectl, mounted nowhere.
+/// A fusectl instance without a mount point.
 fn fusectl() -> io::Result<OwnedFd> {
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
-/// Ends a connection: requests in flight fail, and so does every later use of the mount (ENOTCONN).
+/// Aborts a connection: requests in flight fail, and so does every later use of the mount (ENOTCONN).
 pub fn abort(mountpoint: &Path) -> io::Result<()> {
     let id = connection_id(mountpoint).ok_or(io::ErrorKind::NotFound)?;
     open_abort(id)?.write_all(b"1")

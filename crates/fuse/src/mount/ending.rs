@@ -1,7 +1,7 @@
-//! Unmounting a mount that may be dead or silent.
+//! Unmounting a mount that may be dead or unresponsive.
 //!
-//! A mount whose daemon has died or is stopped may hold programs that cannot be killed, and be in use because of them. Only the
-//! end of its connection frees them (`fuse_abort_conn`), and after that nothing in the mount can be used.
+//! A mount whose daemon has died or is stopped may block unkillable programs, and so be in use. Only an abort of its
+//! connection frees them (`fuse_abort_conn`), and after that nothing in the mount can be used.
 
 use super::{Liveness, UnmountError, connection, is_root, liveness_within, locate, unmount_located};
 use rustix::io::Errno;
@@ -10,10 +10,10 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A process that only looks at a mount has left it after this time.
+/// A process that only accesses the mount briefly has left it after this time.
 const LOOKS: Duration = Duration::from_millis(300);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// A mount in use that gives no attributes of its root for so long counts as silent.
+/// A mount in use counts as silent if it does not return its root's attributes within this time.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// How a mount ended.
@@ -25,12 +25,12 @@ pub enum Unmounted {
     Aborted,
 }
 
-/// Unmounts a mount that no process uses for longer than a look at it takes.
+/// Unmounts a mount that no process uses for longer than a brief access.
 pub fn unmount_idle(mountpoint: &Path) -> Result<(), UnmountError> {
     idle(&locate(mountpoint))
 }
 
-/// The same; a mount in use is aborted and detached where it is dead or silent.
+/// As `unmount_idle`; a mount in use is aborted and detached if it is dead or silent.
 pub fn unmount_unless_used(mountpoint: &Path) -> Result<Unmounted, UnmountError> {
     let path = locate(mountpoint);
     match idle(&path) {
@@ -40,7 +40,7 @@ pub fn unmount_unless_used(mountpoint: &Path) -> Result<Unmounted, UnmountError>
     }
 }
 
-/// Aborts the connection of a mount whether it answers or not, and unmounts it.
+/// Aborts the connection of a mount, responsive or not, and unmounts it.
 pub fn unmount_by_force(mountpoint: &Path) -> Result<Unmounted, UnmountError> {
     by_force(&locate(mountpoint))
 }
@@ -63,7 +63,8 @@ fn by_force(path: &Path) -> Result<Unmounted, UnmountError> {
     let aborted = match (connection::connection_id(path), is_root()) {
         (None, _) => Err(io::Error::from(io::ErrorKind::NotFound)),
         (Some(_), false) => connection::abort(path),
-        // Needs no fusectl: the connection is aborted before it is looked whether the mount is in use (`fuse_umount_begin`).
+        // Needs no fusectl: the kernel aborts the connection before it checks whether the mount is in use
+        // (`fuse_umount_begin`).
         (Some(_), true) => match rustix::mount::unmount(path, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
             Ok(()) => return Ok(Unmounted::Aborted),
             Err(Errno::BUSY) => Ok(()),
@@ -71,7 +72,7 @@ fn by_force(path: &Path) -> Result<Unmounted, UnmountError> {
         },
     };
     match (idle(path), aborted) {
-        // What is still open there is of no use to its holder.
+        // Files still open there are of no use to their holders.
         (Err(UnmountError::Busy { .. }), Ok(())) => unmount_located(path, true)?,
         (Err(UnmountError::Busy { path }), Err(error)) => return Err(UnmountError::NotEnded { path, error }),
         (result, _) => result?,

@@ -1,10 +1,10 @@
-//! Why mounting or unmounting failed: one line that says what happened and how to mend it.
+//! Errors of mounting and unmounting: one line with the problem and its remedy.
 
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Nothing was mounted.
+/// Why nothing was mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error("mount point {path:?} does not exist: create it with `mkdir -p {}`", path.display())]
@@ -53,7 +53,7 @@ impl MountError {
         MountError::System { what: what.into(), error }
     }
 
-    /// Of looking at the mount point.
+    /// For an error in access to the mount point.
     pub(super) fn at(path: &Path, error: io::Error) -> MountError {
         let path = path.to_owned();
         match error.raw_os_error() {
@@ -65,7 +65,7 @@ impl MountError {
         }
     }
 
-    /// Of opening `/dev/fuse`.
+    /// For an error in opening `/dev/fuse`.
     pub(super) fn device(error: io::Error) -> MountError {
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
@@ -75,7 +75,7 @@ impl MountError {
     }
 }
 
-/// It is still mounted, or never was.
+/// Why it is still mounted, or that it never was.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
     #[error("{path:?} is in use: end what runs there (`fuser -vm {}` lists it), or unmount it lazily", path.display())]

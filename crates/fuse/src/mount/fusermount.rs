@@ -1,6 +1,6 @@
 //! `fusermount3`, the setuid program that mounts for ordinary users.
 //!
-//! It gets one end of a socket pair by number in `_FUSE_COMMFD`, mounts, and sends the open device over it.
+//! It gets the number of one end of a socket pair in `_FUSE_COMMFD`, mounts, and sends the open device over it.
 
 use super::{MountError, MountOptions, SUBTYPE, UnmountError};
 use rustix::io::Errno;
@@ -108,7 +108,7 @@ fn receive_device(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
 }
 
 fn option_text(options: &MountOptions) -> String {
-    // fusermount3 takes an option apart at commas that no backslash precedes.
+    // fusermount3 splits options at commas without a preceding backslash.
     let source = options.source.replace('\\', "\\\\").replace(',', "\\,");
     let mut text = String::from(if options.read_only { "ro" } else { "rw" });
     for (set, on, off) in [
@@ -138,7 +138,7 @@ fn refusal(stderr: &str) -> MountError {
     }
 }
 
-/// Its last line without its own name.
+/// The last line of its output, without the program name.
 fn one_line(stderr: &str) -> String {
     let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it gave no reason");
     last.trim().trim_start_matches("fusermount3: ").to_owned()

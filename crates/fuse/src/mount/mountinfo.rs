@@ -1,4 +1,4 @@
-//! `/proc/self/mountinfo` (proc_pid_mountinfo(5)): what is mounted, without touching it.
+//! `/proc/self/mountinfo` (proc_pid_mountinfo(5)): the mount table, without access to the mounts.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -25,13 +25,13 @@ pub fn mounts() -> Vec<Mount> {
     text.split(|&byte| byte == b'\n').filter_map(parse).collect()
 }
 
-/// Whether anything is mounted exactly there (an absolute path without symlinks).
+/// Whether anything is mounted exactly at this path (absolute, without symlinks).
 #[must_use]
 pub fn is_mounted(path: &Path) -> bool {
     topmost(path).is_some()
 }
 
-/// Of the mounts on a path the one that is seen.
+/// The visible mount on a path.
 pub(super) fn topmost(path: &Path) -> Option<Mount> {
     mounts().into_iter().rfind(|mount| mount.mountpoint == path)
 }
@@ -52,7 +52,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     Some(Mount { id, parent, device, mountpoint, fstype, source, options })
 }
 
-/// Space, tab, newline, backslash and `#` stand as a backslash and three octal digits.
+/// Space, tab, newline, backslash and `#` are encoded as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

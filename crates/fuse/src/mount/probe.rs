@@ -1,4 +1,4 @@
-//! A question to a mount, from a process of its own: the caller never waits in the mount.
+//! Probe of a mount from a child process, so that the caller never blocks in the mount.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A child process that asks a mount for its root's attributes. It holds no descriptor: one of `/dev/fuse` would keep
-/// a connection alive after its daemon.
+/// A child process that reads the attributes of a mount's root. It holds no descriptor: one of `/dev/fuse` would keep a
+/// connection alive after its daemon.
 #[derive(Debug)]
 pub struct Probe {
     child: Pid,
@@ -18,7 +18,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// `None` if no process can be started.
+    /// Starts a probe; `None` if no process can be started.
     #[must_use]
     pub fn start(mountpoint: &Path) -> Option<Probe> {
         let path = CString::new(mountpoint.as_os_str().as_bytes()).ok()?;
@@ -39,7 +39,7 @@ impl Probe {
         }
     }
 
-    /// The error number (0: the mount answered), or `None` if `limit` passed.
+    /// The errno (0: the mount answered), or `None` after `limit`.
     #[must_use]
     pub fn wait(&self, limit: Duration) -> Option<i32> {
         if !ends_within(&self.ended, limit) {
@@ -49,14 +49,14 @@ impl Probe {
         status.exit_status()
     }
 
-    /// Kills the child and waits until it has ended, which takes as long as the mount takes to let it go.
+    /// Kills the child and waits for its end, which may take as long as the mount blocks it.
     pub fn end(self) {
         kill(self.child);
         let _ = rustix::process::waitpid(Some(self.child), WaitOptions::empty());
     }
 }
 
-/// Asks a mount once. A child that waits longer than `limit` is killed and left.
+/// Probes a mount once. A child that waits longer than `limit` is killed and abandoned.
 pub(super) fn probe(mountpoint: &Path, limit: Duration) -> Option<i32> {
     let probe = Probe::start(mountpoint)?;
     let answer = probe.wait(limit);
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(probe(Path::new("/nowhere at all"), LIMIT), Some(libc::ENOENT));
     }
 
-    /// Else a probe that waits in the mount of its own daemon would keep the connection alive after the daemon.
+    /// Otherwise a probe that waits in its own daemon's mount would keep the connection alive after the daemon.
     #[test]
     fn probe_that_runs_holds_no_descriptor_of_its_parent() {
         let (read, write) = rustix::pipe::pipe().unwrap();

@@ -5,7 +5,7 @@ use crate::abi::{self, flags};
 use crate::{Extensions, FileLock, Negotiated, opcode};
 use zerocopy::FromBytes;
 
-/// What follows the header and is not read yet.
+/// Arguments and extensions not read yet.
 pub(super) struct Body<'a, 'n> {
     pub rest: &'a [u8],
     pub extensions: &'a [u8],
@@ -76,7 +76,7 @@ impl<'a> Body<'a, '_> {
         Ok(bytes)
     }
 
-    /// Up to the next NUL, which is skipped.
+    /// Reads up to the next NUL, and skips it.
     fn name(&mut self) -> Result<&'a [u8], Fault> {
         let end = self.rest.iter().position(|&byte| byte == 0).ok_or(Fault::Unterminated)?;
         let name = &self.rest[..end];
@@ -84,7 +84,7 @@ impl<'a> Body<'a, '_> {
         Ok(name)
     }
 
-    /// The kernel's first words: before 7.36 without the second half.
+    /// INIT; before 7.36 without the second half.
     fn init(mut self) -> Decoded<'a> {
         let [_, minor] = <[u32; 2]>::read_from_prefix(self.rest).map_err(|_| Fault::Short)?.0;
         if minor >= 36 {
@@ -134,7 +134,7 @@ impl<'a> Body<'a, '_> {
                 let kill_suidgid = open_flags & flags::OPEN_KILL_SUIDGID != 0;
                 Operation::Create { name: self.name()?, flags, mode, umask, kill_suidgid, extensions }
             }
-            // A name follows, which says nothing.
+            // A name follows, without a meaning.
             _ => {
                 let abi::CreateIn { flags, mode, umask, .. } = self.take()?;
                 Operation::Tmpfile { flags, mode, umask, extensions }

@@ -7,17 +7,17 @@ use zerocopy::FromBytes;
 /// Seconds and nanoseconds since 1970.
 pub type Time = (i64, u32);
 
-/// A time to set.
+/// A timestamp to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
     Now,
     At(Time),
 }
 
-/// Attributes to change; what is `None` stays.
+/// Attributes to change; `None` fields stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
-    /// The open file through which it is done.
+    /// Handle of an open file, if the change goes through one.
     pub fh: Option<u64>,
     /// Type and permission bits.
     pub mode: Option<u32>,
@@ -55,14 +55,14 @@ pub struct CopyRange {
     pub flags: u64,
 }
 
-/// Many lookups to forget.
+/// A batch of FORGETs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forgets<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Forgets<'a> {
-    /// Of an array of [`ForgetOne`]; a broken last element is not counted.
+    /// Takes an array of [`ForgetOne`]; an incomplete last element is ignored.
     #[must_use]
     pub fn of(bytes: &'a [u8]) -> Forgets<'a> {
         let whole = bytes.len() / size_of::<ForgetOne>() * size_of::<ForgetOne>();
@@ -74,7 +74,7 @@ impl<'a> Forgets<'a> {
         self.bytes
     }
 
-    /// Node ids, and how many lookups of each to forget.
+    /// Nodeids, and how many lookups of each to forget.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
         self.bytes
             .chunks_exact(size_of::<ForgetOne>())
@@ -83,7 +83,7 @@ impl<'a> Forgets<'a> {
     }
 }
 
-/// One request's operation on the header's node. Names lie in the received buffer, without terminator.
+/// A request's operation on the header's node. Names point into the received buffer, without terminator.
 /// `flags` of files are `O_…` of open(2); sizes, offsets and lengths are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation<'a> {
@@ -139,12 +139,12 @@ pub enum Operation<'a> {
         new_name: &'a [u8],
         flags: u32,
     },
-    /// A new name, in the header's node, for `node`.
+    /// A new name for `node`, in the directory of the header.
     Link {
         node: u64,
         name: &'a [u8],
     },
-    /// With `kill_suidgid` (and O_TRUNC) setuid and setgid bits go.
+    /// With `kill_suidgid` (and O_TRUNC) the server clears setuid and setgid bits.
     Open {
         flags: u32,
         kill_suidgid: bool,
@@ -157,7 +157,7 @@ pub enum Operation<'a> {
         kill_suidgid: bool,
         extensions: Extensions<'a>,
     },
-    /// A file without a name in the header's node.
+    /// A file without a name in the directory of the header.
     Tmpfile {
         flags: u32,
         mode: u32,
@@ -171,7 +171,7 @@ pub enum Operation<'a> {
         flags: u32,
         lock_owner: Option<u64>,
     },
-    /// `cached`: from the page cache (mapped stores), the file handle is any open one, and the
+    /// `cached`: a write-back from the page cache (shared mappings); the file handle is any open one, and the
     /// header's ids are not the writer's.
     Write {
         fh: u64,
@@ -186,7 +186,7 @@ pub enum Operation<'a> {
         fh: u64,
         lock_owner: u64,
     },
-    /// `lock_owner` counts if `flush` (POSIX locks) or `flock_unlock` is set.
+    /// `lock_owner` is meaningful if `flush` (POSIX locks) or `flock_unlock` is set.
     Release {
         fh: u64,
         flags: u32,
@@ -201,7 +201,7 @@ pub enum Operation<'a> {
     OpenDir {
         flags: u32,
     },
-    /// Entries behind the cookie `offset`, at most `size` bytes of them.
+    /// Entries after the cookie `offset`, at most `size` bytes of them.
     ReadDir {
         fh: u64,
         offset: u64,
@@ -229,7 +229,7 @@ pub enum Operation<'a> {
         flags: u32,
         acl_kill_sgid: bool,
     },
-    /// With size 0 the value's size is asked.
+    /// With size 0 the reply is the value's size.
     GetXattr {
         name: &'a [u8],
         size: u32,
@@ -265,7 +265,7 @@ pub enum Operation<'a> {
         flags: u32,
         events: u32,
     },
-    /// Pages asked for with `Notification::Retrieve`, whose `id` is the header's `unique`.
+    /// Pages requested by `Notification::Retrieve`, whose `id` is the header's `unique`.
     NotifyReply {
         offset: u64,
         data: &'a [u8],
@@ -294,7 +294,7 @@ pub enum Operation<'a> {
 }
 
 impl<'a> Operation<'a> {
-    /// Its number. A [`Operation::Rename`] with flags is RENAME2.
+    /// Its opcode. An [`Operation::Rename`] with flags is RENAME2.
     #[must_use]
     pub fn opcode(&self) -> u32 {
         match self {
@@ -350,7 +350,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// What came along with a request that makes an inode; empty for others.
+    /// Extensions of a request that creates an inode; empty for others.
     #[must_use]
     pub fn extensions(&self) -> Extensions<'a> {
         match *self {

@@ -1,4 +1,4 @@
-//! Every request that ordinary programs can cause, with the values that they gave.
+//! Every request that ordinary programs can cause, with the programs' values.
 
 use crate::tiny::{ROOT_GID, Tiny, mounted};
 use nigh_fuse::abi::flags::init;
@@ -111,7 +111,7 @@ fn files(tiny: &Tiny) {
     tiny.wait_for(|_, operation| matches!(operation, Operation::Release { flush: false, .. }));
     saw!(tiny, Operation::Flush { .. });
     drop(open(tiny, "made", OFlags::WRONLY | OFlags::TRUNC));
-    // Truncated by a call of its own, so that a running program is refused before.
+    // The kernel truncates by a SETATTR of its own, so that it can first refuse a running program.
     saw!(tiny, Operation::Open { flags, .. } if flags & 0o1001 == 1);
     saw!(tiny, Operation::SetAttr(SetAttr { size: Some(0), .. }));
 }
@@ -140,7 +140,7 @@ fn locks(tiny: &Tiny) {
 fn rare(tiny: &Tiny) {
     let file = open(tiny, "hello", OFlags::RDONLY);
     let mut flags: libc::c_int = 0;
-    // SAFETY: FS_IOC_GETFLAGS writes one int, whatever its number says.
+    // SAFETY: FS_IOC_GETFLAGS writes one int, though its number encodes a long.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS as _, &raw mut flags) };
     assert_eq!((result, flags), (0, 0x10));
     saw!(tiny, Operation::Ioctl { cmd: 0x8008_6601, out_size: 4, .. });
@@ -171,7 +171,7 @@ fn rare(tiny: &Tiny) {
     saw!(tiny, Operation::ReadDir { offset: 3.., .. });
 }
 
-/// The parent's group comes along where the caller has it as a supplementary one.
+/// The kernel sends the parent's group if it is a supplementary group of the caller.
 fn groups(tiny: &Tiny) {
     let mut mkdir = std::process::Command::new("mkdir");
     mkdir.arg(tiny.path("grouped"));

@@ -1,4 +1,4 @@
-//! The codec, transports and notifications against the kernel that runs.
+//! Codec, transports and notifications against the running kernel.
 
 mod corpus;
 mod tiny;
@@ -77,7 +77,7 @@ fn an_epoch_makes_every_name_be_looked_up_again() {
 fn attributes_pages_and_inodes_are_dropped_when_told() {
     mounted(Wanted::default(), |tiny| {
         assert_eq!(fs::read(tiny.path("hello")).unwrap().len(), 13);
-        // The read made the access time unknown: it is asked for once.
+        // The read invalidated the access time, so the kernel asks for it once.
         assert_eq!(fs::metadata(tiny.path("hello")).unwrap().len(), 13);
         tiny.state.lock().unwrap().nodes.get_mut(&2).unwrap().content = b"longer than before".to_vec();
         assert_eq!(fs::metadata(tiny.path("hello")).unwrap().len(), 13);

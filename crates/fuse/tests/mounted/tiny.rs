@@ -1,4 +1,4 @@
-//! A filesystem of one directory, kept in memory, that remembers every request.
+//! An in-memory filesystem of one directory that records every request.
 
 use nigh_fuse::abi::flags::fopen;
 use nigh_fuse::mount::{self, MountOptions};
@@ -34,8 +34,7 @@ pub struct Tiny {
     changed: Condvar,
 }
 
-/// Mounts, runs `test` on a thread of its own for 20 s at the most, and takes everything down again,
-/// whatever happens.
+/// Mounts, runs `test` on a thread of its own for 20 s at most, and removes the mount in every case.
 pub fn mounted(wanted: Wanted, test: impl FnOnce(&Tiny) + Send + 'static) {
     if let Err(error) = mount::check_support() {
         eprintln!("SKIPPED: {error}");
@@ -89,13 +88,13 @@ impl Tiny {
         ino
     }
 
-    /// How many requests so far were like that.
+    /// Number of matching requests so far.
     pub fn count(&self, like: impl Fn(&Header, &Operation<'_>) -> bool) -> usize {
         let state = self.state.lock().unwrap();
         self.matching(&state, &like)
     }
 
-    /// Waits until such a request has come.
+    /// Waits until a matching request has come.
     pub fn wait_for(&self, like: impl Fn(&Header, &Operation<'_>) -> bool) -> Header {
         let mut state = self.state.lock().unwrap();
         loop {
@@ -135,7 +134,7 @@ impl Tiny {
     fn answer(&self, state: &mut State, header: &Header, operation: &Operation<'_>) {
         let unique = header.unique;
         let reply = match *operation {
-            // Answered by the test, or when it comes again.
+            // The test replies itself, or the redelivered request gets the reply.
             Operation::Lookup { name: b"withheld" } => return,
             Operation::Lookup { name: b"resent" } if !header.resent => return,
             Operation::Lookup { name: b"resent" } => {
