@@ -1,6 +1,6 @@
-//! Hosts and ports as people write them.
+//! Host and port syntax of command lines and URLs.
 
-/// `HOST[:PORT]`, an IPv6 address in brackets; `None`: it is none.
+/// Parses `HOST[:PORT]`, with an IPv6 address in brackets; `None` if `text` has another form.
 #[must_use]
 pub fn parse(text: &str, default_port: u16) -> Option<(String, u16)> {
     let (host, port) = match text.strip_prefix('[') {

@@ -1,9 +1,9 @@
-//! Why there is no link. Each is one line, with how to mend it.
+//! Errors of connecting. Each message is one line and says how to fix the problem.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a link could not be made.
+/// Why a connection attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error("{host}: no such host ({error}): check its name")]
@@ -41,7 +41,7 @@ pub enum LinkError {
     TokenUnknown { at: String },
     #[error("{at} speaks another version of the link's preamble: update nigh on {side}'s machine")]
     Version { at: String, side: &'static str },
-    /// A file of ours cannot be used; says why and what to do.
+    /// A local file cannot be used; the message says why and what to do.
     #[error("{}: {problem}", path.display())]
     File { path: PathBuf, problem: String },
     #[error("{0}: no such user on this machine: write another `user` line into the token file")]
@@ -59,7 +59,7 @@ impl LinkError {
         LinkError::File { path: path.to_owned(), problem: problem.into() }
     }
 
-    /// What went wrong while the other end at `at` was read or written.
+    /// Maps an I/O error of the stream to the peer at `at` to a timeout, a closed connection or a plain I/O error.
     pub(crate) fn talking(at: &str, error: io::Error) -> LinkError {
         let at = at.to_owned();
         match error.kind() {
@@ -81,12 +81,12 @@ impl From<LinkError> for io::Error {
     }
 }
 
-/// Text of a peer, fit to stand in one line of ours.
+/// Makes text from a peer printable and short enough for one line of a message.
 pub(crate) fn tame(text: &str) -> String {
     nigh_types::printable(text, nigh_types::MAX_SHOWN_CHARS)
 }
 
-/// The last line that is not empty, tame.
+/// Returns the last non-empty line of `text`, made printable.
 pub(crate) fn last_line(text: &str) -> Option<String> {
     text.lines().rev().map(tame).find(|line| !line.is_empty())
 }

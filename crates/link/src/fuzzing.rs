@@ -1,5 +1,5 @@
-//! What strangers say first, for the fuzzers (`fuzz`) and the tests that replay their seeds. Not part of any
-//! build that is used.
+//! Fuzz entry points for bytes that an unauthenticated peer sends (`fuzz`), and for the tests that replay their
+//! seeds. Not part of any release build.
 
 use crate::link::Link;
 use crate::socket::{Bounds, Socket};
@@ -10,11 +10,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Far more than a script needs.
+/// Far longer than any fuzz input needs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Any bytes as the other end's part of the preamble. The first says which end that is; nobody is let in who does
-/// not have the token, and what is wrong is one line.
+/// Feeds arbitrary bytes to the preamble as the peer's messages. The first byte chooses the end under test. A client
+/// without the token must be refused, and each error must be one line.
 pub fn preamble(input: &[u8]) {
     let Some((&choice, said)) = input.split_first() else { return };
     let (ours, _theirs) = hearing(said);
@@ -32,7 +32,8 @@ pub fn preamble(input: &[u8]) {
     }
 }
 
-/// Any bytes as what a login prints before the relay is there. What comes behind [`ssh::READY`] is left.
+/// Feeds arbitrary bytes as the output of a login before the relay starts. Bytes after [`ssh::READY`] must remain
+/// unread.
 pub fn banner(input: &[u8]) {
     let (ours, _theirs) = hearing(input);
     let socket = Socket::new(OwnedFd::from(ours));
@@ -57,10 +58,10 @@ pub fn banner(input: &[u8]) {
     }
 }
 
-/// A stream whose other end said that, and says nothing more; it takes what is answered.
+/// Returns a stream whose peer has sent `said` and then closed its sending direction; the peer discards replies.
 fn hearing(said: &[u8]) -> (UnixStream, UnixStream) {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
-    // All that is of any use here fits the socket's buffer.
+    // Larger inputs add nothing: 64 KiB fit into the socket's buffer.
     let said = &said[..said.len().min(64 << 10)];
     theirs.write_all(said).expect("a socket takes 64 KiB");
     theirs.shutdown(std::net::Shutdown::Write).expect("a socket is shut down");

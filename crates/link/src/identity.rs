@@ -1,4 +1,4 @@
-//! The server's key, by which clients know it again.
+//! The server's key pair, by which clients recognise the server.
 
 use crate::error::LinkError;
 use crate::token::{hex, write_private};
@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
 const FILE: &str = "server.pem";
-/// The name in a certificate made here; clients go by the key and not by it.
+/// Subject name in a generated certificate; clients check the key and ignore the name.
 pub(crate) const NAME: &str = "nigh";
 
 pub(crate) struct Identity {
@@ -17,8 +17,9 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// From `server.pem` in the state directory, which is made (0600) where there is none: a key and
-    /// a certificate signed by itself. One that an authority signed may be put there, with its chain.
+    /// Loads `server.pem` from the state directory. If the file is missing, creates it (mode 0600) with a new key and
+    /// a self-signed certificate. An administrator may install a certificate signed by an authority there, with its
+    /// chain.
     pub fn of_server(state: &Path) -> Result<Identity, LinkError> {
         let path = state.join(FILE);
         let not = |problem: String| LinkError::file(&path, problem);
@@ -57,14 +58,14 @@ impl Identity {
     }
 }
 
-/// The SHA-256 of what a server shows.
+/// Returns the SHA-256 of a server's certificate.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, certificate).as_ref());
     hash
 }
 
-/// As people see it.
+/// Formats a fingerprint for display.
 pub(crate) fn shown(fingerprint: &[u8; 32]) -> String {
     format!("sha256:{}", hex(fingerprint))
 }

@@ -1,5 +1,5 @@
-//! Keys of servers that this client has seen: the file `known_servers` in its state directory, a line
-//! `HOST:PORT sha256:HASH` for each.
+//! Server keys that this client has accepted (trust on first use). The file `known_servers` in the state directory
+//! has a line `HOST:PORT sha256:HASH` for each server.
 
 use crate::error::LinkError;
 use crate::identity::shown;
@@ -10,14 +10,14 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What is not read of a file that is longer: nobody knows so many servers.
+/// Largest part of the file that is read; a longer file is not a plausible list of servers.
 const MOST_BYTES: u64 = 16 << 20;
 
 pub(crate) struct KnownServers {
     path: PathBuf,
 }
 
-/// What stands there of one server.
+/// The entry of one server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Known {
     pub fingerprint: [u8; 32],
@@ -34,7 +34,7 @@ impl KnownServers {
         &self.path
     }
 
-    /// `server`: host and port, as they stand in a line.
+    /// Looks up `server`, written as `HOST:PORT` as in the file.
     pub fn find(&self, server: &str) -> Result<Option<Known>, LinkError> {
         match File::open(&self.path) {
             Ok(file) => self.find_in(&file, server),
@@ -43,10 +43,10 @@ impl KnownServers {
         }
     }
 
-    /// Keeps the key of a server that is not known yet.
+    /// Records the key of a server that has no entry yet.
     ///
     /// # Errors
-    /// Also if somebody else has just written down another key for it.
+    /// Fails also if another process has meanwhile recorded a different key for the server.
     pub fn add(&self, server: &str, fingerprint: [u8; 32]) -> Result<(), LinkError> {
         let not =
             |error: std::io::Error| self.problem(format!("cannot keep the server's key there: {error}"));

@@ -1,17 +1,17 @@
-//! Ordered byte streams of every kind, and who is at their other end
-//! (docs/decisions/0010-transports-and-identity.md). What is said on them is the business of others.
+//! Ordered byte streams over every transport, and the identity of the peer
+//! (docs/decisions/0010-transports-and-identity.md). Other crates define the protocols that run on the streams.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `link` | a stream of any kind |
-//! | `socket`, `tls`, `process` | what it is made of: a socket, TLS on it, a program behind it |
-//! | `peer`, `user` | who is at the other end, and which ids it may claim |
+//! | `link` | the stream type for all transports |
+//! | `socket`, `tls`, `process` | its parts: a socket, TLS on it, a child process behind it |
+//! | `peer`, `user` | the identity of the peer, and which caller ids it may claim |
 //! | `token`, `preamble` | a shared secret, and how both ends of a TCP connection prove that they have it |
-//! | `identity`, `known` | the server's key, and the keys that a client has seen |
-//! | `tcp`, `lobby` | connections over TCP; how much those may cost who have proved nothing |
+//! | `identity`, `known` | the server's key, and the keys that a client has accepted |
+//! | `tcp`, `lobby` | connections over TCP; the limit on unauthenticated connections |
 //! | `ssh` | connections by the user's own ssh |
 //! | `unix` | connections on this machine |
-//! | `address` | hosts and ports as people write them |
+//! | `address` | host and port syntax |
 
 pub mod address;
 mod error;

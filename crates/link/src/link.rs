@@ -1,4 +1,4 @@
-//! A stream of any kind.
+//! A byte stream over any transport.
 
 use crate::process::Process;
 use crate::socket::{Bounds, Socket};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a stream runs over.
+/// The transport of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A unix socket, or a pair of them in one process.
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether the kernel itself says reliably when the other end is gone.
+    /// Whether the kernel itself reports reliably that the peer is gone.
     #[must_use]
     pub fn is_local(self) -> bool {
         self == Kind::Unix
@@ -44,20 +44,19 @@ impl fmt::Display for Kind {
     }
 }
 
-/// An ordered stream of bytes, both ways. Clones are the same stream, which is closed when the last of
-/// them is gone.
+/// An ordered byte stream in both directions. Clones share one stream, which is closed when the last clone is
+/// dropped.
 ///
-/// **Contract.** One thread may read while another writes. What waits in either is woken by
-/// [`Link::shutdown`]. A write that did not take all is to be repeated with the bytes that are left,
-/// and nothing else is written before. Whoever gives one up shuts the stream down; what is written
-/// after that fails.
+/// **Contract.** One thread may read while another writes. [`Link::shutdown`] wakes threads that wait in either.
+/// After a partial write the caller writes the remaining bytes next, and nothing else before them. A caller that
+/// abandons a partial write shuts the stream down; later writes fail.
 #[derive(Clone)]
 pub struct Link(Arc<Inner>);
 
 struct Inner {
     kind: Kind,
     tls: Option<Tls>,
-    /// Ended before the socket is closed.
+    /// Dropped before `socket`, so `Process::end` runs before the socket is closed.
     process: Option<Process>,
     socket: Socket,
     note: Option<String>,
@@ -81,12 +80,12 @@ impl Link {
         Link(Arc::new(Inner::new(Kind::Tls, Some(tls), None, socket)))
     }
 
-    /// `socket` is our end of what is `process`'s standard input and output.
+    /// Wraps `socket`, our end of the standard input and output of `process`.
     pub(crate) fn process(socket: Socket, process: Process) -> Link {
         Link(Arc::new(Inner::new(Kind::Ssh, None, Some(process), socket)))
     }
 
-    /// Something that people should be told once.
+    /// Attaches a notice that is shown to the user once.
     pub(crate) fn with_note(mut self, note: String) -> Link {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.note = Some(note);
@@ -99,19 +98,19 @@ impl Link {
         self.0.kind
     }
 
-    /// Something that people should be told once about this link: one line.
+    /// Returns a one-line notice about this link that is shown to the user once.
     #[must_use]
     pub fn note(&self) -> Option<&str> {
         self.0.note.as_deref()
     }
 
-    /// 0: the other end closed. `WouldBlock`: nothing came within the read timeout.
+    /// Reads some bytes. 0: the peer closed the stream. `WouldBlock`: nothing arrived within the read timeout.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.take(buffer, true)
     }
 
-    /// The same without waiting; `WouldBlock`: there is nothing. Only then does the descriptor
-    /// ([`AsFd`]) become readable when there is something again.
+    /// Reads without waiting; `WouldBlock`: nothing is available. Only after `WouldBlock` does the descriptor
+    /// ([`AsFd`]) become readable when more arrives.
     pub fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.take(buffer, false)
     }
@@ -125,8 +124,8 @@ impl Link {
         Ok(count)
     }
 
-    /// How many of the bytes were written: some. Waits for room if `wait`; `WouldBlock`: there was none, at
-    /// once or within the write timeout.
+    /// Writes at least one byte and returns the count. With `wait`, waits for room. `WouldBlock`: there was no room,
+    /// at once or within the write timeout.
     pub fn write(&self, bytes: &[u8], wait: bool) -> io::Result<usize> {
         let count = match &self.0.tls {
             Some(tls) => tls.write(&self.0.socket, bytes, wait),
@@ -136,13 +135,13 @@ impl Link {
         Ok(count)
     }
 
-    /// How many bytes were read and written so far, above any encryption.
+    /// Bytes read and written so far, above any encryption.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         (self.0.read.load(Ordering::Relaxed), self.0.written.load(Ordering::Relaxed))
     }
 
-    /// Waits until all is written. After an error it is not known how much was.
+    /// Writes all bytes. After an error it is unknown how many were written.
     pub fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = self.write(bytes, true)?;
@@ -154,7 +153,7 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the stream in both directions; what waits in it is woken. What was written may still arrive.
+    /// Ends the stream in both directions and wakes waiting threads. Bytes written before may still arrive.
     pub fn shutdown(&self) {
         self.0.socket.shutdown();
         if let Some(process) = &self.0.process {
@@ -174,7 +173,7 @@ impl Link {
         self.0.socket.bound(bounds)
     }
 
-    /// What both ends and nobody else know; `None` without TLS.
+    /// Returns key material that only the two ends know (a TLS exporter); `None` without TLS.
     pub(crate) fn exporter(&self) -> Result<Option<[u8; 32]>, rustls::Error> {
         self.0.tls.as_ref().map(Tls::exporter).transpose()
     }
@@ -191,7 +190,7 @@ impl Link {
     }
 }
 
-/// To be told when there is something to read, and for nothing else.
+/// The descriptor serves for polling for input, and for nothing else.
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()

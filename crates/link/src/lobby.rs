@@ -1,4 +1,4 @@
-//! Connections whose other end has proved nothing yet: how many there may be at a time.
+//! The limit on connections whose peer has not authenticated yet.
 
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Counts them. When it is full the oldest has to go, so that many who never prove anything cannot keep
-/// out one who does.
+/// Counter of unauthenticated connections. When the limit is reached the oldest connection is shut down, so a flood
+/// of peers that never authenticate cannot keep out a peer that does.
 #[derive(Clone)]
 pub struct Lobby(Arc<Inner>);
 
@@ -19,13 +19,13 @@ struct Inner {
 #[derive(Default)]
 struct Waiting {
     last: u64,
-    /// Those that were not told to go, by age.
+    /// Connections that were not shut down, oldest first.
     streams: BTreeMap<u64, OwnedFd>,
-    /// Tickets that are out, also of those that were told to go.
+    /// Live tickets, including those of connections that were shut down.
     tickets: usize,
 }
 
-/// Kept as long as nothing is proved.
+/// One connection's share of the limit, held until the peer authenticates or the connection ends.
 #[must_use]
 pub struct Ticket {
     lobby: Lobby,
@@ -33,8 +33,8 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// It has proved what was waited for here, and waits in another lobby. `None`: it was told to go, or there is
-    /// no room; its stream should be dropped.
+    /// Moves the connection to another limit, once its peer has passed this stage. `None`: the connection was shut
+    /// down, or `to` has no room; the caller drops the stream.
     pub fn pass(self, to: &Lobby) -> Option<Ticket> {
         let stream = self.lobby.0.waiting.lock().streams.remove(&self.number)?;
         to.enter(stream)
@@ -42,13 +42,14 @@ impl Ticket {
 }
 
 impl Lobby {
-    /// Room for so many; twice as many while those that were told to go are going.
+    /// Allows `most` connections, and up to twice as many while connections that were shut down still end.
     #[must_use]
     pub fn new(most: usize) -> Lobby {
         Lobby(Arc::new(Inner { most: most.max(1), waiting: Mutex::default() }))
     }
 
-    /// `stream`: a connected socket. `None`: there is no room, or the stream is broken; it should be dropped.
+    /// Counts `stream`, a connected socket. `None`: there is no room, or the socket is broken; the caller drops the
+    /// stream.
     pub fn enter(&self, stream: impl AsFd) -> Option<Ticket> {
         let stream = stream.as_fd().try_clone_to_owned().ok()?;
         let mut waiting = self.0.waiting.lock();
@@ -67,7 +68,7 @@ impl Lobby {
         Some(Ticket { lobby: self.clone(), number })
     }
 
-    /// How many have not proved anything yet.
+    /// Number of connections that have not authenticated yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.waiting.lock().tickets

@@ -1,31 +1,31 @@
-//! Who is at the other end of a connection, and what it may claim to be.
+//! The identity of a connection's peer, and the caller ids that the peer may claim.
 
 use nigh_types::{Credentials, Origin};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Which ids of callers are believed.
+/// Which caller ids the server accepts from a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Claims {
-    /// Any: root of this machine, whose kernel says on whose behalf it calls, or a client that is trusted to say
-    /// who its users are.
+    /// Any ids: the peer is root of this machine, whose kernel supplies the caller's ids, or a client trusted to
+    /// assert ids of its users.
     Any,
-    /// This user's, with its group or one of its groups; everything else is done as this user.
+    /// This user's id, with its group or one of its groups; every other caller acts as this user.
     Only(Credentials),
 }
 
-/// What becomes of ids that are claimed and believed.
+/// ID squashing, as in NFS exports: the mapping of ids that the peer claims and the server accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Squash {
-    /// They stay.
+    /// Ids stay unchanged.
     None,
     /// uid and gid 0 become 65534.
     Root,
-    /// Everybody becomes the serving user, or 65534 where that is root.
+    /// Every caller acts as the serving user, or as 65534 if the serving user is root.
     All,
 }
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
     came: String,
@@ -37,31 +37,31 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// `came`: how, for people. It may attach to exports by name only.
+    /// `came`: the transport, for display. The peer may attach to exports by name only.
     #[must_use]
     pub fn new(came: impl Into<String>, claims: Claims, squash: Squash) -> Peer {
         Peer { came: came.into(), host: None, claims, squash, any_path: false, scope: 0 }
     }
 
-    /// Code of this process: nothing needs to be proved.
+    /// A peer in this process, which needs no authentication.
     #[must_use]
     pub fn in_process() -> Peer {
         Peer::new("in process", Claims::Any, Squash::None).with_any_path()
     }
 
-    /// It came over a network from there.
+    /// Sets the network address that the peer connected from.
     #[must_use]
     pub fn from_host(self, host: IpAddr) -> Peer {
         Peer { host: Some(host), ..self }
     }
 
-    /// It may attach to whatever the server can reach, by its path.
+    /// Lets the peer attach to any path that the server can reach.
     #[must_use]
     pub fn with_any_path(self) -> Peer {
         Peer { any_path: true, ..self }
     }
 
-    /// It came by a listener of that set of exports; 0 is the server's own.
+    /// Sets the set of exports whose listener the peer used; 0 is the server's own set.
     #[must_use]
     pub fn within(self, scope: u64) -> Peer {
         Peer { scope, ..self }
@@ -72,15 +72,15 @@ impl Peer {
         self.scope
     }
 
-    /// Whether both proved the same and so may claim the same, however they came.
+    /// Whether both peers have equal rights, regardless of their transports.
     #[must_use]
     pub fn is_same(&self, other: &Peer) -> bool {
         let rights = |peer: &Peer| (peer.claims.clone(), peer.squash, peer.any_path, peer.scope);
         rights(self) == rights(other)
     }
 
-    /// The origin to which the server's shares and limits belong. An IPv6 address counts by its first 64 bits, and all
-    /// loopback addresses are one: a peer that has one of them can send from the others too.
+    /// Returns the origin for the server's fair shares and limits. An IPv6 address counts by its first 64 bits, and
+    /// all loopback addresses are one: a peer that has one of them can send from the others too.
     #[must_use]
     pub fn origin(&self) -> Origin {
         let uid = match &self.claims {

@@ -1,5 +1,5 @@
-//! What both ends of a TCP connection say before anything else: which version, and that they have the
-//! token. docs/protocol.md has the layout ("The preamble of a TCP link").
+//! The handshake at the start of a TCP connection: both ends agree on a version and prove that they have the token.
+//! docs/protocol.md has the layout ("The preamble of a TCP link").
 
 use crate::error::{LinkError, tame};
 use crate::link::Link;
@@ -9,11 +9,11 @@ use std::io;
 
 const MAGIC: &[u8; 8] = b"nighlink";
 pub(crate) const VERSION: u16 = 1;
-/// Bytes of a message, without its length.
+/// Largest message, without its length field.
 const MOST_BYTES: usize = 512;
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 4 + NONCE_BYTES;
-/// How a TLS record begins; as a length it is more than any message has.
+/// The first two bytes of a TLS record; read as a length, they exceed the largest message.
 const TLS_HANDSHAKE: [u8; 2] = [0x16, 0x03];
 const TLS_ALERT: [u8; 2] = [0x15, 0x03];
 
@@ -21,11 +21,11 @@ const CHALLENGE: u8 = 1;
 const REFUSED: u8 = 2;
 const ACCEPTED: u8 = 3;
 
-/// Why a message of the other end is none.
+/// Why a message of the peer cannot be read.
 #[derive(Debug)]
 pub(crate) enum Bad {
     Io(io::Error),
-    /// It begins as TLS does.
+    /// The bytes are the start of a TLS record.
     Tls,
     Garbage,
 }
@@ -43,7 +43,7 @@ impl Bad {
     }
 }
 
-/// The client's part.
+/// Performs the client's part of the handshake.
 pub(crate) fn greet_server(link: &Link, token: Option<&Token>, at: &str) -> Result<(), LinkError> {
     let here = || at.to_owned();
     let exporter = link.exporter().map_err(|error| LinkError::Tls { at: here(), error })?;
@@ -79,13 +79,13 @@ pub(crate) fn greet_server(link: &Link, token: Option<&Token>, at: &str) -> Resu
     }
 }
 
-/// The server's part. What is wrong with the client is told to it, as far as it can hear.
+/// Performs the server's part of the handshake. A refused client gets the reason, if it still reads.
 pub(crate) fn greet_client(link: &Link, token: Option<&Token>, at: &str) -> Result<(), LinkError> {
     let here = || at.to_owned();
     let refuse = |error: LinkError, message: &str| {
         let mut bytes = vec![REFUSED];
         bytes.extend_from_slice(message.as_bytes());
-        // Whoever does not listen is not told.
+        // The send may fail: the client may have stopped reading.
         let _ = say(link, &bytes);
         Err(error)
     };
@@ -134,7 +134,7 @@ fn hello(nonce: [u8; NONCE_BYTES]) -> Vec<u8> {
     bytes
 }
 
-/// The lowest and the highest that the client speaks. Later versions may append to a hello.
+/// Returns the lowest and the highest version that the client speaks. Later versions may append to a hello.
 fn hello_versions(bytes: &[u8]) -> Option<(u16, u16)> {
     let rest = bytes.strip_prefix(MAGIC)?;
     if bytes.len() < HELLO_BYTES {

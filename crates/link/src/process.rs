@@ -1,4 +1,4 @@
-//! A program whose standard input and output are the stream.
+//! A child process whose standard input and output are the stream.
 
 use parking_lot::Mutex;
 use std::io::{self, Read};
@@ -8,27 +8,27 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a program may go on after its streams were closed.
+/// How long the process may run after its streams were closed.
 const GRACE: Duration = Duration::from_secs(2);
 const GLANCE: Duration = Duration::from_millis(10);
-/// How much of what it says on standard error is kept: the end.
+/// How much of the end of its standard error is kept.
 const SAID_BYTES: usize = 4 << 10;
 
-/// Ended and reaped when dropped.
+/// A child process that is ended and reaped on drop.
 pub(crate) struct Process {
     child: Mutex<Option<Child>>,
     said: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Process {
-    /// Starts it; answers our end of its standard input and output too.
+    /// Starts the command; also returns our end of its standard input and output.
     pub fn start(command: &mut Command) -> io::Result<(OwnedFd, Process)> {
         let (ours, theirs) = UnixStream::pair()?;
         let input = OwnedFd::from(theirs);
         let output = input.try_clone()?;
         command.stdin(input).stdout(output).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        // The command keeps copies of the other end, which would keep the stream open.
+        // The command keeps copies of the child's end, which would keep the stream open.
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let said = Arc::<Mutex<Vec<u8>>>::default();
         if let Some(stderr) = child.stderr.take() {
@@ -38,14 +38,14 @@ impl Process {
         Ok((ours.into(), Process { child: Mutex::new(Some(child)), said }))
     }
 
-    /// Its last line that is not empty.
+    /// Returns the last non-empty line of its standard error.
     pub fn last_words(&self) -> Option<String> {
         let said = self.said.lock();
         let text = String::from_utf8_lossy(&said);
         crate::error::last_line(&text)
     }
 
-    /// How it ended; it is killed unless it ends within a moment.
+    /// Returns the exit status; kills the process unless it exits within [`GRACE`].
     pub fn finish(&self) -> io::Result<ExitStatus> {
         match self.child.lock().take() {
             Some(child) => reap(child),
@@ -53,7 +53,8 @@ impl Process {
         }
     }
 
-    /// Its streams are closed: it is given a moment to end, without anybody waiting.
+    /// Lets the process exit after its streams were closed, and kills it after [`GRACE`]. A separate thread waits for
+    /// it.
     pub fn end(&self) {
         let Some(child) = self.child.lock().take() else { return };
         let child = Arc::new(Mutex::new(Some(child)));

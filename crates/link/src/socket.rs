@@ -1,4 +1,4 @@
-//! A stream socket of any family, whose use can be bounded as a whole.
+//! A stream socket of any family, with a limit on total time and bytes.
 
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -8,18 +8,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// One reader and one writer may use it at once; `shutdown` wakes both.
+/// A socket for one reader and one writer at once; `shutdown` wakes both.
 pub(crate) struct Socket {
     fd: OwnedFd,
     bounded: AtomicBool,
     bounds: Mutex<Option<Bounds>>,
 }
 
-/// What may be spent on the other end in all.
+/// The limit on time and bytes spent on an unauthenticated peer.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     pub until: Instant,
-    /// Bytes still taken from it.
+    /// Bytes that may still be read.
     pub bytes: usize,
 }
 
@@ -28,8 +28,8 @@ impl Socket {
         Socket { fd, bounded: AtomicBool::new(false), bounds: Mutex::new(None) }
     }
 
-    /// Until lifted with `None`, reads and writes end at that moment, and no more than so many bytes
-    /// are read. Timeouts are set anew by each use meanwhile, and none is left afterwards.
+    /// Limits reads and writes to `bounds`: they fail after `until`, and at most `bytes` are read. `None` lifts the
+    /// limit. While the limit is set, each call sets the socket timeout anew; lifting the limit clears the timeouts.
     pub fn bound(&self, bounds: Option<Bounds>) -> io::Result<()> {
         *self.bounds.lock() = bounds;
         self.bounded.store(bounds.is_some(), Ordering::Release);
@@ -40,7 +40,8 @@ impl Socket {
         Ok(())
     }
 
-    /// 0: the other end closed. `WouldBlock`: nothing was there, or (with `wait`) came within the read timeout.
+    /// Reads some bytes. 0: the peer closed the stream. `WouldBlock`: nothing was there, or (with `wait`) arrived
+    /// within the read timeout.
     pub fn recv(&self, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
         let room = match self.left(Timeout::Recv)? {
             Some(0) => {
@@ -64,7 +65,8 @@ impl Socket {
         Ok(count)
     }
 
-    /// How many were taken. `WouldBlock`: none, at once or (with `wait`) within the write timeout.
+    /// Writes some bytes and returns the count. `WouldBlock`: no room at once or (with `wait`) within the write
+    /// timeout.
     pub fn send(&self, bytes: &[u8], wait: bool) -> io::Result<usize> {
         self.left(Timeout::Send)?;
         let flags = if wait { SendFlags::NOSIGNAL } else { SendFlags::NOSIGNAL | SendFlags::DONTWAIT };
@@ -84,13 +86,13 @@ impl Socket {
         Ok(set_socket_timeout(&self.fd, which, timeout)?)
     }
 
-    /// Whoever reads or writes is woken; nothing passes any more.
+    /// Wakes the reader and the writer and ends the stream in both directions.
     pub fn shutdown(&self) {
-        // It may be closed from the other side already.
+        // The peer may have closed the socket already.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// The bytes that may still come, where that is bounded; the timeout is set to what is left of the time.
+    /// Returns the bytes that may still be read, if they are limited, and sets the timeout to the time left.
     fn left(&self, which: Timeout) -> io::Result<Option<usize>> {
         if !self.bounded.load(Ordering::Acquire) {
             return Ok(None);
@@ -100,7 +102,7 @@ impl Socket {
         if left.is_zero() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
         }
-        // The kernel takes a timeout of no microseconds for none.
+        // The kernel treats a timeout of 0 µs as no timeout.
         self.set_timeout(which, Some(left.max(Duration::from_millis(1))))?;
         Ok(Some(bytes))
     }

@@ -1,8 +1,7 @@
 //! Connections by the user's own ssh: its configuration, agent and keys.
 //!
-//! The program at the other end is a relay, `nigh serve --listen stdio`. It says [`READY`] before anything
-//! else, so what login scripts print is told from the stream, and nothing is sent before somebody is
-//! there to hear it.
+//! The program at the other end is a relay, `nigh serve --listen stdio`. The relay sends [`READY`] first. So the
+//! client can skip what login scripts print, and it sends nothing before the relay can read it.
 
 use crate::error::{LinkError, last_line};
 use crate::link::Link;
@@ -15,35 +14,35 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the relay says first on its standard output.
+/// The first bytes that the relay writes to its standard output.
 pub const READY: &[u8] = b"\0nigh stdio 1\n";
-/// How much may be printed before that.
+/// Most bytes that login scripts may print before [`READY`].
 const MOST_BYTES: usize = 64 << 10;
-/// How long it may take where nobody is asked anything.
+/// Time limit for a login without a prompt.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long somebody may take to type a password.
+/// Time limit for a login in which a user may type a password.
 const PATIENCE_WITH_PEOPLE: Duration = Duration::from_secs(10 * 60);
-/// What [`START`] says where there is none.
+/// What [`START`] prints when it finds no nigh.
 const NOT_FOUND: &str = "no nigh here";
-/// Finds nigh where people have it, in the order in which it is looked for.
+/// Finds nigh in the usual places, in this order, and starts the relay.
 const START: &str = "sh -c 'for nigh in nigh \"$HOME/.cargo/bin/nigh\" \"$HOME/.cache/nigh/bin/nigh\"; do \
                      if command -v \"$nigh\" >/dev/null 2>&1; then exec \"$nigh\" serve --listen stdio; fi; done; echo no nigh here >&2; exit 127'";
 const START_INSTALLED: &str = "sh -c 'exec \"$HOME/.cache/nigh/bin/nigh\" serve --listen stdio'";
 const INSTALL: &str = "sh -c 'umask 077 && mkdir -p \"$HOME/.cache/nigh/bin\" && cd \"$HOME/.cache/nigh/bin\" && \
                        cat > nigh.new && chmod 700 nigh.new && mv nigh.new nigh && ./nigh --version'";
 
-/// A machine that is reached by ssh.
+/// A machine reached by ssh.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// `[user@]host`, or a name of the user's ssh configuration.
+    /// `[user@]host`, or a host alias of the user's ssh configuration.
     pub destination: String,
-    /// What is run in the place of `ssh`, with its arguments behind; a shell takes it apart.
+    /// Command run instead of `ssh`, with ssh's arguments appended; a shell splits it.
     pub command: Option<String>,
-    /// Run the server that [`Target::install`] put there.
+    /// Run the server that [`Target::install`] copied there.
     pub installed: bool,
 }
 
-/// Whether ssh may ask the person at the terminal for a password.
+/// Whether ssh may prompt the user at the terminal for a password.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asking {
     Allowed,
@@ -51,7 +50,7 @@ pub enum Asking {
 }
 
 impl Target {
-    /// Logs in, and starts the relay there. Where it may ask, the link ends with the calling thread.
+    /// Logs in and starts the relay. With [`Asking::Allowed`] ssh receives SIGTERM when the calling thread ends.
     pub fn connect(&self, asking: Asking) -> Result<Link, LinkError> {
         let start = if self.installed { START_INSTALLED } else { START };
         let mut command = self.ssh(asking, start);
@@ -70,7 +69,7 @@ impl Target {
         }
     }
 
-    /// Copies a program to `~/.cache/nigh/bin/nigh` there, if the machine is of the same kind.
+    /// Copies `program` to `~/.cache/nigh/bin/nigh` on the machine, if system and architecture are equal.
     pub fn install(&self, program: &Path) -> Result<(), LinkError> {
         let ours = rustix::system::uname();
         let ours = format!("{} {}", ours.sysname().to_string_lossy(), ours.machine().to_string_lossy());
@@ -91,7 +90,7 @@ impl Target {
         })
     }
 
-    /// Runs a command there; the last line that it says.
+    /// Runs a command on the machine and returns the last line of its output.
     fn ask(&self, what: &str, input: Stdio) -> Result<String, LinkError> {
         let mut command = self.ssh(Asking::Allowed, what);
         let output = command.stdin(input).output().map_err(|error| self.failed(error.to_string()))?;
@@ -112,7 +111,7 @@ impl Target {
             }
             None => Command::new("ssh"),
         };
-        // No terminal, nothing else through it, and an end when the other side is gone.
+        // No terminal, no forwarding, and an exit when the peer is gone.
         command.args(["-T", "-a", "-x", "-oClearAllForwardings=yes", "-oConnectTimeout=10"]);
         command.args(["-oServerAliveInterval=5", "-oServerAliveCountMax=3"]);
         if asking == Asking::Never {
@@ -125,7 +124,7 @@ impl Target {
 
     fn explain(&self, process: &Process, error: &std::io::Error) -> LinkError {
         let status = process.finish();
-        // What it said last may still be on its way.
+        // Its last output may still be on the way.
         std::thread::sleep(Duration::from_millis(50));
         let said = process.last_words();
         match status {
@@ -147,10 +146,11 @@ impl Target {
     }
 }
 
-/// ssh stays in the group of whoever mounts, as it must to ask at the terminal; so what the terminal says later, to a
-/// script that goes on there, reaches it too: it is to hear only that its streams are closed. (ssh keeps ignored what
-/// it finds ignored: `client_loop` in OpenSSH.) While somebody is asked, an interrupt ends who mounts, and that is
-/// the end of ssh as well.
+/// Makes ssh ignore signals from the terminal. ssh stays in the process group of the mounting process, as it must to
+/// prompt at the terminal; so a signal that the terminal sends later, to a script that continues there, reaches ssh
+/// too. ssh must exit only when its streams are closed. (ssh keeps signals ignored that it finds ignored:
+/// `client_loop` in OpenSSH.) During a prompt an interrupt ends the mounting process, and the parent-death signal
+/// then ends ssh.
 fn own_way(command: &mut Command, asking: Asking) {
     let parent = std::process::id();
     // SAFETY: signal(2), prctl(2) and getppid(2) are safe between fork and exec.
@@ -177,7 +177,7 @@ fn ended(status: ExitStatus) -> String {
     }
 }
 
-/// Reads past what login scripts print.
+/// Reads up to and including [`READY`], discarding the output of login scripts.
 pub(crate) fn await_ready(socket: &Socket) -> std::io::Result<()> {
     let mut printed = Vec::new();
     let mut byte = [0];

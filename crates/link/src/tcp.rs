@@ -1,4 +1,4 @@
-//! Connections over TCP: TLS and a token, or less where people say so on both sides.
+//! Connections over TCP: TLS and a token, or plaintext if both sides ask for it.
 
 use crate::error::LinkError;
 use crate::identity::{Identity, NAME, fingerprint, shown};
@@ -24,15 +24,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where servers listen unless another port is said.
+/// Default port of servers.
 pub const PORT: u16 = 21644;
-/// How long one side takes at most until it trusts the other.
+/// Time limit for the handshake, on each side.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes that one side reads at most until then.
+/// Most bytes that one side reads during the handshake.
 const MOST_BYTES: usize = 64 << 10;
-/// What TLS says is spoken inside.
+/// ALPN protocol name.
 const ALPN: &[u8] = b"nigh-link/1";
-/// A peer that is silent for so long, though the kernel asks it, is gone.
+/// Idle time before keep-alive probes; a peer that answers none of the probes is treated as gone after 25 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_EACH: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_TIMES: u32 = 3;
@@ -44,24 +44,23 @@ pub struct Target {
     pub host: String,
     pub port: u16,
     pub trust: Trust,
-    /// The file with the token; read for each connection.
+    /// File with the token, read again for each connection.
     pub token: Option<PathBuf>,
 }
 
-/// How a server is known to be the right one, besides by its token.
+/// How the client authenticates the server, besides by the token.
 #[derive(Clone, Debug)]
 pub enum Trust {
-    /// Not at all, and anybody can read along.
+    /// No authentication and no encryption.
     Plaintext,
-    /// By its key, which is written into this file at the first connection.
+    /// By its key, which the client records in this file at the first connection.
     Known(PathBuf),
-    /// By a certificate for its name, signed by one of the authorities in this PEM file.
+    /// By a certificate for its name, signed by an authority in this PEM file.
     Authority(PathBuf),
 }
 
 impl Target {
-    /// Connects; after that both sides have proved what they can. Takes at most [`PATIENCE`] after the
-    /// name was looked up.
+    /// Connects and authenticates both sides. Takes at most [`PATIENCE`] after name resolution.
     pub fn connect(&self) -> Result<Link, LinkError> {
         let at = self.name();
         let token = self.token.as_deref().map(Token::read).transpose()?;
@@ -86,7 +85,7 @@ impl Target {
         };
         preamble::greet_server(&link, token.as_ref(), &at)?;
         link.bound(None).map_err(|error| LinkError::talking(&at, error))?;
-        // Only now: who had no token was not the server, if there is one.
+        // Only now: the client records no key of a server that failed to prove the token.
         match seen {
             Some((known, key)) => {
                 known.add(&at, key)?;
@@ -97,7 +96,7 @@ impl Target {
         }
     }
 
-    /// Host and port, as they stand in `known_servers` and in messages.
+    /// Host and port, as in `known_servers` and in messages.
     #[must_use]
     pub fn name(&self) -> String {
         let host = self.host.to_ascii_lowercase();
@@ -105,7 +104,7 @@ impl Target {
     }
 }
 
-/// A connection to a server of another protocol, which asks for nothing first: anybody can read along.
+/// Connects to a server of another protocol, without encryption or authentication.
 pub fn plain(host: &str, port: u16) -> Result<Link, LinkError> {
     let target = Target { host: host.to_owned(), port, trust: Trust::Plaintext, token: None };
     let at = target.name();
@@ -118,7 +117,7 @@ pub fn plain(host: &str, port: u16) -> Result<Link, LinkError> {
     Ok(Link::new(Kind::Tcp, Socket::new(OwnedFd::from(stream))))
 }
 
-/// The server's side of connections over TCP.
+/// Server side of TCP connections.
 pub struct Door {
     tls: Option<Arc<ServerConfig>>,
     fingerprint: Option<String>,
@@ -126,7 +125,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// With TLS; its key is in the state directory, and made there if there is none.
+    /// With TLS. Loads the key from the state directory, and creates it there if it is missing.
     pub fn with_tls(state: &Path, token: Option<Token>) -> Result<Door, LinkError> {
         let Identity { chain, key } = Identity::of_server(state)?;
         let bad = |error| LinkError::Tls { at: "the server's own key".into(), error };
@@ -143,20 +142,20 @@ impl Door {
         Ok(Door { tls: Some(Arc::new(config)), fingerprint, token })
     }
 
-    /// Anybody can read along.
+    /// Without encryption.
     #[must_use]
     pub fn plaintext(token: Option<Token>) -> Door {
         Door { tls: None, fingerprint: None, token }
     }
 
-    /// The key by which clients know this server.
+    /// Fingerprint of the key by which clients recognise this server.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
         self.fingerprint.as_deref()
     }
 
-    /// Takes in a client: it has the token, if there is one. Takes at most [`PATIENCE`] and a bounded number
-    /// of bytes.
+    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most [`PATIENCE`]
+    /// and reads a bounded number of bytes.
     pub fn admit(&self, stream: TcpStream) -> Result<Link, LinkError> {
         let at = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());
         let io = |error| LinkError::Io { at: at.clone(), error };
@@ -181,7 +180,7 @@ impl Door {
 fn reach(addresses: &[SocketAddr], until: Instant) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::other("it has no address");
     for (tried, address) in addresses.iter().enumerate() {
-        // Each address gets its share, so that one that is silent does not use up all.
+        // Each address gets its share, so an address that does not answer cannot use up the whole time.
         let left = until.saturating_duration_since(Instant::now());
         let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
         match TcpStream::connect_timeout(address, (left / others).max(Duration::from_millis(100))) {
@@ -212,7 +211,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(default_provider())
 }
 
-/// A key that is to be kept once everything else is proved.
+/// A server key to record after the rest of the handshake has succeeded.
 type Fresh = Option<(KnownServers, [u8; 32])>;
 
 fn agree_by_key(socket: Socket, at: &str, known: KnownServers) -> Result<(Link, Fresh), LinkError> {
@@ -228,7 +227,7 @@ fn agree_by_key(socket: Socket, at: &str, known: KnownServers) -> Result<(Link, 
         .dangerous()
         .with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>)
         .with_no_client_auth();
-    // The name is the same for all: only the key counts, and nothing is told to whoever listens.
+    // All servers share one name: only the key counts, and SNI reveals nothing to eavesdroppers.
     let name = ServerName::try_from(NAME).map_err(|_| LinkError::NotTls { at: at.to_owned() })?;
     let agreed = agree(socket, at, config, name);
     let seen = *verifier.seen.lock();
@@ -281,7 +280,7 @@ fn authority_config(file: &Path) -> Result<ClientConfig, LinkError> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Goes by the key alone, not by names, dates or authorities.
+/// Verifier that checks the key alone and ignores names, dates and authorities.
 #[derive(Debug)]
 struct KeyVerifier {
     provider: Arc<CryptoProvider>,

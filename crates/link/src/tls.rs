@@ -7,41 +7,41 @@ use std::io::{self, Read, Write};
 
 /// Bytes read from the socket at a time.
 const RAW_BYTES: usize = 64 << 10;
-/// Bytes of the caller that are sealed at a time.
+/// Most bytes of the caller that one write encrypts.
 const SEALED_AT_ONCE: usize = 64 << 10;
-/// As exporters are labelled (RFC 5705, RFC 8446 section 7.5).
+/// Exporter label (RFC 5705, RFC 8446 section 7.5).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-nigh-link-token";
 
-/// Locks, in this order: `reading` or `writing`, then `connection`. Nobody waits for the socket with
-/// `connection` held, so neither direction can stop the other.
+/// Lock order: `reading` or `writing`, then `connection`. No thread waits for the socket with `connection` held, so
+/// neither direction can block the other.
 pub(crate) struct Tls {
     connection: Mutex<Connection>,
     reading: Mutex<Raw>,
     writing: Mutex<Sealed>,
 }
 
-/// What came from the socket and the connection has not looked at yet.
+/// Received bytes that the connection has not processed yet.
 struct Raw {
     bytes: Box<[u8]>,
     from: usize,
     to: usize,
 }
 
-/// Records on their way to the socket.
+/// Encrypted records not yet sent.
 #[derive(Default)]
 struct Sealed {
     records: Vec<u8>,
-    /// Bytes of them that the socket took.
+    /// Bytes of `records` that the socket took.
     sent: usize,
-    /// Bytes of the caller that they hold. They count as written when all of `records` is.
+    /// Plaintext bytes in `records`. They count as written once all of `records` is sent.
     claimed: usize,
 }
 
 impl Tls {
-    /// Agrees with the other end; the socket's bounds say how long that may take.
+    /// Performs the handshake; the socket's bounds limit its time.
     ///
     /// # Errors
-    /// `Ok(Err(_))` is TLS's own error: the other end has been told, if it listens.
+    /// `Ok(Err(_))` is an error of TLS itself; the peer gets an alert, if it still reads.
     pub fn agree(
         mut connection: Connection,
         socket: &Socket,
@@ -53,12 +53,12 @@ impl Tls {
             if !connection.is_handshaking() {
                 break;
             }
-            // The connection takes less at a time than the socket gives (4 KiB of a message not yet whole).
+            // The connection takes less at a time than the socket gives (4 KiB of an incomplete message).
             if raw.from == raw.to {
                 raw.fill(socket, true)?;
             }
             if let Err(error) = raw.feed(&mut connection)? {
-                // Our own error is the one to tell.
+                // The caller gets the TLS error; an error of sending the alert is ignored.
                 let _ = flush(&mut connection, socket);
                 return Ok(Err(error));
             }
@@ -70,12 +70,12 @@ impl Tls {
         }))
     }
 
-    /// What both ends of this connection know and nobody else.
+    /// Returns key material that only the two ends know (a TLS exporter).
     pub fn exporter(&self) -> std::result::Result<[u8; 32], rustls::Error> {
         self.connection.lock().export_keying_material([0; 32], EXPORTER_LABEL, None)
     }
 
-    /// As [`crate::Link::read`], and with no `wait` as [`crate::Link::read_now`].
+    /// As [`crate::Link::read`], and without `wait` as [`crate::Link::read_now`].
     pub fn read(&self, socket: &Socket, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
         let mut raw = self.reading.lock();
         loop {
@@ -83,7 +83,7 @@ impl Tls {
                 let mut connection = self.connection.lock();
                 match connection.reader().read(buffer) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // A stream that is cut off is a closed one: what is said on it has its own farewell.
+                    // A cut stream counts as closed: the protocol above has a message of its own for an orderly end.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                     other => return other,
                 }
@@ -121,7 +121,7 @@ impl Tls {
             sealed.claimed = part.len();
         }
         if sealed.claimed > bytes.len() {
-            // This is not the rest of what was refused: that one was given up, as after the stream's end.
+            // Not the rest of the refused bytes: the caller abandoned that write, for instance after a shutdown.
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         while sealed.sent < sealed.records.len() {
@@ -135,14 +135,14 @@ impl Tls {
 }
 
 impl Raw {
-    /// Takes bytes off the socket.
+    /// Reads bytes from the socket.
     fn fill(&mut self, socket: &Socket, wait: bool) -> io::Result<()> {
         (self.from, self.to) = (0, 0);
         self.to = socket.recv(&mut self.bytes, wait)?;
         if self.to == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
-    /// Gives the connection what it takes now.
+    /// Passes the connection as many bytes as it takes now.
     fn feed(&mut self, connection: &mut Connection) -> io::Result<std::result::Result<(), rustls::Error>> {
         let taken = connection.read_tls(&mut &self.bytes[self.from..self.to])?;
         self.from += taken;

@@ -1,4 +1,4 @@
-//! A secret that both ends have in a file, and what each sends to prove it.
+//! A secret that both ends have in a file, and the proofs that they exchange.
 
 use crate::error::LinkError;
 use ring::hmac;
@@ -12,15 +12,15 @@ use std::path::Path;
 /// A token file is two short lines.
 const MOST_BYTES: u64 = 4 << 10;
 
-/// Who proves; the proof of one side is worth nothing for the other.
+/// The side that makes a proof; a proof of one side is not valid for the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,
     Server,
 }
 
-/// What a token file says: 64 hexadecimal digits on a line of their own; lines that begin with `#` are
-/// for people. The server may have `user NAME` (or `user UID`): as whom its clients act.
+/// Contents of a token file: 64 hexadecimal digits on a line; lines that begin with `#` are comments. A server's file
+/// may have `user NAME` (or `user UID`): the user that its clients act as.
 #[derive(Clone)]
 pub struct Token {
     key: hmac::Key,
@@ -34,7 +34,7 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// Reads the file; it must be this user's own, and nobody else may read it.
+    /// Reads the file, which this user must own, and which no other user may read.
     pub fn read(path: &Path) -> Result<Token, LinkError> {
         let not = |problem: &str| LinkError::file(path, problem);
         let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
@@ -62,7 +62,7 @@ impl Token {
         Token::parse(&text).map_err(not)
     }
 
-    /// Makes the file (0600) with a new token where there is none, and reads it.
+    /// Reads the file, and creates it (mode 0600) with a new token if it is missing.
     pub fn read_or_make(path: &Path) -> Result<Token, LinkError> {
         if matches!(std::fs::symlink_metadata(path), Err(e) if e.kind() == std::io::ErrorKind::NotFound) {
             let mut secret = [0; 32];
@@ -75,21 +75,21 @@ impl Token {
         Token::read(path)
     }
 
-    /// As whom the clients act, if the file says so.
+    /// The user that clients act as, if the file names one.
     #[must_use]
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// `said`: everything that both sides have said on this connection. `exporter`: what TLS says that only
-    /// they know.
+    /// Computes the proof. `said`: all that both sides have sent on this connection. `exporter`: TLS key material
+    /// that only the two ends know.
     pub(crate) fn proof(&self, role: Role, exporter: Option<[u8; 32]>, said: &[u8]) -> [u8; 32] {
         let mut proof = [0; 32];
         proof.copy_from_slice(hmac::sign(&self.key, &statement(role, exporter, said)).as_ref());
         proof
     }
 
-    /// In a time that does not depend on the bytes.
+    /// Checks a proof in constant time.
     pub(crate) fn accepts(&self, proof: &[u8], role: Role, exporter: Option<[u8; 32]>, said: &[u8]) -> bool {
         hmac::verify(&self.key, &statement(role, exporter, said), proof).is_ok()
     }
@@ -139,7 +139,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// 32 bytes.
+/// Parses 32 bytes.
 pub(crate) fn unhex(text: &str) -> Option<[u8; 32]> {
     let digits = text.as_bytes();
     if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -152,7 +152,7 @@ pub(crate) fn unhex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// A new file with mode 0600, whole or not at all; one that is there stays.
+/// Creates a file with mode 0600 atomically (temporary file, rename); an existing file stays.
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", std::process::id()));

@@ -1,4 +1,4 @@
-//! Connections on this machine: the kernel says who is there.
+//! Connections on this machine, where the kernel reports the peer's ids.
 
 use crate::error::LinkError;
 use crate::link::Link;
@@ -16,15 +16,15 @@ pub fn connect(path: &Path) -> Result<Link, LinkError> {
     }
 }
 
-/// Who made the connection: uid, gid and groups at that moment, as the kernel says.
+/// Returns uid, gid and groups of the peer at the time of connect, as the kernel reports them.
 pub fn credentials(stream: &UnixStream) -> io::Result<Credentials> {
     let (uid, gid) = ids(stream)?;
     let groups = groups(std::os::fd::AsFd::as_fd(stream))?;
     Ok(Credentials { uid, gid, groups, privileges: None })
 }
 
-/// uid and gid of the process at the other end when the connection was made (`SO_PEERCRED` in unix(7)). Its pid is not
-/// looked at: it is 0 where the process is in a pid namespace that this one does not see.
+/// Returns uid and gid of the peer at the time of connect (`SO_PEERCRED` in unix(7)). Its pid is ignored: it is 0 if
+/// the peer is in a pid namespace that this process does not see.
 pub fn ids(stream: &UnixStream) -> io::Result<(u32, u32)> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(found, own);
     }
 
-    /// The test runs itself once more, as the client, in a pid namespace in which the server's pid is 0.
+    /// The test runs its own program again as the client, in a pid namespace in which the server's pid is 0.
     #[test]
     fn peer_in_another_pid_namespace_has_its_ids() {
         const SOCKET: &str = "NIGH_TEST_SOCKET_OF_ANOTHER_NAMESPACE";

@@ -1,15 +1,15 @@
-//! Users of this machine, as its user database knows them.
+//! Users of this machine's user database.
 
 use crate::error::LinkError;
 use nigh_types::Credentials;
 use std::ffi::CString;
 use std::io;
 
-/// Entries of the user database that are longer are not believed.
+/// Longer entries of the user database are refused.
 const MOST_BYTES: usize = 1 << 20;
 
-/// Ids and groups of a user, by name or number. A number that the database does not know has the group
-/// of the same number and no others.
+/// Returns ids and groups of a user, by name or number. A number that the database does not know gets the group with
+/// the same number and no others.
 pub fn credentials_of(user: &str) -> Result<Credentials, LinkError> {
     let unknown = || LinkError::User(user.to_owned());
     let number = user.parse::<u32>().ok();
@@ -27,7 +27,7 @@ pub fn credentials_of(user: &str) -> Result<Credentials, LinkError> {
     }
 }
 
-/// Of this process.
+/// Returns the credentials of this process.
 #[must_use]
 pub fn own_credentials() -> Credentials {
     let groups = rustix::process::getgroups().unwrap_or_default();
@@ -71,7 +71,7 @@ fn look_up(key: Key<'_>) -> io::Result<Option<Credentials>> {
             0 => return groups_of(&entry).map(Some),
             libc::EINTR => {}
             libc::ERANGE if buffer.len() < MOST_BYTES => buffer.resize(buffer.len() * 2, 0),
-            // What databases say of a name that they do not have, besides nothing.
+            // Errors by which some databases report an unknown name.
             libc::ENOENT | libc::ESRCH => return Ok(None),
             other => return Err(io::Error::from_raw_os_error(other)),
         }

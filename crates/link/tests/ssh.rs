@@ -1,4 +1,4 @@
-//! Connections by a program that stands for ssh: it drops its options and runs the command here.
+//! Connections through a script in place of ssh, which drops its options and runs the command locally.
 
 use nigh_link::ssh::{Asking, READY, Target};
 use nigh_link::{Kind, LinkError};
@@ -19,7 +19,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// With a home of its own, and what login scripts print.
+    /// A machine with its own home directory; `login` prints as a login script would.
     fn new(login: &str) -> Machine {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("home");
@@ -120,7 +120,7 @@ fn signal(pid: i32, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
-/// Ctrl-C in a script that has mounted goes to the whole group at the terminal.
+/// Ctrl-C in a script that has mounted signals the terminal's whole foreground group.
 #[test]
 fn what_the_terminal_says_does_not_end_a_link() {
     let stays = format!("{}; exec cat", ready());

@@ -1,4 +1,4 @@
-//! A server's door on a port of this machine.
+//! A server's TCP listener on a local port.
 
 use nigh_link::tcp::{Door, Target, Trust};
 use nigh_link::{Link, LinkError, Lobby, Token};
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A door on a port of this machine, with all who came through it.
+/// A listener on a local port, with the results of all accepted connections.
 pub struct House {
     pub dir: TempDir,
     pub address: SocketAddr,

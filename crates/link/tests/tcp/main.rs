@@ -1,4 +1,4 @@
-//! Connections over TCP on this machine: who is let in, who is noticed, and what strangers cost.
+//! TCP connections on this machine: authentication of both sides, and the cost of unauthenticated peers.
 
 mod house;
 mod stream;
@@ -71,7 +71,7 @@ fn a_changed_key_is_refused_in_one_line_that_says_where_it_stands() {
     let (dir, target) = (tempfile::tempdir().unwrap(), house.target());
     let door = Door::with_tls(&dir.path().join("new"), None).unwrap();
     let other = House::behind(dir, door, TcpListener::bind("127.0.0.1:0").unwrap());
-    // The same name leads to another key.
+    // The known name now leads to another key.
     let text = fs::read_to_string(house.path("known_servers")).unwrap();
     let moved = text.replace(&target.port.to_string(), &other.address.port().to_string());
     fs::write(house.path("known_servers"), moved).unwrap();
@@ -82,7 +82,7 @@ fn a_changed_key_is_refused_in_one_line_that_says_where_it_stands() {
     assert!(other.next().is_err());
 }
 
-/// What passes is read and sealed anew, as somebody does who sits on the way with a key of his own.
+/// A proxy that decrypts and encrypts again, with a key of its own.
 fn man_in_the_middle(to: Target, dir: &Path) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -95,7 +95,7 @@ fn man_in_the_middle(to: Target, dir: &Path) -> SocketAddr {
     address
 }
 
-/// TLS to both sides, without any proof: the bytes of the preamble are passed on.
+/// TLS to both sides without authentication: the bytes of the preamble pass through.
 fn middle(near: TcpStream, to: &Target, key: &Path) {
     use rustls::pki_types::ServerName;
     use rustls::{ClientConnection, ServerConnection, StreamOwned};
@@ -104,7 +104,7 @@ fn middle(near: TcpStream, to: &Target, key: &Path) {
     let mut near = StreamOwned::new(ServerConnection::new(server).unwrap(), near);
     let name = ServerName::try_from("nigh").unwrap();
     let mut far = StreamOwned::new(ClientConnection::new(client, name).unwrap(), far);
-    // hello, challenge, proof, answer; each with its length in front.
+    // hello, challenge, proof, reply; each with its length in front.
     for turn in 0..4 {
         let (from, to): (&mut dyn Read, &mut dyn Write) =
             if turn % 2 == 0 { (&mut near, &mut far) } else { (&mut far, &mut near) };
@@ -207,7 +207,7 @@ fn a_man_in_the_middle_is_noticed_at_first_use_and_later() {
 #[test]
 fn a_recorded_proof_is_worth_nothing() {
     let house = House::new(true, false);
-    // What a client says on the wire, recorded.
+    // The client's bytes on the wire, recorded.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let recorder = listener.local_addr().unwrap();
     let real = house.address;
@@ -309,13 +309,13 @@ fn a_thousand_half_open_connections_keep_nobody_out() {
         }
     }
     let begun = Instant::now();
-    // One that comes while they are being told to go may be dropped; it comes again.
+    // A connection that arrives while old ones are being shut down may be dropped; the client retries.
     let client = (0..20).find_map(|_| {
         thread::sleep(Duration::from_millis(50));
         house.target().connect().ok()
     });
     assert!(client.is_some() && begun.elapsed() < PATIENCE / 2);
-    // Two lobbies full, those of the other tests of this program, and their clients.
+    // Two full limits, the threads of this program's other tests, and their clients.
     assert!(most < 600, "{most} threads");
 }
 
@@ -323,7 +323,7 @@ fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// A house whose server shows a certificate for these names, signed by the authority in `ca.pem`.
+/// A server with a certificate for `names`, signed by the authority in `ca.pem`.
 fn certified(names: Vec<String>) -> House {
     let dir = tempfile::tempdir().unwrap();
     let ca_key = rcgen::KeyPair::generate().unwrap();
@@ -343,7 +343,7 @@ fn certified(names: Vec<String>) -> House {
     House::behind(dir, door, TcpListener::bind("127.0.0.1:0").unwrap())
 }
 
-/// What a connection takes of a handshake at once is less than that.
+/// The certificate is larger than what a connection takes of a handshake at once.
 #[test]
 fn a_certificate_of_many_kilobytes_is_taken() {
     let mut names: Vec<String> = (0..600).map(|n| format!("name-{n}.of.a.large.cluster.example")).collect();

@@ -1,4 +1,4 @@
-//! What goes through a connection: both directions, without waiting, up to its end.
+//! Data through a connection: both directions, non-blocking reads and writes, and the end of the stream.
 
 use crate::house::House;
 use nigh_link::{Kind, Link};
@@ -6,7 +6,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Both directions at once, more than any buffer holds.
+/// Sends in both directions at once, more than any buffer holds.
 pub fn exchange(one: &Link, two: &Link) {
     fn bytes(seed: usize) -> Vec<u8> {
         (0..3_000_000_usize).map(|n| u8::try_from((n * 31 + n / 977 + seed) % 251).unwrap()).collect()
@@ -51,7 +51,7 @@ fn whoever_writes_on_after_the_end_is_told_so_however_little_it_is() {
         let target = if tls { house.target() } else { house.plain() };
         let (client, server) = (target.connect().unwrap(), house.next().unwrap());
         if theirs {
-            // With something unread, so that it is cut and not ended.
+            // With unread bytes, so that the stream is reset instead of closed.
             client.write_all(b"unread").unwrap();
             drop(server);
         } else {
@@ -66,7 +66,7 @@ fn whoever_writes_on_after_the_end_is_told_so_however_little_it_is() {
     }
 }
 
-/// What there is, and no more is waited for.
+/// Reads all that is available without waiting.
 fn read_all_now(link: &Link, size: usize) -> Vec<u8> {
     let (mut all, mut buffer) = (Vec::new(), vec![0; size]);
     loop {
@@ -101,7 +101,7 @@ fn what_is_read_without_waiting_is_all_there_is_and_more_makes_the_descriptor_re
                 "nothing was left by {kind}",
                 kind = server.kind()
             );
-            // Several records, and less is asked for at a time than is in one.
+            // Several records; each read asks for less than one record.
             sent.chunks(3_000).for_each(|part| client.write_all(part).unwrap());
             let mut got = Vec::new();
             while got.len() < sent.len() {
