@@ -25,18 +25,18 @@ pub enum Command {
         /// Detach at once, end when the last user does
         #[arg(long)]
         lazy: bool,
-        /// End what waits for the mount first, as after a while for one that does not answer: requests under way
-        /// fail, and what programs have not written back is lost
+        /// Abort requests that wait for the mount first, as otherwise happens after a while if it does not answer:
+        /// they fail, and data that programs have not written back is lost
         #[arg(long)]
         force: bool,
     },
-    /// Have all names and attributes below a directory of a mount in memory
+    /// Load all names and attributes below a directory of a mount into memory
     Prefetch { path: PathBuf },
-    /// Say how mounts are, or a server
+    /// Show the status of mounts, or of a server
     Status {
         mountpoint: Option<PathBuf>,
-        /// A server in the place of mounts: the one that listens on this unix socket, else your own. Only root
-        /// and its user may ask
+        /// Show a server instead of mounts: the one that listens on this unix socket, else your own. Only root and
+        /// its user may ask
         #[arg(long, value_name = "SOCKET", num_args = 0..=1, conflicts_with = "mountpoint")]
         server: Option<Option<PathBuf>>,
         /// One JSON object (without a mount point an array); its keys are a contract
@@ -68,76 +68,77 @@ pub struct MountArgs {
     /// without its dashes, such as cache-size=256M
     #[arg(short = 'o', value_name = "OPTION,…")]
     pub options: Vec<String>,
-    /// How long facts are believed before the server is asked again: a time with its unit, `off` or `forever`
-    /// [default: until the server says that they changed, and 5s where it cannot hear of that]
+    /// How long cached metadata is used before the server is asked again: a time with its unit, `off` or `forever`
+    /// [default: until the server reports a change, and 5s where it cannot detect changes]
     #[arg(long, value_name = "TIME")]
     pub host_timeout: Option<String>,
-    /// 9p://: how long it is believed what a name leads to, and which names a directory has: a time with its unit, `off`
+    /// 9p://: how long existing names and the list of names of a directory stay cached: a time with its unit, `off`
     /// or `forever` [default: 1s]
     #[arg(long, value_name = "TIME")]
     pub entry_timeout: Option<String>,
-    /// 9p://: how long it is believed that a name leads nowhere [default: 1s]
+    /// 9p://: how long it stays cached that a name does not exist [default: 1s]
     #[arg(long, value_name = "TIME")]
     pub negative_timeout: Option<String>,
-    /// 9p://: how long attributes, symlink targets and file data are believed [default: 1s]
+    /// 9p://: how long attributes, symlink targets and file data stay cached [default: 1s]
     #[arg(long, value_name = "TIME")]
     pub attr_timeout: Option<String>,
     /// Whether symlink targets are kept in memory (`keep`) or asked each time (`ask`)
     #[arg(long, value_name = "keep|ask", default_value = "keep", value_parser = ["keep", "ask"])]
     pub symlinks: String,
-    /// Directories that are fetched before anybody asks: none (`off`); those that whoever walks a tree comes to next (`auto`); or all
-    /// below a directory that is opened, as far as there is room (`all`)
+    /// Directories that are fetched before a program asks for them: none (`off`); those that a program walking a tree
+    /// will reach next (`auto`); or all below a directory that is opened, as far as there is room (`all`)
     #[arg(long, value_name = "off|auto|all", default_value = "auto", value_parser = ["off", "auto", "all"])]
     pub prefetch: String,
-    /// What becomes of requests while the server is away: they `wait` until it is back; `fail` with an I/O error
-    /// when they have waited for --request-timeout; or are answered from what was held (`stale`): changes are
-    /// refused then
+    /// What happens to requests while the server is away: they `wait` until it is back; `fail` with an I/O error when
+    /// they have waited for --request-timeout; or are answered from the cache (`stale`): changes are refused then
     #[arg(long, value_name = "wait|fail|stale", default_value = "wait", value_parser = ["wait", "fail", "stale"])]
     pub on_disconnect: String,
-    /// With --on-disconnect=fail: how long a request may wait, for whatever reason, but for a lock that others
-    /// hold: a time with its unit
+    /// With --on-disconnect=fail: how long a request may wait, for any reason except a lock that others hold: a time
+    /// with its unit
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub request_timeout: String,
-    /// Who is who: `user` (you are whom the server takes you for), `name` (whoever has the same name on both
-    /// sides), `none` (the same ids), or a file of lines `u LOCAL REMOTE` and `g LOCAL REMOTE` [default: none]
+    /// How user and group ids are mapped: `user` (you map to the user that the server takes you for), `name` (equal
+    /// names on both sides), `none` (ids unchanged), or a file of lines `u LOCAL REMOTE` and `g LOCAL REMOTE`
+    /// [default: none]
     #[arg(long, value_name = "user|name|none|FILE")]
     pub idmap: Option<String>,
     /// Memory for cached metadata, for example 256M [default: a quarter of the memory, at most 1G]
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<String>,
-    /// Directories of which something is kept in memory: a number, or `unlimited` [default: unlimited, within --cache-size]
+    /// Most directories kept in memory, wholly or in part: a number, or `unlimited` [default: unlimited, within
+    /// --cache-size]
     #[arg(long, value_name = "N|unlimited")]
     pub max_dirs: Option<String>,
-    /// For how long a directory is kept that nobody asks for: a time with its unit, or `forever` [default: forever, within
+    /// How long an unused directory stays in memory: a time with its unit, or `forever` [default: forever, within
     /// --cache-size]
     #[arg(long, value_name = "TIME|forever")]
     pub dir_timeout: Option<String>,
     /// nigh://: the file with the server's token, which only you may read
     #[arg(long, value_name = "FILE")]
     pub token: Option<PathBuf>,
-    /// nigh://: no encryption, as the server must say too
+    /// nigh://: no encryption; the server must have this option too
     #[arg(long, conflicts_with = "ca")]
     pub plaintext: bool,
-    /// nigh://: know the server by a certificate of an authority in this PEM file, not by its key
+    /// nigh://: check the server by a certificate of an authority in this PEM file, not by its key
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// HOST:/DIR: the command to run in the place of ssh [default: $NIGH_SSH, or ssh]
+    /// HOST:/DIR: the command to run instead of ssh [default: $NIGH_SSH, or ssh]
     #[arg(long, value_name = "COMMAND")]
     pub ssh: Option<String>,
     /// HOST:/DIR: copy this program to ~/.cache/nigh/bin there first, and use it
     #[arg(long)]
     pub install_server: bool,
-    /// Whether programs that watch by inotify are told what others change: in what is watched, as far as one may see
-    /// that (`auto`), in every directory of which all names are in memory too (`on`), or not at all
+    /// Whether programs that watch by inotify see changes by others: in watched directories, as far as nigh can see
+    /// the watches (`auto`), also in every directory of which all names are in memory (`on`), or not at all
     #[arg(long, value_name = "auto|on|off", default_value = "auto", value_parser = ["auto", "on", "off"])]
     pub events: String,
     /// Stay in the foreground and log to standard error (NIGH_LOG=nigh=debug says more)
     #[arg(long)]
     pub foreground: bool,
-    /// Threads that take in requests
+    /// Threads that read requests
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
-    /// Written to when the mount stands or has failed (used by `nigh mount` itself)
+    /// File descriptor that reports when the mount is ready or has failed (used by `nigh mount` itself)
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
     /// Check what can be checked without mounting (mount.nigh -f)
@@ -150,24 +151,24 @@ pub struct MountArgs {
 
 #[derive(clap::Args)]
 pub struct ServeArgs {
-    /// A directory that may be mounted by its name; without NAME that of the folder
+    /// A directory that may be mounted by its name; NAME defaults to the directory's name
     #[arg(long, value_name = "[NAME=]DIR")]
     pub export: Vec<OsString>,
     /// Where: unix:///PATH, tcp://ADDRESS[:PORT] (port 21644 unless said), stdio (what ssh runs: leads to
     /// your own server), user (the socket of your own mounts, which is always there)
     #[arg(long, value_name = "WHERE")]
     pub listen: Vec<String>,
-    /// tcp://: the file with the token that clients must have; made where it is not there
+    /// tcp://: the file with the token that clients must have; created if it is missing
     #[arg(long, value_name = "FILE")]
     pub token: Option<PathBuf>,
     /// tcp://: no encryption
     #[arg(long)]
     pub plaintext: bool,
-    /// tcp://: believe which user a caller is; only where all machines that can connect are trusted
+    /// tcp://: accept the user ids that clients claim; only where all machines that can connect are trusted
     #[arg(long)]
     pub trust_client_ids: bool,
-    /// Whom callers become: `root`: uid 0 becomes nobody (the default on tcp://); `all`: everybody becomes
-    /// the serving user
+    /// How callers' ids are changed: `root`: uid 0 becomes uid 65534 (the default on tcp://); `all`: every caller
+    /// becomes the serving user
     #[arg(long, value_parser = ["root", "all", "none"])]
     pub squash: Option<String>,
 }

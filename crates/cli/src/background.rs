@@ -1,9 +1,9 @@
-//! A daemon that says whether it stands.
+//! Start of the daemon in the background, and its report to the parent.
 //!
-//! `nigh mount` starts itself again with a pipe: the child writes one line when the mount answers or has
-//! failed, and the parent passes it on. (A process that forks after it made threads would be the
-//! alternative.) The child leaves the terminal once it is connected: until then ssh may ask there for
-//! a password, and an interrupt from the keyboard ends them all.
+//! `nigh mount` starts itself again with a pipe: the child writes one line when the mount is ready or has failed, and
+//! the parent prints the result. (The alternative would be a fork by a process that already has threads.) The child
+//! leaves the terminal once it is connected: until then ssh may prompt there for a password, and an interrupt from
+//! the keyboard ends all three processes.
 
 use crate::options::Usage;
 use anyhow::{Context, Result, bail};
@@ -16,10 +16,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const STANDS: &str = "stands\n";
-/// Behind it: a line for people.
+/// Followed by a one-line notice for the user.
 const STANDS_WITH: &str = "stands ";
 
-/// Runs this program again in the background with the words of its command line, and waits until it says how it went.
+/// Starts this program again in the background with the same command line, and waits for its report.
 pub fn start(log: &Path, words: &[OsString]) -> Result<()> {
     let (read, write) = std::io::pipe()?;
     let write = OwnedFd::from(write);
@@ -28,7 +28,7 @@ pub fn start(log: &Path, words: &[OsString]) -> Result<()> {
     let output = File::options().create(true).append(true).open(log);
     let output = output.with_context(|| format!("opening {}", log.display()))?;
     let mut command = Command::new(exe);
-    // Right behind the subcommand: what stands at the end may be behind `--`.
+    // Directly after the subcommand: words at the end may follow `--`.
     let mut words = words.iter();
     command.arg0("nigh").args(words.next()).arg(format!("--ready-fd={fd}")).args(words);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
@@ -63,7 +63,7 @@ pub fn start(log: &Path, words: &[OsString]) -> Result<()> {
 pub struct Ready(Option<File>);
 
 impl Ready {
-    /// `fd` as the parent gave it; `None` in the foreground.
+    /// `fd`: the descriptor from the parent; `None` in the foreground.
     pub fn new(fd: Option<i32>) -> Ready {
         // SAFETY: the parent left this descriptor open for this purpose and nothing else uses it.
         let pipe = fd.map(|fd| unsafe { File::from_raw_fd(fd) });
@@ -74,10 +74,10 @@ impl Ready {
         Ready(pipe)
     }
 
-    /// Leaves the terminal; in the foreground nothing.
+    /// Leaves the terminal; does nothing in the foreground.
     pub fn detach(&self) -> Result<()> {
         if self.0.is_some() {
-            // A process that leads a group cannot; then it was started by hand, and stays.
+            // A process group leader cannot; such a process was started by hand, and stays.
             match rustix::process::setsid() {
                 Err(rustix::io::Errno::PERM) => {}
                 other => drop(other.context("leaving the terminal")?),
@@ -86,7 +86,7 @@ impl Ready {
         Ok(())
     }
 
-    /// `note`: one line that people should see.
+    /// Reports a successful mount. `note`: a one-line notice for the user.
     pub fn stands(&mut self, note: Option<&str>) {
         match note {
             Some(note) if self.0.is_some() => self.say(&format!("{STANDS_WITH}{note}\n")),
@@ -102,7 +102,7 @@ impl Ready {
 
     fn say(&mut self, text: &str) {
         if let Some(mut pipe) = self.0.take() {
-            // A parent that was killed does not hear it; the mount stands all the same.
+            // If the parent was killed the write fails; the mount works regardless.
             let _ = pipe.write_all(text.as_bytes());
         }
     }

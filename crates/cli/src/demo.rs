@@ -1,4 +1,4 @@
-//! `nigh demo`: a small tree over an emulated link, by a mount where one can be made.
+//! `nigh demo`: a small tree over an emulated link, through a mount if one can be made.
 
 mod direct;
 mod link;
@@ -100,7 +100,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
     })
 }
 
-/// Unmounts whatever happens.
+/// Guard that unmounts in any case, also after an error.
 struct Unmount<'a> {
     mountpoint: &'a Path,
     serving: Option<JoinHandle<()>>,

@@ -1,10 +1,10 @@
-//! Who this client is (docs/decisions/0003-operation-names.md).
+//! The ids of this client (docs/decisions/0003-operation-names.md).
 
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::Path;
 
-/// Durable, made once in the state directory.
+/// Returns the durable client id, which is created once in the state directory.
 pub fn client(state: &Path) -> Result<u64> {
     let path = state.join("client-id");
     let parse = |text: &str| u64::from_str_radix(text.trim(), 16).ok();
@@ -24,7 +24,7 @@ pub fn client(state: &Path) -> Result<u64> {
     parse(&text).with_context(|| format!("{} is damaged: remove it", path.display()))
 }
 
-/// Of this start of the daemon.
+/// Returns a random id, as each start of the daemon needs one.
 pub fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;

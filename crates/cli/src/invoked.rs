@@ -1,11 +1,11 @@
-//! The command line as mount(8), umount(8) and mount.fuse3(8) write it, made into that of `nigh`.
+//! Translation of the command lines of mount(8), umount(8) and mount.fuse3(8) into that of `nigh`.
 //!
 //! | called as | by | becomes |
 //! | --- | --- | --- |
 //! | `mount.nigh SOURCE MNT [-sfnvrw] [-t TYPE] [-o …]`, `mount.fuse.nigh …` | mount(8) | `nigh mount … -- SOURCE MNT` |
 //! | `nigh SOURCE MNT [-o …]` | mount.fuse3(8) | `nigh mount … -- SOURCE MNT` |
 //! | `umount.nigh MNT [-nlfvr] [-t TYPE]`, `umount.fuse.nigh …` | umount(8) | `nigh umount … -- MNT` |
-//! | `nigh mount … -o name=value` | a person | `nigh mount … --name=value`, where that is an option of `nigh mount` |
+//! | `nigh mount … -o name=value` | a user | `nigh mount … --name=value`, if that is an option of `nigh mount` |
 
 use crate::args::Args;
 use crate::options::Usage;
@@ -17,14 +17,15 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Invoked {
     pub words: Result<Vec<OsString>, Usage>,
-    /// Called in the place of mount(8): exit codes are those of mount(8).
+    /// Called as a mount helper: exit codes are those of mount(8).
     pub is_helper: bool,
 }
 
 const MOUNT_FLAGS: &str = "sfnvrwi";
 const UMOUNT_FLAGS: &str = "nlfvri";
 const TYPES: &[&str] = &["nigh", "fuse.nigh", "fuse"];
-/// `-o` checks the first two itself; the others are for people.
+/// Long options that `-o` does not accept as such: it parses the first two itself, and the others are for interactive
+/// use.
 const NOT_IN_OPTIONS: &[&str] = &["idmap", "events", "foreground", "help"];
 
 impl Invoked {
@@ -42,7 +43,7 @@ impl Invoked {
     }
 }
 
-/// `SOURCE MNT [-o …]`, and no subcommand.
+/// Whether the command line is `SOURCE MNT [-o …]` without a subcommand.
 fn is_bare(words: &[OsString]) -> bool {
     let [source, mountpoint, rest @ ..] = words else { return false };
     let is_flag = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
@@ -57,13 +58,13 @@ fn is_bare(words: &[OsString]) -> bool {
 #[derive(Default)]
 struct Told {
     flags: String,
-    /// Texts of `-o`.
+    /// Values of `-o`.
     options: Vec<String>,
     operands: Vec<OsString>,
 }
 
 impl Told {
-    /// `flags`: letters that stand alone.
+    /// Parses a helper's arguments. `flags`: letters that take no value.
     fn read(words: &[OsString], flags: &str) -> Result<Told, Usage> {
         let mut told = Told::default();
         let mut words = words.iter();
@@ -143,7 +144,7 @@ fn umount(words: &[OsString]) -> Result<Vec<OsString>, Usage> {
     Ok(made)
 }
 
-/// What `-o` says of options of `nigh mount` comes last, since it takes the place of those.
+/// Moves `-o` options of `nigh mount` to the end, because they override options of the command line.
 fn expanded(words: Vec<OsString>) -> Result<Vec<OsString>, Usage> {
     if words.first().is_none_or(|word| word != "mount") {
         return Ok(words);
@@ -175,7 +176,7 @@ fn expanded(words: Vec<OsString>) -> Result<Vec<OsString>, Usage> {
     Ok(made)
 }
 
-/// The options of one `-o`: those that `nigh mount` has as such, and the others behind a `-o` again.
+/// Splits one `-o` value: options of `nigh mount` become long options, and the others stay behind a `-o`.
 fn long_options(text: &str) -> Result<Vec<OsString>, Usage> {
     let command = Args::command();
     let mount = command.get_subcommands().find(|command| command.get_name() == "mount");

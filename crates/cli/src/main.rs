@@ -47,7 +47,7 @@ struct Codes {
 }
 
 const OWN: Codes = Codes { usage: 2, system: 1, failed: 1 };
-/// As mount(8) has them.
+/// Exit codes of mount(8).
 const MOUNT_HELPER: Codes = Codes { usage: 1, system: 2, failed: 32 };
 
 fn finish(result: Result<()>, codes: &Codes) -> ExitCode {
@@ -65,7 +65,7 @@ fn is_of_system(error: &std::io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| numbers.contains(&number))
 }
 
-/// Help and version as they are; a mistake in one line.
+/// Prints help and version unchanged, and a usage error as one line.
 fn explain(error: &clap::Error, codes: &Codes) -> ExitCode {
     if !error.use_stderr() {
         return finish(output::print(&error.to_string()), codes);
@@ -95,7 +95,7 @@ fn run(command: Command, words: &[OsString]) -> Result<()> {
 fn log_to_stderr(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("NIGH_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    // Colours are for people: a log is searched.
+    // Colours only on a terminal: log files are searched as text.
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let _ = log.with_ansi(colours).try_init();

@@ -46,7 +46,7 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
             }
         };
     }
-    // What can be told without a daemon is told before one is started.
+    // Errors that need no daemon are reported before one is started.
     prepare(args, &places, &Source::parse(args, &places)?)?;
     if args.fake {
         return Ok(());
@@ -54,10 +54,10 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
     background::start(&places.runtime.join("mount.log"), words)
 }
 
-/// How long facts are believed where the server cannot hear that they changed.
+/// Limit on cached facts where the server cannot detect changes on its own disk.
 const WHERE_UNWATCHED: Term = Term::Limited(Span::from_secs(5));
 
-/// Checks everything that the command line and environment say.
+/// Checks everything that the command line and the environment request.
 fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountConfig> {
     let options = Options::parse(&args.options, args.sloppy)?;
     options.check_rights(rustix::process::geteuid().is_root())?;
@@ -124,7 +124,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
     })
 }
 
-/// What is asked of the kernel, and what it can be told.
+/// Kernel features to request, and the notifications that may be used.
 fn features_wanted(keeps_targets: bool, idmapped: bool) -> Result<(Wanted, Level)> {
     let (mut wanted, level) = masked_features()?;
     if !keeps_targets {
@@ -148,8 +148,8 @@ fn mount_options(args: &MountArgs, options: &Options, source: &Source) -> MountO
     mount
 }
 
-/// Optional parts of our own protocol that are wanted. Without a word about times facts are believed until they are recalled, and
-/// only what the server does not watch has a limit.
+/// Optional protocol features that the client requests. Without an explicit timeout facts stay valid until they are
+/// recalled, and only facts that the server does not watch have a limit.
 fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: Level) -> u64 {
     let pushes = std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off");
     let chosen = [
@@ -165,7 +165,7 @@ fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: L
     wanted.fold(0, |features, (_, feature)| features | feature)
 }
 
-/// Tests have it hear of less.
+/// Memory-pressure monitor; tests override its trigger with `NIGH_PRESSURE`.
 fn pressure() -> Option<Box<dyn Pressure>> {
     let trigger = std::env::var("NIGH_PRESSURE").unwrap_or_else(|_| SHORT.to_owned());
     Some(Box::new(Trigger::of_system(&trigger)?))
@@ -179,7 +179,7 @@ fn prefetch(word: &str) -> Prefetch {
     }
 }
 
-/// Children that tell watchers are this program, whatever lies at its path by then.
+/// Replay children run this program, even if its path holds another file by then.
 fn events(word: &str) -> Option<EventsConfig> {
     if word == "off" {
         return None;
@@ -188,19 +188,19 @@ fn events(word: &str) -> Option<EventsConfig> {
     Some(EventsConfig { all: word == "on", program })
 }
 
-/// Aborts the connection if this process is killed.
+/// The child that aborts the connection if this process is killed.
 pub fn watchdog() -> Program {
     Program { path: "/proc/self/exe".into(), arguments: vec!["watchdog".into()] }
 }
 
-/// What a child does that tells watchers.
+/// Body of a replay child, whose system calls in the mount produce inotify events.
 pub fn replay(mountpoint: &Path, device: &str) -> Result<()> {
     let numbers =
         device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     Ok(play(mountpoint, numbers.context("MAJOR:MINOR of the mount's device")?)?)
 }
 
-/// What `-o` says takes the place of what the command line says.
+/// Combines both sources of the setting; `-o` overrides the command line.
 fn on_disconnect(args: &MountArgs, options: &Options) -> Result<OnDisconnect> {
     let limit = match options.request_timeout {
         Some(limit) => limit,
@@ -213,7 +213,8 @@ fn on_disconnect(args: &MountArgs, options: &Options) -> Result<OnDisconnect> {
     })
 }
 
-/// A mount whose daemon was killed makes way. What stands there then: looking at one that does not answer would wait.
+/// Unmounts a mount whose daemon was killed. Returns the liveness of the mount point: a path lookup on a mount that
+/// does not answer would wait.
 fn make_way(mountpoint: &Path) -> Result<Liveness> {
     let found = liveness(mountpoint);
     if found == Liveness::Dead {
@@ -237,7 +238,7 @@ pub fn unmount(mountpoint: &Path, lazy: bool, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// `NIGH_PLANTED=5`: bugs for tests to find, where the build can have them.
+/// `NIGH_PLANTED=5`: fault injection for tests, in builds that support it.
 fn planted_bugs() -> Result<()> {
     let Ok(names) = std::env::var("NIGH_PLANTED") else { return Ok(()) };
     let bug = |name| Bug::of_name(name).with_context(|| format!("NIGH_PLANTED: no bug {name}"));
@@ -250,7 +251,7 @@ fn planted_bugs() -> Result<()> {
     Ok(())
 }
 
-/// Tests take features away: `NIGH_FUSE_MINOR=31`, `NIGH_NOTIFY_LEVEL=all|no-epoch|none`,
+/// Lets tests remove features: `NIGH_FUSE_MINOR=31`, `NIGH_NOTIFY_LEVEL=all|no-epoch|none`,
 /// `NIGH_FUSE_WITHOUT=FLAG,…` (names of INIT flags).
 fn masked_features() -> Result<(Wanted, Level)> {
     let mut wanted = Wanted::default();
@@ -268,7 +269,7 @@ fn masked_features() -> Result<(Wanted, Level)> {
         Err(_) | Ok("all") => Level::All,
         Ok("no-epoch") => Level::NoEpoch,
         Ok("none") => {
-            // What cannot be taken back must be looked at again on each read.
+            // Without invalidations the kernel must check cached data on each read.
             wanted = wanted.without(init::EXPLICIT_INVAL_DATA | init::CACHE_SYMLINKS);
             wanted.flags |= init::AUTO_INVAL_DATA;
             Level::None
@@ -278,8 +279,7 @@ fn masked_features() -> Result<(Wanted, Level)> {
     Ok((wanted, level))
 }
 
-/// Connects, detaches from the terminal where that was wanted, and mounts. Answers what people should be
-/// told too.
+/// Connects, detaches from the terminal if run in the background, and mounts. Also returns a notice for the user.
 fn start(args: &MountArgs, places: &Places, ready: &Ready) -> Result<(Mount, Option<String>)> {
     let mut source = Source::parse(args, places)?;
     let mut config = prepare(args, places, &source)?;

@@ -1,4 +1,4 @@
-//! `9p://` and `9p+unix://`: where the server is, which tree, and how long its answers are believed.
+//! `9p://` and `9p+unix://`: the server's address, the tree, and cache timeouts.
 
 use crate::args::MountArgs;
 use crate::options::{Ninep, Options, Usage};
@@ -13,12 +13,12 @@ use std::hash::Hasher;
 use std::io;
 use std::path::PathBuf;
 
-/// Where 9P servers listen.
+/// Default port of 9P servers.
 const PORT: u16 = 564;
 const SECOND: Term = Term::Limited(Span::from_secs(1));
 const NEVER: Term = Term::Limited(Span::ZERO);
 
-/// A server.
+/// Address of a 9P server.
 #[derive(Clone, Debug)]
 pub enum Target {
     Tcp(String, u16),
@@ -26,7 +26,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// `HOST[:PORT]/TREE`: the tree is `/TREE`.
+    /// Parses `HOST[:PORT]/TREE`; the tree is `/TREE`.
     pub fn over_tcp(rest: &str) -> Result<(Target, Vec<u8>)> {
         let bad = || Usage(format!("9p://{rest}: want 9p://HOST[:PORT]/TREE, an IPv6 address in brackets"));
         let (address, tree) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
@@ -34,7 +34,7 @@ impl Target {
         Ok((Target::Tcp(host, port), tree.as_bytes().to_vec()))
     }
 
-    /// `/SOCKET[:TREE]`.
+    /// Parses `/SOCKET[:TREE]`.
     pub fn over_unix(rest: &str) -> Result<(Target, Vec<u8>)> {
         let (socket, tree) = rest.split_once(':').unwrap_or((rest, ""));
         if !socket.starts_with('/') {
@@ -51,7 +51,7 @@ impl Target {
     }
 }
 
-/// Times as a preset of v9fs, or what this mount was told of each.
+/// Returns cache timeouts from a preset of v9fs, overridden by explicit options.
 pub fn times(args: &MountArgs, options: &Options) -> Result<Times> {
     let mut times = match options.ninep.cache.as_deref() {
         None => Times { names: SECOND, absent: SECOND, attributes: SECOND },
@@ -60,7 +60,7 @@ pub fn times(args: &MountArgs, options: &Options) -> Result<Times> {
             absent: Term::Limited(Span::from_secs(24 * 3600)),
             attributes: Term::Session,
         },
-        // They differ in what becomes of file data, which here is the kernel's to say.
+        // These presets differ in the caching of file data, which the kernel decides here.
         Some("none" | "readahead" | "mmap") => Times { names: NEVER, absent: NEVER, attributes: NEVER },
         Some("fscache") => bail!(Usage(
             "-o cache=fscache: data is not kept on disk; want none, readahead, mmap or loose".to_owned()
@@ -87,7 +87,7 @@ pub fn times(args: &MountArgs, options: &Options) -> Result<Times> {
     Ok(times)
 }
 
-/// That nothing was said which means nothing to a server of another kind.
+/// Refuses options that only 9P servers understand, for any other server.
 pub fn check_foreign(args: &MountArgs, options: &Options, source: &str) -> Result<(), Usage> {
     let said = [
         ("--entry-timeout", args.entry_timeout.is_some()),
@@ -101,7 +101,7 @@ pub fn check_foreign(args: &MountArgs, options: &Options, source: &str) -> Resul
     }
 }
 
-/// What begins sessions. `client`: this client's durable number.
+/// Returns the function that begins sessions. `client`: this client's durable id.
 pub fn begin(args: &MountArgs, options: &Options, tree: &[u8], client: u64, source: &str) -> Result<Begin> {
     if args.host_timeout.is_some() || options.compress {
         let what = if options.compress { "-o compress" } else { "--host-timeout" };
@@ -123,7 +123,7 @@ pub fn begin(args: &MountArgs, options: &Options, tree: &[u8], client: u64, sour
     }))
 }
 
-/// The same for each mount of a tree by this client, and known to nobody else.
+/// Key of directory cookies: equal for each mount of a tree by this client, and secret.
 fn cookie_key(client: u64, source: &str) -> CookieKey {
     let mut hasher = SipHasher24::new_with_keys(client, 9);
     hasher.write(source.as_bytes());

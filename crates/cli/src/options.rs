@@ -1,9 +1,9 @@
-//! `-o`: options as fstab and other filesystems write them.
+//! `-o`: mount options in the syntax of fstab and other filesystems.
 
 use nigh_types::{Span, Term};
 use std::fmt;
 
-/// The command line asks for something that there is not; exit 2.
+/// A usage error: the command line requests something that does not exist; exit code 2.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -15,7 +15,7 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// What `-o` said.
+/// Parsed `-o` options.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Options {
     pub read_only: bool,
@@ -25,35 +25,35 @@ pub struct Options {
     pub dev: bool,
     /// Each write reaches the server's disk before it returns.
     pub synchronous: bool,
-    /// `noac`, `actimeo=`: takes the place of `--host-timeout`.
+    /// `noac`, `actimeo=`: overrides `--host-timeout`.
     pub term: Option<Term>,
-    /// `soft` or `hard`: takes the place of `--on-disconnect`.
+    /// `soft` or `hard`: overrides `--on-disconnect`.
     pub soft: Option<bool>,
-    /// `timeo=`, in tenths of a second as nfs(5) has it: takes the place of `--request-timeout`.
+    /// `timeo=`, in tenths of a second as in nfs(5): overrides `--request-timeout`.
     pub request_timeout: Option<Span>,
-    /// What goes over the link is packed.
+    /// Traffic on the link is compressed.
     pub compress: bool,
-    /// `events=`: takes the place of `--events`.
+    /// `events=`: overrides `--events`.
     pub events: Option<String>,
-    /// `idmap=`: takes the place of `--idmap`.
+    /// `idmap=`: overrides `--idmap`.
     pub idmap: Option<String>,
     /// `idmapped`: mount_setattr(2) may map ids of the mount.
     pub idmapped: bool,
-    /// `cookies=31`: offsets in directories are for 32-bit programs.
+    /// `cookies=31`: directory offsets fit 32-bit programs.
     pub short_cookies: bool,
     pub ninep: Ninep,
 }
 
-/// What is said to 9P servers alone, as v9fs has it.
+/// Options for 9P servers alone, as in v9fs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ninep {
-    /// `cache=`: a preset of times.
+    /// `cache=`: a preset of timeouts.
     pub cache: Option<String>,
-    /// `negtimeout=` or `ndentrytmo=`, in milliseconds, −1 for ever: takes the place of `--negative-timeout`.
+    /// `negtimeout=` or `ndentrytmo=`, in milliseconds, −1 for ever: overrides `--negative-timeout`.
     pub absent: Option<Term>,
     /// Bytes.
     pub msize: Option<u32>,
-    /// Takes the place of the tree in the source.
+    /// Overrides the tree in the source.
     pub aname: Option<String>,
     pub uname: Option<String>,
 }
@@ -63,8 +63,8 @@ const KNOWN: &str = "ro, rw, allow_other, noexec, exec, suid, nosuid, dev, nodev
      negtimeout=MS, msize=BYTES, aname=TREE, uname=NAME; and the \
      options of `nigh mount` without their dashes";
 
-/// What mount(8) adds for every filesystem, and what is for mount(8) and for the service manager alone. Times of access are never
-/// changed by reading through a mount.
+/// Options that mount(8) adds for every filesystem, and options for mount(8) and the service manager alone. Those
+/// about access times have no effect: reading through a mount never changes access times.
 const GENERIC: &[&str] = &[
     "defaults",
     "auto",
@@ -99,7 +99,7 @@ const GENERIC: &[&str] = &[
 ];
 
 impl Options {
-    /// `sloppy`: unknown options are passed over.
+    /// Parses the values of `-o`. `sloppy`: skip unknown options.
     pub fn parse(texts: &[String], sloppy: bool) -> Result<Options, Usage> {
         let mut options = Options::default();
         for option in texts.iter().flat_map(|text| text.split(',')).filter(|option| !option.is_empty()) {
@@ -124,7 +124,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Refuses what only root may have: fusermount3 would leave it out.
+    /// Refuses options that need root: fusermount3 would drop them silently.
     pub fn check_rights(&self, is_root: bool) -> Result<(), Usage> {
         for (set, option) in [(self.suid, "suid"), (self.dev, "dev")] {
             if set && !is_root {
@@ -136,7 +136,7 @@ impl Options {
         Ok(())
     }
 
-    /// False: it is not known.
+    /// Sets a flag option; false if the option is unknown.
     fn set(&mut self, option: &str) -> bool {
         match option {
             "ro" => self.read_only = true,

@@ -1,10 +1,10 @@
-//! Standard output: a reader that leaves early is no error, a full disk is one line.
+//! Standard output: a closed pipe is no error, a full disk is an error of one line.
 
 use std::io::{self, ErrorKind, Write};
 
 use anyhow::{Context, Result};
 
-/// Writes `text` to standard output. A closed pipe counts as success, since its reader has what it wanted.
+/// Writes `text` to standard output. A closed pipe counts as success, since its reader needs no more.
 ///
 /// # Errors
 /// Any other failure to write.
@@ -16,7 +16,7 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Writes `text` and the end of the line.
+/// Writes `text` and a newline.
 ///
 /// # Errors
 /// Those of [`print`].

@@ -1,13 +1,13 @@
-//! Sockets that the service manager listens on for this process: sd_listen_fds(3).
+//! Socket activation: sockets that the service manager listens on for this process, see sd_listen_fds(3).
 
 use anyhow::{Context, Result};
 use nigh_server::Passed;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// All of them. To be called once, before anything else of this process can have such a descriptor.
+/// Returns all passed sockets. Call it once, before other code of this process can own one of these descriptors.
 ///
 /// # Errors
-/// One line: something else was passed than listening unix and TCP sockets.
+/// An error of one line: a passed descriptor is not a listening unix or TCP socket.
 pub fn take() -> Result<Vec<Passed>> {
     let passed =
         sd_notify::listen_fds_with_names().context("what the service manager passes (LISTEN_FDS)")?;

@@ -1,6 +1,6 @@
-//! `nigh prefetch`: reads a tree's names and attributes, so that they are there when they are asked for.
+//! `nigh prefetch`: reads names and attributes of a tree into the cache.
 //!
-//! It walks as anybody does, with the caller's rights; the mount has its server walk ahead of it.
+//! It lists the tree as any application would, with the caller's rights; the mount lets its server prefetch.
 
 use crate::output::print_line;
 use anyhow::{Context, Result, bail};
@@ -15,10 +15,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How often it is said how far it is.
+/// Interval of progress output.
 const SAID_EVERY: Duration = Duration::from_millis(250);
 
-/// Reads all that is below `path` on its mount.
+/// Reads everything below `path` on its mount.
 pub fn run(path: &Path) -> Result<()> {
     let about = std::fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
     let device = (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()));
@@ -37,10 +37,10 @@ pub fn run(path: &Path) -> Result<()> {
     walk.say_all(path)
 }
 
-/// Directories that were read, and are not left.
+/// A directory whose subdirectories are being read.
 struct Level {
     fd: OwnedFd,
-    /// Directories in it that are to be read, the next one last.
+    /// Subdirectories still to read, the next one last.
     below: Vec<CString>,
 }
 
@@ -49,10 +49,10 @@ struct Walk {
     levels: Vec<Level>,
     directories: u64,
     entries: u64,
-    /// Directories that could not be read, and why the first.
+    /// Number of unreadable directories, and name and error of the first.
     unread: (u64, Option<(CString, Errno)>),
     began: Instant,
-    /// When it was said how far it is; `None`: nobody looks.
+    /// Time of the last progress output; `None` if standard error is not a terminal.
     said: Option<Instant>,
 }
 
@@ -72,7 +72,7 @@ impl Walk {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let read = rustix::fs::openat(&level.fd, &name, flags, Mode::empty());
             match read.and_then(|fd| self.read(fd)) {
-                // It went, or is something else by now.
+                // The directory was removed or replaced meanwhile.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {}
                 Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
                     return Err(errno).context("more levels of directories than files may be open");
@@ -96,7 +96,7 @@ impl Walk {
                 continue;
             }
             self.entries += 1;
-            // Attributes are in memory from then on, also where a listing brings none.
+            // Brings the attributes into the cache, even where a listing carries none.
             let Ok(about) = rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             if FileType::from_raw_mode(about.st_mode) == FileType::Directory && about.st_dev == self.device {
                 below.push(name.to_owned());

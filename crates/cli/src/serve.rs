@@ -40,7 +40,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     Ok(daemon::serve(&Places::of_user()?, &serving)?)
 }
 
-/// What ssh runs: a way to the server of whoever logged in.
+/// The relay that ssh runs: a path to the server of the user that logged in.
 fn relay(args: &ServeArgs) -> Result<()> {
     let alone = args.listen.len() == 1 && args.export.is_empty() && args.token.is_none();
     if !alone || args.plaintext || args.trust_client_ids || args.squash.is_some() {

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP unmount: a mount without its daemon would answer nothing but errors.
+//! SIGINT, SIGTERM and SIGHUP unmount: a mount without its daemon returns only errors.
 
 use anyhow::Result;
 use nigh_client::Mount;
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 /// Exit code of a process that a second signal ended.
 const CUT_SHORT: i32 = 1;
 
-/// From now on the first of these signals unmounts `mount`, and a second one ends the process at once. A signal that the
+/// Makes the first of these signals unmount `mount`, and a second one end the process at once. A signal that the
 /// process was started to ignore, as by nohup(1), stays ignored.
 pub fn unmount_at_signals(mount: &Mount) -> Result<()> {
     let Some(stopper) = mount.stopper() else { return Ok(()) };
@@ -22,7 +22,7 @@ pub fn unmount_at_signals(mount: &Mount) -> Result<()> {
         if is_ignored(signal) {
             continue;
         }
-        // In this order: the signal that sets it does not find it set.
+        // In this order: the first signal must check the flag before it sets it.
         flag::register_conditional_shutdown(signal, CUT_SHORT, Arc::clone(&again))?;
         flag::register(signal, Arc::clone(&again))?;
         low_level::pipe::register(signal, writer.try_clone()?)?;

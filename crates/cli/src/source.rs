@@ -1,4 +1,4 @@
-//! What is mounted, and how it is reached.
+//! The source of a mount, and the connection to its server.
 
 use crate::args::MountArgs;
 use crate::ninep;
@@ -15,11 +15,11 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// A source as the command line names it.
+/// A source as named on the command line.
 #[derive(Clone, Debug)]
 pub struct Source {
     way: Way,
-    /// What the server is asked for: a path of its machine, or the name of an export and what is below.
+    /// The name to attach to: a path on the server's machine, or an export's name and a path below it.
     attach: Vec<u8>,
     shown: String,
     install: bool,
@@ -39,7 +39,7 @@ const SCHEMES: &str = "DIR, [USER@]HOST:/DIR, nigh://HOST[:PORT]/EXPORT, unix://
      9p+unix:///SOCKET[:TREE]";
 
 impl Source {
-    /// Checks all that can be said without connecting.
+    /// Parses the source and checks all that needs no connection.
     pub fn parse(args: &MountArgs, places: &Places) -> Result<Source> {
         let text = args.source.to_string_lossy().into_owned();
         let (way, attach) = match text.split_once("://") {
@@ -84,22 +84,23 @@ impl Source {
         &self.attach
     }
 
-    /// Whether the server runs on this machine, whose users are the same.
+    /// Whether the server runs on this machine, so that both have one set of users.
     pub fn is_local(&self) -> bool {
         matches!(self.way, Way::Own | Way::Unix(_))
     }
 
-    /// Refuses a mount point inside of what is mounted: its own server would meet the mount, and ask it about itself.
+    /// Refuses a mount point inside the mounted directory: the server would enter the mount, and so send requests to
+    /// itself.
     ///
     /// # Errors
-    /// One line.
+    /// An error of one line.
     pub fn check_outside(&self, mountpoint: &Path) -> Result<()> {
-        // What the mount point is, mounting itself finds out.
+        // Mounting itself reports other problems of the mount point.
         let (Way::Own, Ok(resolved)) = (&self.way, mountpoint.canonicalize()) else { return Ok(()) };
         let source = Path::new(OsStr::from_bytes(&self.attach));
         let number = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
         let wanted = number(source);
-        // By their numbers: a bind mount has another path.
+        // Compared by device and inode number: a bind mount has another path.
         if wanted.is_some() && resolved.ancestors().any(|above| number(above) == wanted) {
             let (point, source) = (mountpoint.display(), source.display());
             bail!(
@@ -114,12 +115,12 @@ impl Source {
         matches!(self.way, Way::Ninep(_))
     }
 
-    /// As it stands in mountinfo.
+    /// The source as shown in mountinfo.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// The first connection, for which people may be asked. It may change how later ones are made.
+    /// Makes the first connection, for which ssh may prompt the user. It may change how later connections are made.
     pub fn connect(&mut self, places: &Places) -> Result<Link> {
         if let (Way::Ssh(target), true) = (&mut self.way, self.install) {
             target.install(&std::env::current_exe().context("finding this program")?)?;
@@ -134,7 +135,7 @@ impl Source {
         }
     }
 
-    /// Makes later connections; nobody is asked.
+    /// Returns a function that makes later connections, without prompts.
     pub fn reconnect(&self) -> Reconnect {
         let source = self.clone();
         Box::new(move || source.again())
@@ -151,7 +152,7 @@ impl Source {
     }
 }
 
-/// This user's server, started if absent; `NIGH_LINK` names a socket to go through instead.
+/// Connects to this user's server, started if absent; `NIGH_LINK` names a socket to use instead.
 fn own_server() -> io::Result<Link> {
     match std::env::var_os("NIGH_LINK") {
         Some(path) => Ok(UnixStream::connect(path)?.into()),
@@ -170,14 +171,14 @@ fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u
     };
     let token = args.token.as_deref().map(absolute).transpose()?;
     if let Some(file) = &token {
-        // What is wrong with it is said before anything is begun.
+        // Problems with the token file are reported before anything starts.
         nigh_link::Token::read(file)?;
     }
     let target = tcp::Target { host, port, trust, token };
     Ok((Way::Tcp(target), export.as_bytes().to_vec()))
 }
 
-/// The daemon's own directory is another.
+/// Makes a path absolute, because the daemon has another working directory.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
@@ -190,7 +191,7 @@ fn over_unix(rest: &str) -> Result<(Way, Vec<u8>)> {
     Ok((Way::Unix(socket.into()), export.as_bytes().to_vec()))
 }
 
-/// As scp has it: a colon before any slash ends the name of a machine. `None`: it is no machine.
+/// Parses scp's syntax: a colon before any slash ends a host name. `None`: `text` names no host.
 fn over_ssh(text: &str, args: &MountArgs) -> Result<Option<(Way, Vec<u8>)>> {
     let colon = match text.find('[').filter(|&at| at == 0 || text[..at].ends_with('@')) {
         Some(_) => text.find("]:").map(|at| at + 1),

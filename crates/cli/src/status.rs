@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// One mount, or all of this user's; and in a line how its server is.
+/// Prints the status of one mount, or of all this user's mounts and one line about this user's server.
 pub fn mounts(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
     let places = Places::of_user()?;
     places.make_runtime()?;
@@ -38,7 +38,7 @@ pub fn mounts(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
     print(&page)
 }
 
-/// The server that listens at `socket`; without one this user's own.
+/// Prints the status of the server that listens at `socket`, or of this user's own.
 pub fn server(socket: Option<&Path>, json: bool) -> Result<()> {
     let (socket, own) = match socket {
         Some(socket) => {
@@ -61,7 +61,7 @@ pub fn server(socket: Option<&Path>, json: bool) -> Result<()> {
     print(&if json { format!("{status:#}\n") } else { nigh_server::page(&status) })
 }
 
-/// An absolute path without asking what is mounted there: it may not answer.
+/// Makes a path absolute without looking up its last component, a mount that may not answer.
 fn absolute(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { return whole };

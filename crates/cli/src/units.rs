@@ -1,10 +1,10 @@
-//! Times and sizes as people write them.
+//! Times and sizes on the command line.
 
 use crate::options::Usage;
 use nigh_types::{Span, Term};
 
-/// `500ms`, `10s`, `5m`, `1h`, `off` (keep nothing), `forever`. A bare number is refused: nobody knows
-/// its unit.
+/// Parses `500ms`, `10s`, `5m`, `1h`, `off` (keep nothing), `forever`. A bare number is refused, because its unit is
+/// ambiguous.
 pub fn term(option: &str, text: &str) -> Result<Term, Usage> {
     match text {
         "off" => return Ok(Term::Limited(Span::ZERO)),
@@ -14,7 +14,7 @@ pub fn term(option: &str, text: &str) -> Result<Term, Usage> {
     span(option, text).map(Term::Limited)
 }
 
-/// `500ms`, `10s`, `5m`, `1h`; more than nothing.
+/// Parses `500ms`, `10s`, `5m`, `1h`, greater than zero.
 pub fn positive(option: &str, text: &str) -> Result<Span, Usage> {
     match span(option, text)? {
         Span::ZERO => Err(Usage(format!("{option} {text}: want more than nothing, such as 30s"))),
@@ -22,12 +22,12 @@ pub fn positive(option: &str, text: &str) -> Result<Span, Usage> {
     }
 }
 
-/// `30s`, `5m`, …, more than nothing; `forever`: `None`.
+/// Parses `30s`, `5m`, …, greater than zero; `forever`: `None`.
 pub fn lasting(option: &str, text: &str) -> Result<Option<Span>, Usage> {
     if text == "forever" { Ok(None) } else { positive(option, text).map(Some) }
 }
 
-/// A number, more than nothing; `unlimited`: `None`.
+/// Parses a number greater than zero; `unlimited`: `None`.
 pub fn number(option: &str, text: &str) -> Result<Option<u64>, Usage> {
     match text.parse() {
         _ if text == "unlimited" => Ok(None),
@@ -54,7 +54,7 @@ fn span(option: &str, text: &str) -> Result<Span, Usage> {
     Ok(Span::from_millis(number.saturating_mul(per_unit)))
 }
 
-/// `64M`, `1G`, `65536`: bytes, or with K, M, G. Too little to hold anything is refused.
+/// Parses `64M`, `1G`, `65536`: bytes, or with K, M, G. Sizes too small for any directory are refused.
 pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
     const LEAST: u64 = 1 << 20;
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -75,7 +75,7 @@ pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
     }
 }
 
-/// A quarter of the machine's memory, at most 1 GiB.
+/// Returns a quarter of the machine's memory, at most 1 GiB.
 pub fn default_cache_size() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));

@@ -1,4 +1,4 @@
-//! The program at both ends: what is served is reached over each kind of link, and by whom.
+//! The installed program at both ends: exports reached over each transport, and the rights of each peer.
 
 use nigh_link::ssh::Asking;
 use nigh_link::tcp::{Target, Trust};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
-/// A user that no machine has.
+/// A uid that no machine uses.
 const SOMEBODY: u32 = 4_000_123;
 
 fn is_root() -> bool {
@@ -33,14 +33,15 @@ fn needs_root(test: &str) -> bool {
     is_root()
 }
 
-/// Of those that no system gives to anybody who did not ask for one, and each once: others begin connections, and serve, meanwhile.
+/// Returns a port outside the range of ephemeral ports, and each port once: other tests connect and listen
+/// concurrently.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let mut ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed)).take(5_000);
     ports.find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
 }
 
-/// A place to serve from, with directories of its own.
+/// A server's directories, and the server process once it runs.
 struct House {
     dir: TempDir,
     port: u16,
@@ -94,7 +95,7 @@ impl House {
         }
     }
 
-    /// Exit code and the one line that was said.
+    /// Runs a command that must fail; returns its exit code and its one line of output.
     fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
         let output = self.nigh(words).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
@@ -124,7 +125,7 @@ struct Client {
 }
 
 impl Client {
-    /// The refusal, where there is one.
+    /// Attaches to an export; the error is the server's refusal.
     fn attach(link: Link, what: &str) -> Result<(Client, Session), String> {
         let attach = what.as_bytes().to_vec();
         static LAST: AtomicU64 = AtomicU64::new(0);
@@ -160,14 +161,14 @@ impl Client {
         loop {
             match self.next() {
                 Event::Response { response, .. } => return response.result,
-                // A change of rights on the server's disk is recalled.
+                // The server recalls the lease when a mode or owner changes on its disk.
                 Event::Recall(recall) => self.session.handle_acknowledge(Time(1), recall.id),
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    /// Says goodbye, and waits until the server has heard it.
+    /// Closes the session, and waits until the server has processed the close.
     fn leave(mut self) {
         self.session.handle_close("done");
         while let Output::Transmit(bytes) = self.session.poll_output() {
@@ -176,7 +177,7 @@ impl Client {
         while self.link.read(&mut [0; 1 << 12]).is_ok_and(|count| count > 0) {}
     }
 
-    /// Whether the session ends unless it is renewed.
+    /// Whether the session expires unless the client renews it.
     fn must_renew(&mut self) -> bool {
         !matches!(self.session.poll_output(), Output::Timeout(_, Reason::Idle))
     }
@@ -289,7 +290,7 @@ fn trusted_machines_say_who_calls_but_not_root() {
     assert_eq!(house.owner("as-root"), (0, 0));
 }
 
-/// Connects as another user: credentials of one thread, which ends with it.
+/// Connects as another user: a short-lived thread changes only its own credentials.
 fn connect_as(uid: u32, socket: &Path) -> Link {
     let socket = socket.to_owned();
     std::thread::spawn(move || {
@@ -326,7 +327,7 @@ fn other_users_of_the_machine_are_themselves() {
     assert_eq!(house.owner("by-root"), (77, 77));
 }
 
-/// Claims to be root several times; all is made as `uid`, and one line of the log says so.
+/// Claims to be root several times; every call must run as `uid`, and the log must have one line about it.
 fn forges(house: &House, log: &str, (mut client, session): (Client, Session), uid: u32) {
     for nth in 0..3 {
         let name = format!("{}-{nth}", log.replace('/', "-"));
@@ -371,7 +372,7 @@ fn a_forged_uid_0_is_one_line_of_the_log_over_each_transport() {
     forges(&house, "log", Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap(), SOMEBODY);
 }
 
-/// What `ssh` starts at the other end, by an ordinary user; and its stream.
+/// Starts the relay that `ssh` would start, as an ordinary user; returns the process and its stream.
 fn relay_as(house: &House, uid: u32, run: &str, state: &str) -> (Child, UnixStream) {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let mut command = house.nigh(&["serve", "--listen", "stdio"]);
@@ -393,7 +394,7 @@ fn a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users() {
         fs::set_permissions(house.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
     }
     let house = house.serve(&["--trust-client-ids", "--plaintext"]);
-    // It leads to that user's own server.
+    // The relay leads to that user's own server.
     let (mut relay, mut stream) = relay_as(&house, SOMEBODY, "far-run", "far-state");
     let mut banner = vec![0; ssh::READY.len()];
     stream.read_exact(&mut banner).unwrap();
@@ -401,7 +402,7 @@ fn a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users() {
     let dir = house.path("x").display().to_string();
     forges(&house, "far-run/serve.log", Client::attach(stream.into(), &dir).unwrap(), SOMEBODY);
     relay.wait().unwrap();
-    // Nor to root's, be its socket open to all.
+    // It does not lead to root's server, even if root's socket is open to all users.
     for (name, mode) in [("run", 0o755), ("run/serve.sock", 0o666)] {
         fs::set_permissions(house.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -416,7 +417,7 @@ fn a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users() {
     assert!(!link.read(&mut [0; 64]).is_ok_and(|count| count > 0));
 }
 
-/// Runs the command here, with nigh in the path or without.
+/// A stand-in for ssh that runs the command on this machine, with nigh in the path or without.
 fn fake_ssh(house: &House, path: &str) -> PathBuf {
     let script = house.path("ssh");
     let text = format!(
@@ -449,7 +450,7 @@ fn by_ssh_a_relay_leads_to_the_server_of_whoever_logged_in() {
     let own = rustix::process::geteuid().as_raw();
     client.make(session.root, "made", own, &[]).unwrap();
     assert_eq!(house.owner("made").0, own);
-    // Of who says nothing the session would stand until its lease has run out.
+    // The session of a client that sends no close would live until its lease expires.
     clients.into_iter().for_each(|(client, _)| client.leave());
     let give_up = Instant::now() + Duration::from_secs(20);
     while house.path("far-run/serve.sock").exists() {
@@ -458,18 +459,19 @@ fn by_ssh_a_relay_leads_to_the_server_of_whoever_logged_in() {
     }
 }
 
-/// A terminal: where a person types, and what a program has.
+/// A pseudo-terminal: the user's end and the program's end.
 fn terminal() -> (fs::File, OwnedFd) {
     let (mut person, mut program) = (-1, -1);
     let none = std::ptr::null_mut();
     // SAFETY: two integers to be filled in; a terminal of ordinary settings and size.
     let made = unsafe { libc::openpty(&raw mut person, &raw mut program, none, none.cast(), none.cast()) };
     assert_eq!(made, 0);
-    // SAFETY: both were just opened, and nobody else has them.
+    // SAFETY: both were just opened, and no other code owns them.
     unsafe { (fs::File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
 }
 
-/// It becomes what the terminal's person runs: with Ctrl-C at work, also where the tests were started in a shell's background.
+/// Gives the command this controlling terminal and the default action of SIGINT, which a shell's background jobs
+/// ignore.
 fn at_terminal(command: &mut Command, program: &OwnedFd) {
     let number = program.as_raw_fd();
     // SAFETY: all are safe between fork and exec.
@@ -503,7 +505,7 @@ fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
     assert_eq!((output.status.code(), said.as_str()), (Some(1), "nigh: ssh anna@host: heard secret\n"));
 }
 
-/// The daemon is started with the same words: it has to get as far as the machine that is not there.
+/// The daemon gets the same arguments: it must get as far as the unreachable machine.
 #[test]
 fn words_behind_two_dashes_are_no_options_in_the_background_either() {
     let house = House::new();
@@ -519,7 +521,7 @@ fn words_behind_two_dashes_are_no_options_in_the_background_either() {
     }
 }
 
-/// Ctrl-C while ssh asks ends all of them.
+/// Ctrl-C at ssh's prompt ends mount, daemon and ssh.
 #[test]
 fn an_interrupt_at_the_terminal_ends_ssh_that_asks_there() {
     let house = House::new();

@@ -1,4 +1,4 @@
-//! `nigh serve` as a service: started by a service manager, asked how it is, told to stop.
+//! `nigh serve` as a service: socket activation, status queries and shutdown.
 
 use nigh_link::{Link, unix};
 use nigh_native::{ClientConfig, ClientSession};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
-/// A user that no machine has.
+/// A uid that no machine uses.
 const SOMEBODY: u32 = 4_000_123;
 const SECRET: &str = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
 
@@ -79,7 +79,7 @@ impl House {
         self.server = Some(command.stderr(log).spawn().unwrap());
     }
 
-    /// Serves `x` on `s.sock`, which is for everybody.
+    /// Serves `x` on `s.sock`, which all users may open.
     fn serve(mut self, more: &[&str]) -> House {
         let (export, listen) = (self.text("x"), format!("unix://{}", self.text("s.sock")));
         let words = [&["serve", "--export", &export, "--listen", &listen], more].concat();
@@ -114,7 +114,7 @@ impl House {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The one line that a command says which fails with exit code 1.
+    /// Runs a command that must fail with exit code 1; returns its one line of output.
     fn refused(&self, mut command: Command) -> String {
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
@@ -155,14 +155,14 @@ impl Client {
         self.heard().expect("the connection has ended")
     }
 
-    /// `None`: the connection has ended, and the session wants another.
+    /// Returns the next event. `None`: the connection has ended, and the session asks for another.
     fn heard(&mut self) -> Option<Event> {
         let mut buffer = vec![0; 1 << 16];
         self.link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         loop {
             match self.session.poll_output() {
                 Output::Event(event) => return Some(event),
-                // Where nobody reads that any more the end is read next.
+                // If the peer no longer reads, the write fails and the next read returns the end.
                 Output::Transmit(bytes) => drop(self.link.write_all(&bytes)),
                 Output::Timeout(..) if self.session.wants_connection().is_some() => return None,
                 Output::Timeout(..) => match self.link.read(&mut buffer).unwrap() {
@@ -183,7 +183,7 @@ impl Client {
         }
     }
 
-    /// Gives back whatever is recalled, until the connection ends.
+    /// Acknowledges every recall until the connection ends.
     fn wait_for_the_end(&mut self) {
         while let Some(event) = self.heard() {
             match event {
@@ -195,7 +195,8 @@ impl Client {
     }
 }
 
-/// One holds the export's names and gives nothing back, so that the other's call waits.
+/// Returns a holder of the export's directory lease that acknowledges nothing, and a client whose call therefore
+/// waits.
 fn one_who_waits(house: &House) -> (Client, Client) {
     let attach = |incarnation| {
         Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", incarnation).unwrap()
@@ -229,7 +230,7 @@ fn what_was_taken_is_waited_for_and_a_second_signal_waits_for_nothing() {
     house.signal();
     std::thread::sleep(Duration::from_millis(500));
     assert!(house.server.as_mut().unwrap().try_wait().unwrap().is_none(), "it waits for the call");
-    // More than one grant may be in the way.
+    // Several grants may block the call.
     let holder = std::thread::spawn(move || holder.wait_for_the_end());
     let answer = waiter.next();
     let done = matches!(&answer, Event::Response { response, .. } if response.result.is_ok());
@@ -251,13 +252,13 @@ fn what_was_taken_is_waited_for_and_a_second_signal_waits_for_nothing() {
     assert!(!house.path("x/new").exists());
 }
 
-/// What systemd does: descriptors from 3 on, and words in the environment.
+/// Passes descriptors as systemd does: from 3 on, with environment variables.
 fn activated(house: &House, fds: Vec<OwnedFd>, names: &str, words: &[&str]) -> Command {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "LISTEN_PID=$$ WATCHDOG_PID=$$ exec \"$@\"", "sh", NIGH]);
     let mut command = house.in_our_house(shell, words);
     command.env("LISTEN_FDS", fds.len().to_string()).env("LISTEN_FDNAMES", names);
-    // SAFETY: fcntl and dup2 are safe between fork and exec. What is passed is first moved out of the way.
+    // SAFETY: fcntl and dup2 are safe between fork and exec. Passed descriptors are first moved out of the way.
     unsafe {
         command.pre_exec(move || {
             let high: Vec<i32> =
@@ -291,7 +292,7 @@ fn a_service_manager_starts_it_hears_of_it_and_stops_it() {
     let port = tcp.local_addr().unwrap().port();
     let (export, token) = (house.text("x"), house.text("token"));
     let words = ["serve", "--export", &export, "--token", &token];
-    // Connections that come before the server is there wait for it.
+    // Connections made before the server runs wait in the listener's queue.
     let early = unix::connect(&house.path("s.sock")).unwrap();
     let mut command =
         activated(&house, vec![unix.into(), own.into(), tcp.into()], "nigh.socket:user:tcp", &words);
@@ -347,7 +348,7 @@ fn what_a_service_manager_passes_wrongly_is_one_line() {
     }
 }
 
-/// Connects as another user: credentials of one thread, which ends with it.
+/// Connects as another user: a short-lived thread changes only its own credentials.
 fn connect_as(uid: u32, socket: &Path) -> UnixStream {
     let socket = socket.to_owned();
     std::thread::spawn(move || {
@@ -389,7 +390,7 @@ fn only_root_and_the_servers_user_are_told_how_it_is() {
     ] {
         let stream = connect();
         let answer = if garbage.len() < 14 {
-            // Too little for anything: whoever goes away then is forgotten.
+            // Too short for a request: the server drops a peer that closes early.
             (&stream).write_all(garbage).unwrap();
             drop(stream);
             Vec::new()
@@ -398,7 +399,7 @@ fn only_root_and_the_servers_user_are_told_how_it_is() {
         };
         assert!(!String::from_utf8_lossy(&answer).contains("sessions"), "{garbage:?}");
     }
-    // Those who ask and do not read, and those who say nothing, are in nobody's way.
+    // Peers that ask without reading the reply, and silent peers, block no other peer.
     let idle: Vec<_> = (0..50)
         .map(|n| {
             let stream = connect();
@@ -511,7 +512,7 @@ fn a_full_disk_is_one_line() {
     assert!(said.contains(&state) && said.contains("No space left") && said.contains("make room"), "{said}");
 }
 
-/// `nigh serve` in the house of a server that runs, listening at `socket` for `export`.
+/// Runs a further `nigh serve` beside the server that runs, listening at `socket` for `export`.
 fn guest(house: &House, export: &str, socket: &str) -> Child {
     let (at, listen) = (house.path(socket), format!("unix://{}", house.text(socket)));
     let log = fs::File::options().create(true).append(true).open(house.path("log")).unwrap();
@@ -535,7 +536,7 @@ fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_live
     };
     let (mut of_first, session) = attach("s.sock", "x", 21).unwrap();
     let (_of_second, _) = attach("t.sock", "", 22).unwrap();
-    // Each listener leads to what was exported with it, and to nothing else.
+    // Each listener leads only to the exports of its own process.
     for (socket, what) in [("s.sock", "y"), ("t.sock", "x"), ("s.sock", "/")] {
         let refused = attach(socket, what, 23).map(|_| ()).unwrap_err();
         assert!(refused.contains("no export") || refused.contains("only exports"), "{refused}");
@@ -558,7 +559,7 @@ fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_live
     until("gone", || !house.path("s.sock").exists());
     let (_again, _) = attach("t.sock", "y", 24).unwrap();
 
-    // A guest that comes again finds its sessions; the same twice is refused.
+    // A guest that returns finds its sessions; a second guest with equal exports is refused.
     let twice = house.nigh(&[
         "serve",
         "--export",
@@ -578,7 +579,7 @@ fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_live
     first.kill().unwrap();
     first.wait().unwrap();
 
-    // A guest goes on where its server ends.
+    // When the server ends, the guest serves by itself.
     house.signal();
     assert_eq!(house.server.as_mut().unwrap().wait().unwrap().code(), Some(0), "{}", house.log());
     until("serving", || house.path("t.sock").exists() && UnixStream::connect(house.path("t.sock")).is_ok());

@@ -1,4 +1,4 @@
-//! The same work without a mount: requests as the kernel would send them, to the same daemon.
+//! The demonstration's workload without a mount: requests as the kernel would send them, to the same daemon code.
 
 use super::work::Files;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,14 +15,14 @@ const ENTRY_BYTES: usize = 128;
 const DIRENT_BYTES: usize = 24;
 const FILE_TYPE: u32 = 0o170_000;
 
-/// Stands in for a kernel that caches nothing.
+/// A stand-in for the kernel that caches nothing.
 pub struct Direct {
     transport: Arc<MemoryTransport>,
     agreed: Negotiated,
     unique: AtomicU64,
 }
 
-/// A name as READDIRPLUS gave it.
+/// An entry of a READDIRPLUS reply.
 struct Found {
     node: u64,
     mode: u32,
@@ -77,7 +77,7 @@ impl Direct {
         }
         self.ask_well(node, &Operation::ReleaseDir { fh, flags: 0 })?;
         for entry in found.iter_mut().filter(|entry| entry.node == 0) {
-            // The daemon does not tell again what a kernel would still know.
+            // Nodeid 0: the daemon omits the attributes of an entry that the kernel should still have cached.
             *entry = self.lookup(node, &entry.name)?;
         }
         Ok(found)
@@ -184,7 +184,7 @@ fn found_in(entry: &[u8], name: &[u8]) -> Result<Found> {
     Ok(Found { node: word(entry, 0)?, size: word(entry, 48)?, mode: half(entry, 100)?, name: name.to_vec() })
 }
 
-/// Entries of one page; where to go on.
+/// Parses the entries of one page and returns the next offset.
 fn parse(mut page: &[u8], found: &mut Vec<Found>) -> Result<u64> {
     let mut next = 0;
     while !page.is_empty() {

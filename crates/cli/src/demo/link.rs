@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 #[derive(Default)]
 struct Pipe {
-    /// When it arrives, and what; nothing: the end.
+    /// Arrival time and bytes; empty bytes mark the end of the stream.
     under_way: Mutex<VecDeque<(Instant, Vec<u8>)>>,
     changed: Condvar,
 }
 
-/// The near end of a slow link to `far`.
+/// Returns the near end of a slow link to `far`.
 pub fn slow(far: UnixStream, round_trip: Duration) -> io::Result<UnixStream> {
     let (near, ours) = UnixStream::pair()?;
     one_way(ours.try_clone()?, far.try_clone()?, round_trip / 2);

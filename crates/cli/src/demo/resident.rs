@@ -1,4 +1,4 @@
-//! What the kernel holds of a file's contents.
+//! Residency of a file's contents in the page cache.
 
 use anyhow::Result;
 use std::fs::File;

@@ -7,7 +7,7 @@ const PROJECTS: u32 = 6;
 const PARTS: u32 = 8;
 const FILES: u32 = 12;
 
-/// What was made.
+/// Numbers of created objects.
 pub struct Made {
     pub directories: u64,
     pub files: u64,
@@ -15,13 +15,13 @@ pub struct Made {
 }
 
 impl Made {
-    /// Names below the root.
+    /// Number of names below the root.
     pub fn names(&self) -> u64 {
         self.directories - 1 + self.files + self.symlinks
     }
 }
 
-/// Projects with parts with files; each project has a symlink to its first file.
+/// Creates projects with parts with files; each project has a symlink to its first file.
 pub fn make(root: &Path) -> Result<Made> {
     let mut made = Made { directories: 1, files: 0, symlinks: 0 };
     for project in 0..PROJECTS {

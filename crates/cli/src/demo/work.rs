@@ -1,4 +1,4 @@
-//! What the demonstration does, and what it shows of it.
+//! The workload of the demonstration, and its report.
 
 use super::resident::is_resident;
 use crate::output::print_line;
@@ -9,22 +9,22 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A tree that can be worked on. Each call answers how many answers it needed.
+/// A tree to run the workload on. Each method returns the number of replies that it needed.
 pub trait Files {
-    /// Every name below the root with its attributes.
+    /// Visits every name below the root with its attributes.
     fn walk(&self, names: u64) -> Result<u64>;
-    /// Different names that do not exist, in the root.
+    /// Looks up different names that do not exist in the root.
     fn missing(&self, prefix: &str, count: u64) -> Result<u64>;
-    /// One name that does not exist.
+    /// Looks up one name that does not exist.
     fn missing_one(&self, times: u64) -> Result<u64>;
     fn read_links(&self, count: u64) -> Result<u64>;
-    /// Of how many files the kernel does not hold all contents; `None`: it keeps none.
+    /// Number of files that are not wholly in the page cache; `None` without a page cache.
     fn dropped(&self) -> Result<Option<u64>>;
-    /// Every file's contents.
+    /// Reads every file's contents.
     fn read(&self, count: u64) -> Result<u64>;
 }
 
-/// By system calls on a mount.
+/// The workload by system calls on a mount.
 pub struct Mounted {
     root: PathBuf,
 }
@@ -115,12 +115,12 @@ fn absent(path: &Path) -> Result<()> {
     }
 }
 
-/// Prints a line for each piece of work.
+/// A report with one line for each piece of work.
 pub struct Table<S> {
     status: S,
     answers: u64,
     waits: u64,
-    /// Requests of what was done before.
+    /// Requests that repeated work sent.
     again: u64,
 }
 
@@ -129,13 +129,13 @@ impl<S: Fn() -> Value> Table<S> {
         Table { status, answers: 0, waits: 0, again: 0 }
     }
 
-    /// Of what was done in the line before.
+    /// Repeats the work of the line before.
     pub fn again(&mut self, work: impl FnOnce() -> Result<u64>) -> Result<()> {
         self.again += self.line("the same again", work)?;
         Ok(())
     }
 
-    /// How many requests there were.
+    /// Runs `work`, prints its line and returns the number of requests.
     pub fn line(&mut self, what: &str, work: impl FnOnce() -> Result<u64>) -> Result<u64> {
         let before = (self.status)();
         let begun = Instant::now();
@@ -153,7 +153,7 @@ impl<S: Fn() -> Value> Table<S> {
         Ok(requests)
     }
 
-    /// What the run has shown. `dropped`: so many files were not whole in the page cache before they were read again.
+    /// Summarises the run. `dropped`: files that were not wholly in the page cache before they were read again.
     pub fn conclusion(&self, dropped: u64) -> String {
         match (self.again, dropped) {
             (0, _) => "Every answer after the first came from memory.".into(),
@@ -164,7 +164,7 @@ impl<S: Fn() -> Value> Table<S> {
         }
     }
 
-    /// How long the answers that nobody waited for would have taken at least.
+    /// Least time that the answers from memory saved.
     pub fn saved(&self, round_trip: Duration) -> Duration {
         let from_memory = u32::try_from(self.answers.saturating_sub(self.waits)).unwrap_or(u32::MAX);
         round_trip * from_memory
