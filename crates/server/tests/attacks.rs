@@ -1,5 +1,5 @@
-//! One client that does its worst beside twenty that only want their answers: these get them in time, the
-//! server's memory stays bounded, and the log says once which rule ended the other (docs/attacks.md).
+//! One misbehaving client beside twenty honest clients: honest clients get timely replies, the server's memory stays
+//! bounded, and the log names once the rule that ended the misbehaving client (docs/attacks.md).
 
 mod common;
 
@@ -22,7 +22,7 @@ fn one_that_acknowledges_nothing_is_fenced_and_nobody_waits_for_it_again() {
     let _alone = alone();
     let world = World::hasty();
     beside(&world, "acknowledges nothing", 32 << 20, |_| {
-        // It knows nothing of what the others change, so these do not wait for it.
+        // This holder has no lease on what the honest clients change, so they do not wait for it.
         let mut holder = world.client();
         let places = ["d", "d/f"].map(|path| holder.place(path));
         assert!(!holder.list(&places[0]).1.is_empty());
@@ -43,7 +43,7 @@ fn one_that_acknowledges_nothing_is_fenced_and_nobody_waits_for_it_again() {
             assert!(maker.answer(call).result.is_ok());
             begun.elapsed()
         };
-        // Patience, and 1.1 of the term.
+        // `patience`, and 1.1 times the session term.
         let first = make(&mut maker, "first");
         assert!(first < Duration::from_millis(300 + 2_200 + 3_000), "{first:?}");
         assert!(first > Duration::from_millis(300), "it was waited for: {first:?}");
@@ -129,7 +129,7 @@ fn one_that_takes_every_lease_and_gives_none_back_is_waited_for_once() {
         let mut maker = world.client();
         maker.obliging = true;
         let begun = Instant::now();
-        // All at once: the others do not wait one after another.
+        // All calls at once: the lease timeouts do not add up.
         let mkdir = |dir: &Place| Call::Mkdir { dir: dir.clone(), name: name("new"), mode: 0o700, umask: 0 };
         let calls: Vec<CallId> = places.iter().map(|dir| maker.send(mkdir(dir))).collect();
         while !maker.is_answered(calls[0]) {
@@ -160,7 +160,7 @@ fn one_that_confirms_nothing_is_answered_no_more_than_the_window() {
         let node = world.client().place("long");
         raw.waits(Duration::from_millis(300));
         let (mut id, mut silent) = (0, 0);
-        // With many of them out all the time, until nothing more comes.
+        // Many calls outstanding all the time, until no more replies arrive.
         while !stop.load(Ordering::Relaxed) || silent == 0 {
             while id < answered + 500 {
                 id += 1;
@@ -173,7 +173,7 @@ fn one_that_confirms_nothing_is_answered_no_more_than_the_window() {
         }
         assert!(answered * LONG as u64 <= WINDOW_BYTES + (1 << 20), "{answered} answers");
         assert!(answered * LONG as u64 >= WINDOW_BYTES / 2, "{answered} answers");
-        // Whoever has read it only has to say so.
+        // The client only has to confirm what it has received.
         raw.say(&Message::Received(answered));
         assert!(raw.answer().is_some(), "the session stands");
         answered += 1;
@@ -197,12 +197,12 @@ fn garbage_ends_whoever_sends_it_with_one_line_and_others_are_answered() {
                     (random >> 56) as u8
                 })
                 .collect();
-            // A frame of no known type, which is short enough to be looked at; the rest is of a request.
+            // A frame of unknown type, short enough to be decoded; the rest belongs to a request.
             garbage[..4].copy_from_slice(&64_u32.to_le_bytes());
             garbage[4] = if ended.is_multiple_of(2) { 0xee } else { 4 };
             garbage[5] = 0;
             let mut rogue = Rogue::attached(&world);
-            // It may have ended the session by then.
+            // The server may have ended the session by then.
             let _ = rogue.stream.write_all(&garbage);
             rogue.ended();
             ended += 1;
@@ -212,7 +212,7 @@ fn garbage_ends_whoever_sends_it_with_one_line_and_others_are_answered() {
         world.server.session_count() == 0
     });
     let broke = || lines(&["event=\"ended\"", "the client broke the protocol: "]).len() as u64;
-    // Of very many not each has a line, or they would fill the disk.
+    // Log lines are rate-limited, so that many sessions cannot fill the disk.
     eventually("each has its line, while there are not too many", Duration::from_secs(10), || {
         broke() >= ended.min(400)
     });
@@ -220,7 +220,7 @@ fn garbage_ends_whoever_sends_it_with_one_line_and_others_are_answered() {
     assert!(broke() <= ended, "{} of {ended}", broke());
 }
 
-/// Names that no client of ours can make, wherever a request has one.
+/// Names that an honest client cannot send, in every place where a request carries a name.
 #[test]
 fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
     let _alone = alone();
@@ -254,7 +254,7 @@ fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
             let name = OpName { client: 66, incarnation: 1, sequence: 1 };
             let name = call.is_mutation().then_some(name);
             let mut frame = encode_request(CallId(1), &Request { credentials: me(), name, call });
-            // Behind its length, or it might be found elsewhere.
+            // Searched together with its length prefix: the bytes alone may occur elsewhere.
             let prefix = u16::try_from(bad.len()).unwrap().to_le_bytes();
             let (sought, put) = ([&prefix, &stand_in[..]].concat(), [&prefix, bad].concat());
             let at = frame.windows(sought.len()).position(|window| window == sought).unwrap();
@@ -312,7 +312,7 @@ fn half_a_frame_costs_what_arrived_of_it_and_ends_with_the_lease() {
 fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
     let _alone = alone();
     let world = World::new();
-    // What may be put out to one client (`Outbox::LIMIT`), and something for its calls.
+    // The bound on a client's send queue (`Outbox::LIMIT`), and some memory for its calls.
     beside(&world, "asks and reads nothing", 48 << 20, |stop| {
         let mut rogue = Rogue::attached(&world);
         let node = Place::bare(world.client().root().node);
@@ -327,12 +327,12 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
         };
         let mut sent = seen("/bytes/in");
         while !stop.load(Ordering::Relaxed) {
-            // No more than may be outstanding at once, or that ends it.
+            // Stay below the limit of outstanding calls, which would end the session.
             if seen("/bytes/in") < sent || seen("/calls/unanswered") > 512 {
                 std::thread::sleep(Duration::from_millis(5));
                 continue;
             }
-            // The id of a call stands behind length, type and flags.
+            // The call id follows length, type and flags.
             let batch: Vec<u8> = (0..256)
                 .flat_map(|_| {
                     id += 1;
@@ -346,7 +346,7 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
             sent += batch.len() as u64;
         }
         println!("asks and reads nothing: {id} calls");
-        // A server waits 20 s for a link to take something; what is asked meanwhile renews the lease.
+        // The server waits 20 s for the peer to read; calls sent meanwhile renew the lease.
         eventually("it is cut off", Duration::from_secs(40), || {
             std::thread::sleep(Duration::from_millis(200));
             id += 1;
@@ -359,12 +359,12 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
 
 #[test]
 fn one_that_gives_signs_of_life_without_a_pause_takes_the_ear_of_nobody() {
-    // Whoever says nothing for 200 ms is listened to together with all others who do not.
+    // One thread polls all connections that were idle for 200 ms.
     const QUIET: Duration = Duration::from_millis(300);
     let _alone = alone();
     let world = World::new();
     let rogue = Rogue::attached(&world);
-    // So little is on its way at a time that it is never all that is read at a time.
+    // A small send buffer, so that the bytes in flight never fill the server's read buffer.
     rustix::net::sockopt::set_socket_send_buffer_size(&rogue.stream, 1).unwrap();
     let mut others: Vec<Client> = (0..3).map(|_| world.client()).collect();
     let places: Vec<Place> = others.iter_mut().map(|other| other.place("d")).collect();

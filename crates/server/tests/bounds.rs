@@ -1,4 +1,4 @@
-//! How much one client can have of a server, and that others do not pay for it
+//! Limits on one client's use of server resources, so that other clients are not affected
 //! (docs/decisions/0009-sessions-over-connections.md, "Bounds").
 
 mod common;
@@ -15,13 +15,13 @@ use nigh_types::*;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-/// Sessions of which that is so, by the status.
+/// Counts the sessions in the status whose `key` has this value.
 fn count(world: &World, key: &str, value: bool) -> usize {
     let status = world.server.status();
     status["sessions"].as_array().unwrap().iter().filter(|session| session[key] == value).count()
 }
 
-/// A session that has a file open; its number, and how many frames it has received.
+/// Attaches a session and opens a file; returns the connection and the session id.
 fn opened(world: &World, who: (u64, u64), node: &Place) -> (Raw, u64) {
     let mut raw = Raw::hello(world, None, Hello { client: who.0, ..hello(world, who.1, None) });
     let session = raw.welcome().session_id;
@@ -30,7 +30,7 @@ fn opened(world: &World, who: (u64, u64), node: &Place) -> (Raw, u64) {
     (raw, session)
 }
 
-/// Why a hello was refused: one line, and then the end.
+/// Returns the reason for a refused hello: one line, followed by the end of the connection.
 fn refusal(mut raw: Raw) -> String {
     let why = match raw.message() {
         Message::Refused(refused) => refused.message,
@@ -41,7 +41,7 @@ fn refusal(mut raw: Raw) -> String {
     why
 }
 
-/// Whether the server still had the session.
+/// Whether the server still has the session.
 fn resumes(world: &World, who: (u64, u64), session_id: u64) -> bool {
     let resume = Some(Resume { session_id, received: 1 });
     let mut raw = Raw::hello(world, None, Hello { client: who.0, ..hello(world, who.1, resume) });
@@ -60,7 +60,7 @@ fn hundreds_that_are_cut_for_a_moment_all_go_on_with_their_sessions() {
         assert!(world.server.session_count() >= CLIENTS, "none is forgotten");
         count(&world, "connected", false) as u64 == CLIENTS + 1
     });
-    // The keeper looks every second.
+    // The session reaper runs every second.
     std::thread::sleep(Duration::from_millis(1_200));
     for (n, number) in numbers.into_iter().enumerate() {
         assert!(resumes(&world, (1, 1000 + n as u64), number), "session {number}");
@@ -74,7 +74,7 @@ fn dormant_sessions_are_bounded_for_each_client_and_others_keep_theirs() {
         options.bounds = Bounds { dormant_per_client: 8, ..options.bounds };
     });
     let node = world.client().place("d/f");
-    // The victim goes first, so it is away for longest.
+    // The victim disconnects first, so it is the longest disconnected.
     let (victim, number) = opened(&world, (2, 1), &node);
     drop(victim);
     std::thread::sleep(Duration::from_millis(300));
@@ -101,7 +101,7 @@ fn sessions_are_bounded_in_one_line_and_dormant_ones_make_room() {
     let why = refusal(Raw::hello(&world, None, Hello { client: 99, ..hello(&world, 1, None) }));
     assert!(why.contains("has 6 sessions") && why.contains("unmount what is not needed there"), "{why}");
     assert!(first.call(Call::GetAttr { node: node.clone() }).result.is_ok(), "those that stand go on");
-    // One of them goes away; when it is dormant it makes room.
+    // One client disconnects; its session makes room once it is dormant.
     drop(many.pop());
     let begun = Instant::now();
     while count(&world, "dormant", true) == 0 {
@@ -134,7 +134,7 @@ fn a_full_server_says_so_to_who_has_nothing_of_it() {
 fn who_drips_bytes_and_says_no_hello_is_let_go_in_time() {
     let world = World::with(|options| options.session_term = Span::from_secs(1));
     let mut stranger = world.server.serve_in_process().unwrap();
-    // A frame of a type that nobody knows, and that may be ignored.
+    // A frame of an unknown type, with the flag that lets receivers ignore it.
     let mut ignored = [0; 16];
     (ignored[4], ignored[5]) = (99, 1);
     let begun = Instant::now();
@@ -145,7 +145,7 @@ fn who_drips_bytes_and_says_no_hello_is_let_go_in_time() {
     eventually("nobody is there", || world.server.session_count() == 0);
 }
 
-/// What it asked for would be kept until its link had had its time, and counted nowhere.
+/// Queued replies must be freed with the session, not kept uncounted until the write timeout.
 #[test]
 fn who_reads_nothing_and_breaks_a_rule_leaves_nothing_behind() {
     let world = World::new();
@@ -196,14 +196,14 @@ fn names_of_listings_that_wait_for_their_client_are_counted() {
     eventually("nothing is kept any more", || held() < 1 << 20);
 }
 
-/// What each may have unanswered is less where there is little room for all.
+/// The limit of unanswered bytes per client is lower if the server's limit for all clients is low.
 #[test]
 fn clients_that_write_much_at_a_time_are_not_forgotten_for_that() {
     let world = World::with(|options| options.bounds = Bounds { bytes: 64 << 20, ..options.bounds });
     for n in 0..4 {
         std::fs::write(world.dir.path().join(format!("d/w{n}")), "12345678").unwrap();
     }
-    // While it gives nothing back no write is answered.
+    // Writes stay unanswered as long as this holder acknowledges no recall.
     let mut holder = world.client();
     let nodes = [0, 1, 2, 3].map(|n| holder.place(&format!("d/w{n}")));
     nodes.iter().for_each(|node| drop(holder.read(node)));

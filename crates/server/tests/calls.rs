@@ -296,7 +296,7 @@ fn links_unlink_and_the_last_link_kept_open() {
     let linked = x.response(Call::Link { node: a.clone(), dir: x.top(), name: name("b") });
     assert!(matches!(&linked.result, Ok(Reply::Made { entry, .. }) if entry.attr.nlink == 2));
     assert!(linked.grants.iter().any(|g| g.covers == Covers::Inode && g.node == a.node));
-    // What is to be kept does not lose this name.
+    // `keep` names an inode that does not have this name, so this unlink returns no handle.
     let gone = x.response(Call::Unlink { dir: x.top(), name: name("b"), keep: Some(x.root) });
     assert_eq!(gone.result, Ok(Reply::Removed { node: a.node, kept: None }));
     assert!(gone.after.contains(&(a.node, x.attr(&a).unwrap())));

@@ -1,5 +1,5 @@
-//! Attacks by peers that claim to be others, or name what they were never given. As root: with the
-//! kernel's own word on who is there.
+//! Attacks by peers that claim other users' ids, or use ids that they were never given. Run as root, with peer
+//! credentials from the kernel.
 
 mod common;
 
@@ -19,7 +19,7 @@ const SOON: Term = Term::Limited(Span::from_secs(5));
 const USER: u32 = 4_000;
 const OTHER: u32 = 4_001;
 const GROUP: u32 = 4_100;
-/// A group in which the peer is not.
+/// A group that the peer is not a member of.
 const FOREIGN: u32 = 4_200;
 
 struct World {
@@ -32,7 +32,7 @@ fn ids(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
     Credentials { uid, gid, groups: groups.to_vec(), privileges: None }
 }
 
-/// Does something on a thread that is that user to the kernel, for good.
+/// Runs `act` on a new thread with this user's credentials.
 fn as_user<T: Send>(who: &Credentials, act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -77,14 +77,14 @@ impl World {
         Client::wanting(stream, Path::new("world"), SOON, 0)
     }
 
-    /// A client of which the listener or socket pair proves what it is.
+    /// Serves a connection whose peer the kernel identifies.
     fn serve(&self, ours: UnixStream) {
         let peer = unix_peer(nigh_link::unix::credentials(&ours).unwrap(), Squash::None).unwrap();
         let server = Arc::clone(&self.server);
         std::thread::spawn(move || server.serve_link(ours.into(), peer));
     }
 
-    /// A client of which something else says what it may claim.
+    /// Connects a client with the rights of `peer`.
     fn connect_as(&self, peer: Peer) -> Client {
         let (theirs, ours) = UnixStream::pair().unwrap();
         let server = Arc::clone(&self.server);
@@ -92,7 +92,7 @@ impl World {
         self.client(theirs)
     }
 
-    /// Over a listener to which that user connected.
+    /// Connects as this user through a listener.
     fn connect_through_listener(&self, who: &Credentials) -> Client {
         let place = tempfile::tempdir().unwrap();
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -104,7 +104,7 @@ impl World {
         self.client(theirs)
     }
 
-    /// Over a socket pair that that user made.
+    /// Connects as this user through a socket pair that the user made.
     fn connect_through_pair(&self, who: &Credentials) -> Client {
         let (theirs, ours) = as_user(who, || UnixStream::pair().unwrap());
         self.serve(ours);
@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-/// Owner and group of a directory made on behalf of `claimed`.
+/// Returns owner and group of a directory made on behalf of `claimed`.
 fn made_by(world: &World, client: &mut Client, claimed: &Credentials, text: &str) -> (u32, u32) {
     let call = Call::Mkdir { dir: top(client), name: name(text), mode: 0o700, umask: 0 };
     let made = client.call_as(claimed, call);
@@ -121,7 +121,7 @@ fn made_by(world: &World, client: &mut Client, claimed: &Credentials, text: &str
     (found.uid(), found.gid())
 }
 
-/// Every way to what is in a file; what each came to.
+/// Tries every way to access the contents of a file; returns all results.
 fn attempts(client: &mut Client, claimed: &Credentials, text: &str) -> Vec<Result<Reply, Errno>> {
     let node = find(client, text);
     let own = find(client, "own");
@@ -174,7 +174,7 @@ fn attempts(client: &mut Client, claimed: &Credentials, text: &str) -> Vec<Resul
     calls.into_iter().map(|call| client.call_as(claimed, call).result).collect()
 }
 
-/// None of the attempts reached the file.
+/// Checks that no attempt reached the file.
 fn refused(world: &World, client: &mut Client, claimed: &Credentials, text: &str) {
     let before = fs::metadata(world.path(text)).unwrap();
     for (at, result) in attempts(client, claimed, text).into_iter().enumerate() {
@@ -211,7 +211,7 @@ fn a_user_on_a_unix_socket_is_itself_whatever_it_claims() {
             }
         }
         assert_eq!(client.session().acts_as, (USER, USER));
-        // What it may.
+        // What the peer may do.
         assert_eq!(made_by(&world, &mut client, &ids(USER, GROUP, &[]), &format!("g{at}")), (USER, GROUP));
         let own = find(&mut client, "own");
         let read = Call::Read { node: own, handle: None, offset: 0, length: 6 };
@@ -265,7 +265,7 @@ fn a_vouched_callers_capabilities_are_taken_and_others_callers_get_none() {
     let user = ids(USER, USER, &[]);
     assert_eq!(client.call_as(&user, chown()).result, Err(Errno::PERM));
     assert!(client.call_as(&with_all_capabilities(&user), chown()).result.is_ok());
-    // The thread that served it has them no more.
+    // The pool thread that executed the call has dropped the capabilities.
     for _ in 0..32 {
         let mode = SetAttr { mode: Some(0o666), ..SetAttr::default() };
         let chmod = Call::SetAttr { node: node.clone(), handle: None, set: mode };
@@ -305,18 +305,18 @@ fn a_lock_needs_the_access_that_it_guards() {
         let (start, end, wait, pid) = (0, u64::MAX, false, 1);
         client.call(Call::Lock { node, owner: 1, flock, kind, start, end, wait, pid, reclaim: false }).result
     };
-    // As on a local disk: whoever may read it may not keep its readers out, but flock it in either way.
+    // As on a local disk: a reader may not take a write lock with fcntl, but may flock in either mode.
     assert_eq!(lock(&mut user, "roots", false, LockKind::Write), Err(Errno::ACCES));
     assert_eq!(lock(&mut user, "roots", false, LockKind::Read), Ok(Reply::Done));
     assert_eq!(lock(&mut user, "roots", true, LockKind::Write), Ok(Reply::Done));
     assert_eq!(lock(&mut user, "own", false, LockKind::Write), Ok(Reply::Done));
-    // What is open in the session stays lockable, whatever becomes of the file's mode.
+    // An open file of the session stays lockable, whatever its mode becomes.
     let own = find(&mut user, "own");
     user.open(&own, READ);
     fs::set_permissions(world.path("own"), fs::Permissions::from_mode(0o000)).unwrap();
     assert_eq!(lock(&mut user, "own", false, LockKind::Read), Ok(Reply::Done));
     assert_eq!(lock(&mut user, "own", false, LockKind::Write), Err(Errno::ACCES));
-    // Root's kernel checked what it asks for.
+    // The kernel of a root client has checked the access.
     let mut root = world.client(world.server.serve_in_process().unwrap());
     let other = find(&mut root, "others");
     let (start, end, wait, pid) = (0, u64::MAX, false, 1);
@@ -346,7 +346,7 @@ fn root_on_a_unix_socket_speaks_for_its_users() {
         assert_eq!(made, (claimed.uid, claimed.gid));
     }
     assert_eq!(client.session().acts_as, (0, 0));
-    // Its kernel checked the open that this stands for.
+    // The client's kernel checked the open that this read belongs to.
     let roots = find(&mut client, "roots");
     let read = Call::Read { node: roots, handle: None, offset: 0, length: 6 };
     assert!(client.call_as(&ids(USER, USER, &[]), read).result.is_ok());

@@ -1,4 +1,4 @@
-//! The remotes' common suite over a real directory, through protocol and streams.
+//! The common conformance suite over a real directory, through protocol and streams.
 
 mod common;
 
@@ -35,7 +35,8 @@ impl Served {
 
 impl Harness for Served {
     fn attach(&mut self) -> Box<dyn Remote> {
-        // What is removed is held for a moment while there are other sessions: the one before is to be gone.
+        // While other sessions exist the server keeps removed files for a moment, so the session before must have
+        // ended.
         if let Some((_, mut stream)) = self.current.take() {
             stream.write_all(&Message::Bye("the case is over".to_owned()).encode()).unwrap();
         }

@@ -1,4 +1,4 @@
-//! On whose behalf things are done.
+//! Credentials under which the server executes calls.
 
 mod common;
 
@@ -103,7 +103,7 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 const DAC_READ_SEARCH: u64 = 1 << 2;
 const FOWNER: u64 = 1 << 3;
 
-/// Root of a container whose ids are 1001 and 100000 to 100009 here.
+/// Root of a container whose ids map to 1001 and 100000 to 100009 on the host.
 fn container() -> Credentials {
     let ranges = vec![IdRange { first: 1001, count: 1 }, IdRange { first: 100_000, count: 10 }];
     let privileges = Privileges { capabilities: u64::MAX, users: ranges.clone(), groups: ranges };
@@ -158,7 +158,7 @@ fn container_works_on_inodes_whose_ids_are_mapped_into_it_and_on_no_others() {
     }
     let made = fs::metadata(x.path("inner/d")).unwrap();
     assert_eq!((made.uid(), made.gid()), (1001, 1001), "what it makes is its own");
-    // To others it gives nothing, and of what the machine alone has it has nothing.
+    // Chown to ids outside the container fails, and so do operations reserved to the host.
     fs::write(x.path("own"), "").unwrap();
     owned(&x, "own", (1001, 1001), 0o600);
     let give = |uid, gid| set(&x, &who, "own", SetAttr { uid, gid, ..SetAttr::default() });
@@ -281,7 +281,7 @@ fn stores_into_a_map_keep_set_id_bits_and_give_no_other_right() {
         assert!(x.response_as(&user(1000, &[]), flush_of(&x)).result.is_ok());
         assert_eq!(fs::metadata(x.path("f")).unwrap().mode() & 0o7777, 0o6777);
         mode(&x, "f", 0o6755);
-        // Where the client's kernel is not believed, its caller opens the file.
+        // A client that is not vouched for needs write access: the server opens the file as the caller.
         let result = x.response_as(&user(1000, &[]), flush_of(&x)).result;
         assert_eq!(result.is_ok(), vouched, "{result:?}");
     }
@@ -328,18 +328,19 @@ fn a_capability_is_removed_for_a_writer_where_its_kernel_is_believed() {
         mode(&x, "", 0o755);
         mode(&x, "f", 0o4755);
         set_capability(&x);
-        // chown(2) of a file with setuid is its owner's; what the kernel checked of others is believed or not.
+        // chown(2) of a setuid file is its owner's right; for other callers it depends on whether the client is
+        // vouched for.
         let result = x.response_as(&user(1001, &[]), remove(&x, CAPABILITY)).result;
         assert_eq!(result.is_ok(), vouched, "{result:?}");
         assert_eq!(has(&x), !vouched);
         set_capability(&x);
         assert!(x.response_as(&user(1000, &[]), remove(&x, CAPABILITY)).result.is_ok());
         assert!(!has(&x), "for the owner");
-        // As when another client's change was faster; root is told.
+        // No error if the attribute is already gone, as after another client's change; root gets ENODATA.
         let nothing = x.response_as(&user(1000, &[]), remove(&x, CAPABILITY)).result;
         assert!(nothing.is_ok(), "{nothing:?}");
         assert_eq!(x.call(remove(&x, CAPABILITY)), Err(Errno::NODATA));
-        // Any other one is the caller's to remove.
+        // Other attributes follow the caller's own rights.
         rustix::fs::setxattr(x.path("f"), "user.a", b"1", rustix::fs::XattrFlags::empty()).unwrap();
         assert!(x.response_as(&user(1001, &[]), remove(&x, "user.a")).result.is_err());
     }

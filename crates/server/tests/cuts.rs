@@ -1,4 +1,4 @@
-//! A session whose connection is cut again and again under load (docs/decisions/0009-sessions-over-connections.md).
+//! A session whose connection is cut repeatedly under load (docs/decisions/0009-sessions-over-connections.md).
 
 mod common;
 
@@ -18,7 +18,7 @@ enum Asked {
     List,
 }
 
-/// All that comes of a call, part by part.
+/// Returns all parts of the reply to a call.
 fn whole(client: &mut Client, call: CallId) -> Vec<Reply> {
     let mut parts = Vec::new();
     loop {
@@ -30,7 +30,7 @@ fn whole(client: &mut Client, call: CallId) -> Vec<Reply> {
     }
 }
 
-/// Each answer is right for the moment at which it was made, as far as what came of all of it can tell.
+/// Checks that each reply was correct when it was made, as far as the final state can show.
 fn check_answers(answers: &[(Asked, Vec<Reply>)], written: &str) {
     let mut places = BTreeSet::new();
     for (asked, parts) in answers {
@@ -58,10 +58,10 @@ fn check_answers(answers: &[(Asked, Vec<Reply>)], written: &str) {
     assert_eq!(places, (0..800).map(|record| 8 + record * 16).collect());
 }
 
-/// Appends and exclusive makes cannot be repeated unseen; reads tell what was written.
+/// A repeated append or exclusive create would be visible; reads return the written data.
 #[test]
 fn cut_a_hundred_times_under_load_nothing_fails_is_lost_or_comes_twice() {
-    // However slow the machine is, nothing lapses here.
+    // A long term, so that nothing expires on a slow machine.
     let world = World::with(|options| options.session_term = Span::from_secs(600));
     let mut client = world.client();
     client.obliging = true;

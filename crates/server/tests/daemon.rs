@@ -1,4 +1,4 @@
-//! One server per user: started once, found by all, gone when idle.
+//! One server per user: started once, found by every mount, ended when idle.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What the started program runs: not a test by itself.
+/// The body of the started program: not a test by itself.
 #[test]
 fn the_server_itself() {
     let Ok(idle) = std::env::var("NIGH_SERVER_IDLE_MS") else { return };
@@ -41,7 +41,7 @@ impl House {
         House { dir, places }
     }
 
-    /// A program that is called as `nigh` is.
+    /// A script that is called as `nigh` is.
     fn exe(&self, idle_ms: u64) -> PathBuf {
         let path = self.dir.path().join("nigh");
         let this = std::env::current_exe().unwrap();
@@ -51,8 +51,8 @@ impl House {
             this.display()
         );
         if !path.exists() {
-            // By another process: a descriptor that this one has open for writing passes to what other threads fork meanwhile, and
-            // the kernel executes no file that can be written (ETXTBSY).
+            // Written by another process: other threads may fork while this process has a descriptor open for
+            // writing, and the kernel refuses to execute a file that is open for writing (ETXTBSY).
             let mut write = std::process::Command::new("sh");
             write.args(["-c", "printf %s \"$1\" > \"$2\" && chmod 700 \"$2\"", "sh", &text]).arg(&path);
             assert!(write.status().unwrap().success());
@@ -120,7 +120,7 @@ fn a_killed_server_leaves_nothing_in_the_way() {
     assert!(house.places.socket().exists());
     let second = ensure_running_at(&house.places, &exe).unwrap();
     assert_eq!(house.starts(), 2);
-    // Told to stop, it says goodbye and takes its socket away.
+    // On SIGTERM the server sends a goodbye and removes its socket.
     let asked = Instant::now();
     rustix::process::kill_process(pid_of(&second), rustix::process::Signal::TERM).unwrap();
     second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -143,12 +143,12 @@ fn a_server_that_only_queues_what_comes_and_dies_is_not_taken() {
     let stream = ensure_running_at(&house.places, &exe).unwrap();
     death.join().unwrap();
     assert_eq!(house.starts(), 1);
-    // A session can begin on it.
+    // A session can begin on this connection.
     let dir = tempfile::tempdir().unwrap();
     let mut client = Client::over(stream, dir.path(), Term::Session, 1);
     let root = Place::bare(client.session().root);
     assert!(client.call(Call::GetAttr { node: root }).result.is_ok());
-    // Or the server waits for it for hours.
+    // Without a close the server would wait for this session for hours.
     client.leave();
     house.wait_gone();
 }
@@ -159,7 +159,7 @@ fn a_server_that_ends_every_connection_is_left_to_the_greeting() {
     house.places.make_runtime().unwrap();
     let other = std::os::unix::net::UnixListener::bind(house.places.socket()).unwrap();
     let accepting = std::thread::spawn(move || {
-        // Of a version that knows no such question: it reads it, and ends the connection.
+        // An older version that does not know this question reads it and ends the connection.
         for stream in other.incoming() {
             let mut said = [0; 14];
             if (&stream.unwrap()).read_exact(&mut said).is_err() || &said[..4] != b"nigh" {
@@ -184,10 +184,10 @@ fn a_program_that_does_not_serve_is_told_at_once() {
     assert!(ensure_running_at(&house.places, std::path::Path::new("/nonexistent")).is_err());
 }
 
-/// A user of this test's own, who may have few threads.
+/// A user of this test alone, with a low limit of processes.
 const POOR: u32 = 4_077_123;
 
-/// What the next test starts: not a test by itself.
+/// The body of the program that the next test starts: not a test by itself.
 #[test]
 fn the_poor_server_itself() {
     let Ok(dir) = std::env::var("NIGH_TEST_POOR") else { return };
@@ -209,7 +209,7 @@ fn the_poor_server_itself() {
     serve(&places, &serving).unwrap();
 }
 
-/// Whatever the test finds, it does not outlive it: who waits for the end of what it says would wait for ever.
+/// Kills the child with the test: a reader of its output would otherwise wait for ever.
 struct Killed(std::process::Child);
 
 impl Drop for Killed {
@@ -249,10 +249,10 @@ fn strangers_who_take_all_threads_do_not_end_the_server() {
     };
     let mut old = Client::over(stream, Path::new("x"), Term::Session, 1);
     let root = Place::bare(old.session().root);
-    // It has all its threads when it answers.
+    // The server has started all its threads when it replies.
     assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());
     let strangers: Vec<_> = (0..300).map(|_| UnixStream::connect(&path)).collect();
-    // The latest were accepted or dropped by now.
+    // By now the last connections were accepted or dropped.
     std::thread::sleep(Duration::from_millis(500));
     assert!(server.0.try_wait().unwrap().is_none(), "it goes on");
     assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());

@@ -1,4 +1,4 @@
-//! Data of files that several clients write: whatever a kernel keeps of it stands under a grant.
+//! Data of files with several writers: a kernel may cache pages only under a data lease.
 
 mod common;
 
@@ -59,8 +59,8 @@ fn a_reader_waits_for_a_write_under_way_and_is_granted_what_it_wrote() {
     assert!(is_granted(&writer.answer(write)));
 }
 
-/// What such reads are to bring counts as queued only while they are executed: else a session that often waits
-/// would come to read nothing any more.
+/// A read counts against the limit of queued bytes only while it runs: otherwise a session with many blocked reads
+/// could finally read nothing.
 #[test]
 fn reads_that_had_to_wait_leave_room_for_others() {
     let world = World::new();
@@ -115,7 +115,7 @@ fn stores_into_a_map_are_written_back_before_their_client_gives_back() {
     assert!(!writer.is_answered(write));
     mapper.pump();
     assert!(recalls_data(&mapper));
-    // It waits for nobody, though the writer holds the data too; who syncs does.
+    // The write-back waits for no lease, though the writer has a data lease too; fsync waits for the writer.
     assert!(mapper.call(write_call(&f, "xyz", true)).result.is_ok());
     let sync = mapper.send(Call::Fsync { node: f, handle: None, data_only: true });
     assert!(!mapper.is_answered(sync));
@@ -128,7 +128,7 @@ fn stores_into_a_map_are_written_back_before_their_client_gives_back() {
     assert_eq!(std::fs::read(world.dir.path().join("d/f")).unwrap(), b"ayz45678");
 }
 
-/// One syncs; the other has stored too, and so its page goes first.
+/// The write-back of one mapper recalls the other mapper's lease, whose dirty page the server takes first.
 #[test]
 fn stores_of_two_sessions_into_one_page_are_merged() {
     let world = World::new();
@@ -144,13 +144,13 @@ fn stores_of_two_sessions_into_one_page_are_merged() {
     two.give_back();
     assert!(one.answer(first).result.is_ok());
     assert_eq!(text(&world, "d/f"), "A234567B");
-    // Once more, before its kernel has dropped the page; and a write through it, which stays.
+    // A repeated write-back, before the kernel has dropped the page; and a write by the mapper's own session.
     assert!(one.call(ours.flush(0, "AA345678")).result.is_ok());
     assert!(one.call(write_call(&ours.node, "w", false)).result.is_ok());
     assert!(one.call(ours.flush(0, "wA345678")).result.is_ok());
     assert_eq!(text(&world, "d/f"), "wA34567B");
     one.give_back();
-    // A page of before is refused, as it was given back.
+    // A write-back of pages from before the acknowledged recall is refused.
     assert_eq!(one.call(ours.flush(0, "late....")).result, Err(Errno::CANCELED));
 }
 
@@ -177,7 +177,7 @@ fn a_file_is_opened_although_it_was_replaced_since_it_was_looked_up() {
     assert!(matches!(one.call(read).result, Ok(Reply::Data(data)) if data == b"12345678"));
 }
 
-/// What `call` does is waited for by who gives back what it is asked for.
+/// Runs `call` on `two`, while `one` acknowledges recalls.
 fn done_beside(one: &mut Client, two: &mut Client, call: Call) {
     one.obliging = true;
     let call = two.send(call);
@@ -187,7 +187,7 @@ fn done_beside(one: &mut Client, two: &mut Client, call: Call) {
     assert!(two.answer(call).result.is_ok());
 }
 
-/// Linux looks a path up twice. Who was led to a file by a name that it has lost since would use up one of these.
+/// Linux repeats a path lookup once, and then returns ESTALE. A file that lost the name must not use up that retry.
 #[test]
 fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     let world = World::new();
@@ -213,7 +213,7 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     };
     assert_eq!(size(&mut one, &f), Ok((8, 1)), "it is d2/g");
     assert_eq!(size(&mut one, &old), Ok((8, 1)), "it is d/g");
-    // A change by who knows it by that name is told where it lies.
+    // A change by a client that knows the old name recalls leases at the present name.
     let two_knows = two.place("d2/g");
     assert!(matches!(two.call(Call::GetAttr { node: two_knows.clone() }).result, Ok(Reply::Attr(..))));
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
@@ -221,7 +221,7 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     assert!(
         matches!(two.call(Call::GetAttr { node: two_knows }).result, Ok(Reply::Attr(_, attr)) if attr.mode & 0o777 == 0o600)
     );
-    // Its descriptor would not tell where it is left, but its number leads there.
+    // The descriptor no longer gives the parent directory, but the inode number still finds the file.
     done_beside(&mut one, &mut two, Call::Unlink { dir: d, name: name("h"), keep: None });
     let left = if one.session().finds_numbers { Ok((8, 1)) } else { Err(Some(Errno::STALE)) };
     assert_eq!(size(&mut one, &h), left);
@@ -242,7 +242,7 @@ fn a_symlink_is_read_although_it_was_removed_since_it_was_looked_up() {
     );
 }
 
-/// A file that a client has open and mapped, and of which state its pages are.
+/// A file that a client has open and mapped, and the version of its pages.
 struct Mapped {
     node: Place,
     handle: Handle,
@@ -260,7 +260,7 @@ impl Mapped {
         Mapped { node, handle, since: Since { stamp, under: Some((grant.id, Covers::Data)) } }
     }
 
-    /// What was stored there is written back.
+    /// Writes back a dirty page of the mapping.
     fn flush(&self, offset: u64, text: &str) -> Call {
         let flags = WriteFlags { flush: true, since: Some(self.since), ..WriteFlags::default() };
         Call::Write { node: self.node.clone(), handle: Some(self.handle), offset, data: text.into(), flags }
@@ -273,7 +273,7 @@ impl Mapped {
     }
 }
 
-/// A call while others give back what they are asked for.
+/// Runs a call, while the other client acknowledges recalls.
 fn beside(client: &mut Client, other: &mut Client, call: Call) -> Result<Reply, Errno> {
     other.obliging = true;
     let began = Instant::now();
@@ -317,14 +317,14 @@ fn stores_into_a_map_do_not_undo_what_was_written_while_their_mount_was_fenced()
     for (offset, text) in [(0, "one"), (5, "two")] {
         assert!(beside(&mut away, &mut other, h.flush(offset, text)).is_ok(), "nobody else changed it");
     }
-    // What is granted anew says nothing of pages of before.
+    // A new grant does not validate pages from before it.
     let anew = Mapped::open(&mut away, "d/f");
     assert_eq!(beside(&mut away, &mut other, f.flush(0, "stale page")), Err(Errno::CANCELED));
     assert!(beside(&mut away, &mut other, anew.flush(0, "new")).is_ok());
     assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("newer678".into(), "one45two".into()));
 }
 
-/// Its session goes on all the time, and nobody has to be asked.
+/// The session stays alive, and no holder has to acknowledge.
 #[test]
 fn stores_into_a_map_come_too_late_when_their_grant_has_reached_its_end() {
     let world = World::new();
@@ -349,7 +349,7 @@ fn stores_into_a_map_come_too_late_when_their_grant_has_reached_its_end() {
     assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("otherine".into(), "one45two".into()));
 }
 
-/// Its kernel says of which state its pages are, and that may be any since it read them.
+/// The kernel reports the data version of its pages, which may be any version since it read them.
 #[test]
 fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
     let world = World::new();
@@ -393,7 +393,7 @@ fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
     let there = other.place("d/f");
     assert!(beside(&mut other, &mut late, write_call(&there, "other", false)).is_ok());
     assert_eq!(beside(&mut late, &mut other, f.flush(0, "mine")), Err(Errno::CANCELED));
-    // A kernel writes back through any descriptor that can be written; the bytes are looked for through another.
+    // The kernel writes back through any writable descriptor; the server compares bytes through a readable one.
     let handle = late.open(&f.node, Access { read: false, ..BOTH });
     let f = Mapped { handle, ..f };
     assert!(beside(&mut late, &mut other, f.flush(0, "other")).is_ok(), "that stands there");
@@ -408,7 +408,7 @@ fn stores_into_a_map_go_over_what_their_own_session_truncates_by_creating_it() {
     let mut late = Client::connect(&world.server, world.dir.path(), limit);
     let mut other = world.client();
     let f = Mapped::open(&mut late, "d/f");
-    // The session has changed it before: that is where its own changes are followed from.
+    // The server follows a session's own changes from its first change on.
     assert!(late.call(f.flush(0, "one")).result.is_ok());
     let dir = late.place("d");
     let access = Access { truncate: true, ..BOTH };
@@ -421,7 +421,7 @@ fn stores_into_a_map_go_over_what_their_own_session_truncates_by_creating_it() {
     assert_eq!(text(&world, "d/f"), "mine");
 }
 
-/// Numbers of grants of an earlier server mean nothing to the next, in calls that it had not answered either.
+/// Grant ids of an earlier server are invalid after a restart, also in calls that it left unanswered.
 #[test]
 fn stores_into_a_map_are_compared_after_a_restart() {
     let mut world = World::hasty();
@@ -437,7 +437,7 @@ fn stores_into_a_map_are_compared_after_a_restart() {
         client.go_on_over(world.server.serve_in_process().unwrap());
         assert_eq!(client.wait_linked(), Some(false));
     }
-    // It must be led there first, as it knows no ids of before.
+    // The client resolves the path first: a restarted server does not know the client's ids.
     for (file, path) in [(&f, "d/f"), (&h, "d/h")] {
         let names = path.split('/').map(name).collect();
         let walked = away.call(Call::Walk { node: file.node.node, names }).result;
@@ -452,7 +452,7 @@ fn stores_into_a_map_are_compared_after_a_restart() {
     assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("theirs78".into(), "page5678".into()));
 }
 
-/// Its kernel may have been led there, and not be known to have it open.
+/// The kernel may have looked the file up before the rename, without an open that the server knows of.
 #[test]
 fn a_file_that_its_own_session_replaced_is_opened_too() {
     let world = World::new();

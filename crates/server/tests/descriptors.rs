@@ -1,5 +1,5 @@
-//! What a peer can have of a server's descriptors, all kinds together (docs/attacks.md, "One user against the others").
-//! In a process of its own: it counts those of the process.
+//! The limit on a server's descriptors for one peer, over all kinds (docs/attacks.md, "One user against the others").
+//! In a test process of its own, because it counts descriptors of the process.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn descriptors() -> u64 {
     fs::read_dir("/proc/self/fd").unwrap().count() as u64
 }
 
-/// Attaches; `None`: it is refused for want of room.
+/// Attaches; `None` if the server refuses because a limit is reached.
 fn attached(world: &World, path: &Path, client: u64) -> Option<raw::Raw> {
     use std::os::unix::ffi::OsStrExt;
     let attach = path.as_os_str().as_bytes().to_vec();
@@ -66,13 +66,13 @@ fn one_peer_that_takes_all_that_it_can_leaves_the_process_descriptors() {
     let (mut opens, node): (Client, _) = (world.client_of(&dirs[0]), "f0");
     let node = opens.place(node);
     while opens.call(Call::Open { node: node.clone(), access: READ }).result.is_ok() {}
-    // The other end of each connection is of this process too.
+    // The client's end of each connection belongs to this process too.
     let taken = descriptors() - before - clients.len() as u64 - 1;
     eprintln!("{} exports, {taken} descriptors", clients.len());
     assert!(full.is_some(), "it is refused before {} exports are open", dirs.len());
     assert!(taken <= LIMIT, "{taken} descriptors for {} exports", clients.len());
     assert!(taken > LIMIT / 2, "most of them can be used");
-    // A session whose client is away makes room, with its export.
+    // The session of a disconnected client makes room, together with its export.
     let dir = full.unwrap().0;
     assert!(attached(&world, dir, 2_000).is_none());
     drop(clients.pop());

@@ -1,4 +1,4 @@
-//! Ways out of an export that need somebody on the server's own disk, and ids that somebody else was given
+//! Escapes from an export with the help of a process on the server's own disk, and use of ids given to another client
 //! (docs/attacks.md).
 
 mod common;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a directory that was moved away may be taken for where it was (`crates/server/src/reach.rs`).
+/// How long the server may still find a moved directory at its old place (`crates/server/src/reach.rs`).
 const MOVED: Duration = Duration::from_millis(150);
 
 fn create(dir: &Place, text: &str) -> Call {
@@ -153,8 +153,8 @@ fn an_id_that_somebody_else_was_given_gives_no_rights() {
     assert_eq!(fs::read(dir.path().join("private/f")).unwrap(), b"secret");
 }
 
-/// A client that can be nobody else.
-/// What becomes of a name goes by no right: such a client is asked to give back, and looks again as the user that it is.
+/// Update commits are not checked against a peer's rights, so a client limited to one user gets a recall instead, and
+/// looks the name up again with that user's rights.
 #[test]
 fn a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make() {
     if !needs_root("a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make") {
@@ -173,7 +173,7 @@ fn a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make() {
     let mut root = Client::connect(&server, dir.path(), Term::Session);
     let (public, private) = (root.place("public"), root.place("private"));
     let mut user = Client::wanting(user_link(&server, 4_000), Path::new("world"), Term::Session, PUSHES);
-    // Those that fail leave no grant behind, however they overlap.
+    // Failed lookups leave no grant behind, even concurrent ones.
     let looks: Vec<_> =
         (0..8).map(|_| user.send(Call::Lookup { dir: private.clone(), name: name("x") })).collect();
     for look in looks {

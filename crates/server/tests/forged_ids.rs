@@ -1,4 +1,4 @@
-//! Attacks by ids: made up, altered, of another export, or of an inode that is gone.
+//! Attacks by node ids: made up, altered, of another export, or of a removed inode.
 
 mod common;
 
@@ -70,7 +70,7 @@ fn an_id_of_another_export_is_a_made_up_one() {
     let mut inner = Client::wanting(server.serve_in_process().unwrap(), &dir.path().join("inner"), SOON, 0);
     let theirs = find(&mut inner, "f");
     assert!(inner.call(Call::GetAttr { node: theirs.clone() }).result.is_ok());
-    // The same inode, reachable through both.
+    // One inode that is reachable through both exports.
     forged(dir.path(), &server, |_, _| Call::GetAttr { node: Place::bare(theirs.node) });
     assert!(inner.call(Call::GetAttr { node: theirs }).result.is_ok(), "others are left in peace");
 }

@@ -1,4 +1,4 @@
-//! What is left of sessions that were forgotten or lost (docs/decisions/0009-sessions-over-connections.md).
+//! State of expired or lost sessions (docs/decisions/0009-sessions-over-connections.md).
 
 mod common;
 
@@ -9,7 +9,7 @@ use nigh_remote::Remote;
 use nigh_types::*;
 use std::time::{Duration, Instant};
 
-/// The answer to a call, of a client that looks after its lease.
+/// Waits for the reply to a call, while the client renews its lease.
 fn answer(client: &mut Client, call: CallId) -> Result<Reply, Errno> {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !client.is_answered(call) {
@@ -42,7 +42,7 @@ fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
     };
     let unlink = Call::Unlink { dir: d.clone(), name: name("h"), keep: None };
     let calls = [mkdir(&d, "once"), append(&f, handle, 7), create, unlink].map(|call| holder.send(call));
-    // Its answers are on their way, and never arrive.
+    // The replies are sent, and never arrive.
     let there = |text: &str| world.dir.path().join("d").join(text).symlink_metadata().is_ok();
     let give_up = Instant::now() + Duration::from_secs(10);
     while !there("once") || !there("made") || there("h") {
@@ -74,17 +74,18 @@ fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
     let Ok(Reply::Made { entry, handle: Some(file), existed: false }) = created else {
         panic!("{created:?}")
     };
-    // Whose leases would be waited for.
+    // Its leases would delay the calls below.
     other.leave();
-    // It is open for what it was made for, whatever its mode says.
+    // The created file is open with the requested access, whatever its mode.
     let node = Place { node: entry.id, hint: Some((d.node, name("made"))) };
     assert_eq!(ask(&mut holder, append(&node, file, 1)), Ok(Reply::Written { offset: 0, count: 16 }));
     assert_eq!(std::fs::read(world.dir.path().join("d/f")).unwrap().len(), 24);
-    // What is new is done, and what was answered from memory is answered once.
+    // New calls are executed, and a remembered reply is returned once.
     assert_eq!(ask(&mut holder, mkdir(&d, "once")), Err(Errno::EXIST));
 }
 
-/// Its kernel may not have dropped everything yet, so what it was granted stands until it says so, or for its lease.
+/// The client's kernel may still cache facts, so the lost session's grants live until they are acknowledged or
+/// expire.
 #[test]
 fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
     let world = World::hasty();
@@ -102,7 +103,7 @@ fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
         assert!(began.elapsed() < Duration::from_secs(8));
     }
     assert!(other.answer(made).result.is_ok());
-    // Whoever begins without a word of an earlier session has dropped everything.
+    // A client that names no earlier session has dropped all its facts.
     let mut fresh = world.client();
     let d = fresh.place("d");
     assert!(!fresh.list(&d).1.is_empty());
@@ -115,7 +116,7 @@ fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
     assert!(other.answer(made).result.is_ok());
 }
 
-/// A server that was killed remembers no answers, and this rename succeeds also where it was done before.
+/// A killed server remembers no replies, and this rename would succeed a second time.
 #[test]
 fn rename_that_left_a_whiteout_is_not_done_again_after_a_restart() {
     let mut world = World::new();
@@ -146,7 +147,7 @@ fn rename_that_left_a_whiteout_is_not_done_again_after_a_restart() {
     client.drain();
     assert_eq!(answer(&mut client, renamed), Err(Errno::NOENT));
     assert_eq!(std::fs::read(world.dir.path().join("d/moved")).unwrap(), contents);
-    // Asked for once more it is another rename, and moves the whiteout.
+    // A further request is a new rename, which moves the whiteout.
     assert!(ask(&mut client, rename).is_ok());
     assert!(std::fs::read(world.dir.path().join("d/moved")).is_err());
 }

@@ -1,5 +1,5 @@
-//! A full disk under the server's state directory: what stands goes on, who is new is told in one line, and all is well
-//! when there is room again.
+//! A full disk under the server's state directory: existing sessions continue, new clients are refused in one line,
+//! and the server recovers when there is room again.
 
 mod common;
 
@@ -18,7 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// A filesystem of a few pages, which is unmounted when this is dropped.
+/// A filesystem of a few pages, unmounted on drop.
 struct Small(TempDir);
 
 impl Small {
@@ -33,7 +33,7 @@ impl Small {
         self.0.path().join("state")
     }
 
-    /// Nothing more fits but for what is left of pages that are begun.
+    /// Fills the filesystem, except for the rest of pages already begun.
     fn fill(&self) {
         let mut filler = fs::File::create(self.filler()).unwrap();
         while filler.write_all(&[0; 4096]).is_ok() {}
@@ -56,7 +56,7 @@ impl Drop for Small {
     }
 }
 
-/// `Err`: what it was told.
+/// Attaches; `Err`: the server's refusal.
 fn attach(server: &Arc<Server>, dir: &Path) -> Result<Client, String> {
     let mut client = Client::connect(server, dir, Term::Session);
     let told = client.wait(|events| {
@@ -85,7 +85,7 @@ fn a_full_disk_refuses_who_is_new_in_one_line_and_harms_nobody_else() {
     let mut first = world.client();
     let d = first.place("d");
     small.fill();
-    // The line of one of them reaches over the end of a page.
+    // One client's line crosses a page boundary.
     let (mut others, mut told) = (Vec::new(), None);
     while told.is_none() && others.len() < 200 {
         match attach(&world.server, world.dir.path()) {
@@ -100,7 +100,7 @@ fn a_full_disk_refuses_who_is_new_in_one_line_and_harms_nobody_else() {
     let mkdir = |text| Call::Mkdir { dir: d.clone(), name: name(text), mode: 0o700, umask: 0 };
     first.obliging = true;
     assert!(first.call(mkdir("on")).result.is_ok(), "sessions that stand go on");
-    // One ends meanwhile, which cannot be written either.
+    // A session ends meanwhile, and its end cannot be written either.
     let count = world.server.session_count();
     others.pop().unwrap().leave();
     while world.server.session_count() == count {
@@ -126,7 +126,7 @@ fn a_server_that_begins_on_a_full_disk_lets_clients_in_when_there_is_room() {
     let Some(small) = Small::mount() else { return println!("SKIPPED: cannot mount a tmpfs") };
     let dir = tempfile::tempdir().unwrap();
     let begin = |state: &Path| Server::new(ServerOptions::new(state.to_owned())).unwrap();
-    // Another server stopped here before, without a word to its one client.
+    // An earlier server stopped in this state directory, with one client still attached.
     let before = small.state();
     let server = begin(&before);
     let mut client = attach(&server, dir.path()).unwrap();
@@ -170,7 +170,7 @@ fn a_full_disk_has_room_for_who_has_lost_its_locks() {
     small.fill();
     while attach(&world.server, world.dir.path()).is_ok() {}
     let waiting = other.send(lock(true, false));
-    // It breaks the protocol, and is forgotten for that.
+    // The holder breaks the protocol, so the server discards its session.
     holder.say(&Message::Hello(hello(&world, who, None)));
     assert_eq!(other.answer(waiting).result, Ok(Reply::Done));
     small.empty();

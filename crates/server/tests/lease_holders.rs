@@ -1,4 +1,5 @@
-//! Those who hold leases: how they are waited for, given up, and refused (docs/decisions/0008-leases.md).
+//! Lease holders: how long the server waits for them, when it fences them and when it grants nothing
+//! (docs/decisions/0008-leases.md).
 
 mod common;
 
@@ -103,7 +104,7 @@ fn a_client_that_gives_nothing_back_is_not_answered_and_then_fenced() {
         let now = mutator.now();
         mutator.session.handle_timeout(now);
         mutator.drain();
-        // What it says renews nothing.
+        // Messages of a client that owes an acknowledgement renew nothing.
         let now = holder.now();
         holder.session.handle_timeout(now);
         holder.drain();
@@ -152,7 +153,7 @@ fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_ha
     let d = mutator.place("d");
     for returns in [false, true] {
         let stream = world.server.serve_in_process().unwrap();
-        // Another client each time: the first let others wait, so it is granted nothing for a while.
+        // A different client each time: the first one delayed others, so the server grants it nothing for a while.
         let incarnation = 77 + u64::from(returns);
         let mut holder = Client::over(stream, world.dir.path(), Term::Session, incarnation);
         let held = holder.place("d");
@@ -235,7 +236,7 @@ fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
     assert_eq!(names(&mut alone), [false]);
     let mut other = world.client();
     assert_eq!(names(&mut other), [] as [bool; 0], "it is asked back first, and nobody waits for that");
-    // What it has of the root is asked back too, which may come by itself.
+    // The server also recalls its lease on the root, which may arrive separately.
     let d = other.place("d").node;
     let asked = |event: &Event| matches!(event, Event::Recall(recall) if recall.node == d);
     alone.wait(|events| events.iter().any(asked).then_some(()));

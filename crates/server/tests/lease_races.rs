@@ -1,5 +1,4 @@
-//! Several sessions at once, each with facts of its own: nobody believes what is not so, and nobody waits
-//! for long.
+//! Several sessions at once, each with cached facts: no client uses an outdated fact, and no call waits for long.
 
 mod common;
 
@@ -18,7 +17,7 @@ use tempfile::TempDir;
 fn server() -> (Arc<Server>, TempDir, TempDir) {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut options = ServerOptions::new(state.path().to_owned());
-    // Otherwise nobody would be granted anything after the first changes.
+    // Contention would otherwise stop all grants after the first changes.
     options.leases.contention_recalls = u32::MAX;
     (Server::new(options).unwrap(), state, dir)
 }
@@ -29,7 +28,7 @@ fn connect(server: &Arc<Server>, dir: &TempDir) -> Client {
     client
 }
 
-/// Facts that a client keeps as a cache would: a recall ends them, and spoils the answer on its way.
+/// A model cache: a recall drops facts, and taints a reply that is under way.
 struct Facts {
     client: Client,
     recalled: Vec<(NodeId, Covers)>,
@@ -41,7 +40,7 @@ impl Facts {
         Facts { client, recalled: Vec::new() }
     }
 
-    /// Takes in what came; answers what was recalled.
+    /// Processes received events, and acknowledges and returns recalls.
     fn pump(&mut self) -> Vec<(NodeId, Covers)> {
         let recalls = self.client.recalls();
         let ended: Vec<_> = recalls.iter().map(|recall| (recall.node, recall.covers)).collect();
@@ -50,8 +49,8 @@ impl Facts {
         ended
     }
 
-    /// The answer, and whether it may be kept under its grant on these facts. A recall before the answer
-    /// and one behind it are told apart by the order of the stream.
+    /// Returns the reply, and whether its grant lets the client cache it. The order of events tells recalls before
+    /// the reply from recalls after it.
     fn ask(&mut self, call: Call, node: NodeId, covers: Covers) -> (Reply, bool) {
         self.recalled.clear();
         let id = self.client.send(call);
@@ -73,12 +72,12 @@ impl Facts {
     }
 }
 
-/// How long the test goes on.
+/// Duration of the test.
 const LONG: Duration = Duration::from_secs(3);
-/// No single call may take as long.
+/// Time limit for a single call.
 const STALL: Duration = Duration::from_secs(5);
 
-/// One that keeps a number and looks again when it was asked for it. How often it knew, and how often it asked.
+/// Caches a number until a recall, then asks again. Returns the counts of cache hits and of calls.
 fn read_until(
     ends: Instant,
     facts: &mut Facts,
@@ -111,8 +110,8 @@ fn read_until(
     (hits, asked)
 }
 
-/// One client changes a number; others keep it under a grant. None that they keep is older than what was
-/// there when the latest change returned.
+/// One client changes a number while others cache it. No cached number may be older than the last change that
+/// returned.
 fn nobody_keeps_what_is_older(
     change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
     look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool) + Send + Sync + Clone + 'static,
@@ -121,7 +120,7 @@ fn nobody_keeps_what_is_older(
     nobody_keeps_beside(change, look, prepare, |_| thread::sleep(Duration::from_millis(50)));
 }
 
-/// The same, while a third one does something else again and again.
+/// As above, with a third client that runs `beside` in a loop.
 fn nobody_keeps_beside(
     change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
     look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool) + Send + Sync + Clone + 'static,
@@ -160,7 +159,7 @@ fn nobody_keeps_beside(
             thread::sleep(Duration::from_millis(5));
         }
     }
-    // Others may still wait for what it holds.
+    // Other clients may still wait for its acknowledgements.
     writer.session.handle_close("done");
     writer.drain();
     third.join().unwrap();
@@ -230,7 +229,7 @@ fn names_that_are_kept_are_never_older_than_what_was_renamed() {
             loop {
                 let (reply, keep) = facts.ask(Call::List { dir: dir.clone() }, dir.node, Covers::Names);
                 let Reply::Listed(listed) = reply else { panic!() };
-                // While it is renamed a scan may see the file under both names, or none.
+                // During the rename a listing may contain the file under both names, or under none.
                 let number =
                     |name: &Name| std::str::from_utf8(&name.as_bytes()[1..]).unwrap().parse().unwrap();
                 if let Some(newest) = listed.entries.iter().map(|(name, _)| number(name)).max() {
@@ -286,7 +285,7 @@ fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
             let [from, to] = [turn % 2, (turn + 1) % 2].map(|n| client.place(&format!("d{n}")));
             let (no_replace, exchange, keep) = (true, false, None);
             let (name, new_name) = (name("f"), name("f"));
-            // At first it is not there yet.
+            // Early iterations may not find the file in this directory yet.
             client.call(Call::Rename {
                 from,
                 name,
@@ -321,7 +320,7 @@ fn many_who_change_one_directory_all_come_through() {
                     assert!(client.call(Call::Rmdir { dir: d.clone(), name: text }).result.is_ok());
                     longest = longest.max(began.elapsed());
                 }
-                // Others may still ask for what it holds.
+                // Other clients may still wait for its acknowledgements.
                 client.session.handle_close("done");
                 client.drain();
                 longest

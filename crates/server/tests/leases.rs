@@ -1,4 +1,4 @@
-//! What one session changes is asked back from the others first (docs/decisions/0008-leases.md).
+//! A change recalls the other sessions' conflicting leases first (docs/decisions/0008-leases.md).
 
 mod common;
 
@@ -21,8 +21,8 @@ fn covers(text: &str) -> Covers {
 
 type Place2<'a> = &'a dyn Fn(&str) -> Place;
 
-/// Another client holds everything; `change` is answered (as `result`) when that one has given back exactly
-/// what `expected` says, and not before.
+/// A client holds all leases; the server answers `change` (with `result`) only after recalls of exactly `expected`
+/// are acknowledged.
 fn recalls(what: &str, change: impl Fn(Place2<'_>) -> Call, expected: &[&str], result: Result<(), Errno>) {
     let world = World::new();
     let (mut holder, held) = world.warm();
@@ -297,7 +297,7 @@ fn a_file_that_was_moved_while_its_writer_waited_is_looked_at_again() {
     let (mut writer, mut mover, mut watcher) = (world.client(), world.client(), world.client());
     let f = writer.place("d/f");
     let handle = writer.open(&f, BOTH);
-    // Left with its data alone.
+    // The reader keeps its data lease alone.
     let d = reader.place("d");
     let held: Vec<_> = [reader.list(&d).1, reader.attr(&d).1].concat();
     let now = reader.now();
@@ -368,11 +368,12 @@ fn a_file_that_got_or_lost_a_name_is_recalled_where_it_is_covered() {
         }
         (writer.answer(id), recalled)
     };
-    // From one name to two: who knows it by its directory is asked.
+    // From one name to two: the server recalls the directory lease that covers the file.
     let link = Call::Link { node: f.clone(), dir: there, name: name("f2") };
     let (linked, recalled) = oblige(&mut writer, &mut watcher, link);
     assert!(linked.result.is_ok() && recalled.contains(&(d.node, Covers::Names)));
-    // From two to one, through a descriptor whose own name is gone: its directory is known all the same.
+    // From two names to one, through a descriptor whose own name is gone: the server still knows the remaining
+    // parent.
     let gone = Call::Unlink { dir: writer.place("d"), name: name("h"), keep: None };
     assert!(oblige(&mut writer, &mut watcher, gone).0.result.is_ok());
     let (entries, grants) = watcher.list(&d2);
@@ -388,7 +389,7 @@ fn a_file_that_got_or_lost_a_name_is_recalled_where_it_is_covered() {
 #[test]
 fn a_file_is_not_moved_while_it_is_changed() {
     let world = World::new();
-    // A hole for the source: long to copy where the filesystem cannot share it, and cheap to make.
+    // A sparse source: slow to copy where the filesystem cannot clone it, and cheap to create.
     let length = 192 << 20;
     fs::File::create(world.dir.path().join("hole")).unwrap().set_len(length).unwrap();
     let (mut writer, mut mover) = (world.client(), world.client());
@@ -405,7 +406,7 @@ fn a_file_is_not_moved_while_it_is_changed() {
         length,
     });
     while fs::metadata(world.dir.path().join("d/f")).unwrap().len() <= 8 {
-        // What the mover holds of its directory is asked back first.
+        // The server recalls the mover's directory lease first.
         mover.pump();
     }
     let rename = mover.send(Call::Rename {

@@ -1,4 +1,4 @@
-//! Locks that clients claim from a server which has forgotten them (docs/decisions/0011-locks.md).
+//! Lock reclaims at a server that has discarded the session (docs/decisions/0011-locks.md).
 
 mod common;
 
@@ -11,12 +11,12 @@ use serde_json::Value;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// A server that forgets soon.
+/// A server with a short session term.
 fn forgetful() -> World {
     World::with(|options| options.session_term = Span::from_secs(4))
 }
 
-/// Comes to a server that has forgotten it.
+/// Reconnects to a server that has discarded the session.
 fn again(world: &World, client: &mut Client) {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !client.session.is_linked() {
@@ -30,14 +30,14 @@ fn again(world: &World, client: &mut Client) {
     assert_eq!(client.wait_linked(), Some(false));
 }
 
-/// Its connection ends.
+/// Ends the client's connection.
 fn cut(client: &mut Client) {
     let now = client.now();
     client.session.handle_disconnect(now, "cut");
     client.drain();
 }
 
-/// The same, and the server sees it.
+/// Ends the connection, and waits until the server has noticed it.
 fn hang_up(world: &World, client: &mut Client) {
     let (nobody, _) = UnixStream::pair().unwrap();
     client.go_on_over(nobody);
@@ -47,14 +47,14 @@ fn hang_up(world: &World, client: &mut Client) {
     });
 }
 
-/// A server that was started again has to be led there.
+/// Resolves the path again, as a restarted server requires.
 fn walk(client: &mut Client, f: &Place) {
     let names = vec![name("d"), name("f")];
     assert_eq!(client.call(Call::Walk { node: f.node, names }).result, Ok(Reply::Done));
 }
 
-/// Away until the server has forgotten it, because another client wants a lock that it holds; that one has the lock
-/// then.
+/// Disconnects the holder until the server discards its session, because another client waits for the holder's lock.
+/// The other client then has the lock.
 fn forgotten_for(world: &World, holder: &mut Client, other: &mut Client) {
     let there = other.place("d/f");
     let waiting = other.send(lock(&there, 9, true, false));

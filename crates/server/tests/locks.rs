@@ -31,7 +31,7 @@ struct Client {
 }
 
 impl Client {
-    /// A session on the export at `path` of the client with that durable identity.
+    /// Attaches to the export at `path`, as the client with this durable id.
     fn connect(server: &Arc<Server>, path: &Path, client: u64) -> Client {
         let stream = server.serve_in_process().unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
@@ -81,7 +81,7 @@ impl Client {
         }
     }
 
-    /// Takes in what the server sent within 10 ms.
+    /// Processes what the server sends within 10 ms.
     fn pump(&mut self) {
         let mut buffer = vec![0; 1 << 16];
         match self.stream.read(&mut buffer) {
@@ -117,7 +117,7 @@ impl Client {
         self.answer(id)
     }
 
-    /// Whether nothing is answered for a while.
+    /// Whether the call stays unanswered for a while.
     fn waits(&mut self, id: CallId) -> bool {
         for _ in 0..3 {
             self.pump();
@@ -220,7 +220,7 @@ fn a_process_is_named_on_its_own_machine_only() {
 
 #[test]
 fn hundreds_wait_without_a_thread_and_are_granted_in_their_order() {
-    // Of so many it is known that each is in line before the next is sent, which another thread may do.
+    // For this many waiters the test waits until each is queued, because pool threads may reorder calls.
     const COUNTED: u64 = 200;
     const WAITS: u64 = 1_500;
     let (server, _state, dir) = exported();
@@ -230,7 +230,7 @@ fn hundreds_wait_without_a_thread_and_are_granted_in_their_order() {
     assert_eq!(holder.call(lock(&file, 1, WRITE, ALL, false)), Ok(Reply::Done));
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
-    // More than calls may be outstanding.
+    // More than the limit of outstanding calls.
     let mut waits = Vec::new();
     for owner in 0..WAITS {
         waits.push((owner, waiter.send(lock(&same, owner, WRITE, ALL, true))));
@@ -240,7 +240,7 @@ fn hundreds_wait_without_a_thread_and_are_granted_in_their_order() {
             assert!(Instant::now() < give_up, "{owner}: {:?}", counted());
         }
     }
-    // Other tests have theirs.
+    // Other tests run threads in this process too.
     assert!(threads() < before + 500, "{} threads, {before} before", threads());
     assert_eq!(waiter.call(Call::GetAttr { node: same.clone() }).map(drop), Ok(()));
     assert!(waiter.waits(waits[0].1));
@@ -275,7 +275,7 @@ fn a_cancelled_wait_ends_with_eintr_and_gets_no_lock() {
     two.cancel(parked);
     two.cancel(parked);
     assert_eq!(two.answer(parked), Err(Errno::INTR));
-    // At once, so that it may be with a thread, or before one.
+    // Immediately, so that the cancel races with the start of the call.
     for _ in 0..200 {
         let early = two.send(flock(&same, 2, WRITE, true));
         two.cancel(early);
@@ -301,7 +301,7 @@ fn locks_and_waits_go_with_their_session() {
     assert!(two.waits(second));
     let third = three.send(lock(&c, 1, WRITE, (7, 7), true));
     assert!(three.waits(third));
-    // The waiter goes first: the lock is not given to it.
+    // The waiter leaves first, so it never gets the lock.
     two.leave();
     let give_up = Instant::now() + Duration::from_secs(20);
     while server.session_count() > 2 {

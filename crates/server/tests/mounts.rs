@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Unmounts when dropped.
+/// A mount that is unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -51,14 +51,14 @@ fn a_nested_tmpfs_has_ids_of_its_own_and_can_be_unmounted() {
     assert!(x.attr(&Place::bare(nodes[2].node)).is_ok());
     let listed: Vec<_> = x.list(&x.top()).into_iter().map(|(_, entry)| entry.id).collect();
     assert!(listed.contains(&nodes[0].node) && listed.contains(&nodes[1].node));
-    // The same numbers without attributes; of what is mounted in a directory that of the directory below it.
+    // A names-only listing has equal inode numbers; for a mount point it has the number of the covered directory.
     let numbers = |dir: Place| -> Vec<u64> { x.dirents(&dir).into_iter().map(|dirent| dirent.ino).collect() };
     assert_eq!(numbers(nodes[0].clone()), [nodes[2].node.ino]);
     assert_eq!(numbers(nodes[2].clone()), [nodes[4].node.ino]);
     assert!(numbers(x.top()).iter().all(|ino| ino >> 63 == 0));
     let call = Call::Link { node: nodes[4].clone(), dir: x.top(), name: name("l") };
     assert_eq!(x.call(call), Err(Errno::XDEV));
-    // Nothing that the server holds keeps it busy.
+    // Descriptors of the server do not keep the mount busy.
     let plain = Command::new("umount").arg(&first.0).output().unwrap();
     assert!(plain.status.success(), "{plain:?}");
     assert_eq!(x.attr(&nodes[2]), Err(Errno::STALE));
@@ -142,7 +142,7 @@ fn an_overlay_can_be_exported() {
         return;
     }
     let layers = tempfile::tempdir().unwrap();
-    // Layers on one filesystem of their own, which an overlay may not be.
+    // A filesystem of its own for the layers: they may not be on an overlay.
     let Some(_layers) = mount(&["-t", "tmpfs", "none"], layers.path()) else {
         return println!("SKIPPED: cannot mount a tmpfs");
     };
@@ -181,7 +181,7 @@ fn what_is_mounted_where_another_was_has_other_ids() {
         };
         fs::write(x.path("m/f"), "").unwrap();
         nodes.push([x.place("m").node.ino, x.place("m/f").node.ino]);
-        // Not lazily, so that its numbers are free again.
+        // Not a lazy unmount, so that its device number is free again.
         assert!(Command::new("umount").arg(x.path("m")).status().unwrap().success());
     }
     let distinct: std::collections::BTreeSet<_> = nodes.iter().flatten().collect();
@@ -220,7 +220,7 @@ fn exports_of_one_directory_go_through_their_own_mounts_and_share_the_rest() {
     ro.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     ro.give_back();
     assert!(rw.answer(call).result.is_ok());
-    // Whoever comes first makes no difference.
+    // The order of attaching makes no difference.
     rw.leave();
     ro.leave();
     let mut ro = Client::connect(&server, &path("ro"), Term::Session);
@@ -285,7 +285,7 @@ fn a_dead_mount_that_is_found_late_takes_the_grant_back() {
         return println!("SKIPPED: cannot mount a FUSE filesystem");
     };
     let root = client.root();
-    // That something is mounted there may be heard of while it is listed: then nothing is granted yet.
+    // The server may notice the mount during the listing; then it grants nothing yet.
     eventually("it was given before that was known", || {
         client.give_back();
         let (entries, grants) = client.list(&root);
@@ -323,7 +323,7 @@ fn file_that_a_mount_hides_is_not_found_by_number() {
     assert_eq!(find(f), Err(Errno::STALE), "over its directory");
     drop(over);
     assert_eq!(find(f), Ok(()));
-    // What lies over a name may not answer: it is not asked, whatever it is.
+    // The mount over a name may not respond, so the server does not access it.
     let (from, at) = (x.path("c/g"), x.path("c/g"));
     assert!(Command::new("mount").arg("--bind").args([&from, &at]).status().unwrap().success());
     let over = Mounted(at);

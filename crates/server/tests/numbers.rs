@@ -1,5 +1,5 @@
-//! Inodes that are asked for by their numbers alone (docs/decisions/0035-file-handles.md): those of the export, for peers that are believed
-//! to have checked what their callers may do, and nothing else.
+//! Lookup of inodes by number alone (docs/decisions/0035-file-handles.md): it finds inodes of the export only, and
+//! only for peers that are vouched for, whose kernel checks access.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn number(path: impl AsRef<Path>) -> u64 {
     fs::symlink_metadata(path).unwrap().ino()
 }
 
-/// The node and the directory and name that lead to it.
+/// The node, and the parent directory and name that lead to it.
 type Found = Result<(NodeId, Option<(NodeId, Name)>), Errno>;
 
 fn found(result: Result<Reply, Errno>) -> Found {
@@ -36,12 +36,12 @@ fn find(x: &Exported, ino: u64) -> Found {
     found(x.call(Call::LookupNumber { ino }))
 }
 
-/// What the server's own kernel keeps of names and inodes that nothing uses.
+/// Drops unused dentries and inodes of the server's kernel.
 fn drop_caches() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
 }
 
-/// Whether the filesystem of tests is one whose inodes are found so.
+/// Whether the filesystem under test supports opening inodes by number.
 fn finds_numbers(x: &Exported, test: &str) -> bool {
     let finds = needs_root(test) && x.export.session(&x.files).unwrap().finds_numbers;
     if !finds {
@@ -91,11 +91,11 @@ fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
     drop_caches();
     let f = places[2].node;
     assert_eq!(find(&x, f.ino), Ok((f, Some((x.root, name("moved"))))));
-    // By what a client knew of it before.
+    // By the id from before the restart.
     assert_eq!(x.attr(&places[2]).map(|attr| attr.size), Ok(4));
 }
 
-/// A client that knows the inode by its old name would take a grant on the directory as proof of that name.
+/// A client that knows the inode by its old name would take a directory lease as proof of that name.
 #[test]
 fn inode_found_by_number_under_another_name_is_covered_by_its_own_grant() {
     let x = Exported::new();
@@ -141,7 +141,7 @@ fn number_of_what_is_removed_or_outside_of_the_export_is_stale() {
         drop_caches();
     }
     drop(open);
-    // What nothing has, what is the filesystem's own, and what this server makes of other filesystems' numbers.
+    // Unused numbers, the filesystem's reserved inodes, and numbers that the server maps from other filesystems.
     for ino in [0, 1, 2, 8, 11, 1 << 40, 1 << 62, (1 << 63) + 5, (0xffff << 48) + 1, u64::MAX] {
         assert_eq!(find(&x, ino), Err(Errno::STALE), "{ino:x}");
     }
@@ -165,7 +165,7 @@ fn reused_number_is_told_with_the_id_of_the_new_inode() {
         return println!("SKIPPED: this filesystem does not reuse inode numbers soon");
     }
     let (new, _) = find(&x, old.ino).unwrap();
-    // The half that a file handle has.
+    // The half of the generation that a file handle contains.
     let half = |node: NodeId| node.generation & 0xffff_ffff;
     assert!(half(new) != half(old));
     assert_eq!(x.attr(&Place::bare(old)), Err(Errno::STALE));
@@ -184,7 +184,7 @@ fn files_that_the_server_keeps_aside_have_no_number() {
     }
 }
 
-/// Attack: a user, or a peer whose root is squashed, asks for what it may not walk to.
+/// Attack: a user, or a peer with squashed root, asks for an inode that it has no search permission to reach.
 #[test]
 fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
     if !needs_root("peer_that_is_not_vouched_for_finds_nothing_by_number") {
@@ -233,7 +233,7 @@ fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
     }
 }
 
-/// Attack: states of attached directories are bounded by their number, and each would grow to 8 MiB.
+/// Attack: only the number of state files of attached directories is bounded, and each file could grow to 8 MiB.
 #[test]
 fn calls_of_a_peer_that_is_not_vouched_for_write_no_table_of_directories() {
     let x = Exported::new();
@@ -260,7 +260,7 @@ fn calls_of_a_peer_that_is_not_vouched_for_write_no_table_of_directories() {
     assert!(is_written(&x));
 }
 
-/// Each call that gives a file a name leaves it to be found after a restart.
+/// Each call that gives a file a name records where to find it after a restart.
 #[test]
 fn files_that_got_their_names_by_calls_are_found_by_number_after_a_restart() {
     let x = Exported::new();
@@ -283,7 +283,7 @@ fn files_that_got_their_names_by_calls_are_found_by_number_after_a_restart() {
     }
 }
 
-/// Whether a directory was read meanwhile, as its access time tells; `None`: it would not tell.
+/// Whether a directory was read meanwhile, judged by its access time; `None` if access times are not updated.
 fn is_read(dir: &Path, what: impl FnOnce()) -> Option<bool> {
     let told = |what: &mut dyn FnMut()| {
         let (long_ago, omit) =
@@ -298,7 +298,7 @@ fn is_read(dir: &Path, what: impl FnOnce()) -> Option<bool> {
     told(&mut || assert!(fs::read_dir(dir).unwrap().count() > 0)).then_some(read)
 }
 
-/// Attack: calls that name such an inode, again and again, in a directory with very many names.
+/// Attack: repeated calls for such an inode, in a directory with very many names.
 #[test]
 fn directory_is_not_read_for_an_inode_that_is_open_or_has_its_only_name_elsewhere() {
     let outer = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ fn directory_is_not_read_for_an_inode_that_is_open_or_has_its_only_name_elsewher
     assert_eq!(read, [Some(false); 3], "removed, moved, open");
 }
 
-/// Attack: an id that a user was given while it might walk there is no way around the directory that was closed since.
+/// Attack: an id from the time when the user had search permission must not bypass a directory closed since.
 #[test]
 fn id_of_a_moved_file_is_not_reached_by_number_for_a_peer_that_is_not_vouched_for() {
     let x = Exported::vouched(false);
@@ -344,7 +344,7 @@ fn id_of_a_moved_file_is_not_reached_by_number_for_a_peer_that_is_not_vouched_fo
     assert_eq!(x.attr(&f), Err(Errno::STALE));
 }
 
-/// Where tests run on btrfs (`TMPDIR`).
+/// Runs where the tests' directory (`TMPDIR`) is on btrfs.
 #[test]
 fn inodes_of_inner_subvolumes_are_found_by_number() {
     let x = Exported::new();

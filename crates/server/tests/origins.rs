@@ -1,5 +1,5 @@
-//! One user against the others: what a server has little of is divided by origin, the user and machine that the
-//! transport proved, whatever client numbers a peer makes up (docs/attacks.md, "One user against the others").
+//! One user against the others: the server divides scarce resources by origin, the user and machine that the
+//! transport proved, whatever client ids a peer invents (docs/attacks.md, "One user against the others").
 
 mod common;
 
@@ -27,14 +27,14 @@ fn peer(uid: u32) -> Peer {
     Peer::new(format!("uid {uid}"), Claims::Only(user(uid)), Squash::None).with_any_path()
 }
 
-/// A directory that every user may reach and change.
+/// Makes the directories accessible and writable for every user.
 fn open_to_all(world: &World) {
     for (path, mode) in [("", 0o755), ("d", 0o1777), ("d/e", 0o777)] {
         fs::set_permissions(world.dir.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
     }
 }
 
-/// A client of that user, with an incarnation of its own.
+/// A client of that user, with a fresh incarnation.
 fn client(world: &World, uid: u32) -> Client {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let (server, incarnation) = (world.server.clone(), u64::from(rand()));
@@ -45,7 +45,7 @@ fn client(world: &World, uid: u32) -> Client {
     client
 }
 
-/// Another number each time.
+/// Returns a different number each time.
 fn rand() -> u32 {
     use std::sync::atomic::AtomicU32;
     static LAST: AtomicU32 = AtomicU32::new(1 << 20);
@@ -162,7 +162,7 @@ fn calls_of_one_user_in_many_sessions_leave_other_users_their_turn() {
     assert!(times[18] < Duration::from_millis(100), "{times:.1?}");
 }
 
-/// A filesystem that answers nothing.
+/// A filesystem that never replies.
 struct Hung {
     fuse: Option<fs::File>,
     at: std::path::PathBuf,
@@ -182,7 +182,7 @@ impl Hung {
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        // All that waits for it ends with an error.
+        // All waiting requests end with an error.
         self.fuse = None;
         let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
     }
@@ -199,14 +199,14 @@ fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
     let mut rogue = client(&world, ROGUE);
     let mut honest = client(&world, HONEST);
     let (root, d) = (rogue.root(), honest.place("d"));
-    // What a listing that hangs may have been granted already is not changed here.
+    // The hanging listings may already have leases on their directory, so the honest client changes another one.
     let e = honest.place("d/e");
     let Some(hung) = Hung::mount(at) else {
         return println!("SKIPPED: cannot mount a FUSE filesystem");
     };
     let mut calls: Vec<CallId> =
         (0..12).map(|_| rogue.send(Call::Lookup { dir: root.clone(), name: name("d2") })).collect();
-    // Listings look at every entry, so these hang too, and they are calls that may take long.
+    // A listing stats every entry, so listings hang too; they count as long calls.
     calls.extend((0..12).map(|_| rogue.send(Call::List { dir: root.clone() })));
     std::thread::sleep(Duration::from_millis(300));
     let asked = |what: &str, ask: &mut dyn FnMut() -> bool| {
@@ -281,7 +281,7 @@ fn change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once() {
         (rename((&d, "e"), (&root, "d2"), true, false), Errno::EXIST),
         (mkdir(&root, "d2"), Errno::EXIST),
         (create(true), Errno::EXIST),
-        // The caller's kernel looks the name up again, and opens what it leads to.
+        // The client's kernel repeats the lookup, and opens the result.
         (create(false), Errno::STALE),
     ];
     for (call, errno) in refused {
@@ -295,7 +295,7 @@ fn change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once() {
     let there = honest.root();
     assert!(honest.call(mkdir(&there, "new")).result.is_ok());
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
-    // The caller is told of it only with the rights that the kernel asks for first.
+    // The kernel checks permissions first, so a caller without them gets EACCES instead.
     fs::set_permissions(world.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
     let rmdir = Call::Rmdir { dir: root.clone(), name: name("d2") };
     let call = rogue.send_as(&user(ROGUE), rmdir);

@@ -24,7 +24,7 @@ fn rename(from: &Place, old: &str, to: &Place, new: &str) -> Call {
     Call::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false, keep: None }
 }
 
-/// Names in the folder; `None`: there is no folder.
+/// Names in the orphan directory; `None` if the directory does not exist.
 fn aside(dir: &Path) -> Option<Vec<String>> {
     let entries = fs::read_dir(dir.join(".nigh-orphans")).ok()?;
     Some(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
@@ -46,7 +46,7 @@ fn read(client: &mut Client, node: &Place, handle: Handle) -> Result<Vec<u8>, Er
     })
 }
 
-/// The answer to a call for which another client gives back what it holds.
+/// Runs a call, while the other client acknowledges recalls.
 fn answered(client: &mut Client, call: Call, other: &mut Client) -> Response {
     let call = client.send(call);
     given_back(client, call, other)
@@ -101,7 +101,7 @@ fn a_file_that_another_session_has_open_outlives_its_last_name() {
         }
         assert_eq!(holder.attr(&f).0.nlink, 0);
         assert_eq!(read(&mut holder, &f, handle), Ok(b"12345678mo".to_vec()));
-        // As link(2) says of one that lost its last name.
+        // link(2) fails with ENOENT for a file without names.
         let link = Call::Link { node: f.clone(), dir: d2.clone(), name: name("again") };
         assert_eq!(answered(&mut mutator, link, &mut holder).result.map(drop), Err(Errno::NOENT));
         holder.send(Call::Release { handles: vec![handle] });
@@ -124,7 +124,7 @@ fn a_client_says_what_it_has_open_before_it_gives_back() {
     assert!(!mutator.is_answered(call));
     holder.pump();
     holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
-    // Twice the same number: the first stands.
+    // The number is already in use: the first pin stays.
     holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
     assert!(given_back(&mut mutator, call, &mut holder).result.is_ok());
     assert_eq!(aside(world.dir.path()).unwrap().len(), 1);
@@ -132,12 +132,13 @@ fn a_client_says_what_it_has_open_before_it_gives_back() {
     assert_eq!(holder.attr(&f).0.nlink, 0);
     holder.send(Call::Release { handles: vec![CHOSEN] });
     eventually("it goes with the last close", || aside(world.dir.path()) == Some(vec![]));
-    // Whoever was just led there reaches it a little longer.
+    // For a short time after the removal the server still finds the file for calls racing with it.
     std::thread::sleep(Duration::from_millis(2_200));
     assert_eq!(read(&mut holder, &f, CHOSEN), Err(Errno::STALE));
 }
 
-/// Its lease runs out when it does not acknowledge, so what goes before an acknowledgement is heard all the same.
+/// The lease is not renewed while acknowledgements are owed, but messages before an acknowledgement are still
+/// processed.
 #[test]
 fn a_client_that_gives_back_late_keeps_what_it_has_open() {
     let world = World::hasty();
@@ -165,7 +166,7 @@ fn what_nobody_has_open_or_has_another_name_is_not_set_aside() {
     assert!(client.call(unlink(&d, "h")).result.is_ok());
     assert_eq!(client.attr(&h).0.nlink, 1);
     assert_eq!(aside(world.dir.path()), None);
-    // One that may not be removed keeps its name and has no other.
+    // A file whose replacement fails keeps its only name, and gets no orphan name.
     let e = Call::Rename {
         from: d.clone(),
         name: name("e"),
@@ -204,7 +205,7 @@ fn the_folders_directory_is_recalled_where_it_changes() {
     assert_eq!((told, after.mtime), (after, before.mtime));
 }
 
-/// By name, by path, by `..`, by a symlink, by a hard link, by renaming, by its inode, as an export.
+/// By name, by path, by `..`, by a symlink, by a hard link, by renaming, by its inode number, as an export.
 #[test]
 fn nothing_leads_into_the_folder() {
     let world = World::new();
@@ -244,7 +245,7 @@ fn nothing_leads_into_the_folder() {
     for call in refused {
         assert_eq!(client.call(call.clone()).result.map(drop), Err(Errno::PERM), "{call:?}");
     }
-    // The name under which it lies is no hint to it, or to another.
+    // The orphan directory's name is no hint for the directory itself, nor for others.
     let hint = Place { node: d.node, hint: Some((top.node, hidden())) };
     assert!(client.call(Call::List { dir: hint }).result.is_ok(), "d itself, by its id");
     let mut other = connect(&world);
@@ -277,7 +278,7 @@ impl Restart {
         Server::new(options).unwrap()
     }
 
-    /// A server that was stopped while a client had a removed file open.
+    /// Returns a server's directories after it stopped while a client had a removed file open.
     fn left() -> (Restart, Place) {
         let x = Restart { dir: tempfile::tempdir().unwrap(), state: tempfile::tempdir().unwrap() };
         fs::create_dir(x.dir.path().join("d")).unwrap();
@@ -320,7 +321,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
     assert_eq!(client.call(Call::GetAttr { node: f }).result.map(drop), Err(Errno::STALE));
 }
 
-/// The first who is back closes it, or has its session replaced.
+/// The first client that returns closes the file, or its session is replaced.
 #[test]
 fn a_removed_file_is_kept_for_all_who_may_come_back() {
     let (x, f) = Restart::left();
@@ -341,7 +342,7 @@ fn a_removed_file_is_kept_for_all_who_may_come_back() {
 #[test]
 fn what_nobody_comes_back_for_goes_after_a_term() {
     let (x, f) = Restart::left();
-    // Not of this server's making: it is left alone.
+    // A file that the server did not create stays.
     fs::write(x.dir.path().join(".nigh-orphans/not ours"), "x").unwrap();
     let server = x.server(300);
     let mut client = Client::connect(&server, x.dir.path(), Term::Session);
@@ -364,7 +365,7 @@ fn where_no_folder_can_be_made_descriptors_keep_it() {
         return;
     }
     let world = World::new();
-    // What has this name is somebody else's.
+    // The directory with this name belongs to another user.
     let folder = world.dir.path().join(".nigh-orphans");
     fs::create_dir(&folder).unwrap();
     std::os::unix::fs::chown(&folder, Some(1234), Some(1234)).unwrap();
@@ -380,7 +381,7 @@ fn where_no_folder_can_be_made_descriptors_keep_it() {
     assert_eq!(client.attr(&f).0.nlink, 0);
 }
 
-/// Opens and removals race: nobody who was told that a file is open loses it, and nothing is left over.
+/// Opens race with removals: a client that got an open reply never loses the file, and nothing is left over.
 #[test]
 fn opens_beside_removals_lose_nothing_and_leave_nothing() {
     let world = World::new();
@@ -404,7 +405,7 @@ fn opens_beside_removals_lose_nothing_and_leave_nothing() {
                         let attr = client.attr(&g).0;
                         assert_eq!(read(&mut client, &g, handle), Ok(b"x".to_vec()));
                         if attr.nlink == 0 {
-                            // Aside, or by its descriptor where it was opened a moment after.
+                            // In the orphan directory, or by its descriptor if the open came a moment later.
                             open += 1;
                         }
                         client.send(Call::Release { handles: vec![handle] });
@@ -429,7 +430,7 @@ fn opens_beside_removals_lose_nothing_and_leave_nothing() {
     eventually("nothing is left", || aside(&path).is_none_or(|names| names.is_empty()));
 }
 
-/// Its name in the folder is made before the other goes.
+/// The server creates the orphan name before it removes the last name.
 #[test]
 fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
     let world = World::new();
@@ -473,7 +474,7 @@ fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
     assert!(lost > 10, "only {lost} lost their name while they were looked at");
 }
 
-/// It is given its name in the folder before anybody knows that a directory cannot replace it, and loses that again.
+/// The server links the file into the orphan directory before rename fails with ENOTDIR, and unlinks it again.
 #[test]
 fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
     let world = World::new();
@@ -498,7 +499,7 @@ fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
             let opened = client.call(Call::Open { node, access: READ }).result;
             assert!(opened.is_ok(), "{opened:?}");
         }
-        // With that the folder is there.
+        // The orphan directory exists after this.
         assert!(client.call(unlink(&d, "other")).result.is_ok());
         while Instant::now() < ends {
             let g = looks(&mut client, "one");
@@ -513,7 +514,8 @@ fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
     looker.join().unwrap();
 }
 
-/// As on a local disk, for a process that stands in it. What has its name afterwards is another one.
+/// As on a local disk, for a process with its working directory in it. A new directory of that name is a different
+/// one.
 #[test]
 fn directory_removed_by_one_session_is_empty_for_another_and_can_be_changed() {
     let world = World::new();

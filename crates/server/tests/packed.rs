@@ -1,5 +1,5 @@
-//! Packed bodies, of which a few bytes stand for very many: a server makes no more of them than it may, and others are
-//! answered in time (docs/protocol.md, "Packed bodies").
+//! Compressed bodies, of which a few bytes expand to very many: the server expands no more than its limit, and other
+//! clients get timely replies (docs/protocol.md, "Packed bodies").
 
 mod common;
 
@@ -11,19 +11,19 @@ use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A frame with an empty list, as bytes; how many of them stand behind its count, and behind the length of the record
-/// that it is in.
+/// A frame with an empty list, as bytes; the number of bytes after its count, and after the length of the record that
+/// contains it.
 struct Listing {
     frame: Vec<u8>,
     item: &'static [u8],
     behind: usize,
     record: Option<usize>,
-    /// Items that are taken.
+    /// Most items that the server accepts.
     most: u32,
 }
 
 impl Listing {
-    /// All that a client can say with lists as long as it likes.
+    /// All messages of a client that contain lists of variable length.
     fn all(node: NodeId) -> [Listing; 4] {
         let frame = |call| {
             let request = Request { credentials: Credentials::default(), name: None, call };
@@ -44,7 +44,7 @@ impl Listing {
         ]
     }
 
-    /// The same with so many items, packed.
+    /// The frame with `count` items, compressed.
     fn of(&self, count: u32) -> Vec<u8> {
         let mut frame = self.frame.clone();
         let items = self.item.repeat(count as usize);
@@ -59,14 +59,14 @@ impl Listing {
         pack(&frame).expect("equal items can be packed")
     }
 
-    /// With as many as a frame can have.
+    /// The frame with as many items as fit.
     fn longest(&self) -> Vec<u8> {
         let room = MAX_BODY + HEADER_BYTES - u32::try_from(self.frame.len()).unwrap();
         self.of(room / u32::try_from(self.item.len()).unwrap())
     }
 }
 
-/// To a number that stands there.
+/// Adds to a number in the frame.
 fn add(number: &mut [u8], more: usize) {
     let sum = u32::from_le_bytes(number.try_into().unwrap()) + u32::try_from(more).unwrap();
     number.copy_from_slice(&sum.to_le_bytes());
@@ -77,7 +77,7 @@ fn a_list_that_is_too_long_ends_whoever_packed_it_before_it_costs_anything() {
     let _alone = alone();
     let world = World::new();
     let root = world.client().root().node;
-    // As much as a server reads at a time.
+    // As much as the server reads at a time.
     let much = |frame: Vec<u8>| frame.repeat((256 << 10) / frame.len());
     let all = Listing::all(root);
     let longest = all.iter().map(|listing| much(listing.longest()));
@@ -88,7 +88,7 @@ fn a_list_that_is_too_long_ends_whoever_packed_it_before_it_costs_anything() {
         while !stop.load(Ordering::Relaxed) || ended == 0 {
             for attack in &attacks {
                 let mut rogue = Rogue::wanting(&world, COMPRESSED);
-                // It may have ended the session by then.
+                // The server may have ended the session by then.
                 let _ = rogue.stream.write_all(attack);
                 rogue.ended();
                 ended += 1;
@@ -97,7 +97,7 @@ fn a_list_that_is_too_long_ends_whoever_packed_it_before_it_costs_anything() {
     });
     let broke =
         || lines(&["event=\"ended\"", "the client broke the protocol: ", "more names, handles"]).len();
-    // Of very many not each has a line.
+    // Log lines are rate-limited.
     eventually("each has its line", Duration::from_secs(10), || broke() >= ended.min(400));
     println!("packs lists that are too long: {ended} sessions, {} lines", broke());
 }
@@ -107,7 +107,7 @@ fn lists_that_are_as_long_as_they_may_be_keep_nobody_waiting() {
     let _alone = alone();
     let world = World::new();
     let root = world.client().root().node;
-    // Nobody is told anything of what these say.
+    // These messages get no reply.
     let [_, keep, release, give_back] = Listing::all(root);
     let said: Vec<Vec<u8>> = [keep, release, give_back]
         .map(|listing| {

@@ -1,4 +1,5 @@
-//! Who takes pushes keeps its grants: it is told what others have made of what it holds (docs/decisions/0014-pushes.md).
+//! Clients that take updates keep their grants: the server sends them the changes of others
+//! (docs/decisions/0014-pushes.md).
 
 mod common;
 
@@ -10,7 +11,7 @@ use nigh_remote::{Event, Remote};
 use nigh_types::*;
 use std::collections::BTreeSet;
 
-/// A client that takes pushes; it holds all directories, and attributes.
+/// A client that takes updates and holds leases on all directories and attributes.
 struct Watcher {
     client: Client,
     places: Vec<(&'static str, Place)>,
@@ -36,7 +37,7 @@ impl Watcher {
         self.places.iter().find(|(name, _)| *name == path).unwrap().1.clone()
     }
 
-    /// The next hold, in words.
+    /// Waits for the next update prepare, as text.
     fn held(&mut self) -> (RecallId, BTreeSet<String>) {
         let hold = self.client.wait(|events| {
             let at = events.iter().position(|event| matches!(event, Event::Hold(_)))?;
@@ -62,7 +63,7 @@ impl Watcher {
         self.client.drain();
     }
 
-    /// What was held has become this.
+    /// Waits for the update commit, and returns its facts.
     fn became(&mut self, id: RecallId) -> Vec<Fact> {
         self.client.wait(|events| {
             events.iter().find_map(|event| match event {
@@ -88,8 +89,8 @@ fn attr_of(facts: &[Fact], node: NodeId) -> Option<Attr> {
     })
 }
 
-/// Somebody else makes a change: what the watcher is asked to hold back, and what it is told then. It is asked for
-/// nothing back, and is granted no more than it had.
+/// Another client makes a change. Checks the facts that the watcher is asked to suspend, and returns those of the
+/// update commit. The server recalls nothing from the watcher, and grants it nothing more.
 fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<Fact>) {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
@@ -184,7 +185,7 @@ fn a_change_that_others_were_faster_with_tells_nothing() {
     let dir = mutator.place("d");
     let call = mutator.send(mkdir(&dir, "new"));
     let (id, _) = watcher.held();
-    // It is made beside the server before that goes on.
+    // A local process creates the name before the server continues.
     std::fs::create_dir(world.dir.path().join("d/new")).unwrap();
     watcher.acknowledge(id);
     assert_eq!(mutator.answer(call).result, Err(Errno::EXIST));
@@ -259,7 +260,7 @@ fn what_is_told_is_told_in_the_numbers_of_each_export() {
         Fact::Name { entry: Some(entry), .. } => Some(entry.id),
         _ => None,
     });
-    // Each export says that in its own way.
+    // Each export has its own ids for the new directory.
     let (here, there) = (below.place("new").node, whole.client.place("d/new").node);
     assert_eq!(told, Some(here));
     assert_eq!(names(&whole.became(id)), [("new".to_owned(), Some(there.ino))]);
@@ -279,8 +280,8 @@ fn the_servers_own_folder_is_told_to_nobody() {
     assert_eq!(names(&watcher.became(id)), [(".nigh-orphans".to_owned(), None)]);
 }
 
-/// A file is known by a descriptor that tells no directory, since the name under which it was opened is gone: where it lies has to be
-/// noted, also for the one of two that was not named first.
+/// The file is known by a descriptor without a directory, since the name under which it was opened is gone. So the
+/// server must record its location, for both files of an exchange.
 #[test]
 fn a_file_that_an_exchange_has_moved_is_changed_where_it_lies_now() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! Clients that have said nothing for a while: one thread listens to all of them.
+//! Idle clients: one thread polls all their connections.
 
 mod common;
 
@@ -19,16 +19,16 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// After so long a connection is quiet.
+/// After this time a connection counts as idle.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Threads of this process are looked at: one test at a time.
+/// The tests count wakeups of this process's threads, so one test runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often each thread of a connection was woken.
+/// Counts the wakeups of each connection thread.
 fn woken() -> BTreeMap<u64, u64> {
     let of_connection = |task: &fs::DirEntry| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "nigh-session")
@@ -61,7 +61,7 @@ fn many_who_are_quiet_acknowledge_and_renew_and_none_of_their_threads_wakes() {
     let before = woken();
     let change = mkdir_in(&mut maker, &d, "new");
     for (nth, holder) in holders.iter_mut().enumerate() {
-        // Of the directory's names and of its attributes: they need not come at once.
+        // Recalls of the directory lease and of the attribute lease, which may arrive separately.
         while holder.recalls().len() < 2 {
             holder.pump();
         }
@@ -71,7 +71,7 @@ fn many_who_are_quiet_acknowledge_and_renew_and_none_of_their_threads_wakes() {
     }
     assert!(maker.answer(change).result.is_ok());
     for holder in &mut holders {
-        // A sign of life is asked for long before the term of 15 s has run out.
+        // The client renews long before the term of 15 s ends.
         let later = Time(holder.now().0 + 5_000_000_000);
         holder.session.handle_timeout(later);
         holder.drain();
@@ -80,7 +80,7 @@ fn many_who_are_quiet_acknowledge_and_renew_and_none_of_their_threads_wakes() {
     std::thread::sleep(Duration::from_millis(50));
     let after = woken();
     let slept = before.iter().filter(|(thread, times)| after.get(thread) == Some(times)).count() as u64;
-    // The maker's did not.
+    // The thread of the changing client did run.
     assert_eq!((slept, before.len() as u64), (HOLDERS, HOLDERS + 1), "{before:?} and {after:?}");
     for holder in &mut holders {
         assert_eq!(holder.entry(&d, "new").attr.kind(), Kind::Directory);
@@ -97,7 +97,7 @@ fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
     let data: Vec<u8> = (0..1 << 20).map(|n: u32| n.to_le_bytes()[n as usize % 3]).collect();
     for round in 0..3_u8 {
         std::thread::sleep(QUIET);
-        // More than is read at a time, then calls behind it.
+        // More than the server reads at a time, followed by further calls.
         let data: Vec<u8> = data.iter().map(|byte| byte ^ round).collect();
         let flags = WriteFlags::default();
         let write =
@@ -106,7 +106,7 @@ fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
         assert!(fs::read(world.dir.path().join("d/f")).unwrap() == data);
         assert!(client.attr(&f).0.size == 1 << 20);
     }
-    // A frame of which a part came, and then nothing for long.
+    // A partial frame, followed by a long pause.
     let mut raw = Raw::hello(&world, None, hello(&world, 77, None));
     let root = Place::bare(raw.welcome().session.root);
     let call = Call::GetAttr { node: root };
@@ -117,7 +117,7 @@ fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
     }
     assert!(raw.answer().unwrap().result.is_ok());
     std::thread::sleep(QUIET);
-    // Signs of life and a call in one.
+    // A ping and a call in one write.
     let call = Call::GetAttr { node: Place::bare(client.root().node) };
     let frame = encode_request(CallId(2), &Request { credentials: me(), name: None, call });
     raw.stream.write_all(&[Message::Ping(1, 1).encode(), frame].concat()).unwrap();
@@ -147,7 +147,7 @@ fn who_was_quiet_and_breaks_a_rule_or_is_cut_is_treated_as_any_other() {
         assert_eq!(client.wait_linked(), None, "it goes on, and nothing has ended");
         assert_eq!(client.attr(&d).0.kind(), Kind::Directory);
     }
-    // One that is gone while it is quiet gives nothing back; its end is noticed.
+    // A client that ends while idle acknowledges nothing; the server notices its end.
     std::thread::sleep(QUIET);
     holder.leave();
     let begun = Instant::now();
@@ -174,7 +174,7 @@ fn a_server_that_stops_leaves_no_thread_of_who_is_quiet() {
     }
 }
 
-/// Bytes between two ends, and what somebody on the way says to the server.
+/// A proxy between two ends that can inject bytes towards the server.
 fn on_the_way(to: SocketAddr) -> (SocketAddr, Sender<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, (say, said)) = (listener.local_addr().unwrap(), channel::<Vec<u8>>());
@@ -218,7 +218,7 @@ fn a_record_that_is_no_record_ends_a_quiet_connection_at_once() {
     client.write_all(&Message::Hello(hello(&world, 99, None)).encode()).unwrap();
     assert!(client.read(&mut [0; 4096]).unwrap() > 0, "it is welcome");
     std::thread::sleep(QUIET);
-    // As application data it would have to be sealed.
+    // Application data would have to be encrypted.
     say.send([&[23, 3, 3, 0, 32][..], &[7; 32]].concat()).unwrap();
     let begun = Instant::now();
     while !served.is_finished() {

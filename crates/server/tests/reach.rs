@@ -1,4 +1,4 @@
-//! Ids that stay, places that fail, and ways out of the export that do not exist.
+//! Stable ids, failing hints, and attempts to leave the export.
 
 mod common;
 
@@ -105,7 +105,7 @@ fn nothing_leads_out_of_the_export() {
         let place = x.place(link);
         assert_eq!(x.call(Call::Lookup { dir: place.clone(), name: name("secret") }), Err(Errno::NOTDIR));
         let at = |text: &str| Place { node: place.node, hint: Some((place.node, name(text))) };
-        // By its number it is the symlink itself.
+        // Its number finds the symlink itself.
         let itself = x.attr(&place).unwrap();
         assert!([Err(Errno::STALE), Ok(itself)].contains(&x.attr(&at("secret"))));
         let names = vec![name(link), name("secret")];
@@ -120,7 +120,7 @@ fn nothing_leads_out_of_the_export() {
         };
         assert_eq!(x.call(create), Err(Errno::NOTDIR));
     }
-    // A directory that turns into a symlink while its place is remembered.
+    // A directory that is replaced by a symlink while its place is cached.
     let f = x.place("d/f");
     fs::rename(x.path("d"), x.path("e")).unwrap();
     symlink(outer.path(), x.path("d")).unwrap();
@@ -131,7 +131,7 @@ fn nothing_leads_out_of_the_export() {
     };
     assert_eq!(now.attr.kind(), Kind::Symlink);
     assert!(x.entry(&d, "secret").is_none());
-    // An id from outside, with any hint.
+    // An id from outside the export, with any hint.
     let secret = fs::metadata(outer.path().join("secret")).unwrap();
     for generation in [0, f.node.generation] {
         let node = NodeId { ino: secret.ino(), generation };
@@ -198,7 +198,7 @@ fn ten_thousand_opens_by_name_hold_few_descriptors() {
             other => assert_eq!((other, n >= 64), (Err(Errno::NFILE), true)),
         }
     }
-    // Other tests of this process open some, too.
+    // Other tests of this process open descriptors, too.
     assert!(count() < before + 512 + 64 + 64 + 400, "{} descriptors", count() - before);
     let later = std::time::Instant::now() + std::time::Duration::from_secs(60);
     x.export.close_idle(later);
@@ -221,7 +221,7 @@ fn deep_trees_are_reached_without_recursion_and_beyond_path_max() {
     assert_eq!(x.attr(&at), Err(Errno::STALE));
     assert_eq!(x.call(Call::Walk { node: at.node, names }), Ok(Reply::Done));
     assert!(x.attr(&at).is_ok());
-    // The standard library's removal would be slow at this depth; take it apart from below.
+    // The standard library's removal would be slow at this depth, so rm(1) does it.
     std::process::Command::new("rm").arg("-rf").arg(x.path(&long)).status().unwrap();
 }
 

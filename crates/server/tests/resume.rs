@@ -1,4 +1,4 @@
-//! Sessions over connections that end, and over restarts (docs/decisions/0009-sessions-over-connections.md).
+//! Sessions over ended connections, and over restarts (docs/decisions/0009-sessions-over-connections.md).
 
 mod common;
 
@@ -13,7 +13,7 @@ use nigh_types::*;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-/// Until that session's lease has run out, as the server sees it.
+/// Waits until the session's lease has expired, as the server sees it.
 fn wait_dormant(world: &World, session: u64) {
     eventually("it is dormant", || {
         let status = world.server.status();
@@ -35,7 +35,7 @@ fn files_locks_recalls_and_waits_stand_over_a_cut() {
     let dir = other.place("d");
     assert!(!other.is_answered(waiting));
     again(&world, &mut other);
-    // The recall goes out while nobody is there to take it.
+    // The server sends the recall while the holder is disconnected.
     holder.session.handle_disconnect(holder.now(), "cut");
     holder.drain();
     let made = other.send(mkdir(&dir, "new"));
@@ -45,7 +45,7 @@ fn files_locks_recalls_and_waits_stand_over_a_cut() {
     assert_eq!(holder.wait_linked(), None);
     let read = Call::Read { node: f.clone(), handle: Some(handle), offset: 0, length: 9 };
     assert!(holder.call(read).result.is_ok());
-    // What reading granted it is asked back too.
+    // The server also recalls the lease that the read granted.
     while !other.is_answered(made) {
         holder.pump();
     }
@@ -127,7 +127,7 @@ fn nobody_goes_on_with_a_session_that_is_not_its_own() {
         let read = Call::Read { node: f.clone(), handle: Some(handle), offset: 0, length: 9 };
         assert!(victim.call(read).result.is_ok(), "the session stands, over its own connection");
     }
-    // Its own client may: but for another export it gets another session.
+    // Its own client may resume; a different export gets a new session.
     let mut raw = Raw::hello(&world, None, Hello { attach: elsewhere, ..good });
     assert_eq!(raw.welcome().resumed, None);
 }
@@ -142,7 +142,7 @@ fn of_two_connections_that_resume_one_session_the_later_one_has_it() {
     let resume = Some(Resume { session_id: id, received: 1 });
     let mut connections: Vec<Raw> =
         (0..8).map(|_| Raw::hello(&world, None, hello(&world, incarnation, resume))).collect();
-    // Each was heard, and has the session until another is.
+    // Each hello was accepted, and has the session until the next is.
     for raw in &mut connections {
         match raw.hear() {
             Heard::Message(Message::Welcome(welcome)) => assert_eq!(welcome.session_id, id),
@@ -150,7 +150,7 @@ fn of_two_connections_that_resume_one_session_the_later_one_has_it() {
             other => panic!("{other:?}"),
         }
     }
-    // Whoever was overtaken by a later connection does not take the session from it.
+    // A hello overtaken by a later connection does not take the session from it.
     let mut late = Raw::hello(&world, None, Hello { moment: 5, ..hello(&world, incarnation, resume) });
     late.ends();
     let unknown = Some(Resume { session_id: id ^ 1, received: 0 });
@@ -167,7 +167,7 @@ fn of_two_connections_that_resume_one_session_the_later_one_has_it() {
         }
     }
     assert_eq!(alive, 1);
-    // A session that is over is forgotten behind the end of its connection.
+    // The server discards an ended session after the end of its connection.
     eventually("one session is left", || world.server.session_count() == 1);
 }
 
@@ -186,7 +186,7 @@ fn counts_that_cannot_be_end_the_session_and_nothing_else() {
         raw.ends();
     }
     assert!(good.call(Call::GetAttr { node: root }).result.is_ok());
-    // A session that is over is forgotten behind the end of its connection.
+    // The server discards an ended session after the end of its connection.
     eventually("one session is left", || world.server.session_count() == 1);
 }
 
@@ -206,7 +206,7 @@ fn a_client_that_confirms_nothing_gets_no_more_than_the_window() {
         assert!(raw.answer().is_some());
         answers += 1;
     }
-    // What is not confirmed is kept, and no more put out: one is read already, and the other is held.
+    // Unconfirmed replies are kept, and no more are sent: one is read already, and the other waits.
     let held = |calls: u64| {
         eventually("the rest is held", || {
             let status = world.server.status();
@@ -229,7 +229,7 @@ fn a_client_that_confirms_nothing_gets_no_more_than_the_window() {
     let more = answers / 2;
     (0..more).for_each(|_| assert!(raw.answer().is_some()));
     held(70 - more);
-    // They wait for it over another connection too.
+    // They wait for confirmation over a new connection too.
     let status = world.server.status();
     let (id, received) = (status["sessions"][1]["session"].as_u64().unwrap(), answers + more);
     let resume = Some(Resume { session_id: id, received });
@@ -273,7 +273,7 @@ fn after_a_restart_nothing_changes_until_everybody_is_back() {
     let now = holder.now();
     holder.session.handle_reclaimed(now);
     holder.drain();
-    // Opening the file again granted it something.
+    // Reopening the file granted a lease.
     holder.obliging = true;
     while !other.is_answered(made) {
         holder.pump();
@@ -298,7 +298,7 @@ fn who_does_not_come_back_is_waited_for_no_longer_than_its_lease() {
         assert!(restarted.elapsed() < Duration::from_secs(8));
     }
     assert!(restarted.elapsed() > Duration::from_secs(2));
-    // Who said goodbye is not waited for at all.
+    // The server does not wait for a client that closed its session.
     other.session.handle_close("done");
     other.drain();
     eventually("it has left", || world.server.status()["totals"]["sessions"] == 0);

@@ -1,4 +1,4 @@
-//! What a client that may be one user only learns of what that user has no right to (docs/attacks.md).
+//! What a client limited to one user learns about files that this user cannot access (docs/attacks.md).
 
 mod common;
 
@@ -25,7 +25,7 @@ fn another_process() {
     other::serve();
 }
 
-/// An export with directories of these modes, a client of root's and one of a user's.
+/// An export with directories of these modes, a client of root and a client of an ordinary user.
 struct Stage {
     dir: TempDir,
     _state: TempDir,
@@ -57,7 +57,7 @@ fn stage_watched_by(watch: WatchWay, directories: &[(&str, u32)]) -> Stage {
 }
 
 impl Stage {
-    /// Does that by a mount of root's, and what the user's client is told by recalls meanwhile, which it gives back.
+    /// Makes a change by root's client; returns the recalls of the user's client, which acknowledges them.
     fn change(&mut self, call: Call) -> Vec<Recall> {
         let (call, mut told) = (self.root.send(call), Vec::new());
         eventually("the change is made", || {
@@ -74,7 +74,7 @@ impl Stage {
         told
     }
 
-    /// The same of what another process does on the disk, up to the recall of a directory's names.
+    /// Lets another process make a change; returns the recalls up to that of a directory lease.
     fn on_disk(&mut self, other: &mut Other, dir: &Place, what: &str) -> Vec<Recall> {
         other.run(what);
         let mut told = Vec::new();
@@ -92,7 +92,7 @@ impl Stage {
     }
 }
 
-/// The names in recalls of a directory's names; `None`: there was none.
+/// Names in recalls of a directory lease; `None`: no such recall.
 fn names_of(told: &[Recall], dir: &Place) -> Option<Vec<Name>> {
     let of_names = told.iter().filter(|recall| recall.covers == Covers::Names);
     assert!(of_names.clone().all(|recall| recall.node == dir.node), "{told:?}");
@@ -103,8 +103,7 @@ fn create(dir: &Place, text: &str) -> Call {
     Call::Create { dir: dir.clone(), name: name(text), mode: 0o600, umask: 0, exclusive: true, access: BOTH }
 }
 
-/// The client is granted the names of a directory by looking up one that is not there; long enough before others change it
-/// that this is no contention.
+/// Gets a directory lease by looking up a name that does not exist. Waits until a change counts as no contention.
 fn absent(client: &mut Client, dir: &Place) {
     let response = client.call(Call::Lookup { dir: dir.clone(), name: name("absent") });
     assert_eq!(response.result, Ok(Reply::Looked(None)));
@@ -129,12 +128,12 @@ fn recall_names_nothing_in_directory_that_holder_may_search_and_not_list() {
     absent(&mut at.user, &closed);
     let told = at.change(create(&roots, "secret"));
     assert_eq!(names_of(&told, &closed), Some(vec![]));
-    // Attributes of a file are told by its name.
+    // A recall for attributes of a file would carry its name.
     absent(&mut at.user, &closed);
     let secret = at.root.place("closed/secret");
     let told = at.change(chmod(&secret, 0o640));
     assert_eq!(names_of(&told, &closed), Some(vec![]));
-    // A caller that makes a name may not be one that may list.
+    // The caller may create a name in a directory that it may not list.
     let dropbox = at.user.place("dropbox");
     assert!(at.user.call(create(&dropbox, "own")).result.is_ok());
     let roots = at.root.place("dropbox");
@@ -254,7 +253,7 @@ fn flags_and_fsync_by_id_need_the_right_to_open() {
     ] {
         mode("d/known", bits);
         match at.user.call(flags(&known)).result {
-            // Not every filesystem has flags.
+            // Some filesystems have no inode flags.
             Err(Errno::NOTTY | Errno::OPNOTSUPP) => assert_eq!(flags_are, Ok(())),
             other => assert_eq!(other.map(drop), flags_are, "{bits:o}"),
         }

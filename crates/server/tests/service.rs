@@ -1,4 +1,4 @@
-//! The server as a service: what it says of itself, and how it stops.
+//! The server as a service: its status, and its shutdown.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn the_status_says_who_holds_what_and_who_waits_for_whom() {
 
 #[test]
 fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
-    // However slow the machine is, two recalls are soon after their grants and after each other.
+    // Long windows, so that on a slow machine too the recalls count as contention.
     let long = Span::from_secs(600);
     let world = World::with(|options| {
         options.leases = LeaseConfig { young: long, contention_window: long, quiet: long, ..options.leases };

@@ -37,7 +37,7 @@ fn a_client_attaches_works_and_leaves() {
         assert!(Instant::now() < give_up);
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Its state is free again.
+    // The state directory is unlocked again.
     let mut client = Client::connect(&server, dir.path(), SOON);
     assert_eq!(client.session().root, root);
 }
@@ -130,7 +130,7 @@ fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
     }
     let mut lazy = Client::connect(&server, dir.path(), SOON);
     let large = lazy.place("large");
-    // More than are listed at a time, and than the pool has threads for.
+    // More than may be listed at a time, and more than the pool has threads.
     let lists: Vec<_> = (0..12).map(|_| lazy.send(Call::List { dir: large.clone() })).collect();
     std::thread::sleep(Duration::from_secs(1));
     let mut other = Client::connect(&server, dir.path(), SOON);
@@ -140,7 +140,7 @@ fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
     assert_eq!(other.call(fsync).result, Ok(Reply::Done));
     assert_eq!(other.list(&root).0.len(), 1);
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
-    // One that waits can be called off.
+    // A waiting listing can be cancelled.
     lazy.cancel(lists[11]);
     for id in &lists {
         let mut names = std::collections::BTreeSet::new();
@@ -164,7 +164,7 @@ fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
     }
 }
 
-/// More often than there may be under way at a time.
+/// More often than the limit of concurrent calls.
 #[test]
 fn names_alone_that_are_called_off_while_they_wait_leave_room_for_others() {
     let (server, _state, dir) = server();

@@ -1,4 +1,4 @@
-//! Files that the server keeps for calls to come take no space from those that need it.
+//! Files that the server keeps open for later calls take no space from calls that need it.
 
 mod common;
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const MIB: u64 = 1 << 20;
 const USER: u32 = 4_000;
 
-/// A small filesystem that two clients of one server see.
+/// A small filesystem, exported to two clients of one server.
 struct Small {
     dir: TempDir,
     server: Arc<Server>,
@@ -33,7 +33,7 @@ impl Drop for Small {
     }
 }
 
-/// `None`: it cannot be made here.
+/// `None` if it cannot be mounted.
 fn small(options: &str) -> Option<Small> {
     if !needs_root("a small filesystem") {
         return None;
@@ -86,7 +86,7 @@ impl Small {
         }
     }
 
-    /// A file that takes so much space and is closed.
+    /// Creates and closes a file that takes `length` bytes.
     fn filled(&mut self, who: &Credentials, text: &str, length: u64) {
         let (node, handle) = self.made(who, text);
         let fill = Call::Fallocate { node, handle, mode: 0, offset: 0, length };
@@ -150,7 +150,7 @@ fn space_of_removed_and_replaced_files_is_there_for_the_next_call() {
     at.made(&me(), "small");
     at.replace("small", "old");
     at.filled(&me(), "again", 10 * MIB);
-    // Copied from one that stays.
+    // Copied from a file that stays.
     at.unlink("again");
     at.filled(&me(), "source", 6 * MIB);
     at.filled(&me(), "victim", 8 * MIB);

@@ -1,4 +1,4 @@
-//! Changes that another process makes on the server's own disk (docs/decisions/0015-host-watch.md).
+//! Changes by another process on the server's own disk (docs/decisions/0015-host-watch.md).
 
 mod common;
 
@@ -12,7 +12,7 @@ use nigh_types::*;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// What the session's term is where nothing watches.
+/// The requested term for what the server does not watch.
 const LIMIT: Term = Term::Limited(Span::from_secs(5));
 
 #[test]
@@ -24,7 +24,7 @@ fn world(way: WatchWay) -> World {
     World::with(|options| options.watch = way)
 }
 
-/// Every way that this process may use.
+/// Watch methods that this process may use.
 fn ways() -> Vec<WatchWay> {
     if is_root() { vec![WatchWay::Best, WatchWay::Objects] } else { vec![WatchWay::Objects] }
 }
@@ -34,7 +34,7 @@ fn client(world: &World) -> Client {
     Client::wanting(stream, world.dir.path(), LIMIT, TRUSTS_WATCH)
 }
 
-/// One that holds all there is, without a limit; and what its places are.
+/// A client that holds all leases without a time limit, and its nodes.
 fn warm(world: &World) -> (Client, Vec<(&'static str, Place)>) {
     let mut client = client(world);
     let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
@@ -52,7 +52,7 @@ fn warm(world: &World) -> (Client, Vec<(&'static str, Place)>) {
     (client, places)
 }
 
-/// Waits until all of these were recalled.
+/// Waits until all of `wanted` were recalled.
 fn recalled(client: &mut Client, places: &[(&str, Place)], wanted: &[(&str, Covers)], what: &str) {
     let node = |path: &str| places.iter().find(|(its, _)| *its == path).unwrap().1.node;
     eventually(what, || {
@@ -83,7 +83,7 @@ fn what_another_process_makes_is_recalled_and_seen() {
     }
 }
 
-/// What is done, with paths below the export; and what that makes false.
+/// A command with paths below the export, and the leases that it invalidates.
 type Deed = (&'static str, &'static [(&'static str, Covers)]);
 
 const DEEDS: &[Deed] = {
@@ -165,7 +165,7 @@ fn an_open_file_without_a_name_is_heard_of() {
     }
 }
 
-/// Its kernel writes a page back when it is asked for it, which is when the host has changed the file already.
+/// The mapper's kernel writes a page back on recall, when the host has changed the file already.
 #[test]
 fn stores_into_a_map_do_not_undo_what_the_host_has_written() {
     for way in ways() {
@@ -193,7 +193,7 @@ fn stores_into_a_map_do_not_undo_what_the_host_has_written() {
     }
 }
 
-/// What is removed with all that is in it may be where somebody is.
+/// A process may have its working directory in a directory that is removed with its contents.
 #[test]
 fn a_directory_that_is_removed_is_heard_of_in_itself() {
     for way in ways() {
@@ -214,7 +214,7 @@ fn a_directory_that_is_removed_is_heard_of_in_itself() {
     }
 }
 
-/// The server itself, for others: the table was told before.
+/// Changes by the server itself: their recalls were sent before the change.
 #[test]
 fn own_changes_recall_nobody() {
     for way in ways() {
@@ -239,7 +239,7 @@ fn own_changes_recall_nobody() {
             client.pump();
             client.recalls().iter().any(|recall| recall.node == d2.node)
         });
-        // What others removed beside this test may have had an inode number that is used again.
+        // A removal by another test may have freed an inode number, which is used again.
         let of_d = |recall: &Recall| recall.node == d.node && recall.covers == Covers::Names;
         assert!(!client.recalls().iter().any(of_d), "{:?}", client.recalls());
         let recalled = world.server.leases().counters.recalled - before;
@@ -251,7 +251,7 @@ fn own_changes_recall_nobody() {
     }
 }
 
-/// Whenever the change is made, the listing has it or is recalled.
+/// Whenever the change happens, the listing contains it or its lease is recalled.
 #[test]
 fn what_changes_while_it_is_granted_for_the_first_time_is_seen() {
     let rounds: u64 = std::env::var("NIGH_RACES").map_or(200, |text| text.parse().unwrap());
@@ -297,7 +297,7 @@ fn what_is_not_watched_has_a_limit_and_says_why() {
     assert!(one.list(&d).1.iter().all(|grant| grant.term == LIMIT));
     let bound = one.session().host_bound;
     assert!(bound.contains("5000 ms") && bound.contains("watched"), "{bound}");
-    // Who says how long facts may be believed means it.
+    // An explicitly requested term applies even to what is watched.
     let world = self::world(WatchWay::Best);
     let mut other = world.client();
     let mut limited = Client::connect(&world.server, world.dir.path(), LIMIT);

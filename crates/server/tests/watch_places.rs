@@ -1,4 +1,4 @@
-//! Changes by others on each kind of filesystem, below mounts that come and go, and where marks run out.
+//! Changes by others on each kind of filesystem, below changing mounts, and beyond the limit of marks.
 
 mod common;
 
@@ -25,11 +25,11 @@ fn client(world: &World, path: &Path) -> Client {
     Client::wanting(stream, path, LIMIT, TRUSTS_WATCH)
 }
 
-/// Unmounts when dropped.
+/// A mount that is unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Not before nobody uses it.
+    /// Fails while the mount is in use.
     fn unmount(self) {
         let done = Command::new("umount").arg(&self.0).output().unwrap();
         assert!(done.status.success(), "{done:?}");
@@ -48,7 +48,7 @@ fn mount(args: &[&str], at: &Path) -> Option<Mounted> {
     done.is_ok_and(|o| o.status.success()).then(|| Mounted(at.to_owned()))
 }
 
-/// A mounted filesystem of this kind; `None` where it cannot be had.
+/// Mounts a filesystem of this kind; `None` if that is impossible.
 fn filesystem(kind: &str, below: &Path) -> Option<Mounted> {
     let at = below.join(kind);
     match kind {
@@ -151,7 +151,7 @@ fn what_is_mounted_inside_an_export_is_seen_and_can_be_unmounted() {
     for way in [WatchWay::Best, WatchWay::Objects] {
         let world = World::with(|options| {
             options.watch = way;
-            // Or what is changed again at once is not granted.
+            // Otherwise a directory that changes again soon is not granted.
             options.leases = LeaseConfig { young: Span::ZERO, ..options.leases };
         });
         let mut client = client(&world, world.dir.path());
@@ -181,7 +181,7 @@ fn what_is_mounted_inside_an_export_is_seen_and_can_be_unmounted() {
     }
 }
 
-/// Anybody who may mount something chooses its name.
+/// A user that may mount filesystems chooses the mount point's name.
 #[test]
 fn a_mount_whose_name_is_no_text_hides_no_other() {
     use std::os::unix::ffi::OsStrExt;
@@ -201,7 +201,7 @@ fn a_mount_whose_name_is_no_text_hides_no_other() {
     recalled(&mut client, d.node, Covers::Names, "the name leads elsewhere");
 }
 
-/// Set where marks are few: in a user namespace of its own.
+/// Set in the child, which runs in a user namespace with few marks.
 const FEW: &str = "NIGH_TEST_FEW_MARKS";
 
 #[test]
@@ -240,7 +240,7 @@ fn marks_run_out() {
         other.run(&format!("create {}", world.dir.path().join(format!("n{nth}/x")).display()));
         recalled(&mut client, places[nth].node, Covers::Names, "what is marked is heard of");
     }
-    // Marks of what nobody has any more are used again.
+    // Marks of nodes without a lease are reused.
     client.leave();
     let mut client = self::client(&world, world.dir.path());
     client.obliging = true;
@@ -252,7 +252,7 @@ fn marks_run_out() {
     println!("limited and not: {limited} of 40");
 }
 
-/// A name that is exchanged all the time while it is granted: what is marked is what is granted.
+/// A name exchanged repeatedly while it is granted: the marked inode is the granted one.
 #[test]
 fn a_name_swapped_while_it_is_marked() {
     let world = World::with(|options| options.watch = WatchWay::Objects);
@@ -275,12 +275,12 @@ fn a_name_swapped_while_it_is_marked() {
             swapper.done();
         }
         let place = Place::bare(granted);
-        // The exchanges may be heard of only behind the answer, and end what it grants.
+        // The server may notice the exchanges only after the reply, and recall what it granted.
         client.obliging = false;
         let response = client.call(Call::GetAttr { node: place.clone() });
         if let Some(grant) = response.grants.first() {
             assert_eq!(grant.term, Term::Session);
-            // Both are changed: one of them is it.
+            // Both directories are changed, one of which is the granted one.
             other.run(&format!("create {}", one.join(format!("x{nth}")).display()));
             other.run(&format!("create {}", two.join(format!("x{nth}")).display()));
             recalled(&mut client, granted, Covers::Inode, "what is granted is marked");

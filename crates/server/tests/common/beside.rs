@@ -1,4 +1,4 @@
-//! One client that does its worst beside others that only want their answers.
+//! A misbehaving client beside honest clients.
 
 use super::client::Client;
 use super::world::World;
@@ -15,13 +15,13 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// What others wait for an answer at the most, of a hundred lookups and as many directories made but the slowest;
-/// or ten times what they waited before, where the machine is busy with something else.
+/// Limit on the 99th percentile of lookups and of mkdirs; or ten times the latency before the attack, if the machine
+/// is busy with other work.
 const IN_TIME: Duration = Duration::from_millis(50);
 const OTHERS: usize = 20;
 const LOOKS: u32 = 100;
 
-/// The log of the process, and who looks at it and at the memory: one test at a time.
+/// Writer of the process's log. Tests that read the log or the memory use run one at a time.
 #[derive(Clone, Copy)]
 struct Log;
 
@@ -55,7 +55,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     alone
 }
 
-/// Lines of the log with all these words.
+/// Returns the log lines that contain all these words.
 pub fn lines(words: &[&str]) -> Vec<String> {
     let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let said = String::from_utf8(said).unwrap();
@@ -70,14 +70,14 @@ pub fn eventually(what: &str, within: Duration, mut is_so: impl FnMut() -> bool)
     }
 }
 
-/// Memory of this process that is in use, in bytes.
+/// Resident memory of this process, in bytes.
 pub fn resident() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
     pages * rustix::param::page_size() as u64
 }
 
-/// Clients that look names up in a directory of all, and make others in one of their own.
+/// Honest clients, which look names up in a common directory and make directories in their own.
 struct Others(Vec<Other>);
 
 struct Other {
@@ -99,8 +99,7 @@ impl Others {
         Others((0..OTHERS).map(other).collect())
     }
 
-    /// How long all but a hundredth of their lookups take, and of what they make, when all of them ask at the same
-    /// time.
+    /// Returns the 99th percentiles of lookups and of mkdirs, with all clients at once.
     fn look(&mut self) -> (Duration, Duration) {
         let (looked, made) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
@@ -138,8 +137,8 @@ impl Other {
     }
 }
 
-/// Others are answered in time while `attack` goes on, until it is told to stop; and until it has ended memory
-/// grows by so many bytes at the most.
+/// Runs `attack` beside honest clients until `stop` is set, and checks their latencies. Memory may grow by at most
+/// `most` bytes until the attack has ended.
 pub fn beside(world: &World, what: &str, most: u64, attack: impl FnOnce(&AtomicBool) + Send) {
     let mut others = Others::of(world);
     let calm = others.look();
@@ -160,7 +159,7 @@ pub fn beside(world: &World, what: &str, most: u64, attack: impl FnOnce(&AtomicB
             assert!(others.0.iter_mut().all(|other| other.client.entry(&other.d2, "old").id.ino > 0));
             p99
         }));
-        // Before anything is asserted, or the attack would not end. Idle others would lose their sessions too.
+        // Before any assertion, or the attack would not end. Idle honest clients would also lose their sessions.
         stop.store(true, Ordering::Relaxed);
         others.0.into_iter().for_each(|other| other.client.leave());
         let ended = attacker.join();
@@ -178,7 +177,7 @@ pub fn beside(world: &World, what: &str, most: u64, attack: impl FnOnce(&AtomicB
     assert!(grown <= most, "{what}: {grown} bytes more");
 }
 
-/// A client that keeps to no rule: its stream, after the welcome.
+/// A client that violates the protocol: its raw stream, after the welcome.
 pub struct Rogue {
     pub stream: UnixStream,
     pub session: ClientSession,
@@ -189,7 +188,7 @@ impl Rogue {
         Rogue::wanting(world, 0)
     }
 
-    /// One that wants parts of the protocol that are optional.
+    /// Attaches with optional features of the protocol.
     pub fn wanting(world: &World, features: u64) -> Rogue {
         static LAST: AtomicU64 = AtomicU64::new(1 << 50);
         let incarnation = LAST.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +209,7 @@ impl Rogue {
         rogue
     }
 
-    /// What its session puts out.
+    /// Drains the session's output.
     fn said(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         loop {
@@ -222,14 +221,14 @@ impl Rogue {
         }
     }
 
-    /// The frame of a call.
+    /// Encodes a call as a frame.
     pub fn request(&mut self, id: u64, call: Call) -> Vec<u8> {
         let request = Request { credentials: me(), name: None, call };
         self.session.handle_call(Time(3), CallId(id), request);
         self.said()
     }
 
-    /// Reads until the server ends the connection, which it has to.
+    /// Reads until the server ends the connection, which it must.
     pub fn ended(mut self) {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {

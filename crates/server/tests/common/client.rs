@@ -19,7 +19,7 @@ fn fresh_incarnation() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// A link to a server whose peer proved to be this user and may be no other.
+/// Returns a connection whose peer is limited to this user.
 pub fn user_link(server: &Arc<Server>, uid: u32) -> UnixStream {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let who = Credentials { uid, gid: uid, groups: vec![], privileges: None };
@@ -28,7 +28,7 @@ pub fn user_link(server: &Arc<Server>, uid: u32) -> UnixStream {
     theirs
 }
 
-/// A client's end over a stream, driven by the test.
+/// A client session over a stream, driven by the test.
 pub struct Client {
     pub session: ClientSession,
     config: ClientConfig,
@@ -38,9 +38,9 @@ pub struct Client {
     calls: u64,
     sequence: u64,
     pub incarnation: u64,
-    /// Gives back whatever is recalled, at once.
+    /// Acknowledges every recall at once.
     pub obliging: bool,
-    /// Packs what it says, whatever was agreed on.
+    /// Compresses what it sends, whether or not that was negotiated.
     packs: bool,
 }
 
@@ -49,7 +49,7 @@ impl Client {
         Client::over(server.serve_in_process().unwrap(), path, term, fresh_incarnation())
     }
 
-    /// One whose kernel cannot drop all names at once.
+    /// Connects a client whose kernel cannot invalidate all dentries at once.
     pub fn connect_alone(server: &Arc<Server>, path: &Path) -> Client {
         Client::begin(
             server.serve_in_process().unwrap(),
@@ -64,7 +64,7 @@ impl Client {
         Client::begin(stream, path, term, incarnation, 0)
     }
 
-    /// One that wants parts of the protocol that are optional.
+    /// Connects with optional features of the protocol.
     pub fn wanting(stream: UnixStream, path: &Path, term: Term, features: u64) -> Client {
         Client::begin(stream, path, term, fresh_incarnation(), features)
     }
@@ -107,7 +107,7 @@ impl Client {
         }
     }
 
-    /// Takes in what the server sent within 20 ms.
+    /// Processes what the server sends within 20 ms.
     pub fn pump(&mut self) {
         let mut buffer = vec![0; 1 << 20];
         match self.stream.read(&mut buffer) {
@@ -143,7 +143,7 @@ impl Client {
         })
     }
 
-    /// Whether the session wants another connection, and why; after waiting for that.
+    /// Waits until the session asks for a new connection; returns the reason.
     pub fn cut(&mut self) -> String {
         let give_up = Instant::now() + Duration::from_secs(20);
         loop {
@@ -155,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Says goodbye.
+    /// Closes the session.
     pub fn leave(mut self) {
         let now = self.now();
         self.session.handle_timeout(now);
@@ -163,7 +163,7 @@ impl Client {
         self.drain();
     }
 
-    /// Ends the connection and goes on over another stream.
+    /// Ends the connection and continues the session over `stream`.
     pub fn go_on_over(&mut self, stream: UnixStream) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         self.session.handle_timeout(self.now());
@@ -175,7 +175,7 @@ impl Client {
         self.drain();
     }
 
-    /// Loses the session without a word, and begins another over that stream.
+    /// Drops the session without a close, and begins a new one over `stream`.
     pub fn lose_and_begin_again(&mut self, stream: UnixStream) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -185,7 +185,8 @@ impl Client {
         self.drain();
     }
 
-    /// Waits until the session goes on. Whether the server still knew it, where anything had ended.
+    /// Waits until the session is connected. Returns whether the server still had its state; `None` if nothing was
+    /// lost.
     pub fn wait_linked(&mut self) -> Option<bool> {
         let give_up = Instant::now() + Duration::from_secs(20);
         while !self.session.is_linked() {
@@ -244,7 +245,7 @@ impl Client {
         self.answer(id)
     }
 
-    /// Recalls that were not given back yet.
+    /// Recalls not yet acknowledged.
     pub fn recalls(&self) -> Vec<Recall> {
         let recall = |event: &Event| match event {
             Event::Recall(recall) => Some(recall.clone()),
@@ -253,7 +254,7 @@ impl Client {
         self.events.iter().filter_map(recall).collect()
     }
 
-    /// Gives back what was recalled so far.
+    /// Acknowledges all recalls received so far.
     pub fn give_back(&mut self) {
         let recalls = self.recalls();
         self.events.retain(|event| !matches!(event, Event::Recall(_)));
@@ -263,7 +264,7 @@ impl Client {
         self.drain();
     }
 
-    /// Whether the call was answered by now, after waiting a little.
+    /// Whether the call is answered, after a short wait.
     pub fn is_answered(&mut self, id: CallId) -> bool {
         for _ in 0..3 {
             self.pump();
@@ -271,7 +272,7 @@ impl Client {
         self.events.iter().any(|e| matches!(e, Event::Response { call, .. } if *call == id))
     }
 
-    /// Takes in what came, and lets its timeouts come.
+    /// Processes input, and expired timeouts.
     pub fn tick(&mut self) {
         self.pump();
         self.session.handle_timeout(self.now());
@@ -294,7 +295,7 @@ impl Client {
         }
     }
 
-    /// What a path below the root leads to, with the hint that a client would give.
+    /// Resolves a path below the root, with the hint that a client would give.
     pub fn place(&mut self, path: &str) -> Place {
         let mut at = self.root();
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -343,12 +344,12 @@ impl Client {
     }
 }
 
-/// The root of what the client is attached to.
+/// The root of the attached export.
 pub fn top(client: &mut Client) -> Place {
     Place::bare(client.session().root)
 }
 
-/// A name in the root, with the hint that a client would give.
+/// Looks up a name in the root, with the hint that a client would give.
 pub fn find(client: &mut Client, text: &str) -> Place {
     let top = top(client);
     match client.call(Call::Lookup { dir: top.clone(), name: name(text) }).result {

@@ -1,4 +1,4 @@
-//! An exported temporary directory, and short ways to call it.
+//! An exported temporary directory, and helpers to call it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod beside;
@@ -30,7 +30,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether a test can go on that needs root; says why not.
+/// Whether a test that needs root can run; prints a note if it cannot.
 pub fn needs_root(test: &str) -> bool {
     if !is_root() {
         println!("SKIPPED: {test} needs root");
@@ -53,13 +53,13 @@ pub fn append(node: &Place, handle: Handle, record: u64) -> Call {
     Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data, flags }
 }
 
-/// A range lock of all of a file, for writing.
+/// A write lock on the whole range of a file.
 pub fn lock(node: &Place, owner: u64, wait: bool, reclaim: bool) -> Call {
     let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
     Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
 }
 
-/// Waits for at most 20 s until that is so.
+/// Waits up to 20 s for a condition.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -95,12 +95,12 @@ impl Exported {
         Exported { dir, state, export, files, root }
     }
 
-    /// With a client whose kernel is believed or not to have checked what its callers may do.
+    /// An export with a client that is vouched for or not: whether its kernel is trusted to have checked access.
     pub fn vouched(vouched: bool) -> Exported {
         Exported::new().of_peer(vouched)
     }
 
-    /// The same with another client.
+    /// Replaces the session by one of another client.
     pub fn of_peer(self, vouched: bool) -> Exported {
         let x = self;
         let files = SessionFiles::new(64, Term::Limited(Span::from_secs(5))).vouched(vouched);
@@ -108,7 +108,7 @@ impl Exported {
         Exported { files, root, ..x }
     }
 
-    /// The same directory, by a server that was started again.
+    /// Opens the export again, as a restarted server does.
     pub fn reopen(self) -> Exported {
         let Exported { dir, state, export, files, .. } = self;
         drop((export, files));
@@ -157,7 +157,7 @@ impl Exported {
         Place::bare(self.root)
     }
 
-    /// What a path leads to, with the hint that a client would give.
+    /// Resolves a path, with the hint that a client would give.
     pub fn place(&self, path: &str) -> Place {
         let mut at = self.top();
         for part in path.split('/') {

@@ -1,5 +1,5 @@
-//! Another process on the server's own disk. What is done by the server's process counts as its own, so a test
-//! that is to be seen as somebody else starts itself once more.
+//! Another process on the server's own disk. Changes by the server's own process count as the server's, so a test
+//! that needs foreign changes starts its own program again.
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// It does what it is told, one line at a time.
+/// A child process that executes one command per line.
 pub struct Other {
     child: Child,
     input: ChildStdin,
@@ -21,7 +21,7 @@ const READY: &str = "other: ready";
 const DONE: &str = "other: done";
 
 impl Other {
-    /// To be given the name of a test that does nothing but [`serve`].
+    /// `test`: the name of a test that only calls [`serve`].
     pub fn start(test: &str) -> Other {
         Other::begin(Command::new(std::env::current_exe().unwrap()), test)
     }
@@ -35,13 +35,13 @@ impl Other {
         other
     }
 
-    /// Does it, and waits until it is done.
+    /// Runs a command, and waits for its end.
     pub fn run(&mut self, what: &str) {
         self.tell(what);
         self.wait(DONE);
     }
 
-    /// Begins it.
+    /// Starts a command.
     pub fn tell(&mut self, what: &str) {
         writeln!(self.input, "{what}").unwrap();
     }
@@ -69,7 +69,7 @@ impl Drop for Other {
     }
 }
 
-/// In the process that was started so; otherwise nothing.
+/// Executes commands if the process was started by [`Other::start`]; otherwise returns at once.
 pub fn serve() {
     if std::env::var_os(ASKED).is_none() {
         return;
@@ -153,7 +153,7 @@ impl WriteAll for File {
     }
 }
 
-/// Makes so many files there, writes them and removes all but the last.
+/// Creates and writes `count` files, and removes all but the last.
 fn many(dir: &Path, count: u64) -> io::Result<()> {
     for nth in 0..count {
         let path = dir.join(format!("many-{nth}"));

@@ -1,4 +1,4 @@
-//! A stream to a server, and messages by hand.
+//! A raw connection to a server, for hand-made messages.
 
 use super::me;
 use super::world::World;
@@ -12,14 +12,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// What came of listening.
+/// Result of receiving.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and looked into by patterns")]
 pub enum Heard {
     Message(Message),
     /// The connection has ended.
     End,
-    /// Nothing came in time.
+    /// The read timeout expired.
     Silence,
 }
 
@@ -46,7 +46,7 @@ impl Raw {
         raw
     }
 
-    /// For how long it listens before that is silence.
+    /// Sets how long [`Raw::hear`] waits.
     pub fn waits(&mut self, patience: Duration) {
         self.stream.set_read_timeout(Some(patience)).unwrap();
     }
@@ -83,7 +83,7 @@ impl Raw {
         }
     }
 
-    /// The next message; there must be one.
+    /// Returns the next message, which must arrive.
     pub fn message(&mut self) -> Message {
         match self.hear() {
             Heard::Message(message) => message,
@@ -91,7 +91,7 @@ impl Raw {
         }
     }
 
-    /// Listens until the connection ends; it must.
+    /// Reads until the connection ends, which it must.
     pub fn ends(&mut self) {
         loop {
             match self.hear() {
@@ -102,7 +102,7 @@ impl Raw {
         }
     }
 
-    /// The next answer, if one comes in time; the connection stands.
+    /// Returns the next response, or `None` after the timeout; the connection must stay open.
     pub fn answer(&mut self) -> Option<Response> {
         loop {
             match self.hear() {
@@ -122,7 +122,7 @@ impl Raw {
     }
 }
 
-/// Of client 1.
+/// A hello of client 1.
 pub fn hello(world: &World, incarnation: u64, resume: Option<Resume>) -> Hello {
     Hello {
         min_version: MAX_VERSION,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A server with one export: `d` with a file `f`, a file `h` that is `d2/h2` too, and an empty directory `e`;
-/// `d2` with a file `old`.
+/// A server with one export: `d` with a file `f`, a file `h` that is a hard link to `d2/h2`, and an empty directory
+/// `e`; `d2` with a file `old`.
 pub struct World {
     pub server: Arc<Server>,
     pub dir: TempDir,
@@ -39,7 +39,7 @@ impl World {
         World { server, dir, options, _state: state }
     }
 
-    /// Another server takes this one's place, which ends without a word to its clients.
+    /// Stops the server without a close to its clients, and starts a new one on the same state.
     pub fn restart(&mut self) {
         self.server.end_sessions("the test starts it again");
         let give_up = Instant::now() + Duration::from_secs(10);
@@ -47,14 +47,14 @@ impl World {
             assert!(Instant::now() < give_up);
             std::thread::sleep(Duration::from_millis(5));
         }
-        // It gives the state free first.
+        // The old server unlocks its state directory first.
         let elsewhere = tempfile::tempdir().unwrap();
         let options = ServerOptions { state_dir: elsewhere.path().to_owned(), ..self.options.clone() };
         self.server = Server::new(options).unwrap();
         self.server = Server::new(self.options.clone()).unwrap();
     }
 
-    /// With a session term of two seconds, and 300 ms of patience.
+    /// With a session term of 2 s, and a recall patience of 300 ms.
     pub fn hasty() -> World {
         World::with(|options| {
             options.session_term = Span::from_secs(2);
@@ -70,7 +70,7 @@ impl World {
         Client::connect(&self.server, path, Term::Session)
     }
 
-    /// A client that holds all that can be held, and what it is of.
+    /// A client that holds every lease, and its nodes by path.
     pub fn warm(&self) -> (Client, Vec<(&'static str, Place)>) {
         let mut client = self.client();
         let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
@@ -87,7 +87,7 @@ impl World {
     }
 }
 
-/// It goes on over another connection.
+/// Continues the session over a new connection.
 pub fn again(world: &World, client: &mut Client) {
     client.go_on_over(world.server.serve_in_process().unwrap());
 }
