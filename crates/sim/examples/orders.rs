@@ -1,4 +1,4 @@
-//! Explores all orders: `cargo xtask sim --orders`, or `--orders NAME` for those whose name begins so.
+//! Explores all interleavings: `cargo xtask sim --orders`, or `--orders NAME` for plans whose name begins with NAME.
 
 use nigh_sim::orders::{Bounds, LONG, PLANS, explore};
 use std::process::ExitCode;

@@ -1,6 +1,8 @@
-//! Plants each bug and looks for a seeded history that finds it, and for an order of a few calls: `cargo xtask sim --planted`.
+//! Activates each injected fault, and looks for a seeded history and an interleaving of a few calls that detects it:
+//! `cargo xtask sim --planted`.
 //!
-//! A bug is found when a history says what is not so. That an assertion of the planted code fails is said, but does not count.
+//! A fault is detected when a history reports wrong data. A failed assertion of the faulty code is reported, but does
+//! not count.
 
 use nigh_sim::orders::{Bounds, explore};
 use nigh_sim::{native, random};
@@ -9,10 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// After so many it is missed.
+/// After so many histories a fault counts as undetected.
 const MOST: u64 = 10_000;
 
-/// Bugs, and the histories that must find them.
+/// Faults, and the histories that must detect them.
 const HUNTS: &[(&[Bug], World)] = &[
     (&[Bug::KeepsUngranted], World::Fake),
     (&[Bug::OutlivesGrant], World::Fake),
@@ -26,7 +28,7 @@ const HUNTS: &[(&[Bug], World)] = &[
     (&[Bug::TakesAnyName], World::Native),
 ];
 
-/// Bugs that some order of so few calls shows.
+/// Faults that an interleaving of a few calls must detect.
 const ORDERS: &[(&[Bug], Bounds)] = &[
     (&[Bug::KeepsUngranted], Bounds::calm([1, 1])),
     (&[Bug::AcknowledgesFirst], Bounds::calm([1, 1])),
@@ -38,7 +40,7 @@ const ORDERS: &[(&[Bug], Bounds)] = &[
 enum World {
     Fake,
     Native,
-    /// The same, where nothing goes wrong.
+    /// The native world without link faults.
     Calm,
 }
 
@@ -90,7 +92,7 @@ fn names(bugs: &[Bug]) -> String {
     bugs.iter().map(|bug| bug.name()).collect::<Vec<&str>>().join(" and ")
 }
 
-/// What some order shows with the bugs, and none without them.
+/// Returns the violation that exploration finds with the faults, and not without them.
 fn explored(bugs: &[Bug], bounds: Bounds) -> Result<String, String> {
     let _ = plant(bugs);
     let found = catch_unwind(AssertUnwindSafe(|| explore(bounds)));
@@ -104,7 +106,7 @@ fn explored(bugs: &[Bug], bounds: Bounds) -> Result<String, String> {
     Ok(format!("found: {} (state {}, {} steps)", wrong.lie, wrong.explored.states, wrong.steps))
 }
 
-/// The first line of what the first history said that is not so, and does not say without the bugs.
+/// Returns the first line of the first history's violation that occurs with the faults, and not without them.
 fn hunt(bugs: &[Bug], world: World) -> Option<String> {
     let mut panics = 0_u64;
     for seed in 0..MOST {

@@ -1,18 +1,19 @@
-//! What processes on several mounts of one tree did and were told, and whether some one order explains it
+//! Linearizability checker: whether one order of effects explains every call recorded on several mounts of one tree
 //! (docs/decisions/0016-checkers.md, section 4).
 //!
-//! A [`History`] is plain data: each call with the moments before and after it, and what came of it. The order in which
-//! calls took effect is not known and is searched for: each must have had its one effect, and each look must have
-//! been so, at a moment between the two. Names of all directories are judged together, since a rename moves
-//! between them; what an inode is otherwise (mode, time, contents, xattr) each by itself.
+//! A [`History`] is plain data: each call with its invocation and response times, and its result. The order in which
+//! calls took effect is not known; the checker searches for it. Each change must take effect exactly once, and each
+//! read must have been true, at a moment between the two times. The names of all directories are one object, since a
+//! rename moves an entry between directories. Each other property of an inode (mode, time, contents, xattr) is an
+//! object of its own.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `search` | the search, of any object |
-//! | `names`, `registers` | the objects: what a change makes of one, and when a look fits |
-//! | `cells` | bytes that are stored into maps, which are judged without a search |
-//! | `pieces`, `judge` | a history divided into changes and looks of objects, and the verdict |
-//! | `text`, `read` | the form in which a history is kept |
+//! | `search` | the search, for any kind of object |
+//! | `names`, `registers` | the objects: their state after a change, and which states satisfy a read |
+//! | `cells` | bytes stored into shared maps, checked without a search |
+//! | `pieces`, `judge` | partition of a history into changes and reads of objects, and the verdict |
+//! | `text`, `read` | the text form of a history |
 
 mod cells;
 mod judge;
@@ -28,45 +29,46 @@ pub use read::{BadLine, parse};
 
 use nigh_types::Errno;
 
-/// Names in one directory.
+/// Names per directory.
 pub const NAMES: u8 = 4;
-/// Directories in which a history happens.
+/// Directories that a history uses.
 pub const DIRS: u8 = 2;
-/// A later modification time is the server's own.
+/// Latest modification time that a call sets; a later one was set by the server's clock.
 pub const LAST_SET_TIME: i64 = 1_500_000_000;
-/// Bytes of a window's shared file that are stored into through maps.
+/// Bytes of a window's shared file that are written through maps.
 pub const CELLS: u8 = 4;
 
-/// Everything of one window. Moments are ns of one clock.
+/// All calls of one window. Times are ns of one clock.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct History {
     pub records: Vec<Record>,
-    /// When servers were killed: before the signal, and when none of what it did can take effect any more. A change that
-    /// was out then may be made a second time (0009, "In doubt").
+    /// Server kills: the time before the signal, and the time when no call of the killed server can take effect any
+    /// more. A change in flight at a kill may be applied a second time (0009, "In doubt").
     pub kills: Vec<(u64, u64)>,
-    /// Which mount was stopped, and in which time looks that return on it are left out.
+    /// Stopped mounts, and the time range in which reads that return on such a mount are ignored.
     pub stops: Vec<(u8, u64, u64)>,
-    /// Mounts that may have lost what they had open: EIO by a descriptor may have taken effect there, or not.
+    /// Mounts that may have lost their open files: a call by descriptor that failed there with EIO may have taken
+    /// effect.
     pub losses: Vec<u8>,
 }
 
-/// One call. What is read beside all mounts counts as a call of [`Record::EXPORT`].
+/// One call. A read of the export, beside all mounts, has the mount [`Record::EXPORT`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     pub mount: u8,
     pub worker: u8,
     pub begin: u64,
-    /// When it returned, and what. `None`: nobody knows; it may have taken effect at any time since, or not.
+    /// The response time and the result. `None`: unknown; the call may have taken effect at any later time, or never.
     pub answer: Option<(u64, Answer)>,
     pub call: Call,
 }
 
 impl Record {
-    /// As a mount: the export itself.
+    /// The mount number of the export itself.
     pub const EXPORT: u8 = u8::MAX;
 }
 
-/// A name of a directory: directories have [`NAMES`] each. Written as `a0` to `b3`.
+/// A directory entry's position: each directory has [`NAMES`]. Written as `a0` to `b3`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(pub u8);
 
@@ -74,7 +76,7 @@ impl Slot {
     pub const COUNT: u8 = NAMES * DIRS;
 
     /// # Panics
-    /// Where there is no such directory or name.
+    /// If the directory or name is out of range.
     #[must_use]
     pub fn new(dir: u8, name: u8) -> Slot {
         assert!(dir < DIRS && name < NAMES, "name {name} of directory {dir}");
@@ -96,11 +98,11 @@ impl Slot {
     }
 }
 
-/// Who made an inode: no two calls of a window have the same, and everybody sees it on the inode (on mounts it is the
-/// group). A call that was made twice may have made two inodes.
+/// The creator of an inode: unique per call in a window, and readable on the inode by every mount (on mounts it is the
+/// group). A call that was applied twice may have created two inodes.
 pub type Label = u32;
 
-/// An inode as somebody saw it.
+/// An inode as one call observed it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct File {
     pub label: Label,
@@ -121,8 +123,7 @@ pub enum How {
     Exchange,
 }
 
-/// Those with a [`Slot`] go by a name, those with a [`File`] by a descriptor. Directories that are made are never
-/// filled.
+/// A call with a [`Slot`] goes by path, a call with a [`File`] by descriptor. Created directories are never filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
     /// `O_CREAT | O_EXCL`
@@ -154,7 +155,7 @@ pub enum Call {
         new: Slot,
         how: How,
     },
-    /// For reading and writing, `O_NOFOLLOW`.
+    /// Opens for reading and writing, with `O_NOFOLLOW`.
     Open {
         slot: Slot,
     },
@@ -178,7 +179,7 @@ pub enum Call {
         file: File,
         size: u64,
     },
-    /// Sets the modification time, in seconds, to [`LAST_SET_TIME`] at the most.
+    /// Sets the modification time, in seconds; at most [`LAST_SET_TIME`].
     Times {
         file: File,
         secs: i64,
@@ -204,12 +205,12 @@ pub enum Call {
     Fsync {
         file: File,
     },
-    /// Stores a byte into a shared map and has it written back (msync). 0 is never stored.
+    /// Stores a byte into a shared map and writes it back (msync). 0 is never stored.
     Store {
         cell: u8,
         byte: u8,
     },
-    /// Loads it.
+    /// Loads the byte from the map.
     Load {
         cell: u8,
     },
@@ -219,19 +220,20 @@ pub enum Call {
 pub enum Answer {
     Done,
     Failed(Errno),
-    /// Of `Create` and `Open`.
+    /// Result of `Create` and `Open`.
     Opened(File),
-    /// Of `Stat` and `Fstat`.
+    /// Result of `Stat` and `Fstat`.
     Seen(Seen),
-    /// Of `ReadLink`: who made it, which stands in the target.
+    /// Result of `ReadLink`: the creator's label, which is the link's target.
     Target(Label),
-    /// Of `List`: number of a name ([`NAMES`] for one that nobody makes) and inode, in the order of the listing.
+    /// Result of `List`: the number of a name ([`NAMES`] for a name that no call creates) and the inode, in listing
+    /// order.
     Listed(Vec<(u8, u64)>),
-    /// Of `Read` (`None`: the file is empty), `GetXattr` (`None`: there is none) and `Load` (`None`: 0).
+    /// Result of `Read` (`None`: empty file), `GetXattr` (`None`: no such xattr) and `Load` (`None`: 0).
     Value(Option<u64>),
 }
 
-/// What stat said.
+/// Attributes that stat returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     pub file: File,
@@ -240,12 +242,12 @@ pub struct Seen {
     /// Permission bits.
     pub mode: u32,
     pub size: u64,
-    /// Of the modification time, seconds; `None` if it is the server's own.
+    /// Modification time in seconds; `None` if the server's clock set it.
     pub mtime: Option<i64>,
 }
 
 impl Call {
-    /// Whether it can change something.
+    /// Returns whether the call can change something.
     #[must_use]
     pub fn is_change(&self) -> bool {
         !matches!(
@@ -262,7 +264,7 @@ impl Call {
         )
     }
 
-    /// The names that it may change; several calls change none.
+    /// Returns the names that the call may change; several calls change none.
     #[must_use]
     pub fn changes_names(&self) -> [Option<Slot>; 2] {
         match *self {
@@ -277,7 +279,7 @@ impl Call {
         }
     }
 
-    /// Both names that it goes by, or twice the one. `None`: it goes by none.
+    /// Returns both names that the call goes by, or its one name twice; `None` for a call by descriptor.
     #[must_use]
     pub fn names(&self) -> Option<[Slot; 2]> {
         match *self {
@@ -294,7 +296,7 @@ impl Call {
         }
     }
 
-    /// The descriptor's file.
+    /// Returns the descriptor's file.
     #[must_use]
     pub fn file(&self) -> Option<File> {
         match *self {

@@ -1,41 +1,41 @@
-//! What a kernel keeps of files and directories that it holds open: pages and listings.
+//! Model of the kernel's page cache and its cached listings of open directories.
 
 use nigh_cache::{Answer, Fh, Op, Page, Stale};
 use nigh_types::WriteFlags;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A listing as the kernel keeps it: names and inode numbers.
+/// A cached listing: names and inode numbers.
 pub type Listing = BTreeMap<Vec<u8>, u64>;
 
-/// What an own write changes of a page.
+/// The part of a page that a local write changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Written {
     pub from: usize,
     pub to: usize,
-    /// The kernel had the page whole. Then it has what is written in it at once, and does not keep it locked until the
-    /// answer (`fuse_fill_write_pages`). Otherwise it does, and has no whole page then either.
+    /// The kernel had the whole page. Then the page has the written bytes at once and is not locked until the reply
+    /// (`fuse_fill_write_pages`). Otherwise the page stays locked until the reply, and is not whole afterwards.
     whole: bool,
 }
 
-/// Pages and listings of one mount. Files here are smaller than a page.
+/// Page cache and cached listings of one mount. Files here are smaller than a page.
 #[derive(Clone, Default, Debug)]
 pub struct Kept {
-    /// Open files: the inode, and whether it may be written through this.
+    /// Open files: the inode, and whether this descriptor is writable.
     files: BTreeMap<Fh, (u64, bool)>,
-    /// Open directories whose listing may be kept.
+    /// Open directories whose listing may be cached.
     dirs: BTreeSet<Fh>,
     pages: BTreeMap<u64, Vec<u8>>,
-    /// Own writes that are out; a kernel makes one of a file at a time.
+    /// Local writes in flight; a kernel sends one per file at a time.
     written: BTreeMap<u64, Written>,
-    /// Files with stores into maps that were not written back.
+    /// Files with dirty pages from stores into maps.
     dirty: BTreeMap<u64, Fh>,
     listings: BTreeMap<u64, Listing>,
-    /// Symlink targets (`FUSE_CACHE_SYMLINKS`): until it is to drop the inode's pages.
+    /// Symlink targets (`FUSE_CACHE_SYMLINKS`), cached until the inode's pages are invalidated.
     targets: BTreeMap<u64, String>,
 }
 
 impl Kept {
-    /// Takes in what an answer brings.
+    /// Applies a reply.
     pub fn answered(&mut self, op: &Op, answer: &Answer) {
         match (op, answer) {
             (Op::Open { ino, access, .. }, Answer::Opened(opened)) => {
@@ -45,7 +45,7 @@ impl Kept {
                 self.opened(node.id.ino, opened.fh, access.write, opened.keep_cache);
             }
             (Op::Release { fh, .. }, _) => drop(self.files.remove(fh)),
-            // Of an empty file nothing is read from memory.
+            // An empty file has no page to read from.
             (Op::Read { ino, fh, offset: 0, .. }, Answer::Data(data))
                 if self.files.contains_key(fh) && !data.is_empty() =>
             {
@@ -81,15 +81,15 @@ impl Kept {
         }
     }
 
-    /// Targets that it has, by inode.
+    /// Returns the cached symlink targets, by inode.
     pub fn targets(&self) -> impl Iterator<Item = (u64, &str)> {
         self.targets.iter().map(|(ino, target)| (*ino, target.as_str()))
     }
 
-    /// A request begins.
+    /// Begins a request.
     pub fn begins(&mut self, op: &Op) {
         let Op::Write { ino, offset, data, flags: WriteFlags { flush: false, .. }, .. } = op else { return };
-        // Within a page.
+        // Offsets are within a page.
         let at = u16::try_from(*offset).unwrap_or(0);
         let from = usize::from(at);
         let to = from + data.len();
@@ -102,13 +102,13 @@ impl Kept {
         self.written.insert(*ino, Written { from, to, whole });
     }
 
-    /// Of a page that the kernel has: what an own write that is out has changed of it.
+    /// Returns what a local write in flight has changed in a cached page.
     #[must_use]
     pub fn written(&self, ino: u64) -> Option<Written> {
         self.written.get(&ino).copied().filter(|_| self.has_pages(ino))
     }
 
-    /// Whether dropping a file's page waits for an own write.
+    /// Returns whether invalidating the file's page waits for a local write.
     #[must_use]
     pub fn is_locked(&self, ino: u64) -> bool {
         self.written.get(&ino).is_some_and(|written| !written.whole)
@@ -121,12 +121,12 @@ impl Kept {
         self.files.insert(fh, (ino, write));
     }
 
-    /// The kernel's own doing when it changes a directory (`fuse_dir_changed`).
+    /// Drops a directory's listing, as the kernel does after a local change (`fuse_dir_changed`).
     pub fn changed_dir(&mut self, dir: u64) {
         self.listings.remove(&dir);
     }
 
-    /// A notification.
+    /// Applies a notification.
     pub fn forget(&mut self, stale: &Stale) {
         if let Stale::Data { ino, offset: 0, .. } = stale {
             self.pages.remove(ino);
@@ -135,7 +135,7 @@ impl Kept {
         }
     }
 
-    /// A store into a map of an open file whose page is there.
+    /// Stores into a map of an open file, in a present page.
     pub fn store(&mut self, ino: u64, fh: Fh, (offset, bytes): (u64, &[u8])) {
         let page = self.pages.entry(ino).or_default();
         let at = u16::try_from(offset).unwrap_or(0);
@@ -145,19 +145,19 @@ impl Kept {
         self.dirty.insert(ino, fh);
     }
 
-    /// Whether there are stores that were not written back.
+    /// Returns whether a file has dirty pages.
     #[must_use]
     pub fn is_dirty(&self, ino: u64) -> bool {
         self.dirty.contains_key(&ino)
     }
 
-    /// One file that has such stores, if any.
+    /// Returns one file with dirty pages, if any.
     #[must_use]
     pub fn first_dirty(&self) -> Option<u64> {
         self.dirty.keys().next().copied()
     }
 
-    /// They are written back (`fuse_writepages`, `fuse_launder_folio`).
+    /// Writes the dirty pages back (`fuse_writepages`, `fuse_launder_folio`).
     pub fn write_back(&mut self, ino: u64) -> Option<Op> {
         let fh = self.dirty.remove(&ino)?;
         let data = self.pages.get(&ino).cloned().unwrap_or_default();
@@ -170,30 +170,30 @@ impl Kept {
         })
     }
 
-    /// Open files: number, inode, and whether it may be written.
+    /// Returns the open files: number, inode, and whether it is writable.
     pub fn files(&self) -> impl Iterator<Item = (Fh, u64, bool)> {
         self.files.iter().map(|(fh, (ino, write))| (*fh, *ino, *write))
     }
 
-    /// Whether a file is open.
+    /// Returns whether a file is open.
     #[must_use]
     pub fn is_open(&self, ino: u64) -> bool {
         self.files.values().any(|(of, _)| *of == ino)
     }
 
-    /// Whether reading an open file asks nobody.
+    /// Returns whether the page cache answers reads of an open file.
     #[must_use]
     pub fn has_pages(&self, ino: u64) -> bool {
         self.pages.contains_key(&ino)
     }
 
-    /// What processes read of open files from memory.
+    /// Returns what processes read of open files from the page cache.
     pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let open = |ino: &u64| self.files.values().any(|(of, _)| of == ino);
         self.pages.iter().filter(move |(ino, _)| open(ino)).map(|(ino, data)| (*ino, data.as_slice()))
     }
 
-    /// What they read of open directories.
+    /// Returns the cached listings of open directories.
     pub fn listings(&self) -> impl Iterator<Item = (u64, &Listing)> {
         self.listings.iter().map(|(dir, listing)| (*dir, listing))
     }

@@ -1,4 +1,4 @@
-//! What a kernel believes of what it was told.
+//! Model of one mount's dentry cache and inode attributes.
 
 use crate::kept::Kept;
 use nigh_cache::{Answer, Node, Op, Page, Stale};
@@ -6,15 +6,15 @@ use nigh_types::{Attr, Name, NodeId, OpId, Span, Time, WriteFlags};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-/// A name, or its absence, as a kernel holds it.
+/// A cached dentry, positive or negative.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dentry {
-    /// `None`: it does not exist.
+    /// `None`: a negative dentry.
     pub ino: Option<u64>,
     pub until: Time,
 }
 
-/// Attributes as a kernel holds them.
+/// Cached attributes of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Believed {
     pub id: NodeId,
@@ -23,18 +23,18 @@ pub struct Believed {
     part: Part,
 }
 
-/// Which of the attributes it believes.
+/// Which of the cached attributes are valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     All,
-    /// Not the time of change, which an own change has set, nor the count of links, for which nobody asks without it.
+    /// All but ctime, which a local change has set, and nlink, which no caller requests without ctime.
     ButChange,
-    /// Mode and owner: an own change of data has set the rest (`FUSE_STATX_MODSIZE`).
+    /// Mode and owner: a local data change has invalidated the rest (`FUSE_STATX_MODSIZE`).
     Rights,
 }
 
 impl Believed {
-    /// Whether what it believes is so.
+    /// Returns whether the valid attributes equal the server's.
     #[must_use]
     pub fn is_so(&self, truth: &Attr) -> bool {
         let rights = |attr: &Attr| (attr.mode, attr.uid, attr.gid);
@@ -46,13 +46,13 @@ impl Believed {
     }
 }
 
-/// How long a file is for who reads it, and when that was taken in, or something of the file was to be forgotten
-/// (`i_size`, `attr_version`).
+/// The kernel's size of a file, and the attribute version of its last update or invalidation (`i_size`,
+/// `attr_version`).
 #[derive(Clone, Copy, Default, Debug)]
 struct Size {
     bytes: u64,
     version: u64,
-    /// An own request is out that may make it longer (`FUSE_I_SIZE_UNSTABLE`).
+    /// A local request in flight may extend the file (`FUSE_I_SIZE_UNSTABLE`).
     unstable: bool,
 }
 
@@ -63,18 +63,18 @@ pub struct Kernel {
     version: u64,
     names: BTreeMap<(u64, Name), Dentry>,
     attrs: BTreeMap<u64, Believed>,
-    /// Something is mounted below, so names are dropped one by one.
+    /// Another filesystem is mounted below, so names are invalidated one by one.
     pub mounted_below: bool,
     pub kept: Kept,
 }
 
 impl Kernel {
-    /// What makes its future, as text that is the same for the same state. `asked`: see [`Kernel::version`].
+    /// Writes the kernel's state as text, equal for equal states. `asked`: see [`Kernel::version`].
     pub(crate) fn write(&self, asked: &BTreeMap<OpId, u64>, out: &mut String) -> fmt::Result {
         let Kernel { sizes, version: _, names, attrs, mounted_below, kept } = self;
         write!(out, "{names:?}{attrs:?}{mounted_below}{kept:?}")?;
         sizes.iter().try_for_each(|(ino, size)| write!(out, "{ino}:{}{} ", size.bytes, size.unstable))?;
-        // Only who has asked before something was taken in is left out.
+        // Of the versions, only which files have changed since a request was sent affects the future.
         asked.iter().try_for_each(|(id, asked)| {
             let later: Vec<u64> =
                 sizes.iter().filter(|(_, size)| size.version > *asked).map(|(ino, _)| *ino).collect();
@@ -82,7 +82,7 @@ impl Kernel {
         })
     }
 
-    /// Takes in what an answer to a lookup in `dir` says.
+    /// Applies a reply to a lookup in `dir`.
     pub fn looked(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, answer: &Answer) {
         match answer {
             Answer::Node(node) | Answer::Created(node, _) => self.node((now, asked), dir, name, node),
@@ -101,14 +101,15 @@ impl Kernel {
         self.believe(node.id, node.attr, now.after(node.attr_valid), asked);
     }
 
-    /// `asked`: when it asked; of what it changes it takes in what comes.
+    /// Applies a GETATTR reply. `asked`: the version at the time of the request; `None` for the kernel's own change,
+    /// whose reply always applies.
     pub fn attributes(&mut self, now: Time, answer: &Answer, asked: Option<u64>) {
         if let Answer::Attr(id, attr, valid) = answer {
             self.believe(*id, *attr, now.after(*valid), asked.unwrap_or(u64::MAX));
         }
     }
 
-    /// Unless it took in another answer, or forgot, since it asked (`fuse_change_attributes`).
+    /// Applies attributes unless a newer reply or an invalidation came since the request (`fuse_change_attributes`).
     fn believe(&mut self, id: NodeId, attr: Attr, until: Time, asked: u64) {
         let size = self.sizes.entry(id.ino).or_default();
         if size.unstable || size.version > asked {
@@ -119,13 +120,13 @@ impl Kernel {
         self.attrs.insert(id.ino, Believed { id, attr, until, part: Part::All });
     }
 
-    /// What it goes by when it asks now.
+    /// Returns the attribute version that a request sent now remembers.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// It is told that a file is so long at least (`fuse_notify_store`).
+    /// Extends a file to at least `bytes` (`fuse_notify_store`).
     pub fn lengthened(&mut self, ino: u64, bytes: u64) {
         let size = self.sizes.entry(ino).or_default();
         if bytes > size.bytes {
@@ -135,7 +136,8 @@ impl Kernel {
         }
     }
 
-    /// It begins to write as far as that, or sets how long a file is (`fuse_perform_write`, `fuse_do_setattr`).
+    /// Begins a request; extending writes and size changes make the size unstable (`fuse_perform_write`,
+    /// `fuse_do_setattr`).
     pub fn begins(&mut self, op: &Op) {
         self.kept.begins(op);
         let (ino, grows) = match op {
@@ -150,40 +152,40 @@ impl Kernel {
         }
     }
 
-    /// It is answered.
+    /// Ends a request: the size is stable again.
     pub fn ends(&mut self, op: &Op) {
         if let Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. } | Op::SetAttr { ino, .. } = op {
             self.sizes.entry(*ino).or_default().unstable = false;
         }
     }
 
-    /// How long a file is for who reads it.
+    /// Returns the kernel's size of a file.
     #[must_use]
     pub fn size(&self, ino: u64) -> u64 {
         self.sizes.get(&ino).map_or(0, |size| size.bytes)
     }
 
-    /// It wrote as far as that (`fuse_write_update_attr`).
+    /// Extends a file to the end of a completed write (`fuse_write_update_attr`).
     pub fn wrote(&mut self, ino: u64, end: u64) {
         let size = self.sizes.entry(ino).or_default();
         size.bytes = size.bytes.max(end);
     }
 
-    /// An own change took an inode's name, or moved it: the rest of what it believes goes on, and for as long
+    /// A local change removed or moved a name of the inode: the other cached attributes and their expiry stay
     /// (`fuse_entry_unlinked`, `fuse_update_ctime`).
     fn changed_name(&mut self, ino: u64) {
         let all = self.attrs.get_mut(&ino).filter(|believed| believed.part == Part::All);
         all.into_iter().for_each(|believed| believed.part = Part::ButChange);
     }
 
-    /// An own change of a file's data: mode and owner are believed on (`fuse_write_update_attr`).
+    /// A local data change: mode and owner stay valid (`fuse_write_update_attr`).
     pub fn changed_data(&mut self, ino: u64) {
         self.version += 1;
         self.sizes.entry(ino).or_default().version = self.version;
         self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.part = Part::Rights);
     }
 
-    /// Answers to who asked before are not taken in any more (`fuse_entry_unlinked`).
+    /// After the loss of a name, attribute replies to earlier requests are ignored (`fuse_entry_unlinked`).
     fn lost_name(&mut self, ino: u64) {
         self.changed_name(ino);
         self.version += 1;
@@ -201,7 +203,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel's own doing after it removed or replaced a name.
+    /// Drops the dentry, as the kernel does after a local removal or replacement.
     pub fn unlinked(&mut self, dir: u64, name: &Name) {
         if let Some(Dentry { ino: Some(ino), .. }) = self.names.remove(&(dir, name.clone())) {
             self.lost_name(ino);
@@ -209,7 +211,7 @@ impl Kernel {
         self.changed_dir(dir);
     }
 
-    /// The same after it renamed: what it believes of the old name goes along, and for as long (`d_move`; `d_exchange`).
+    /// Moves dentries after a local rename; each keeps its expiry (`d_move`, `d_exchange`).
     pub fn renamed(&mut self, (from, name): (u64, &Name), (to, new_name): (u64, &Name), exchange: bool) {
         let moved = self.names.remove(&(from, name.clone()));
         match self.names.remove(&(to, new_name.clone())) {
@@ -220,7 +222,8 @@ impl Kernel {
             Some(Dentry { ino: Some(replaced), .. }) => self.lost_name(replaced),
             _ => {}
         }
-        // What is moved is there. Where a look since has said that it is not, that was of after the change: the name was dropped.
+        // The moved dentry wins. A negative lookup reply since then was from after the change, and its dentry was
+        // invalidated.
         if let Some(dentry) = moved
             && let Some(ino) = dentry.ino
         {
@@ -231,13 +234,13 @@ impl Kernel {
         self.changed_dir(to);
     }
 
-    /// The kernel's own doing after it made a name: the directory's attributes are asked again.
+    /// Drops a directory's attributes and listing, as the kernel does after a local change of an entry.
     pub fn changed_dir(&mut self, dir: u64) {
         self.kept.changed_dir(dir);
         self.attrs.remove(&dir);
     }
 
-    /// A notification.
+    /// Applies a notification.
     pub fn forget(&mut self, stale: &Stale) {
         self.kept.forget(stale);
         match stale {
@@ -258,30 +261,30 @@ impl Kernel {
         }
     }
 
-    /// Names believed at `now`.
+    /// Returns the dentries valid at `now`.
     pub fn names(&self, now: Time) -> impl Iterator<Item = (u64, &Name, Dentry)> {
         self.names.iter().filter(move |(_, d)| now < d.until).map(|((dir, name), d)| (*dir, name, *d))
     }
 
-    /// What is believed of one name.
+    /// Returns the dentry of one name, if it is valid at `now`.
     #[must_use]
     pub fn name(&self, now: Time, dir: u64, name: &Name) -> Option<Dentry> {
         self.names.get(&(dir, name.clone())).copied().filter(|d| now < d.until)
     }
 
-    /// What a name led to when the kernel last heard of it: it asks before it removes or renames, and
-    /// holds on to what it was told meanwhile.
+    /// Returns the inode of a name's last known dentry, expired or not: the kernel revalidates before it removes or
+    /// renames, and keeps the dentry for the time of the request.
     #[must_use]
     pub fn last_heard(&self, dir: u64, name: &Name) -> Option<u64> {
         self.names.get(&(dir, name.clone())).and_then(|d| d.ino)
     }
 
-    /// Attributes believed at `now`, in part or as a whole.
+    /// Returns the attributes of which at least some are valid at `now`.
     pub fn believed(&self, now: Time) -> impl Iterator<Item = &Believed> {
         self.attrs.values().filter(move |believed| now < believed.until)
     }
 
-    /// Those for which it does not ask at `now`.
+    /// Returns the attributes that stat(2) uses at `now` without a request.
     pub fn attrs(&self, now: Time) -> impl Iterator<Item = &Believed> {
         self.believed(now).filter(|believed| believed.part != Part::Rights)
     }

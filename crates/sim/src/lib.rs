@@ -1,16 +1,16 @@
 //! Caches, remotes and kernels under virtual time, for tests.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `kernel`, `kept` | what a kernel believes of what it was told, and what it keeps of open files and directories: models |
-//! | `world` | clients of one fake server, stepped by hand, with the truth checked after each step |
-//! | `script` | races as readable texts, in `testdata` |
-//! | `native` | the protocol's own machines in the fake server's place, with bytes between them |
+//! | `kernel`, `kept` | models of the kernel's dentry and inode caches, its page cache and its cached listings |
+//! | `world` | clients of one fake server, stepped by hand; every step compares kernels with the server's tree |
+//! | `script` | races as readable text files, in `testdata` |
+//! | `native` | the native protocol's state machines instead of the fake server, with byte streams between them |
 //! | `random` | seeded histories |
-//! | `orders` | all orders in which a few calls can meet there, with nothing left to chance |
+//! | `orders` | exhaustive exploration of all orders in which a few calls can interleave |
 //! | `scan` | scans of a directory that another client changes |
-//! | `mirror` | one client beside a second tree that executes the same requests directly |
-//! | `history` | the judge of what processes on several mounts were told, where the order of effects is not known |
+//! | `mirror` | differential test: one client beside a reference tree that executes each request directly |
+//! | `history` | linearizability checker for calls recorded on several mounts |
 
 pub mod history;
 pub mod kept;

@@ -1,5 +1,5 @@
-//! One client beside a second tree that executes the same requests directly: every answer of the cache must
-//! say what the tree says, and what was just answered is not asked of the remote again.
+//! Differential test: one client beside a reference tree that executes the requests directly. Every reply of the cache
+//! must equal the tree's, and a repeated request must not reach the remote again.
 
 mod acts;
 pub mod said;
@@ -15,7 +15,7 @@ use said::Said;
 use std::collections::BTreeMap;
 use twin::Twin;
 
-/// How it goes.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
@@ -35,14 +35,14 @@ pub(crate) struct Mirror {
     pub twin: Twin,
     pub dice: Dice,
     pub files: Vec<OpenFile>,
-    /// How often the kernel was told of an inode.
+    /// The kernel's lookup count of each inode.
     known: BTreeMap<u64, u64>,
 }
 
-/// Runs one sequence.
+/// Runs one sequence of requests.
 ///
 /// # Errors
-/// The first answer that differs, with the requests that led there.
+/// The first reply that differs, with the requests before it.
 pub fn run(plan: Plan) -> Result<(), String> {
     let mut mirror = Mirror::new(plan.seed);
     for step in 1..=plan.steps {
@@ -96,7 +96,7 @@ impl Mirror {
         }
     }
 
-    /// One request; its answer, if it says what the tree says.
+    /// Executes one request on both sides; returns the cache's reply if both replies agree.
     pub fn same(&mut self, op: Op) -> Result<Answer, String> {
         let (want, handle) = self.twin.execute(self.world.now, &op);
         let answer = self.world.answer(0, op.clone());
@@ -126,14 +126,14 @@ impl Mirror {
         Ok(answer)
     }
 
-    /// The same, twice: the second time without a request to the remote.
+    /// Executes a request twice; the second time must not reach the remote.
     pub fn same_and_known(&mut self, op: Op) -> Result<Answer, String> {
         let first = self.same(op.clone())?;
         let before = self.world.clients[0].control.requests();
         let second = self.same(op.clone())?;
         let kept = match &first {
             Answer::Failed(errno) => *errno == Errno::NODATA,
-            // An xattr of more than a page is fetched each time.
+            // An xattr larger than a page is fetched each time.
             Answer::Value(value) => value.len() <= 4_096,
             Answer::Size(size) => *size <= 4_096,
             _ => true,
@@ -156,7 +156,7 @@ impl Mirror {
         }
     }
 
-    /// Whole, in pages of a few entries.
+    /// Lists a directory, whole and in pages of a few entries.
     pub fn list(&mut self, dir: u64) -> Result<(), String> {
         let Answer::Opened(opened) = self.same(Op::OpenDir { ino: dir })? else {
             return Err(format!("directory {dir} cannot be opened"));
@@ -190,7 +190,7 @@ impl Mirror {
         if answer == Answer::Done { Ok(()) } else { Err(format!("closing is answered {answer:?}")) }
     }
 
-    /// The kernel forgets inodes that have no name and are not open.
+    /// Makes the kernel forget inodes that have no name and are not open.
     pub fn bury(&mut self) {
         let gone: Vec<u64> = self.known.keys().copied().filter(|ino| !self.twin.has(*ino)).collect();
         gone.into_iter().for_each(|ino| self.forget(ino));
@@ -203,12 +203,12 @@ impl Mirror {
         }
     }
 
-    /// A kernel that needs its memory forgets all that is no directory and not open.
+    /// Makes the kernel forget every inode that is neither a directory nor open, as under memory pressure.
     fn forget_files(&mut self) {
         self.forget_unused(self.known.keys().copied().collect());
     }
 
-    /// Of what it is asked to forget it forgets as much.
+    /// Makes the kernel forget what the cache asked it to prune, as far as it may.
     fn prune(&mut self) {
         let pruned = std::mem::take(&mut self.world.clients[0].pruned);
         self.forget_unused(pruned);
@@ -223,7 +223,7 @@ impl Mirror {
         }
     }
 
-    /// Some fact is recalled; the client must acknowledge that.
+    /// Recalls a lease; the client must acknowledge.
     fn recall(&mut self) -> Result<(), String> {
         let inos: Vec<u64> = self.known.keys().copied().collect();
         let ino = inos[usize::try_from(self.dice.below(inos.len() as u64)).unwrap_or(0)];
@@ -235,8 +235,8 @@ impl Mirror {
         if control.acknowledged(recall) { Ok(()) } else { Err(format!("{ino} {covers:?} is kept")) }
     }
 
-    /// The client was away for too long, and goes on as if nothing had been; but where its session was forgotten a
-    /// file of which no name is left, or known, cannot be had again.
+    /// Expires the client's session, and restores it. If the server forgot the session, a file without a known
+    /// name cannot be reopened, so it is closed first.
     fn lapse(&mut self) -> Result<(), String> {
         let kept = self.dice.below(2) == 0;
         let nameless = |mirror: &Mirror, file: &OpenFile| {
@@ -258,7 +258,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// All closed and forgotten, the client holds nothing at the remote.
+    /// Closes and forgets everything; then the client must hold nothing at the remote.
     fn end(&mut self) -> Result<(), String> {
         while !self.files.is_empty() {
             self.close(0)?;
@@ -272,7 +272,7 @@ impl Mirror {
         }
     }
 
-    /// Leads to an inode by names, as the kernel does; `None` where a name leads nowhere.
+    /// Resolves a path by lookups, as the kernel does; `None` if a component does not exist.
     pub fn walk(&mut self, path: &[&str]) -> Result<Option<u64>, String> {
         let mut at = 1;
         for part in path {

@@ -1,12 +1,13 @@
-//! The second world: the protocol's machines at both ends, with bytes between them that are late, cut or lost.
+//! A world with the native protocol's state machines at both ends, and byte streams between them that are late, cut or
+//! lost.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `clock`, `links` | machines whose clocks differ; connections |
+//! | `clock`, `links` | clocks that run at different rates; connections |
 //! | `server`, `session`, `calls`, `write_back` | a server without threads |
-//! | `history`, `counts` | seeded histories, and what happened in them |
+//! | `history`, `counts` | seeded histories, and their statistics |
 //!
-//! The fake stays beside it: it does what a good server never does, and so tests the cache alone.
+//! The fake server has tests of its own: it does what a correct server never does, and so tests the cache alone.
 
 mod calls;
 mod clock;
@@ -40,10 +41,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// Of so many frames of a garbled client one is.
+/// Of so many frames of a garbled client, one is corrupted.
 const GARBLED_FRAMES: u64 = 12;
 
-/// A server, its clients' ends, and what lies between them.
+/// A server, its clients' ends, and the connections between them.
 #[derive(Clone)]
 pub(crate) struct Native {
     net: Rc<RefCell<Net>>,
@@ -57,30 +58,31 @@ struct Net {
     links: BTreeMap<u64, Link>,
     last_link: u64,
     dice: Dice,
-    /// Until then something was wrong of which others may have heard.
+    /// Time of the last fault that clients may have noticed.
     troubled: Time,
-    /// Bytes from and to this client become others now and then.
+    /// Frames from and to this client are corrupted now and then.
     garbled: Option<usize>,
-    /// Of each frame that arrives its sender hears at once, and a client that wants another connection has it.
+    /// The sender of each frame gets its acknowledgement at once, and a client that wants a new connection has it at
+    /// once.
     prompt: bool,
-    /// By session: frames that the server had of its client then, and the client of the server.
+    /// Frames received per session at the time: by the server from its client, and by the client from the server.
     heard: BTreeMap<u64, (u64, u64)>,
 }
 
-/// A client's session, and the machine that it is on.
+/// A client's session, and the state of its machine.
 #[derive(Clone)]
 struct ClientEnd {
     config: ClientConfig,
     session: ClientSession,
     clock: Clock,
-    /// From here to the server, and back.
+    /// Latency to the server, and back.
     latency: (Span, Span),
     link: Option<u64>,
     events: VecDeque<Event>,
     due: (Time, Reason),
-    /// When it tries to have another connection.
+    /// When it next tries to connect.
     again: Option<Time>,
-    /// No connection is to be had before.
+    /// Connecting fails before this time.
     down_until: Time,
     paused: bool,
 }
@@ -92,7 +94,7 @@ pub(crate) struct End {
     net: Rc<RefCell<Net>>,
 }
 
-/// How a client is connected.
+/// A client's clock, link and session parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     clock: Clock,
@@ -102,13 +104,13 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Where nothing takes any time.
+    /// A client with an exact clock and no latency.
     pub(crate) fn near(features: u64) -> Place {
         let (clock, latency) = (Clock::exact(), (Span::ZERO, Span::ZERO));
         Place { clock, latency, term: nigh_types::Term::Session, features }
     }
 
-    /// Where it takes so long to the server and back.
+    /// A client with an exact clock and the given latency to the server and back.
     pub(crate) fn far(features: u64, latency: (Span, Span)) -> Place {
         Place { latency, ..Place::near(features) }
     }
@@ -125,7 +127,7 @@ impl Native {
         Native { net: Rc::new(RefCell::new(net)) }
     }
 
-    /// Another client says hello.
+    /// Connects another client, whose session sends hello.
     pub(crate) fn connect(&self, now: Time, place: Place) -> End {
         let mut net = self.net.borrow_mut();
         net.now = net.now.max(now);
@@ -158,7 +160,7 @@ impl Native {
 }
 
 impl Net {
-    /// A connection for a client, whose session says hello on it.
+    /// Makes a connection for a client; its session sends hello on it.
     fn link(&mut self, at: usize) {
         self.last_link += 1;
         let (up, down) = self.ends[at].latency;
@@ -167,7 +169,7 @@ impl Net {
         self.server.connected(self.now, self.last_link);
     }
 
-    /// Carries what a client's session puts out.
+    /// Executes the outputs of a client's session.
     fn pump(&mut self, at: usize) {
         let now = self.now;
         loop {
@@ -196,7 +198,7 @@ impl Net {
         }
     }
 
-    /// Carries what the server says.
+    /// Delivers the server's frames to connections.
     fn carry(&mut self) {
         for said in std::mem::take(&mut self.server.said) {
             match said {
@@ -226,7 +228,7 @@ impl Net {
         of_links.min().unwrap_or(Time::FAR).min(self.server.due()).min(again)
     }
 
-    /// One thing that is due by now; whether there was one.
+    /// Executes one event that is due by now; returns whether there was one.
     fn step(&mut self, now: Time) -> bool {
         self.now = self.now.max(now);
         if self.due() > self.now {
@@ -274,7 +276,7 @@ impl Net {
         self.pump(at);
     }
 
-    /// Something reaches a client.
+    /// Delivers a frame or the end of a connection to a client.
     fn arrive(&mut self) {
         let now = self.now;
         let is_here = |link: &Link| !self.ends[link.client].paused && link.down.due() <= now;
@@ -284,7 +286,7 @@ impl Net {
         self.hand(at, id, packet.flatten());
     }
 
-    /// What a connection brings to its client, `None`: its end.
+    /// Hands a frame to the client of a connection; `None`: the connection's end.
     fn hand(&mut self, at: usize, id: u64, packet: Option<Vec<u8>>) {
         let now = self.now;
         let end = &mut self.ends[at];
@@ -299,7 +301,7 @@ impl Net {
         self.pump(at);
     }
 
-    /// What a client's connection carries is cut anywhere.
+    /// Cuts a client's connection at any byte.
     fn cut(&mut self, at: usize, longest: Span) {
         let now = self.now;
         let Some(link) = self.ends[at].link.and_then(|link| self.links.get_mut(&link)) else { return };
@@ -311,7 +313,7 @@ impl Net {
         self.troubled = self.troubled.max(now.after(longest));
     }
 
-    /// Notes whether anything is wrong at this moment.
+    /// Notes whether a fault is present now.
     fn note_trouble(&mut self, others: bool) {
         let is_wrong = |end: &ClientEnd| {
             end.paused || end.again.is_some() || end.down_until > self.now || !end.session.is_linked()
@@ -401,7 +403,7 @@ impl Remote for End {
         self.with(|session| session.handle_reclaimed(now));
     }
 
-    /// Bytes come over a [`Link`].
+    /// Bytes arrive over a [`Link`].
     fn handle_input(&mut self, _now: Time, _bytes: &[u8]) {}
 
     fn handle_disconnect(&mut self, now: Time, why: &str) {

@@ -1,12 +1,12 @@
-//! All orders: what the protocol's machines do with a few calls of two clients, however frames, threads, kernels and a
-//! restart of the server meet (docs/decisions/0016-checkers.md, section 3).
+//! Exhaustive exploration: all interleavings of a few calls of two clients, with frames, server threads, kernels and a
+//! server restart in any order (docs/decisions/0016-checkers.md, section 3).
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `state` | one state, what may happen in it, and what must be so |
-//! | `search` | every state that can be reached |
-//! | `plans` | what is explored, by name |
-//! | `path` | how one was reached, in words and as short as can be |
+//! | `state` | one state, its possible steps, and its checks |
+//! | `search` | the search through all reachable states |
+//! | `plans` | the named explorations |
+//! | `path` | the path to a state, shortened and described |
 
 mod path;
 mod plans;
@@ -17,32 +17,32 @@ use nigh_types::Span;
 pub use plans::{LONG, PLANS};
 pub use search::{Explored, Wrong};
 
-/// What is explored.
+/// The bounds of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// So many calls of each client: each is any of look a, look b, create a, unlink a, rename a b. A call that a
-    /// client's kernel answers alone is none.
+    /// Number of calls per client. Each is any of look a, look b, create a, unlink a, rename a b. A call that the
+    /// client's kernel answers from its cache does not count.
     pub calls: [u8; 2],
-    /// A client asks the next when it has had the answer to the one before.
+    /// A client sends its next call only after the previous reply.
     pub one_by_one: bool,
-    /// Both have looked at both names before.
+    /// Both clients have looked up both names before.
     pub warm: bool,
-    /// Others' changes are told in the place of recalls.
+    /// The server pushes changes instead of recalling leases.
     pub pushes: bool,
-    /// What is recalled soon after it was granted is granted no more for a while.
+    /// A lease that is recalled soon after its grant is not granted again for a while.
     pub contention: bool,
-    /// The second one wants names alone, since its kernel can be told of one name only.
+    /// The second client asks for exclusive directory leases, since its kernel can be notified of single names only.
     pub alone: bool,
-    /// Kernels forget at any time after they are told to, and not at once.
+    /// Kernels execute notifications at any later time, instead of at once.
     pub slow_kernels: bool,
-    /// The server may be killed and started again so often, anywhere.
+    /// How often the server may be killed and restarted, at any point.
     pub restarts: u8,
-    /// So often time goes on to the next timer though something else might happen first.
+    /// How often time may advance to the next timer while other steps are possible.
     pub late: u8,
 }
 
 impl Bounds {
-    /// Nothing goes wrong.
+    /// Bounds without faults.
     #[must_use]
     pub const fn calm(calls: [u8; 2]) -> Bounds {
         Bounds {
@@ -59,14 +59,14 @@ impl Bounds {
     }
 }
 
-/// Of a session.
+/// The session term.
 const TERM: Span = Span::from_millis(1_000);
 const PATIENCE: Span = Span::from_millis(100);
 
-/// Explores all that is within these bounds.
+/// Explores all states within these bounds.
 ///
 /// # Errors
-/// What was so that must not be, and how it came to that.
+/// The first violation, and the path to it.
 pub fn explore(bounds: Bounds) -> Result<Explored, Wrong> {
     search::explore(bounds)
 }

@@ -1,6 +1,6 @@
-//! Seeded histories: clients do things at random over few names, answers are delayed at random, and after
-//! every step no kernel may believe what is not so, and every answer must have been true at some moment
-//! between its request and itself (S1 for names and attributes).
+//! Seeded histories: clients send random requests on a few names, and replies are delayed at random. After every step
+//! no kernel may hold wrong data, and every reply must have been true at some moment between request and reply (S1 for
+//! names and attributes).
 
 mod fake;
 mod files;
@@ -14,12 +14,12 @@ use nigh_types::{Access, Cookie, Name, OpId, SetAttr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 
-/// A file that keeps its name, parts of which several write.
+/// A file that keeps its name; several clients write parts of it.
 const PAGE: &str = "page";
 pub(crate) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 pub(crate) const DIRS: [&str; 2] = ["p", "q"];
 
-/// A small generator (splitmix64): the same history for the same seed on every machine.
+/// A small random generator (splitmix64): a seed gives one history on every machine.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
@@ -37,7 +37,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// Below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
@@ -48,28 +48,28 @@ impl Dice {
     }
 }
 
-/// What happens in a history besides changes of names and modes.
+/// Events of a history besides changes of names and modes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Kinds {
-    /// Data, xattrs and further names of files.
+    /// Data, xattrs and hard links of files.
     pub(crate) files: bool,
-    /// Grants end by themselves too, soon.
+    /// Grants have short deadlines too.
     pub(crate) limited: bool,
-    /// Nearly nothing can be kept.
+    /// The memory budget is too small to cache anything.
     pub(crate) tiny: bool,
     /// Sessions are lost.
     pub(crate) losses: bool,
-    /// Files are mapped, and stored into by all.
+    /// All clients map files and store into them.
     pub(crate) maps: bool,
-    /// Several write parts of one page at the same time.
+    /// Several clients write parts of one page at the same time.
     pub(crate) halves: bool,
-    /// Several store into maps of one page at the same time, each into a part of it.
+    /// Several clients store into parts of one mapped page at the same time.
     pub(crate) shared: bool,
-    /// Others' changes are told, and attributes are asked for by number and judged.
+    /// Changes are pushed, and attributes are requested by inode number and checked.
     pub(crate) pushes: bool,
 }
 
-/// What clients ask, and what they are told of it. Clones share their server.
+/// A running history: requests and their replies. Clones share their server.
 #[derive(Clone)]
 pub(crate) struct History<B: Backend = FakeServer> {
     pub(crate) kinds: Kinds,
@@ -78,20 +78,21 @@ pub(crate) struct History<B: Backend = FakeServer> {
     pub(crate) world: World<B>,
     pub(crate) dice: Dice,
     pub(crate) dirs: BTreeMap<&'static str, u64>,
-    /// Requests that wait, and the tick at which each began.
+    /// Pending requests, and the tick at which each began.
     pub(crate) begun: BTreeMap<OpId, u64>,
-    /// Per client: names that its kernel is changing (the kernel lets one thread at a time).
+    /// Directories that a client's kernel has locked for a pending change (one thread at a time).
     busy: BTreeMap<(usize, u64), OpId>,
     changing: BTreeMap<OpId, (usize, Vec<u64>)>,
-    /// Per client: since when a change is under way whose caller was killed. It may count as not yet made.
+    /// For each client, the tick of its first change whose caller was killed and whose outcome is unknown. It may
+    /// count as not yet made.
     abandoned: BTreeMap<usize, u64>,
     away: BTreeSet<usize>,
-    /// How many stores were made of which each has a byte of its own.
+    /// Number of stores so far; each stores a unique byte.
     stored: u8,
 }
 
 impl<B: Backend> History<B> {
-    /// In a world without clients.
+    /// Begins a history in a world without clients.
     pub(crate) fn begin(mut world: World<B>, kinds: Kinds, dice: Dice) -> History<B> {
         world.wordy = true;
         world.threads = 4;
@@ -214,7 +215,7 @@ impl<B: Backend> History<B> {
         }
     }
 
-    /// Where one file is open for all: whether something was done with its page.
+    /// Sends a request on the shared page, if the history has one; returns whether it did.
     fn uses_page(&mut self, at: usize) -> bool {
         let op = match self.kinds {
             Kinds { shared: true, .. } if self.dice.below(2) == 0 => self.store_in_part(at),
@@ -227,12 +228,12 @@ impl<B: Backend> History<B> {
         true
     }
 
-    /// Whether a client's kernel is changing names of that directory.
+    /// Returns whether a client's kernel has locked a directory for a change.
     pub(crate) fn is_busy(&self, at: usize, dir: u64) -> bool {
         self.busy.contains_key(&(at, dir))
     }
 
-    /// A request for which a kernel locks these directories, which are not busy.
+    /// Sends a request for which a kernel locks these directories, which must be free.
     pub(crate) fn ask_locking(&mut self, at: usize, op: Op, locks: Vec<u64>) -> OpId {
         let id = self.ask(at, op);
         if self.world.waits(at, id) && !locks.is_empty() {
@@ -244,13 +245,14 @@ impl<B: Backend> History<B> {
         id
     }
 
-    /// A kernel that believes something does not ask: what it believes is judged after every step.
+    /// Returns a lookup, unless the kernel has a valid dentry: every step checks valid dentries.
     fn lookup_or_believe(&self, at: usize, dir: u64, name: &Name) -> Option<Op> {
         let believed = self.world.clients[at].kernel.name(self.world.time(at), dir, name);
         believed.is_none().then(|| Op::Lookup { dir, name: name.clone() })
     }
 
-    /// What takes a name away or moves it looks it up first. Whether there is something, of which it was told at once.
+    /// Looks a name up, as a kernel does before it removes or moves it. Returns whether it exists, if the reply came
+    /// at once.
     fn looks_up(&mut self, at: usize, dir: u64, name: &Name) -> bool {
         if let Some(op) = self.lookup_or_believe(at, dir, name) {
             let id = self.ask(at, op);
@@ -265,7 +267,7 @@ impl<B: Backend> History<B> {
         self.world.clients[at].kernel.name(self.world.time(at), dir, name).and_then(|d| d.ino)
     }
 
-    /// Of a directory, or of what its kernel knows as a file of it, unless it believes that it knows them.
+    /// Requests the attributes of a directory, or of a file that the kernel knows in it, unless they are cached.
     fn ask_attributes(&mut self, at: usize, dir: u64, file: &Name) {
         let kernel = &self.world.clients[at].kernel;
         let of = if self.dice.below(2) == 0 { Some(dir) } else { kernel.last_heard(dir, file) };
@@ -280,7 +282,7 @@ impl<B: Backend> History<B> {
     }
 
     pub(crate) fn ask(&mut self, at: usize, op: Op) -> OpId {
-        // One's own change that has not returned may count as not yet made.
+        // The client's own pending change may count as not yet made.
         let dir = match &op {
             Op::Lookup { dir, .. } => *dir,
             Op::ReadDir { ino, .. } | Op::OpenDir { ino } => *ino,
@@ -309,7 +311,7 @@ impl<B: Backend> History<B> {
         id
     }
 
-    /// Who changes what, as text that is the same for the same state.
+    /// Writes the locks of pending changes as text, equal for equal states.
     pub(crate) fn write_locks(&self, text: &mut String) -> fmt::Result {
         write!(text, "{:?}{:?}{:?}", self.busy, self.changing, self.abandoned)
     }
@@ -385,7 +387,7 @@ impl<B: Backend> History<B> {
         Ok(())
     }
 
-    /// Who asks for the attributes of an open file goes on by the size that its kernel then knows.
+    /// Checks the size that the caller of a GETATTR on an open file sees in its kernel afterwards.
     fn judge_size(
         &self,
         at: usize,
@@ -406,7 +408,7 @@ impl<B: Backend> History<B> {
         ))
     }
 
-    /// Whether a name led to that at some moment since `begun`.
+    /// Returns whether a name led to this inode at some moment since `begun`.
     fn was(&self, dir: u64, name: &Name, begun: u64, what: Option<u64>) -> bool {
         let past = &self.world.past[&(dir, name.clone())];
         let current = past.iter().rposition(|(tick, _)| *tick <= begun).unwrap_or(0);
@@ -430,7 +432,8 @@ pub(crate) fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).expect("a name")
 }
 
-/// What a kernel takes for names (`fuse_emit`, `parse_dirfile`); `.` and `..` are of every directory.
+/// Returns whether the kernel would accept the entries' names (`fuse_emit`, `parse_dirfile`); `.` and `..` are in
+/// every directory.
 fn are_names(page: &nigh_cache::Page) -> bool {
     let mut names = page.names.as_slice();
     page.entries.iter().all(|entry| {

@@ -1,4 +1,5 @@
-//! Scans of a directory in small pieces while another mount changes it: what is there throughout comes exactly once (S7).
+//! Scans of a directory in small pieces while another mount changes it: an entry present throughout is returned
+//! exactly once (S7).
 
 use crate::native::{Native, Place};
 use crate::random::Dice;
@@ -11,36 +12,36 @@ use nigh_remote::tree::TreeConfig;
 use nigh_types::{Cookie, Kind, Name, OpId, Span, Time};
 
 const DIR: &str = "d";
-/// Who changes the directory; the others read it.
+/// The client that changes the directory; the others read it.
 const WRITER: usize = 1;
 const READERS: [usize; 2] = [0, 2];
 
-/// How a scan goes.
+/// The parameters of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
-    /// Over both ends of the protocol, and not over the fake server.
+    /// Whether both ends of the native protocol run, instead of the fake server.
     pub native: bool,
-    /// Entries at the beginning.
+    /// Entries at the start.
     pub entries: u32,
-    /// Changes meanwhile: a third each of new names, removals and renames.
+    /// Changes during the scan: a third each of creations, removals and renames.
     pub changes: u32,
-    /// Readers are told what changes, in the place of recalls.
+    /// Whether the server pushes changes to readers instead of recalling their leases.
     pub told: bool,
-    /// Changes come together so many times, beside one read each. Where readers are not told, each time costs another listing.
+    /// Number of bursts of changes, each beside one read. Without pushes each burst costs another listing.
     pub times: u32,
 }
 
-/// What happened in scans.
+/// Statistics of scans.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counts {
     pub reads: u64,
     /// Reads that had to wait.
     pub waited: u64,
     pub changes: u64,
-    /// Entries that were there throughout.
+    /// Entries present throughout.
     pub stayed: u64,
-    /// Scans that went on in another open directory, or another mount.
+    /// Scans that continued with another open directory, or on another mount.
     pub moved: u64,
     pub listings: u64,
 }
@@ -59,7 +60,7 @@ impl Counts {
 /// Runs one scan.
 ///
 /// # Errors
-/// What came twice, or not at all though it was there throughout, or though it never was.
+/// A name returned twice, a name present throughout that is missing, or a name that never existed.
 pub fn run(plan: Plan) -> Result<Counts, String> {
     let mut dice = Dice::new(plan.seed);
     let parts = 1 + u32::try_from(dice.below(u64::from(plan.entries) / 8)).unwrap_or(0);
@@ -82,7 +83,7 @@ fn over_fake(plan: Plan, tree: TreeConfig, mut dice: Dice) -> Scan<FakeServer> {
         }
         let mut span = |most: u64| Span(dice.below(most * 1_000_000));
         let (arrives_after, answered_after, part_pause) = (span(8), span(8), span(2));
-        // One that is without grants reads what it listed at first to the end.
+        // A scan without leases reads the listing of its start to the end.
         let ungranted = dice.below(8) == 0;
         let fate = Fate { arrives_after, answered_after, part_pause, ungranted, ..Fate::default() };
         world.clients[at].control.plan(Which::Every, fate);
@@ -112,7 +113,8 @@ fn plant<B: Backend>(world: &World<B>, entries: u32) {
     });
 }
 
-/// Some keep less than the directory is, and some read names alone where a listing has not come so far.
+/// Some clients have a budget below the directory's size, and some read names only where the listing has not arrived
+/// yet.
 fn config(dice: &mut Dice) -> Config {
     let budget_bytes = if dice.below(4) == 0 { 20_000 } else { 1 << 30 };
     Config { budget_bytes, names_first: dice.below(3) == 0, ..Config::default() }
@@ -127,10 +129,10 @@ struct Scan<B: Backend> {
     world: World<B>,
     dice: Dice,
     dir: u64,
-    /// Names that are there, and what was done to each that ever was.
+    /// Existing names, and for every name that ever existed whether it was changed.
     there: Vec<u32>,
     touched: Vec<bool>,
-    /// How often each came.
+    /// How often each name was returned.
     seen: Vec<u8>,
     counts: Counts,
 }
@@ -178,7 +180,8 @@ impl<B: Backend> Scan<B> {
         }
     }
 
-    /// One read, asked somewhere among the changes that are due. A kernel makes one change of a directory at a time.
+    /// Reads once, at a random position among the changes that are due. A kernel makes one change per directory at a
+    /// time.
     fn read(&mut self, at: usize, fh: Fh, offset: Cookie, due: u64) -> Result<Page, String> {
         let together = u64::from(self.plan.changes / self.plan.times.max(1)).max(1);
         let changes = if due >= self.counts.changes + together { together } else { 0 };
@@ -236,7 +239,7 @@ impl<B: Backend> Scan<B> {
         self.world.ask(WRITER, op)
     }
 
-    /// One that is there, and is so no longer.
+    /// Picks an existing name, and removes it from the list.
     fn one(&mut self) -> u32 {
         let at = usize::try_from(self.dice.below(self.there.len() as u64)).unwrap_or(0);
         let number = self.there.swap_remove(at);
@@ -244,7 +247,7 @@ impl<B: Backend> Scan<B> {
         number
     }
 
-    /// One that never was.
+    /// Picks a name that has never existed.
     fn another(&mut self) -> u32 {
         let number = u32::try_from(self.touched.len()).expect("few are made");
         self.touched.push(true);
@@ -269,7 +272,7 @@ impl<B: Backend> Scan<B> {
         Err(format!("{:?} is never answered", self.world.clients[at].ops.get(&id)))
     }
 
-    /// Places of a scan only ever grow, so no name can come twice but by coming twice at one place.
+    /// Checks that cookies strictly increase, and counts how often each name was returned.
     fn take(&mut self, page: &Page, offset: Cookie) -> Result<(), String> {
         let (mut names, mut place) = (page.names.as_slice(), offset);
         for entry in &page.entries {

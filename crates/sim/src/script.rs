@@ -1,8 +1,7 @@
-//! Races as readable texts.
+//! Races as readable text files.
 //!
-//! A script is a text of steps (`> …`), each followed by what happens. Running it writes the same text
-//! again; a test compares the two, and a person reviews the difference. Names of the words: see
-//! [`Script::step`].
+//! A script is a text of steps (`> …`), each followed by the resulting events. Running it prints the whole text again;
+//! a test compares the two texts, and a person reviews the difference. For the words of a step see [`Script::step`].
 
 use crate::world::{World, name_of, short};
 use nigh_cache::{Answer, Config, Fh, Level, LockSpan, OnDisconnect, Op};
@@ -19,16 +18,16 @@ pub struct Script {
     world: World,
     /// Open directories and files by client and path.
     open: BTreeMap<(usize, String), Fh>,
-    /// What is open.
+    /// The inode of each open file.
     inos: BTreeMap<(usize, Fh), u64>,
     last: Option<(usize, OpId)>,
     host_edited: bool,
 }
 
-/// Runs a text and writes it again with what happens now.
+/// Runs a script, and returns its text with the current results.
 ///
 /// # Panics
-/// On a step that is not understood, or when a kernel believes what is not so.
+/// On an unknown step, or if a kernel holds wrong data.
 #[must_use]
 pub fn run(text: &str) -> String {
     let mut script = None;
@@ -50,8 +49,9 @@ pub fn run(text: &str) -> String {
 }
 
 impl Script {
-    /// From the first step: `tree [term=5s] [recallable] [parts=N] [reuse] [no-births] [hints]` (inode numbers are given again,
-    /// and nothing tells such inodes apart; places are found by hints and walks only). Grants that end by themselves are not recalled unless it says so.
+    /// Starts from the first step: `tree [term=5s] [recallable] [parts=N] [reuse] [no-births] [hints]`. `reuse`: inode
+    /// numbers are reused; `no-births`: without birth times that tell such inodes apart; `hints`: nodes are found by
+    /// path hints only. Grants with a term are not recalled unless the step says `recallable`.
     fn new(words: &[&str]) -> Script {
         let ends = words.iter().any(|word| word.starts_with("term="));
         let recallable = !ends || words.contains(&"recallable");
@@ -76,14 +76,14 @@ impl Script {
         }
     }
 
-    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `host write PATH TEXT`, `client [pushes|none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a
-    /// client `A`: `A lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link PATH [PATH]`,
-    /// `A plan TYPE FATE`, `A release|part TYPE`, `A recall PATH names|inode|data`, `A lose`, `A reconnect`,
-    /// `A cut`, `A mend`, `A lapse`, `A free-locks`, `A restore kept|forgotten`, `A hold` (kernel notifications wait, but for those that go first),
-    /// `A sleep` (all of them), `A forget`, `A drops slowly|fast` (pages), `A workers N` (droppings that may be stuck), `A mounts-below`,
-    /// `A interrupt` (by a fatal signal), `A signal`, `A kernel [attributes]`;
-    /// `A open|open-ro PATH` and then `A read|store|msync|lock|lock-wait|unlock|flush|close PATH` (`store`: into a map) and `A write PATH
-    /// [TEXT [OFFSET]]`; `A truth PATH`: what the file holds; `A page PATH`: what A's kernel has of it.
+    /// `plant file|dir PATH`, `host create|mkdir|remove|rmdir PATH`, `host write PATH TEXT`, `client
+    /// [pushes|none|no-epoch|fail TIME|stale]`, `advance TIME`, and for a client `A`: `A
+    /// lookup|getattr|readdir|create|mkdir|unlink|chmod|rename|link PATH [PATH]`, `A cut`, `A mend`, `A lapse`, `A
+    /// free-locks`, `A restore kept|forgotten`, `A hold` (holds back kernel notifications, except urgent ones), `A
+    /// sleep` (all of them), `A forget`, `A drops slowly|fast` (pages), `A workers N` (limit of blocked page
+    /// invalidations), `A mounts-below`, `A interrupt` (by a fatal signal), `A signal`, `A kernel [attributes]`; `A
+    /// open|open-ro PATH` and then `A read|store|msync|lock|lock-wait|unlock|flush|close PATH` (`store`: into a map)
+    /// and `A write PATH [TEXT [OFFSET]]`; `A truth PATH`: the file's contents; `A page PATH`: A's cached page of it.
     fn step(&mut self, words: &[&str]) {
         match words {
             ["tree", ..] => {}
@@ -197,7 +197,7 @@ impl Script {
         }
     }
 
-    /// What happens to a client's remote. Whether it was such a step.
+    /// Executes a step of a client's remote; returns whether it was such a step.
     fn link_step(&mut self, at: usize, words: &[&str]) -> bool {
         let control = self.world.clients[at].control.clone();
         match words {
@@ -226,7 +226,7 @@ impl Script {
         true
     }
 
-    /// What a client's kernel does of itself, and how it takes notifications. Whether it was such a step.
+    /// Executes a step of a client's kernel; returns whether it was such a step.
     fn kernel_step(&mut self, at: usize, words: &[&str]) -> bool {
         let client = &mut self.world.clients[at];
         match words {
@@ -273,7 +273,7 @@ impl Script {
         self.world.connect_with(Config { on_disconnect, ..Config::default() });
     }
 
-    /// Opens a file for reading, and for writing.
+    /// Opens a file for reading, or for reading and writing.
     fn open_file(&mut self, at: usize, path: &str, write: bool) {
         let ino = self.find(path).ino;
         let access = Access { read: true, write, truncate: false, direct: false, sync: false, append: false };
@@ -289,11 +289,11 @@ impl Script {
         }
     }
 
-    /// A request through a file that was opened by that path, wherever that leads now.
+    /// Builds a request on the file that was opened by that path, wherever the path leads now.
     fn op_on_open(&self, at: usize, verb: &str, path: &str, (text, offset): (&str, u64)) -> Op {
         let fh = *self.open.get(&(at, path.to_owned())).expect("it is open");
         let ino = self.inos[&(at, fh)];
-        // One lock is enough: the client is the owner.
+        // One lock range is enough: each client is its own owner.
         let span = LockSpan { owner: 1, flock: false, start: 0, end: 99 };
         let lock = |wait| Op::SetLock { ino, fh, span, kind: LockKind::Write, pid: 1, wait };
         match verb {
@@ -361,7 +361,7 @@ impl Script {
         }
     }
 
-    /// Opens a directory and reads it to its end, as far as it comes.
+    /// Opens a directory and reads it to its end, as far as replies arrive.
     fn read_whole(&mut self, at: usize, path: &str) {
         let ino = self.find(path).ino;
         let key = (at, path.to_owned());
@@ -451,7 +451,7 @@ fn fate_of(words: &str) -> Fate {
     fate
 }
 
-/// For messages of tests.
+/// Describes a reply, for messages of tests.
 #[must_use]
 pub fn describe(answer: &Answer) -> String {
     short(answer)

@@ -24,7 +24,7 @@ use telling::Telling;
 use words::{away_line, became_line, held_line, words};
 pub use words::{given_up, name_of, short};
 
-/// What a name led to, and since which tick.
+/// The inodes of a name over time, each with the tick from which it was so.
 pub type Past = Vec<(u64, Option<u64>)>;
 
 /// One mount: a cache, its remote, and the kernel that it serves.
@@ -33,74 +33,74 @@ pub struct Client<B: Backend = FakeServer> {
     pub cache: Cache,
     pub control: B::Control,
     pub kernel: Kernel,
-    /// Invalidations are carried out at once unless these are held,
+    /// Holds back kernel notifications, except urgent ones,
     pub hold_invalidations: bool,
-    /// all of them, and not only those that wait for their turn.
+    /// or all of them. Otherwise they are delivered at once.
     pub asleep: bool,
-    /// What waits may fail: it gives up after a while, or its server was away for longer than its term.
+    /// Waiting requests may fail: they time out, or the session was expired for a while.
     may_fail: bool,
-    /// Dropping pages takes until this is taken back.
+    /// Page invalidations block until this is cleared.
     pub drops_slowly: bool,
-    /// Others' changes are told to it in the place of recalls.
+    /// The server pushes other clients' changes to this client instead of recalling its leases.
     takes_pushes: bool,
-    /// So many droppings of pages may be stuck at the same time.
+    /// Limit of page invalidations that may block at the same time.
     pub workers: u32,
     telling: Telling,
-    /// What its kernel was asked to forget, and may.
+    /// Inodes that the cache asked its kernel to forget, as far as it may.
     pub pruned: Vec<u64>,
     pub(crate) remote: B::Remote,
     pub(crate) ops: BTreeMap<OpId, Op>,
-    /// Changes whose callers were killed: their outcome is unknown until the remote has answered.
+    /// Changes whose callers were killed: the outcome is unknown until the remote has replied.
     abandoned: Vec<(Op, Vec<u64>)>,
-    /// Inodes whose names a request holds on to until it is answered.
+    /// Inodes whose names the kernel has locked for a request.
     locked: BTreeMap<OpId, Vec<u64>>,
-    /// What its kernel went by when it asked.
+    /// The kernel's attribute version at the time of each request.
     asked: BTreeMap<OpId, u64>,
-    /// What changes of names that are not answered have done.
+    /// Observed effects of namespace changes in flight.
     effects: BTreeMap<OpId, Effect>,
-    /// When its kernel began to write stores back.
+    /// The inode of each write-back, and the tick at which it began.
     flushes: BTreeMap<OpId, (u64, u64)>,
-    /// Names to which an own rename took along for how long the old ones were believed: they are dropped behind its answer.
+    /// Names whose dentries kept an older expiry over a local rename: they are invalidated after the rename's reply.
     carried: Vec<(u64, Name)>,
 }
 
-/// Everything there is. Clones share their server.
+/// Server, clients and virtual time. Clones share their server.
 #[derive(Clone)]
 pub struct World<B: Backend = FakeServer> {
     pub now: Time,
     pub server: B,
     pub clients: Vec<Client<B>>,
-    /// What happened since it was last taken, a line each.
+    /// Events since it was last taken, one per line.
     pub trace: Vec<String>,
-    /// Answers since they were last taken: client, request, answer.
+    /// Replies since they were last taken: client, request, reply.
     pub answers: Vec<(usize, OpId, Op, Answer)>,
-    /// Of these, the ones that did not claim to be so ([`Cache::is_stale`]).
+    /// Replies among them that were marked as possibly stale ([`Cache::is_stale`]).
     pub stale_answers: BTreeSet<OpId>,
-    /// By which size of an open file who asked for its attributes goes on.
+    /// For each GETATTR of an open file, the size that its caller then sees.
     pub sizes: BTreeMap<OpId, u64>,
-    /// And those that came before a kernel had forgotten what it held before its client was away.
+    /// Replies sent before a kernel had dropped what it held from an expired session.
     pub early_answers: BTreeSet<OpId>,
-    /// Names whose past is recorded: what each led to, from which moment on. Moments are counted by `tick`:
-    /// whatever may have changed the tree begins a new one.
+    /// Watched names, with their inodes over time. Time is counted in ticks: each event that may have changed the tree
+    /// begins a new tick.
     pub past: BTreeMap<(u64, Name), Past>,
     pub tick: u64,
-    /// Data and xattrs of inodes, recorded in the same way.
+    /// Watched data and xattrs of inodes, recorded in the same way.
     pub facts: Facts,
-    /// Stores into maps by client and inode,
+    /// Dirty stores into maps, by client and inode,
     stores: BTreeMap<(usize, u64), Stored>,
-    /// and those that are being written back.
+    /// and stores that are being written back.
     flushed: BTreeMap<OpId, Stored>,
-    /// Bytes of files whose writers were not told whether they are there: inode, offset, byte.
+    /// Bytes whose write may or may not have taken effect: inode, offset, byte.
     doubtful: BTreeSet<(u64, u64, u8)>,
-    /// Grants end of themselves: then stores may be refused.
+    /// Grants have deadlines; then stores may be refused.
     pub limited: bool,
-    /// Stores that are lost, or were written over what others had written since they were made.
+    /// Stores that were lost, or that overwrote what other clients wrote after them.
     pub undone: Vec<String>,
-    /// The trace names requests and calls whole.
+    /// Whether the trace shows requests and calls in full.
     pub wordy: bool,
-    /// Requests are by so many threads by turns, the first of which is not visible.
+    /// Number of threads that send requests in turn; the first one is not shown.
     pub threads: u64,
-    /// Time passes without the caches' timers, which fire when it passes again.
+    /// Time passes without the caches' timers; they fire when it next passes.
     pub timers_are_late: bool,
     pub(crate) next_op: u64,
 }
@@ -111,24 +111,24 @@ impl World {
         World::over(FakeServer::new(config))
     }
 
-    /// A new client; its number.
+    /// Adds a client and returns its number.
     pub fn connect(&mut self, level: Level) -> usize {
         self.connect_with(Config { level, ..Config::default() })
     }
 
-    /// The same with settings of its own (but for who it is).
+    /// Adds a client with the given configuration, except for its identity.
     pub fn connect_with(&mut self, config: Config) -> usize {
         let remote = self.server.connect(self.now);
         self.join(config, remote.control(), remote)
     }
 
-    /// From now on, and in later sessions too.
+    /// Subscribes a client to pushes, in later sessions too.
     pub fn take_pushes(&mut self, at: usize) {
         self.clients[at].takes_pushes = true;
         self.clients[at].control.takes_pushes(true);
     }
 
-    /// A session takes the place of the one that a client lost.
+    /// Replaces a client's lost session by a new one.
     pub fn reconnect(&mut self, at: usize) {
         let remote = self.server.connect(self.now);
         remote.control().takes_pushes(self.clients[at].takes_pushes);
@@ -139,7 +139,7 @@ impl World {
 }
 
 impl<B: Backend> World<B> {
-    /// With nobody in it.
+    /// Creates a world without clients.
     #[must_use]
     pub fn over(server: B) -> World<B> {
         World {
@@ -166,7 +166,7 @@ impl<B: Backend> World<B> {
         }
     }
 
-    /// A client whose end of its session is that; its number.
+    /// Adds a client with the given end of a session, and returns its number.
     pub(crate) fn join(&mut self, config: Config, control: B::Control, remote: B::Remote) -> usize {
         let at = self.clients.len();
         let client = self.clients.len() as u64;
@@ -195,19 +195,19 @@ impl<B: Backend> World<B> {
         at
     }
 
-    /// Whether a client's process runs.
+    /// Returns whether a client's process runs.
     #[must_use]
     pub fn is_awake(&self, at: usize) -> bool {
         self.server.runs(at)
     }
 
-    /// What a client's clock says now.
+    /// Returns the time on a client's clock.
     #[must_use]
     pub fn time(&self, at: usize) -> Time {
         self.server.clock(at, self.now)
     }
 
-    /// One request of a client's kernel.
+    /// Sends one request from a client's kernel.
     pub fn ask(&mut self, at: usize, op: Op) -> OpId {
         let id = self.put(at, op);
         self.settle();
@@ -222,7 +222,7 @@ impl<B: Backend> World<B> {
         let heard = |(dir, name): &(u64, Name)| client.kernel.last_heard(*dir, name);
         let mut locked: Vec<u64> = names_of(&op).iter().filter_map(heard).collect();
         if let Op::Rename { to, new_name, .. } = &op {
-            // What is replaced the kernel has just looked up.
+            // The kernel has just looked up the replaced entry.
             locked.extend(self.server.edit(|tree| tree.child_of(*to, new_name)));
         }
         client.locked.insert(id, locked);
@@ -251,17 +251,17 @@ impl<B: Backend> World<B> {
         id
     }
 
-    /// One request and its answer.
+    /// Sends one request and returns its reply.
     ///
     /// # Panics
-    /// If it has to wait, with nothing under way that could end that.
+    /// If the request waits and nothing in flight can end that.
     pub fn answer(&mut self, at: usize, op: Op) -> Answer {
         let id = self.ask(at, op);
         let answer = self.answers.iter().rev().find(|(_, of, ..)| *of == id).map(|(.., a)| a.clone());
         answer.unwrap_or_else(|| panic!("{id:?} is not answered:\n{}", self.trace.join("\n")))
     }
 
-    /// Notes what the watched names lead to now.
+    /// Records the current inodes of the watched names.
     pub fn observe(&mut self) {
         self.tick += 1;
         let tick = self.tick;
@@ -277,13 +277,13 @@ impl<B: Backend> World<B> {
         self.facts.observe_attributes(&self.server, tick);
     }
 
-    /// Whether a request still waits.
+    /// Returns whether a request still waits.
     #[must_use]
     pub fn waits(&self, at: usize, op: OpId) -> bool {
         self.clients[at].ops.contains_key(&op)
     }
 
-    /// A signal that is not fatal.
+    /// Interrupts a request by a signal that is not fatal.
     pub fn signal(&mut self, at: usize, op: OpId) {
         self.clients[at].cache.handle_interrupt(op, false);
         self.settle();
@@ -294,7 +294,7 @@ impl<B: Backend> World<B> {
         self.settle();
     }
 
-    /// Time passes; what falls due happens in its order.
+    /// Advances time; events happen in the order in which they fall due.
     pub fn advance(&mut self, span: Span) {
         let until = self.now.after(span);
         let mut at_once = 0;
@@ -317,7 +317,7 @@ impl<B: Backend> World<B> {
         self.settle();
     }
 
-    /// A client is told the time.
+    /// Passes the time to a client's cache.
     pub(crate) fn pass(&mut self, at: usize) {
         if !self.server.runs(at) {
             return;
@@ -330,7 +330,7 @@ impl<B: Backend> World<B> {
         self.observe();
     }
 
-    /// Moves outputs until all is quiet; the next moment at which something is due.
+    /// Drives all components until no output is left, and returns when the next event is due.
     pub fn settle(&mut self) -> Time {
         loop {
             let mut moved = false;
@@ -388,12 +388,12 @@ impl<B: Backend> World<B> {
         (moved, self.server.moment(at, cache_due.min(remote_due)))
     }
 
-    /// When a client has something to do that nobody brings.
+    /// Returns when a client's next timer is due.
     pub(crate) fn timer(&mut self, at: usize) -> Time {
         self.drive(at).1
     }
 
-    /// What makes a client's future, but for its end of the session, as text that is the same for the same state.
+    /// Writes a client's state, except its end of the session, as text, equal for equal states.
     pub(crate) fn write_client(&self, at: usize, out: &mut String) -> fmt::Result {
         let Client { cache, kernel, telling, ops, abandoned, locked, asked, effects, carried, .. } =
             &self.clients[at];
@@ -401,7 +401,7 @@ impl<B: Backend> World<B> {
         kernel.write(asked, out)
     }
 
-    /// Does what a cache puts out.
+    /// Executes a cache's outputs.
     fn drain(&mut self, at: usize) -> (bool, Time) {
         let mut moved = false;
         loop {
@@ -462,7 +462,8 @@ impl<B: Backend> World<B> {
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         self.clients[at].effects.remove(&id);
         if given_up(&answer) {
-            // As it knew them when it gave up: it may forget a name before the attributes of what that leads to.
+            // The kernel may drop a dentry before the attributes of its inode, so both are noted as of the time of
+            // giving up.
             let client = &mut self.clients[at];
             let named = own::names_of(&op);
             let heard = named.iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name));
@@ -498,7 +499,7 @@ impl<B: Backend> World<B> {
         self.answers.push((at, id, op, answer));
     }
 
-    /// Since when a kernel writes back stores into that file.
+    /// Returns the tick since which a kernel has been writing back stores into a file.
     pub(crate) fn flushes_since(&self, at: usize, ino: u64) -> Option<u64> {
         let flushes = self.clients[at].flushes.values();
         flushes.filter(|(of, _)| *of == ino).map(|(_, since)| *since).min()
@@ -508,8 +509,8 @@ impl<B: Backend> World<B> {
         if self.wordy { format!(" ({op:?}, {:?})", self.now) } else { String::new() }
     }
 
-    /// Invariant 2, for all clients: no kernel believes of a name or of attributes what is not so.
-    /// (Not for changes that the host made behind the server's back.)
+    /// Checks invariant 2 for all clients: no kernel holds a dentry or attributes that differ from the server's.
+    /// (Not for changes that the host made without the server.)
     pub fn check_kernels(&self) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
         {
@@ -532,8 +533,8 @@ impl<B: Backend> World<B> {
             }
             for believed in client.kernel.believed(self.time(at)) {
                 let ino = believed.id.ino;
-                // Of what has no name any more only who has it open can ask; an own removal that is out may have hit what
-                // another has put there.
+                // Attributes of a file without names matter only where it is open; a local removal in flight may have
+                // removed another client's new file.
                 let is_open = || client.kernel.kept.files().any(|(_, file, _)| file == ino);
                 let removes =
                     || client.ops.values().any(|op| matches!(op, Op::Unlink { .. } | Op::Rename { .. }));
@@ -548,7 +549,7 @@ impl<B: Backend> World<B> {
         Ok(())
     }
 
-    /// What a name leads to in the tree.
+    /// Returns the inode of a name in the server's tree.
     #[must_use]
     pub fn truth(&self, dir: u64, name: &Name) -> Option<u64> {
         self.server.edit(|tree| tree.child_of(dir, name))

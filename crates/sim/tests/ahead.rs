@@ -1,4 +1,5 @@
-//! Walks ahead: who walks a tree waits a few times for the network, and who does not moves little in vain.
+//! Directory prefetch: a tree walk waits for the network a few times, and other access patterns transfer little in
+//! vain.
 
 use nigh_cache::{Answer, Config, Fh, Level, Op, Prefetch};
 use nigh_remote::fake::{Fate, Which};
@@ -9,7 +10,7 @@ use std::collections::BTreeSet;
 
 const ROUND_TRIP: Span = Span::from_millis(10);
 
-/// What a walker does with the directories that it finds in one.
+/// The order in which a walker visits the subdirectories of a directory.
 type Sort = fn(&mut [(String, u64)]);
 
 fn world(paths: &[String]) -> World {
@@ -35,7 +36,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// The answer, however long it takes.
+/// Returns the reply, however long it takes.
 fn answer(world: &mut World, op: Op) -> Answer {
     let id = world.ask(0, op);
     for _ in 0..10_000 {
@@ -54,7 +55,7 @@ fn open(world: &mut World, ino: u64) -> Fh {
     }
 }
 
-/// Names of a directory, and the inodes of those that are directories.
+/// Returns the names in a directory, and the inodes of its subdirectories.
 fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
     let fh = open(world, ino);
     let (mut names, mut dirs, mut offset) = (Vec::new(), Vec::new(), Cookie(0));
@@ -75,7 +76,7 @@ fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
                 names.push(text);
             }
         }
-        // A kernel with other uses for its memory than files that nobody opens.
+        // A kernel that reclaims the inodes of files that no process opens.
         let files = page.entries.iter().filter(|entry| entry.mode & 0o170_000 != 0o040_000);
         let known: Vec<u64> = files.filter_map(|entry| entry.node.map(|node| node.number)).collect();
         known.into_iter().for_each(|number| world.clients[0].cache.handle_forget(number, 1));
@@ -84,7 +85,7 @@ fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
     (names, dirs)
 }
 
-/// Depth first; how many names there are.
+/// Walks depth first, and returns the number of names.
 fn walk(world: &mut World, ino: u64, sort: Sort) -> u64 {
     let (names, mut dirs) = list(world, ino);
     sort(&mut dirs);
@@ -92,7 +93,7 @@ fn walk(world: &mut World, ino: u64, sort: Sort) -> u64 {
     names.len() as u64 + below
 }
 
-/// Requests that waited for something that was not on its way, and the time that it all took.
+/// Returns the number of names, the requests that waited for data not yet in transit, and the time taken.
 fn cost(world: &mut World, sort: Sort) -> (u64, u64, Span) {
     let began = world.now;
     let count = walk(world, 1, sort);
@@ -124,7 +125,7 @@ fn chain(depth: usize) -> Vec<String> {
     vec![format!("{}f", "d/".repeat(depth))]
 }
 
-/// Not recursion: a thousand levels are many for a test's stack.
+/// Walks a chain of directories without recursion: a thousand levels are too many for a test's stack.
 fn walk_chain(world: &mut World) -> u64 {
     let (mut dir, mut levels) = (1, 0);
     loop {
@@ -141,7 +142,7 @@ fn who_walks_a_tree_in_any_order_waits_a_few_times() {
         let (count, waits, took) = cost(&mut world, sort);
         assert_eq!(count, 8 + 64 + 512 + 1_024);
         assert!(waits <= most, "{waits} waits");
-        // 585 directories come at 50 µs each; the rest are round trips.
+        // 585 directories arrive at 50 µs each; the rest are round trips.
         let round_trips = (took.0 - 585 * 50_000) / ROUND_TRIP.0;
         assert!(round_trips <= 8, "{round_trips} round trips");
     }
@@ -179,7 +180,7 @@ fn all_that_is_below_comes_at_once_where_that_is_wanted() {
     assert_eq!(waits, 1);
 }
 
-/// A directory out of turn is asked for, and does not wait for all before it.
+/// A directory out of order is requested at once, instead of after all earlier ones.
 #[test]
 fn a_reader_elsewhere_jumps_the_queue() {
     let paths: Vec<String> = (0..400).flat_map(|d| (0..30).map(move |f| format!("d{d:03}/f{f}"))).collect();
@@ -213,7 +214,8 @@ fn who_opens_directories_at_random_moves_little_in_vain() {
     }
     let counters = world.clients[0].cache.counters();
     let vain = counters.ahead_fetched - counters.ahead_used;
-    // Each of those opened is an entry and a half of thousands; a tenth of them, and what the first try is free to cost.
+    // Each opened directory has one and a half of thousands of entries. The limit is a tenth of the entries, and the
+    // free first attempt.
     assert!(vain <= 2_048 + 600, "{counters:?}");
 }
 
@@ -224,7 +226,7 @@ fn what_others_change_while_it_comes_is_seen() {
     let (_, dirs) = list(&mut world, 1);
     list(&mut world, dirs[0].1);
     let (_, below) = list(&mut world, dirs[1].1);
-    // The walk is under way: the second one below this one has come, or is about to.
+    // The prefetch is in progress: the second directory below this one has arrived, or is about to.
     let (text, dir) = below[3].clone();
     world.ask(other, Op::Lookup { dir: 1, name: name(&dirs[1].0) });
     world.ask(other, Op::Lookup { dir: dirs[1].1, name: name(&text) });
@@ -268,7 +270,7 @@ fn who_waits_for_a_walk_is_answered_though_the_session_lapses_or_is_lost() {
     }
 }
 
-/// A walk that is larger than the budget keeps to it, and takes nothing away from who works elsewhere.
+/// A prefetch larger than the budget stays within it, and evicts nothing that is used elsewhere.
 #[test]
 fn who_walks_past_the_budget_takes_nothing_from_others() {
     let mut paths: Vec<String> =
@@ -285,7 +287,7 @@ fn who_walks_past_the_budget_takes_nothing_from_others() {
     let of = |text: &str| dirs.iter().find(|(name, _)| name == text).unwrap().1;
     let (all, mine) = (of("all"), of("mine"));
     let (_, below) = list(&mut world, mine);
-    // Who walked there has come back since, and works there.
+    // The walker has come back since, and works there.
     for _ in 0..2 {
         below.iter().for_each(|(_, dir)| drop(list(&mut world, *dir)));
         world.advance(Span::from_secs(3));
@@ -304,7 +306,7 @@ fn who_walks_past_the_budget_takes_nothing_from_others() {
     assert_eq!(world.clients[0].control.requests(), walked, "all is there");
 }
 
-/// As `git status` does: every file that it has on record, in the order of paths, and no directory is opened.
+/// As `git status` does: it looks up every tracked file in path order, and opens no directory.
 #[test]
 fn who_looks_up_names_in_one_directory_after_the_other_walks_too() {
     let paths: Vec<String> =

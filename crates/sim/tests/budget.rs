@@ -1,5 +1,5 @@
-//! Memory: missing names cost none where the directory is known whole, and directories go when there are
-//! too many.
+//! Memory budget: absent names cost no memory in a completely listed directory, and directories are evicted above the
+//! budget.
 
 use nigh_cache::{Answer, Config, Fh, Level, Op};
 use nigh_remote::tree::TreeConfig;
@@ -10,7 +10,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Lists a directory whole; its names.
+/// Lists a whole directory, and returns its names.
 fn list(world: &mut World, at: usize, ino: u64) -> Vec<String> {
     world.answers.clear();
     world.ask(at, Op::OpenDir { ino });
@@ -30,7 +30,7 @@ fn list(world: &mut World, at: usize, ino: u64) -> Vec<String> {
             names.push(String::from_utf8(one.to_vec()).unwrap());
             known.extend(entry.node.map(|node| node.id.ino));
         }
-        // A kernel with other uses for its memory.
+        // A kernel that reclaims inodes.
         known.iter().for_each(|ino| world.clients[at].cache.handle_forget(*ino, 1));
     }
     world.ask(at, Op::ReleaseDir { fh });
@@ -100,7 +100,7 @@ fn a_walk_larger_than_the_budget_stays_in_it() {
     assert!(world.clients[at].cache.counters().evictions > 60);
 }
 
-/// Each answer numbers the grant anew, and the server knows the latest.
+/// Each reply gives the grant a new id, and the server knows the latest.
 #[test]
 fn what_was_given_back_is_not_recalled() {
     let mut world = World::new(TreeConfig::default());
@@ -131,7 +131,7 @@ fn what_was_given_back_is_not_recalled() {
     );
 }
 
-/// A page: how many entries, and where it goes on behind them.
+/// Reads one page; returns its number of entries, and the cookie behind them.
 fn page(world: &mut World, at: usize, ino: u64, fh: Fh, offset: Cookie) -> Option<(usize, Cookie)> {
     match world.answer(at, Op::ReadDir { ino, fh, offset, size: 4_096, plus: false }) {
         Answer::Page(page) => page.entries.last().map(|last| (page.entries.len(), last.next)),
@@ -144,7 +144,7 @@ fn opened(world: &mut World, at: usize, ino: u64) -> Fh {
     opened.fh
 }
 
-/// A world with some directories of that many files, looked up by a client with that budget.
+/// Creates a world with directories of `files` files, looked up by a client with the given budget.
 fn directories(count: u64, files: u64, budget_bytes: u64) -> (World, Vec<u64>) {
     let mut world = World::new(TreeConfig::default());
     for dir in 0..count {
@@ -164,7 +164,7 @@ fn directories(count: u64, files: u64, budget_bytes: u64) -> (World, Vec<u64>) {
     (world, inos)
 }
 
-/// Who reads a directory that does not fit comes to its end with one listing, and then it goes.
+/// Reading a directory larger than the budget takes one listing, which is dropped at the end.
 #[test]
 fn a_directory_larger_than_the_budget_is_listed_once() {
     let (mut world, inos) = directories(1, 1_200, 50_000);
@@ -173,7 +173,7 @@ fn a_directory_larger_than_the_budget_is_listed_once() {
     let mut names = 0;
     while let Some((count, next)) = page(&mut world, 0, inos[0], fh, offset) {
         (offset, names) = (next, names + count);
-        // Something else is asked meanwhile.
+        // Another request comes in between.
         world.answer(0, Op::GetFlags { ino: inos[0] });
     }
     assert_eq!(names, 1_202);
@@ -186,8 +186,8 @@ fn a_directory_larger_than_the_budget_is_listed_once() {
     assert!(bytes <= 50_000, "{bytes}");
 }
 
-/// Inodes that the kernel holds cannot be given back: names are kept beside them all the same, and eviction
-/// does not go round for each answer.
+/// Inodes that the kernel references cannot be evicted. Names are cached beside them all the same, and eviction does
+/// not run in vain for each reply.
 #[test]
 fn what_the_kernel_holds_leaves_room_for_names() {
     let budget = 400_000;
@@ -211,7 +211,7 @@ fn what_the_kernel_holds_leaves_room_for_names() {
     world.check_kernels().unwrap();
 }
 
-/// Listings that are no facts are shared by those who wait for them, counted, and dropped above the budget.
+/// Listings without a grant are shared by the requests that wait for them, counted, and dropped above the budget.
 #[test]
 fn listings_without_a_grant_are_in_the_budget() {
     let budget = 300_000;
@@ -238,7 +238,8 @@ fn listings_without_a_grant_are_in_the_budget() {
     assert!(world.clients[0].cache.gauges().bytes < 10_000);
 }
 
-/// With a directory goes the grant under which its open files were opened: the server is told to keep them first.
+/// Eviction of a directory returns the grant under which its open files were opened: first the client asks the server
+/// to pin them.
 #[test]
 fn open_files_are_kept_before_their_directory_is_given_back() {
     let mut world = World::new(TreeConfig::default());

@@ -1,8 +1,8 @@
-//! Short form of `cargo xtask sim`: some seeds, always the same.
+//! Short form of `cargo xtask sim`, with fixed seeds.
 
 use nigh_sim::random::{Plan, run};
 
-/// Those that found something once.
+/// Seeds that have found a bug.
 const FOUND: [u64; 10] = [2_014, 3_425, 3_632, 8_012, 9_545, 12_022, 13_859, 14_922, 24_425, 34_498];
 
 #[test]

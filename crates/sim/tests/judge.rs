@@ -1,5 +1,5 @@
-//! The judge of histories: it explains what some order explains and refuses the rest. By hand, with the text of each in
-//! `histories`; and by calls at random on one tree, one after the other, whose moments are spread over each other.
+//! The linearizability checker accepts histories that some order explains, and refuses the rest. Inputs are
+//! hand-written texts in `histories`, and random sequential calls on one tree, whose times are made to overlap.
 
 use std::path::Path;
 
@@ -66,7 +66,7 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
     first..first + number("NIGH_SEEDS").unwrap_or(usual)
 }
 
-/// What a tree answers one after the other is explained, however much the calls' moments overlap.
+/// Sequential replies of one tree are accepted, however much the calls' times overlap.
 #[test]
 fn what_one_tree_answers_is_explained() {
     for seed in seeds(60) {
@@ -76,7 +76,7 @@ fn what_one_tree_answers_is_explained() {
     }
 }
 
-/// Whatever one look is told instead of the truth, nothing explains it where no other call is out.
+/// A false result of one read is refused, if no other call is in flight.
 #[test]
 fn one_false_answer_is_refused() {
     for seed in seeds(20) {
@@ -94,7 +94,7 @@ fn one_false_answer_is_refused() {
     }
 }
 
-/// False for what cannot be told otherwise.
+/// Falsifies a result; false if the result has no wrong value.
 fn falsify(dice: &mut Dice, call: Call, answer: &mut Answer) -> bool {
     match (call, answer) {
         (_, Answer::Seen(seen)) => match dice.below(4) {
@@ -121,7 +121,7 @@ fn renaming((from, name): (Place, Name), (to, new_name): (Place, Name), how: How
     Asked::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None }
 }
 
-/// One tree with two directories, and who does what there.
+/// One tree with two directories, and its random calls.
 struct World {
     tree: Tree,
     dice: Dice,
@@ -137,13 +137,13 @@ impl World {
         World { tree, dice: Dice::new(seed), dirs, files: Vec::new(), serial: 0 }
     }
 
-    /// Calls at ten moments each, which begin and end up to `spread` earlier and later.
+    /// Makes one call per two microseconds; it begins and ends up to `spread` ns earlier and later.
     fn history(&mut self, calls: u64, spread: u64) -> History {
         let mut history = History::default();
         for number in 1..=calls {
             let call = self.call();
             let answer = self.answer(call);
-            // What is closer together than 1 µs counts as overlapping.
+            // Times closer than 1 µs count as overlapping.
             let at = 1_000_000 + number * 2_000;
             let (before, after) = (self.dice.below(spread + 1), self.dice.below(spread + 1));
             let mount = u8::try_from(self.dice.below(3)).unwrap();
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// What a kernel would say of it, which looks at types itself.
+    /// Returns the result as a kernel would, which checks file types itself.
     fn told(&mut self, call: Call) -> Result<Answer, Errno> {
         match call {
             Call::Create { slot, label, mode } => {
@@ -345,5 +345,5 @@ impl World {
     }
 }
 
-/// 2023: later than every time that is set.
+/// In 2023: later than every time that a call sets.
 const LATE: u64 = 1_700_000_000_000_000_000;

@@ -1,4 +1,4 @@
-//! Listings that the kernel keeps of directories which it holds open: no longer than their grant.
+//! Listings that the kernel caches of open directories end with their grant.
 
 use nigh_cache::{Answer, Config, Fh, Level, Op};
 use nigh_remote::fake::{Fate, Which};
@@ -12,7 +12,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A client whose kernel keeps the listing of an open directory, all read.
+/// A client whose kernel has cached the listing of an open directory.
 fn world(config: Config) -> (World, u64, Fh) {
     let config_of_tree = TreeConfig { term: Term::Limited(TERM), recallable: false, ..TreeConfig::default() };
     let mut world = World::new(config_of_tree);
@@ -39,7 +39,7 @@ fn read(world: &mut World, ino: u64, fh: Fh) {
     }
 }
 
-/// How often the kernel was told to forget a listing.
+/// Returns how often the kernel invalidated a listing.
 fn forgets(world: &World, dir: u64) -> usize {
     world.trace.iter().filter(|told| **told == format!("A's kernel forgets data of {dir}")).count()
 }
@@ -53,7 +53,7 @@ fn they_go_when_their_grant_ends() {
     assert_eq!(forgets(&world, dir), 1);
 }
 
-/// A request comes before the timer does.
+/// A request arrives before the timer fires.
 #[test]
 fn they_go_when_a_request_finds_that_their_grant_has_ended() {
     let (mut world, dir, _) = world(Config::default());
@@ -64,7 +64,7 @@ fn they_go_when_a_request_finds_that_their_grant_has_ended() {
     assert_eq!(forgets(&world, dir), 1, "once");
 }
 
-/// An open directory that is read again is kept again.
+/// A directory that is read again is cached again.
 #[test]
 fn what_was_read_again_goes_too() {
     let (mut world, dir, fh) = world(Config::default());
@@ -75,7 +75,7 @@ fn what_was_read_again_goes_too() {
     }
 }
 
-/// A listing without a grant is not kept at all.
+/// A listing without a grant is not cached.
 #[test]
 fn without_a_grant_they_go_at_once() {
     let (mut world, dir, fh) = world(Config::default());
@@ -112,8 +112,8 @@ fn a_transport_without_notifications_keeps_none() {
     assert!(!opened.cache_dir);
 }
 
-/// Another client moved a file that is open here: own writes through it go by where it was known to be, and what a
-/// listing has said of it meanwhile is not said again.
+/// Another client moved a file that is open here, and a listing has brought its new name. A local write through the
+/// open file, which was opened under the old name, must show under the new name too.
 #[test]
 fn what_was_written_shows_under_the_name_that_a_listing_told() {
     let mut world = World::new(TreeConfig::default());
@@ -158,7 +158,7 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
     world.check_kernels().unwrap();
 }
 
-/// Somebody has read a part of it, and an own change comes.
+/// A process has read a part of the listing, and a local change follows.
 #[test]
 fn one_that_was_begun_before_an_own_change_is_dropped_before_it_goes_on() {
     let (mut world, dir, fh) = world(Config::default());

@@ -1,4 +1,4 @@
-//! Listings of several directories are under way at the same time, and one of a directory serves all who ask for it.
+//! Listings of several directories run concurrently, and one listing of a directory serves all its readers.
 
 use nigh_cache::{Answer, Config, Op, Prefetch};
 use nigh_remote::fake::{Fate, Which};
@@ -8,10 +8,10 @@ use nigh_types::{Cookie, Name, OpId, Span};
 
 const PROCESSES: u64 = 8;
 const ROUND_TRIP: Span = Span::from_millis(10);
-/// Between two of the four parts of a listing.
+/// Time between the four parts of a listing.
 const PAUSE: Span = Span::from_millis(1);
 
-/// Eight directories that a client knows by name alone.
+/// Eight directories of which a client knows only the names.
 fn world() -> (World, Vec<u64>) {
     let mut world = World::new(TreeConfig::default());
     let now = world.now;
@@ -34,7 +34,8 @@ fn world() -> (World, Vec<u64>) {
     (world, dirs)
 }
 
-/// Each process opens one, all at once, and reads it to its end; how many names came to each, and the time that it all took.
+/// Each process opens one directory and reads it to its end, all concurrently. Returns the number of names per
+/// process, and the time taken.
 fn list(world: &mut World, dirs: &[u64]) -> (Vec<usize>, Span) {
     let begun = world.now;
     let mut asked: Vec<OpId> = dirs.iter().map(|ino| world.ask(0, Op::OpenDir { ino: *ino })).collect();

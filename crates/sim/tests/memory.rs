@@ -1,4 +1,4 @@
-//! Memory that is given back: of directories that nobody uses, beyond a number, when others need it; and inodes of the kernel's.
+//! Memory reclaim: of idle directories, above a number of directories, under memory pressure, and of kernel inodes.
 
 use nigh_cache::{Answer, Config, Level, Op, Page};
 use nigh_remote::tree::TreeConfig;
@@ -9,7 +9,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Directories with files, all of them empty.
+/// Creates directories with empty files.
 fn planted(dirs: u32, files: u32) -> World {
     let world = World::new(TreeConfig::default());
     world.server.edit(|tree| {
@@ -33,7 +33,7 @@ fn page(world: &mut World, at: usize, op: Op) -> Page {
     }
 }
 
-/// Lists a directory with attributes; how many names it has, and how many of them the kernel was told all of.
+/// Lists a directory with attributes; returns the number of names, and of names with attributes for the kernel.
 fn list(world: &mut World, at: usize, dir: u32) -> (usize, usize) {
     let ino = id(world, dir).ino;
     world.answer(at, Op::Lookup { dir: 1, name: name(&format!("dir-{dir}")) });
@@ -111,7 +111,7 @@ fn no_more_directories_are_held_than_may_be() {
     assert!(is_granted(&mut world, at, 39), "the last one goes last");
 }
 
-/// A kernel that forgets nothing, so that what is left is what the cache could free.
+/// A kernel that forgets nothing, so that only what the cache can free by itself is freed.
 #[test]
 fn when_memory_is_short_half_is_given_back_and_answers_are_the_same() {
     let mut world = planted(30, 40);
@@ -144,7 +144,7 @@ fn the_kernel_is_told_of_no_more_inodes_than_may_be_and_asked_to_forget_those_it
         let (names, _) = list(&mut world, at, dir);
         assert_eq!(names, 102);
         let known = world.clients[at].cache.gauges().inodes;
-        // What is looked up is told in any case: here the directories, and the root.
+        // Lookups always reach the kernel: here of the directories and the root.
         assert!(known <= most + 21, "{known}");
     }
     let pruned = std::mem::take(&mut world.clients[at].pruned);

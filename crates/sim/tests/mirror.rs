@@ -1,4 +1,4 @@
-//! Every kind of request, at random: the cache answers as the tree does that it stands before.
+//! Random requests of every kind: the cache replies as the tree behind it does.
 
 use nigh_sim::mirror::{Plan, run};
 

@@ -1,23 +1,23 @@
-//! Short form of `cargo xtask sim` for the second world: some seeds, always the same.
+//! Short form of `cargo xtask sim` for the native world, with fixed seeds.
 
 use nigh_sim::native::{Counts, Plan, run};
 
-/// So many histories bring each fault that there is.
+/// Number of histories that contain each fault at least once.
 const ALL: u64 = 64;
 
-/// Those that found something once: a hold in the stream of a client whose lease ran out was never committed; a listing over a
-/// restart lost what had come before it; with a grant that was not believed any more went the one whose place it had taken; of
-/// two kernels that wrote back the same page the second undid what the first had written (7162; 7989, where its pages stood under names);
-/// stores of two into files of one directory waited for each other's; pages under a grant on names that had been begun anew
-/// were not dropped when theirs was held back; pages were read without a grant, or kept for a later open, and their write-back said of no
-/// state which they were (3007; 290).
+/// Seeds that have found a bug. An update prepared in the stream of a client whose lease expired was never committed.
+/// A listing across a restart lost its first part. A void grant removed the grant that it had replaced. Of two kernels
+/// that wrote back one page, the second undid the first's data (7162; 7989, where pages depended on a directory
+/// grant). Stores of two clients into files of one directory waited for each other. Pages under a directory grant with
+/// a new id were not dropped when their update was prepared. Pages were read without a grant, or kept for a later
+/// open, and their write-back named no base version (3007; 290).
 const FOUND: [u64; 9] = [75, 941, 10821, 7162, 7989, 1068, 8470, 3007, 290];
 
 #[test]
 fn no_history_over_the_protocol_shows_anybody_what_is_not_so() {
     let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ALL);
     let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    // Long hunts look at one kind at a time.
+    // Long runs test one kind at a time.
     let calm = (seeds > ALL || first > 0).then(|| std::env::var_os("NIGH_CALM").is_some());
     let mut counts = Counts::default();
     let found = FOUND.iter().copied().filter(|_| first == 0);

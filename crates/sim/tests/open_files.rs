@@ -1,5 +1,4 @@
-//! Open files: without the server where nothing is to be written, and what keeps them readable; pages under
-//! grants.
+//! Open files: reads are opened without a server call, open files stay readable, and pages are cached under grants.
 
 use nigh_cache::{Answer, Config, Fh, Invalidation, Level, Op, Opened};
 use nigh_remote::fake::{Fate, Which};
@@ -53,7 +52,7 @@ fn content(text: &str) -> Answer {
     Answer::Data(text.as_bytes().to_vec())
 }
 
-/// The host writes.
+/// Writes on the host, without the server.
 fn beside(world: &World, file: NodeId, offset: u64, data: &[u8]) {
     let (node, data, flags) = (Place::bare(file), data.to_vec(), Default::default());
     let call = Call::Write { node, handle: None, offset, data, flags };
@@ -64,7 +63,7 @@ fn rename(from: &str, to: &str) -> Op {
     Op::rename((1, name(from)), (1, name(to)))
 }
 
-/// How often the kernel was told to forget data of a file.
+/// Returns how often the kernel invalidated data of a file.
 fn forgets(world: &World, file: NodeId) -> usize {
     let line = format!("A's kernel forgets data of {}", file.ino);
     world.trace.iter().filter(|told| told.starts_with(&line)).count()
@@ -85,7 +84,7 @@ fn what_is_only_read_is_opened_and_closed_without_the_server() {
     assert_eq!((world.clients[0].control.calls("open"), world.clients[0].control.calls("release")), (0, 0));
 }
 
-/// Before its name goes, or who may read it changes, the server is asked to keep it.
+/// The client asks the server to pin the file before its last name goes, or its permissions change.
 #[test]
 fn a_file_opened_without_a_handle_stays_readable() {
     let chmod = SetAttr { mode: Some(0), ..SetAttr::default() };
@@ -129,7 +128,7 @@ fn two_names_of_one_file_are_not_renamed_and_nothing_stays_open() {
 #[test]
 fn the_server_chooses_where_to_append() {
     let (mut world, file) = world(TreeConfig::default());
-    // As the descriptor is at each write, however it was opened.
+    // Each write uses the descriptor's flags at that time, however it was opened.
     let fh = open(&mut world, file.ino, true, false).fh;
     let appended =
         |offset, data: &[u8]| Op::Write { ino: file.ino, fh, offset, data: data.to_vec(), flags: APPEND };
@@ -153,7 +152,7 @@ fn opened_to_append(world: &mut World, file: NodeId, direct_appends: bool, read:
     (at, opened)
 }
 
-/// Its kernel would have them where it takes the end to be.
+/// Otherwise the kernel would put the appended data where it believes the end of the file to be.
 #[test]
 fn what_is_opened_to_append_is_not_kept_in_pages() {
     for (direct_appends, read, direct) in [(false, false, false), (true, true, false), (true, false, true)] {
@@ -162,7 +161,8 @@ fn what_is_opened_to_append_is_not_kept_in_pages() {
     }
 }
 
-/// Who has read the page again since that kernel has dropped it, before we heard of the write, has it without what is appended.
+/// A process may read the page again after the kernel dropped it for the append, and before the write request arrives:
+/// that page lacks the appended data.
 #[test]
 fn a_page_is_dropped_when_an_append_goes_past_it() {
     let (mut world, file) = world(TreeConfig::default());
@@ -181,7 +181,7 @@ fn a_page_is_dropped_when_an_append_goes_past_it() {
     assert!(world.waits(at, again), "reads wait for it");
 }
 
-/// Where its write has failed that kernel truncates to the end that it knew, and others have appended since.
+/// After a failed append the kernel truncates to its own idea of the end, but other clients have appended since.
 #[test]
 fn an_append_that_failed_takes_nothing_back_that_others_have_appended() {
     let (mut world, file) = world(TreeConfig::default());
@@ -199,14 +199,14 @@ fn an_append_that_failed_takes_nothing_back_that_others_have_appended() {
     world.answer(at, truncate(7));
     let fh0 = open(&mut world, file.ino, false, false).fh;
     assert_eq!(read(&mut world, file.ino, fh0), content("content beside"));
-    // What the program itself says counts.
+    // A truncation by the application itself does count.
     world.answer(at, truncate(3));
     assert_eq!(world.answer(at, append), Answer::Written(5));
     world.answer(at, truncate(7));
     assert_eq!(read(&mut world, file.ino, fh0), content("con mor"));
 }
 
-/// A grant that ends by itself: while a file is open it is looked at before, once.
+/// A grant with a deadline: while the file is open, the client renews it before, once.
 #[test]
 fn pages_of_an_open_file_outlive_their_grant_while_it_does_not_change() {
     for further_name in [false, true] {
@@ -244,8 +244,8 @@ fn written_by_another(world: &mut World, at: usize, file: NodeId, data: &[u8]) {
     assert_eq!(world.answer(at, write(file.ino, opened.fh, 0, data)), Answer::Written(data.len() as u64));
 }
 
-/// The grant that the renewal brought has another number than the one that the directory's names stand under,
-/// or outlives it: whatever is recalled of that directory ends it, or held back of that name, whether it is known or not.
+/// The renewed grant has another id than the directory's grant, or outlives it. Any recall of that directory ends it,
+/// and so does any prepared update of the name, whether the name is known or not.
 #[test]
 fn pages_under_a_renewed_grant_go_with_its_recall() {
     let ways =
@@ -283,7 +283,7 @@ fn pages_under_a_renewed_grant_go_with_its_recall() {
     }
 }
 
-/// Its closed files' pages are known by size and times, and not by a grant that is on something else.
+/// The pages of its closed file are validated by size and times, not by a grant on something else.
 #[test]
 fn pages_of_a_closed_file_are_kept_only_while_it_is_the_same() {
     let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
@@ -301,7 +301,7 @@ fn pages_of_a_closed_file_are_kept_only_while_it_is_the_same() {
     assert!(!open(&mut world, file.ino, false, false).keep_cache);
 }
 
-/// What a directory's grant covers of a file it covers no more once the file lies elsewhere.
+/// A directory's grant no longer covers a file after the file has moved elsewhere.
 #[test]
 fn pages_under_a_directorys_grant_do_not_follow_the_file_out_of_it() {
     for what in ["move", "link", "unlink", "replace"] {
@@ -345,8 +345,8 @@ fn pages_go_with_their_grant_where_the_server_does_not_answer() {
     assert_eq!(forgets(&world, file), 1);
 }
 
-/// Who drops pages learns of reads and writes that came since it looked. Stores into a map that are written
-/// back are left out like these, but where a recall is to be acknowledged.
+/// Before the notifier drops pages, it learns of reads and writes since it looked. Write-backs of stores into maps are
+/// excluded like these, except for a recall that is to be acknowledged.
 #[test]
 fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     let (mut world, file) = world(TreeConfig::default());
@@ -368,7 +368,7 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     let flush = Op::Write { ino: file.ino, fh, offset: 4096, data, flags };
     world.ask(0, flush);
     assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)), [(8192, 0)]);
-    // And so are those that came while the remote was away.
+    // Also those that arrived while the session was expired.
     control.lapse("silence");
     world.settle();
     let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
@@ -379,7 +379,7 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     assert_eq!(ranges, [(8192, 4096), (4 * 4096, 0)]);
 }
 
-/// Pages that a read or write in flight holds locked are dropped behind its reply.
+/// Pages that a read or write in flight has locked are dropped after its reply.
 #[test]
 fn a_recall_of_data_waits_for_no_read_or_write_of_ones_own() {
     for writes in [false, true] {
@@ -423,7 +423,7 @@ fn what_another_client_wrote_is_read() {
     }
 }
 
-/// The session's handles are gone with it, and are had again from the next one; but not of what has no name left.
+/// The session's handles are lost with it. The next session reopens them, except files without a name.
 #[test]
 fn after_a_lost_session() {
     let (mut world, file) = world(TreeConfig::default());
@@ -451,7 +451,7 @@ fn after_a_lost_session() {
     assert_eq!(world.clients[0].cache.gauges().open_files, 0);
 }
 
-/// A caller that was killed while it opened or made a file: the handle is given back.
+/// The caller was killed during an open or create: the handle is released.
 #[test]
 fn nobody_waits_for_a_handle_any_more() {
     let (mut world, file) = world(TreeConfig::default());
@@ -483,7 +483,7 @@ fn nobody_waits_for_a_handle_any_more() {
     }
 }
 
-/// How a second client takes the file's last name away, or moves and links it first.
+/// A second client removes the file's last name, or moves or links it first.
 fn change(world: &mut World, what: &str, ino: u64) {
     let (access, mode, umask, exclusive, append) = (accessing(true, true, false), 0o644, 0, true, false);
     let other = Op::Create { dir: 1, name: name("other"), mode, umask, exclusive, access, append };
@@ -506,7 +506,7 @@ fn change(world: &mut World, what: &str, ino: u64) {
     }
 }
 
-/// A grant is what it was opened under: before that ends, the server is told to keep it.
+/// The file was opened under a grant: before the grant ends, the client asks the server to pin the file.
 #[test]
 fn a_file_opened_without_a_handle_stays_when_another_client_takes_its_name() {
     for what in ["unlink", "replace", "move", "link"] {
@@ -534,7 +534,7 @@ fn a_file_opened_without_a_handle_stays_when_another_client_takes_its_name() {
     }
 }
 
-/// Whatever ends the grant: its time, a recall without a reason, an own change.
+/// For every end of the grant: its deadline, a recall without a reason, a local change.
 #[test]
 fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
     for what in ["time", "recall", "rename", "link"] {
@@ -565,7 +565,7 @@ fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
     }
 }
 
-/// It is closed and opened again between the request and its answer: what was kept for the first open has ended.
+/// The file is closed and opened again between request and reply: the pin of the first open has ended.
 #[test]
 fn a_file_opened_again_while_it_is_replaced_stays_readable() {
     let (mut world, file) = world(TreeConfig { by_hint_only: true, ..TreeConfig::default() });

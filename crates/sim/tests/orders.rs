@@ -1,8 +1,8 @@
-//! Short form of `cargo xtask sim --orders`: nothing goes wrong but what is named, and there are few calls.
+//! Short form of `cargo xtask sim --orders`: few calls, and only the named faults.
 
 use nigh_sim::orders::{Bounds, explore};
 
-/// What must be true of all orders, and how many states there are at least: fewer are not all of them.
+/// Explores all interleavings. There must be no violation, and at least `least` states: with fewer, some are missing.
 fn all(bounds: Bounds, least: u64) {
     let explored = explore(bounds).unwrap_or_else(|wrong| panic!("{bounds:?}: {wrong}"));
     println!("{bounds:?}: {explored}");

@@ -1,4 +1,4 @@
-//! Short form of `cargo xtask sim --scans 1000`: scans of small directories, always the same.
+//! Short form of `cargo xtask sim --scans 1000`: scans of small directories, with fixed seeds.
 
 use nigh_sim::scan::{Counts, Plan, run};
 

@@ -1,5 +1,5 @@
-//! Every text of `testdata` happens as it says. `UPDATE_SCRIPTS=1` writes what happens now instead, to be
-//! reviewed as a difference.
+//! Every script of `testdata` must produce its recorded text. `UPDATE_SCRIPTS=1` records the present text instead, to
+//! be reviewed as a difference.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Free space: how old an answer may be.
+//! Free space: how old a statfs reply may be.
 
 use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};

@@ -1,4 +1,4 @@
-//! ESTALE: the remote is led to an inode by names, and asked once more.
+//! ESTALE: the client resolves the inode by path on the remote, and sends the call once more.
 
 use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};
@@ -22,7 +22,7 @@ fn world() -> (World, NodeId, NodeId) {
     (world, dir, file)
 }
 
-/// What is sent now is answered ESTALE, what is sent later is not.
+/// Calls sent now fail with ESTALE; later ones do not.
 fn stale_once(world: &mut World, op: Op) -> Answer {
     let control = world.clients[0].control.clone();
     let refuse = Some(Errno::STALE);
@@ -61,7 +61,7 @@ fn after_a_walk_the_call_is_sent_again() {
     ));
 }
 
-/// Each inode that a call names has one walk; then ESTALE is the answer.
+/// Each inode of a call is resolved once; then the reply is ESTALE.
 #[test]
 fn it_is_not_walked_for_ever() {
     let (mut world, dir, file) = world();
@@ -87,7 +87,7 @@ fn it_is_not_walked_for_ever() {
     assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
 }
 
-/// A caller is killed while the remote is led to what it changes: the change, which was not begun, is not made.
+/// The caller is killed while the path is resolved: the change, which was not sent again, is not made.
 #[test]
 fn an_abandoned_change_is_not_sent_after_its_walk() {
     let (mut world, dir, file) = world();
@@ -130,7 +130,7 @@ fn what_the_host_moved_away_is_found_by_its_new_name() {
     assert!(matches!(world.answer(0, Op::GetAttr { ino: file.ino }), Answer::Attr(..)));
 }
 
-/// The host changed a directory under a grant that nobody recalled: a refusal says that the facts are wrong.
+/// The host changed a directory without a recall: the refusal shows that cached facts are wrong.
 #[test]
 fn a_refusal_that_contradicts_the_facts_ends_them() {
     let (mut world, dir, file) = world();

@@ -1,4 +1,4 @@
-//! Invariant 9 from the cache's side: a reply that does not fit its call is EPROTO, an errno passes as it is.
+//! Invariant 9 for the cache: a reply that does not fit its call becomes EPROTO, and an errno is passed on unchanged.
 
 use nigh_cache::{Answer, Cache, Caller, Config, Fh, Op, Output};
 use nigh_types::{
@@ -23,7 +23,7 @@ fn entry(ino: u64, mode: u32) -> Entry {
     Entry { id: NodeId { ino, generation: 1 }, attr, target: None, no_xattrs: false }
 }
 
-/// The answer and the call that a request came to.
+/// Returns the reply or the call that a request led to.
 fn ask(cache: &mut Cache, op: OpId, what: Op) -> Result<Answer, Box<(CallId, Call)>> {
     if let Some(answer) = cache.handle_op(NOW, op, Caller::default(), what) {
         return Ok(answer);
@@ -46,7 +46,7 @@ fn respond(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Vec
     }
 }
 
-/// A cache whose kernel knows a file, open for writing, and a directory; no grant on anything.
+/// A cache whose kernel knows a file, open for writing, and a directory; without grants.
 fn prepared() -> (Cache, Fh) {
     let mut cache = Cache::new(Config::default());
     cache.handle_event(
@@ -80,7 +80,7 @@ fn prepared() -> (Cache, Fh) {
     }
 }
 
-/// One request of each kind that makes a call.
+/// Returns one request of each kind that makes a call.
 fn requests(fh: Fh) -> Vec<Op> {
     let (ino, dir, leaf) = (FILE, DIR, || name("new"));
     let (mode, umask, access) = (0o644, 0, access(true));
@@ -150,7 +150,7 @@ fn replies() -> Vec<Reply> {
     ]
 }
 
-/// Where the reply to each kind of call stands in `replies`.
+/// Returns the index in `replies` of the reply that fits a call.
 fn fitting(call: &Call) -> usize {
     match call {
         Call::Lookup { .. } => 0,
@@ -201,7 +201,7 @@ fn each_reply_to_each_request_is_one_answer() {
             assert_eq!(answers.len(), 1, "{what:?}: {reply:?} is {answers:?}");
             let (op, answer) = &answers[0];
             assert_eq!(*op, OpId(10));
-            // Of a small answer, kind by kind, the session of the protocol sees to it (`native/expect.rs`).
+            // The protocol session checks small replies kind by kind (`native/expect.rs`).
             let small = plain.contains(&at) && plain.contains(&fitting(&what));
             if !fits && !small {
                 assert_eq!(*answer, Answer::Failed(Errno::PROTO), "{what:?}: {reply:?}");
@@ -228,7 +228,7 @@ fn each_errno_is_passed_on() {
     }
 }
 
-/// The kernel uses a number that it was never given, or a file that is not open.
+/// The kernel uses an unknown inode number, or a file that is not open.
 #[test]
 fn unknown_numbers_reach_no_server() {
     let unknown = |op: Op| match op {

@@ -1,4 +1,4 @@
-//! Extended attributes: all of an inode's are known, or none, and as long as its attributes.
+//! Extended attributes: either all or none of an inode's xattrs are cached, for as long as its attributes.
 
 use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};
@@ -20,7 +20,7 @@ fn set(ino: u64, name: &str, value: &[u8]) -> Op {
     Op::SetXattr { ino, name: name.as_bytes().to_vec(), value: value.to_vec(), flags: 0, kill_sgid: false }
 }
 
-/// A client that has looked `f` up, which has one xattr.
+/// A client that has looked up `f`, which has one xattr.
 fn world(config: TreeConfig) -> (World, NodeId) {
     let mut world = World::new(config);
     let now = world.now;
@@ -31,7 +31,7 @@ fn world(config: TreeConfig) -> (World, NodeId) {
     (world, file)
 }
 
-/// The host sets an xattr.
+/// Sets an xattr on the host, without the server.
 fn beside(world: &World, node: NodeId, name: &str, value: &[u8]) {
     let (node, name, value) = (Place::bare(node), name.as_bytes().to_vec(), value.to_vec());
     let call = Call::SetXattr { node, name, value, flags: 0, kill_sgid: false };
@@ -139,7 +139,7 @@ fn own_changes_are_seen_and_so_are_those_of_others() {
     assert_eq!(gone, NODATA);
 }
 
-/// A directory's row in its parent goes on standing when the directory's own grant is recalled.
+/// A directory's entry in its parent stays cached when the directory's own grant is recalled.
 #[test]
 fn a_directory_that_had_none_is_given_one_by_another_client() {
     let (mut world, _) = world(TreeConfig::default());
@@ -155,7 +155,7 @@ fn a_directory_that_had_none_is_given_one_by_another_client() {
     assert_eq!(world.answer(0, xattr(dir.ino, "user.one", 9)), Answer::Value(b"new".to_vec()));
 }
 
-/// Each name of an inode has a row, and one of them is where its facts are kept.
+/// Each name of an inode has a cached entry; one of them holds its facts.
 #[test]
 fn an_inode_with_two_names_has_its_xattrs_under_both() {
     let (mut world, _) = world(TreeConfig::default());
@@ -171,7 +171,7 @@ fn an_inode_with_two_names_has_its_xattrs_under_both() {
     }
 }
 
-/// What a row says of a file that had another name then is kept true by nobody.
+/// An entry's facts about a file that had another name then are not kept coherent.
 #[test]
 fn a_file_that_had_none_and_lost_the_name_by_which_it_was_known_is_given_one() {
     let (mut world, _) = world(TreeConfig::default());
@@ -191,7 +191,8 @@ fn a_file_that_had_none_and_lost_the_name_by_which_it_was_known_is_given_one() {
     assert_eq!(world.answer(0, xattr(file.ino, "user.one", 9)), Answer::Value(b"new".to_vec()));
 }
 
-/// While a file has two names, a change of its xattrs keeps neither listed row true, and a rename carries its row along.
+/// While a file has two names, a change of its xattrs updates neither cached entry, and a rename moves its entry
+/// along.
 #[test]
 fn xattr_set_after_first_name_is_unlinked_is_read_after_rename_of_second() {
     let (mut world, _) = world(TreeConfig::default());
@@ -237,7 +238,7 @@ fn a_recall_or_a_deadline_ends_what_is_known() {
     assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(6));
 }
 
-/// A file is moved into a directory that is recalled meanwhile: nothing of it is granted afterwards.
+/// A file is moved into a directory that is recalled meanwhile: nothing is granted on it afterwards.
 #[test]
 fn what_was_known_where_a_file_lay_is_not_known_where_it_was_moved() {
     let (mut world, _) = world(TreeConfig::default());
@@ -280,7 +281,7 @@ fn who_asks_meanwhile_joins_unless_the_answer_may_be_older() {
     let joined = world.ask(0, Op::ListXattr { ino: file.ino, size: 99 });
     let large = world.ask(0, xattr(file.ino, "user.large", 0));
     assert_eq!(calls(&world), (1, 0));
-    // A change of one's own is answered before.
+    // The reply of a local change comes before.
     world.answer(0, set(file.ino, "user.one", b"new"));
     let later = world.ask(0, xattr(file.ino, "user.one", 9));
     assert_eq!(calls(&world), (2, 0));

@@ -1,16 +1,16 @@
-//! Bytes that are stored into shared maps.
+//! Checker for bytes stored into shared maps.
 //!
-//! A store is in its own mount's page at once, on the server when it is written back, and on other mounts when they have dropped their
-//! pages, by the end of msync at the latest. So while a store is under way each mount may show the byte as it was or as it becomes,
-//! in whatever order (docs/semantics.md, S1). A load must have found a byte that was not replaced for certain before the load began: no
-//! other store began after that byte's store had ended, and ended before the load began.
+//! A store is in its own mount's page at once. It reaches the server by write-back, and other mounts when they have
+//! dropped their pages, by the end of msync at the latest. So during a store each mount may show the old or the new
+//! byte, in any order (docs/semantics.md, S1). A load must have found a byte that was not certainly replaced before
+//! the load began: no other store began after the end of that byte's store and ended before the load began.
 
 use super::{Answer, CELLS, Call, History, Record, Violation};
 
-/// A byte is stored, or was there at first.
+/// A stored byte, or the initial byte.
 struct Store {
     begin: u64,
-    /// `u64::MAX`: it is not known whether it is done.
+    /// `u64::MAX`: the store's outcome is unknown.
     end: u64,
     byte: u8,
 }
@@ -18,7 +18,7 @@ struct Store {
 /// # Errors
 /// A load that no store explains.
 pub fn judge(history: &History) -> Result<(), Violation> {
-    // A store that was under way at a kill may be done again after it.
+    // A store in flight at a kill may be applied again after it.
     let doubt = |end: u64, begin: u64| {
         let met = history.kills.iter().filter(|(from, to)| begin <= *to && end >= *from);
         met.map(|(_, to)| *to).max().map_or(end, |to| to.max(end))

@@ -9,40 +9,41 @@ use super::registers::{Contents, Register};
 use super::search::{Object, Piece, Refusal, search};
 use super::{Answer, Call, History, Record};
 
-/// What a history that some order explains was like.
+/// Statistics of a history that some order explains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     pub calls: u64,
-    /// Names count as one.
+    /// All names count as one object.
     pub objects: u64,
-    /// Of configurations, on the way of any search.
+    /// Largest set of configurations in any search.
     pub largest: usize,
-    /// Changes of which nobody knows what became.
+    /// Changes with an unknown outcome.
     pub unknown: u64,
-    /// Calls by names that failed with ESTALE: where another mount has moved a directory, and the lock that Linux needs to move it in its
-    /// own tree is held (`__d_unalias`); or where a name was changed twice meanwhile, since Linux looks a path up twice (`retry_estale`).
+    /// Calls by path that failed with ESTALE. Either another mount moved a directory while the lock that Linux needs
+    /// to move it in its own tree was held (`__d_unalias`), or a name changed twice meanwhile, since Linux looks a
+    /// path up twice (`retry_estale`).
     pub stale: u64,
-    /// link(2) of a file of which a kernel held that it had no name.
+    /// link(2) calls on a file whose link count was 0 in the mount's kernel.
     pub miscounted: u64,
-    /// Calls by descriptors of mounts that may have lost them, and have.
+    /// Calls by descriptors that their mount has lost.
     pub lost: u64,
-    /// Reads of what a write of their own mount had put into its kernel's pages while it was out.
+    /// Reads that found data of a write still in flight on their own mount, in that mount's page cache.
     pub early: u64,
-    /// Looks that were left out, since their mount was stopped.
+    /// Reads ignored because their mount was stopped.
     pub left_out: u64,
-    /// Looks that met another one's answer while their kernel took that in.
+    /// Reads that ran while their kernel applied another call's reply.
     pub torn: u64,
 }
 
-/// What no order explains. Displayed it names the object, the call, and the calls on that object around it.
+/// A call that no order explains. `Display` prints the object, the call, and the calls on that object around it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// `names`, or an inode and what of it.
+    /// `names`, or an inode and one of its properties.
     pub object: String,
-    /// The number of the record at whose return no order was left.
+    /// The number of the record at whose response no order was left.
     pub record: usize,
     pub why: String,
-    /// Records of that object from a little before to the one, in their order of beginning.
+    /// Records of the object, up to and including the violating one, sorted by invocation.
     pub around: Vec<Record>,
 }
 
@@ -56,13 +57,13 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How many records are shown before the one at which no order was left.
+/// Number of records shown before the violating one.
 const SHOWN: usize = 24;
 
-/// Whether some order of the calls explains all that was told.
+/// Checks whether some order of the calls explains all results.
 ///
 /// # Errors
-/// What nothing explains.
+/// The first call that no order explains.
 pub fn judge(history: &History) -> Result<Report, Violation> {
     let pieces = divide(history).map_err(|(record, why)| Violation {
         object: "the call".to_owned(),
@@ -83,15 +84,16 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
     Ok(judge.report)
 }
 
-/// So long, in ns, takes a look that asks nobody.
+/// Longest duration, in ns, of a read that the kernel answers from its cache.
 const UNASKED: u64 = 50_000;
-/// That rarely happens.
+/// Limit of torn reads; they are rare.
 const MOST_TORN: usize = 2;
 
-/// The same as [`judge`], of real mounts, whose kernels may tear a look: at the most [`MOST_TORN`] that may be so need not be explained.
+/// Like [`judge`], for real mounts, whose kernels may return a torn read: up to [`MOST_TORN`] possibly torn reads may
+/// stay unexplained.
 ///
 /// # Errors
-/// What nothing explains.
+/// The first call that no order explains.
 pub fn judge_mounted(history: &History) -> Result<Report, Violation> {
     let violation = match judge(history) {
         Err(violation) if may_be_torn(history, violation.record) => violation,
@@ -116,8 +118,9 @@ pub fn judge_mounted(history: &History) -> Result<Report, Violation> {
     }
 }
 
-/// Linux takes in attributes one after the other, and first for how long they may be believed (`fuse_change_attributes_common`, whose lock
-/// readers do not take). So one that asks nobody, as what it knows has just become good, may see the rest of it as it was before.
+/// Linux applies attributes field by field, and sets their expiry first (`fuse_change_attributes_common`, whose lock
+/// readers do not take). So a cached read at the moment when the attributes become valid may return older values of
+/// the other fields.
 fn may_be_torn(history: &History, at: usize) -> bool {
     let look = &history.records[at];
     let file = match (&look.call, &look.answer) {

@@ -1,20 +1,20 @@
-//! All names of a window as one object: renames and links tie them together, and a number of links speaks of all.
+//! All names of a window as one object, since renames and links connect them, and a link count depends on all of them.
 
 use super::search::{FITS, Object};
 use super::{How, Kind, Slot};
 
-/// What each name leads to: the number of an inode in [`Names::kinds`] plus 1, or 0.
+/// The inode of each name: its number in [`Names::kinds`] plus 1, or 0 for no entry.
 pub type State = [u16; Slot::COUNT as usize];
 
-/// Marks what a rename has seen at its new name.
+/// Marks what a rename has seen at its target name.
 const AT_NEW: u16 = 0x8000;
 
-/// The inodes of a window, by what they are; fewer than [`Names::MOST`].
+/// The inode types of a window; fewer than [`Names::MOST`].
 pub struct Names {
     pub kinds: Vec<Kind>,
 }
 
-/// What somebody was told of a name.
+/// A result about one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
     Nothing,
@@ -27,7 +27,7 @@ pub enum What {
     Symlink,
 }
 
-/// Inodes are numbers in [`Names::kinds`].
+/// Changes and reads; inodes are numbers in [`Names::kinds`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
     Make {
@@ -53,12 +53,12 @@ pub enum Act {
         slot: Slot,
         what: What,
     },
-    /// So is one of them, or both.
+    /// At least one of the two names satisfies `what`.
     Any {
         slots: [Slot; 2],
         what: What,
     },
-    /// What the name led to is gone from it, and has no other.
+    /// The name no longer leads to the inode, and the inode has no other name.
     Gone {
         old: Slot,
     },
@@ -79,7 +79,7 @@ fn put(state: &State, slot: Slot, what: u16) -> State {
 }
 
 impl Names {
-    /// Greater numbers have other meanings in what is seen.
+    /// Limit of inodes; greater numbers have other meanings in `seen`.
     pub const MOST: usize = 0x7ff0;
 
     fn kind(&self, what: u16) -> Option<Kind> {
@@ -92,7 +92,7 @@ impl Names {
 
     fn links(&self, state: &State, inode: u16) -> u64 {
         let names = state.iter().filter(|what| **what == inode + 1).count() as u64;
-        // `.` of a directory that is there.
+        // An existing directory's `.` counts as a link.
         if self.is_dir(inode + 1) { names * 2 } else { names }
     }
 
@@ -117,7 +117,7 @@ impl Names {
             How::Exchange if there == 0 => None,
             How::Exchange => Some(put(&put(state, old, there), new, moved)),
             _ if !alike => None,
-            // Two names of one file: nothing happens.
+            // Both names lead to one file: rename does nothing.
             _ if moved == there => Some(*state),
             _ => Some(put(&put(state, old, 0), new, moved)),
         }
@@ -144,9 +144,9 @@ impl Object for Names {
                 add(FITS)
             }
             Act::Links { inode, count } if self.links(state, *inode) == *count => add(FITS),
-            // Which file it is to be is seen before it is linked, and may have moved by then.
+            // The kernel resolves the source before it links; the source may have moved by then.
             Act::Link { old, .. } if at(state, *old) != 0 => add(at(state, *old)),
-            // A kernel looks at one name after the other, and does nothing where both lead to one inode.
+            // A kernel looks up the two names in turn, and does nothing if both lead to one inode.
             Act::Rename { old, new, .. } => {
                 for (what, mark) in [(at(state, *old), 0), (at(state, *new), AT_NEW)] {
                     if what != 0 {

@@ -1,4 +1,4 @@
-//! A history divided into changes and looks of objects.
+//! Partition of a history into changes and reads of objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use super::registers::{Content, Value};
 use super::search::Piece;
 use super::{Answer, Call, File, History, How, Kind, Label, Record, Seen, Slot};
 
-/// What lies closer together than this, in ns, counts as overlapping.
+/// Times closer together than this, in ns, count as overlapping.
 const TOGETHER: u64 = 1_000;
-/// So long a kernel's own count of a file's names may stand that nobody looks at.
+/// How long, in ns, a kernel's own link count of a file may stand if no call refreshes it.
 const MISCOUNTED: u64 = 1_000_000_000;
 
-/// The objects of a history, each with all that was done to it.
+/// The objects of a history, each with its changes and reads.
 pub struct Pieces {
     pub kinds: Vec<Kind>,
     pub names: Vec<Piece<Act>>,
@@ -22,36 +22,36 @@ pub struct Pieces {
     pub times: BTreeMap<File, Vec<Piece<Value>>>,
     pub xattrs: BTreeMap<File, Vec<Piece<Value>>>,
     pub contents: BTreeMap<File, Vec<Piece<Content>>>,
-    /// Looks of mounts that were stopped.
+    /// Reads on stopped mounts.
     pub left_out: u64,
-    /// Calls that met a directory which their kernel knows under another name, and could not move it there, or a name that led to
-    /// something else each time that they came back to it.
+    /// Calls that failed with ESTALE: their kernel knew the directory under another name and could not move its
+    /// dentry, or the name led to another inode at each lookup.
     pub stale: u64,
     pub miscounted: u64,
-    /// Calls by descriptors that were lost.
+    /// Calls by lost descriptors.
     pub lost: u64,
-    /// Reads of what a write of their own mount, which was out, had put into its kernel's pages.
+    /// Reads that found data of a write still in flight on their own mount, in that mount's page cache.
     pub early: u64,
-    /// Changes of which nobody knows what became.
+    /// Changes with an unknown outcome.
     pub unknown: u64,
 }
 
-/// A record that nothing could make so, and why.
+/// A record that is impossible under any order, and the reason.
 pub type Wrong = (usize, String);
 
-/// An inode that a call made, or may have made.
+/// An inode that a call created, or may have created.
 struct Maker {
     kind: Kind,
     mode: u32,
-    /// Its number in [`Pieces::kinds`]; the second is that of a call which was made twice.
+    /// Its numbers in [`Pieces::kinds`]; the second one is for a call that was applied twice.
     numbers: Vec<u16>,
-    /// What the maker was told.
+    /// The inode number in the creating call's result.
     ino: Option<u64>,
     seen: BTreeSet<u64>,
 }
 
 /// # Errors
-/// The first record that can be so under no order.
+/// The first record that is impossible under any order.
 pub fn divide(history: &History) -> Result<Pieces, Wrong> {
     let mut divider = Divider::new(history)?;
     for number in 0..history.records.len() {
@@ -63,7 +63,7 @@ pub fn divide(history: &History) -> Result<Pieces, Wrong> {
 struct Divider<'h> {
     history: &'h History,
     makers: BTreeMap<Label, Maker>,
-    /// The records that change something, by mount.
+    /// The records of changes, by mount.
     changes: BTreeMap<u8, Vec<usize>>,
     pieces: Pieces,
 }
@@ -100,7 +100,7 @@ impl<'h> Divider<'h> {
         Ok(divider)
     }
 
-    /// Takes in who makes what.
+    /// Registers the inode that a record creates.
     fn make(&mut self, record: &Record) -> Taken {
         let (label, kind, mode) = match record.call {
             Call::Create { label, mode, .. } => (label, Kind::File, mode),
@@ -128,7 +128,7 @@ impl<'h> Divider<'h> {
         }
     }
 
-    /// Takes in which number an inode has. It has one.
+    /// Registers the observed inode number of a file; an inode has exactly one.
     fn sight(&mut self, record: &Record) -> Taken {
         let (file, kind) = match record.answer {
             Some((_, Answer::Opened(file))) => (file, Kind::File),
@@ -146,7 +146,7 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
-    /// The inodes that may have been seen as this.
+    /// Returns the inodes that `file` may be.
     fn numbers(&self, file: File) -> Result<Vec<u16>, String> {
         let maker = self.makers.get(&file.label).ok_or("an inode that nobody made")?;
         Ok(match (maker.ino, &maker.numbers[..]) {
@@ -156,8 +156,8 @@ impl<'h> Divider<'h> {
         })
     }
 
-    /// The inodes that a listing may mean: those that were seen under that number, which is used again when one is gone, and
-    /// those whose number nobody knows.
+    /// Returns the inodes that a listing's entry may be: those observed under this number, which is reused after an
+    /// inode is gone, and those whose number no call observed.
     fn listed(&self, ino: u64) -> Vec<u16> {
         let may = |maker: &&Maker| maker.seen.contains(&ino) || maker.seen.len() < maker.numbers.len();
         self.makers.values().filter(may).flat_map(|maker| maker.numbers.iter().copied()).collect()
@@ -196,7 +196,7 @@ impl<'h> Divider<'h> {
         }
     }
 
-    /// What a change that was out when a server was killed may have done before.
+    /// Adds the possible earlier application of a change that was in flight when a server was killed.
     fn doubt(&mut self, number: usize) {
         let record = &self.history.records[number];
         let kills: Vec<(u64, u64)> = kills_in(self.history, record).collect();
@@ -205,7 +205,7 @@ impl<'h> Divider<'h> {
         }
     }
 
-    /// A change takes effect; `again`: as which of the inodes that its maker may have made.
+    /// Adds a change; `again` selects which of its possible inodes a creating call has made.
     fn effect(&mut self, number: usize, ends: u64, must: bool, again: usize) {
         let record = &self.history.records[number];
         let made = |label| self.makers[&label].numbers[again];
@@ -247,7 +247,7 @@ impl<'h> Divider<'h> {
         }
     }
 
-    /// What a successful call tells.
+    /// Adds the reads that follow from a successful call's result.
     fn look(&mut self, number: usize, answer: &Answer) -> Taken {
         let record = &self.history.records[number];
         let one_of = What::OneOf;
@@ -292,8 +292,8 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
-    /// Whether a write of this mount was out that makes a read so: its kernel lets others read the page that it filled before
-    /// the server has it.
+    /// Returns whether a write of the read's own mount in flight explains the read: the kernel lets others read the
+    /// page that it filled before the server has the data.
     fn is_out(&self, read: &Record, file: File, word: u64) -> bool {
         let changes = self.changes.get(&read.mount).into_iter().flatten();
         let mut writes =
@@ -304,7 +304,8 @@ impl<'h> Divider<'h> {
         })
     }
 
-    /// When a call was over, for its kernel: at the latest when its process, or the one in its place, called again.
+    /// Returns when the kernel was done with a call: at the latest when its process, or that process's replacement,
+    /// called again.
     fn over(&self, record: &Record) -> u64 {
         if let Some((end, _)) = &record.answer {
             return *end;
@@ -331,10 +332,10 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
-    /// Attributes are looks of their own: they may come later than the name.
+    /// Attributes are separate reads: the kernel may fetch them later than the name.
     fn attributes(&mut self, number: usize, seen: &Seen) -> Taken {
         let end = self.end(number);
-        // Which of two inodes of one label had so many links is not told apart.
+        // With two inodes of one label, the checker cannot tell which one had this link count.
         if let [inode] = self.numbers(seen.file)?[..] {
             self.name(number, end, true, Act::Links { inode, count: seen.nlink });
         }
@@ -348,7 +349,7 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
-    /// The mounts whose changes of a name may have happened during a call: one for each.
+    /// Returns the mounts with a change of the name that may overlap the call, one element per change.
     fn changes_beside(&self, number: usize, slot: Slot) -> Vec<u8> {
         let end_of = |record: &Record| {
             record.answer.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(TOGETHER))
@@ -364,9 +365,9 @@ impl<'h> Divider<'h> {
         beside.filter(|(_, record)| of_it(record)).map(|(_, record)| record.mount).collect()
     }
 
-    /// Whether the kernel of that call's mount may hold a file for one without a name (`vfs_link`): it counts names by itself, also
-    /// for a removal that another mount has made one of something else (`fuse_entry_unlinked`), and takes no other count in while it
-    /// writes (`FUSE_I_SIZE_UNSTABLE`).
+    /// Whether the kernel of the call's mount may believe that the file has no names (`vfs_link`). It counts names
+    /// itself, also for a removal of a name that another mount has moved to another file (`fuse_entry_unlinked`), and
+    /// it ignores the server's count while it writes (`FUSE_I_SIZE_UNSTABLE`).
     fn is_miscounted(&self, number: usize) -> bool {
         let call = &self.history.records[number];
         let done = |record: &Record| !matches!(record.answer, Some((_, Answer::Failed(_))));
@@ -389,7 +390,7 @@ impl<'h> Divider<'h> {
         own().any(|(_, record)| writes(record)) && own().any(removes)
     }
 
-    /// A call that failed has looked.
+    /// Adds the reads that follow from a failed call.
     fn refused(&mut self, number: usize, errno: Errno) -> Taken {
         let call = self.history.records[number].call;
         if let (Errno::STALE, Some(slots)) = (errno, call.names()) {
@@ -444,7 +445,7 @@ impl<'h> Divider<'h> {
         Ok(())
     }
 
-    /// By when a record has happened.
+    /// Returns the time by which a record has happened.
     fn end(&self, number: usize) -> u64 {
         let end = self.history.records[number].answer.as_ref().map(|(end, _)| *end);
         end.map_or(u64::MAX, |end| end.saturating_add(TOGETHER))
@@ -461,7 +462,7 @@ impl<'h> Divider<'h> {
             Act::Is { slot, .. } => vec![*slot],
             Act::Link { old, .. } | Act::Gone { old } => vec![*old],
             Act::Any { slots, .. } => slots.to_vec(),
-            // Which of the names lead there is not known beforehand.
+            // The names that lead to the inode are not known beforehand.
             Act::Links { .. } => any_name,
             _ => Vec::new(),
         };
@@ -470,8 +471,8 @@ impl<'h> Divider<'h> {
         self.pieces.names.push(Piece { opens, begins, ends, must, act, record: number });
     }
 
-    /// When a record begins to count, as a look and as a change. As a look it does from the beginning of changes of its own mount
-    /// that are out: that mount's kernel may hold what was before.
+    /// Returns from when a record counts as a read, and from when as a change. As a read it counts from the beginning
+    /// of overlapping changes of its own mount, because that mount's kernel may hold the state from before them.
     fn moments(&self, number: usize, touches: impl Fn(&Call) -> bool) -> (u64, u64) {
         let record = &self.history.records[number];
         let changes = self.changes.get(&record.mount).into_iter().flatten();
@@ -506,15 +507,15 @@ impl<'h> Divider<'h> {
     }
 }
 
-/// Registers that begin without a value.
+/// Registers without an initial value.
 #[derive(Clone, Copy)]
 enum Which {
-    /// `None`: the server's own.
+    /// `None`: set by the server's clock.
     Times,
     Xattrs,
 }
 
-/// The kills while a change was out.
+/// Returns the kills during a change.
 fn kills_in<'h>(history: &'h History, record: &'h Record) -> impl Iterator<Item = (u64, u64)> + 'h {
     let end = record.answer.as_ref().map_or(u64::MAX, |(end, _)| *end);
     let within = move |(from, to): &&(u64, u64)| record.begin <= *to && end >= *from;

@@ -1,4 +1,4 @@
-//! Reads what `text` writes.
+//! Parser of the text form that `text` writes.
 
 use std::str::{FromStr, SplitAsciiWhitespace};
 
@@ -6,10 +6,10 @@ use nigh_types::Errno;
 
 use super::{Answer, CELLS, Call, DIRS, File, History, How, Kind, NAMES, Record, Seen, Slot};
 
-/// A line that says nothing.
+/// A line that does not parse.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BadLine {
-    /// From 1.
+    /// Line number, from 1.
     pub number: usize,
     pub line: String,
 }
@@ -22,10 +22,10 @@ impl std::fmt::Display for BadLine {
 
 impl std::error::Error for BadLine {}
 
-/// A history as it was written; empty lines and those that begin with `#` are left out.
+/// Parses a history; empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
-/// The first line that is no line of a history.
+/// The first line that does not parse.
 pub fn parse(text: &str) -> Result<History, BadLine> {
     let mut history = History::default();
     for (number, line) in (1..).zip(text.lines()) {

@@ -1,8 +1,8 @@
-//! What an inode is besides its names: values that are set and seen, and a file's contents.
+//! An inode's properties besides its names: single values, and a file's contents.
 
 use super::search::{FITS, Object};
 
-/// One value; `None` is one too.
+/// A single value; `None` is a value too.
 pub struct Register;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +41,7 @@ pub enum Content {
     Write(u64),
     Truncate(u64),
     Size(u64),
-    /// 0: nothing was written there. The length may have been seen at another moment.
+    /// 0: nothing was written there. The length may come from another moment.
     Word(u64),
 }
 

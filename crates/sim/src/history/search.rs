@@ -1,54 +1,55 @@
-//! The search for an order (Wing and Gong, in Lowe's just-in-time form).
+//! The search for a linearization (Wing and Gong, in Lowe's just-in-time form).
 //!
-//! Events are taken by time. What may have happened so far is a set of configurations: a state, and what is under way with
-//! what it has come to. A change takes effect no earlier than something needs it: when a call returns, those orders of
-//! changes that are under way are tried which end with it. Looks never branch: they are satisfied in the first state
-//! that fits. Changes that come early only to be tried later lose nothing, as nothing but a return sets a limit.
+//! Events are processed in time order. The possible pasts form a set of configurations: a state, and the pending
+//! pieces with their progress. A change takes effect no earlier than another piece needs it: when a call returns, the
+//! search tries those orders of pending changes that end with it. Reads never branch: the first state that fits
+//! satisfies them. Trying a change late loses nothing, because only a return sets a limit.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Above that an object is refused: a verdict is yes or no, and a window is made so that it is found.
+/// Limit of configurations per object. Above it the search fails: a verdict is yes or no, and windows are small enough
+/// for one.
 pub const MOST: usize = 100_000;
 
-/// Something of which the state is searched.
+/// An object whose state is searched.
 pub trait Object {
     type State: Clone + Ord;
     type Act: std::fmt::Debug;
 
-    /// Whether it only looks.
+    /// Returns whether the act is a read.
     fn is_look(&self, act: &Self::Act) -> bool;
 
-    /// Adds to `seen` what an act under way sees in this state. A look that fits sees [`FITS`].
+    /// Adds to `seen` what a pending act sees in this state. A read that fits sees [`FITS`].
     fn see(&self, state: &Self::State, act: &Self::Act, seen: &mut Vec<u16>);
 
-    /// What a change can make of the state, by what it has seen; nothing where it cannot take effect.
+    /// Returns the possible states after a change, depending on what it has seen; none if it cannot take effect.
     fn after(&self, state: &Self::State, act: &Self::Act, seen: &[u16]) -> Vec<Self::State>;
 }
 
-/// What a satisfied look has seen.
+/// What a satisfied read has seen.
 pub const FITS: u16 = u16::MAX;
 
-/// A change or a look, and its moments.
+/// A change or a read of one object, and its time window.
 #[derive(Clone, Debug)]
 pub struct Piece<A> {
-    /// From when on it sees.
+    /// From when it can see states.
     pub opens: u64,
-    /// From when on it may take effect.
+    /// From when it may take effect.
     pub begins: u64,
-    /// When it has happened, or will not happen any more; `u64::MAX`: it may happen until the end.
+    /// By when it has happened or never will; `u64::MAX`: it may happen until the end.
     pub ends: u64,
-    /// Whether it has happened by then.
+    /// Whether it must have happened by `ends`.
     pub must: bool,
     pub act: A,
-    /// Of which record it is.
+    /// The number of its record.
     pub record: usize,
 }
 
-/// What is under way in a configuration.
+/// A pending piece in a configuration.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Underway {
     piece: usize,
-    /// A change that has taken effect.
+    /// Whether the change has taken effect.
     done: bool,
     seen: Vec<u16>,
 }
@@ -59,14 +60,14 @@ impl Underway {
     }
 }
 
-/// What may be: sorted by piece.
+/// A possible past; `underway` is sorted by piece.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Configuration<S> {
     state: S,
     underway: Vec<Underway>,
 }
 
-/// Why there is no order.
+/// Why no order exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// In no order had this piece happened when it returned.
@@ -82,10 +83,10 @@ enum Event {
     Ends,
 }
 
-/// Searches for an order that explains all pieces; the size of the largest set on the way.
+/// Searches for an order that explains all pieces, and returns the size of the largest set of configurations.
 ///
 /// # Errors
-/// Which piece nothing explains.
+/// The piece that no order explains.
 pub fn search<O: Object>(object: &O, first: O::State, pieces: &[Piece<O::Act>]) -> Result<usize, Refusal> {
     let mut events: Vec<(u64, Event, usize)> = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
@@ -131,19 +132,19 @@ impl<O: Object> Run<'_, O> {
         config
     }
 
-    /// The configurations in which it has happened, without it.
+    /// Returns the configurations in which the piece has happened, without the piece.
     fn end(
         &self,
         set: &BTreeSet<Configuration<O::State>>,
         piece: usize,
     ) -> Result<BTreeSet<Configuration<O::State>>, Refusal> {
         let (mut ended, mut tried) = (Distinct::new(self.pieces), Distinct::new(self.pieces));
-        // Those with fewer changes come first, as they cover others.
+        // Configurations with fewer changes come first, as they cover others.
         let mut open: VecDeque<Configuration<O::State>> = set.iter().cloned().collect();
         for config in set {
             tried.insert(config.clone());
             if !self.pieces[piece].must {
-                // It has not happened, or it happens now at the latest, though nothing may need it yet.
+                // It has not happened, or it happens now at the latest, even if no piece needs it yet.
                 ended.insert(without(config.clone(), piece));
             }
         }
@@ -160,7 +161,7 @@ impl<O: Object> Run<'_, O> {
         Ok(ended.into_all())
     }
 
-    /// One change more takes effect.
+    /// Returns the configurations after one more change has taken effect.
     fn steps(&self, config: &Configuration<O::State>) -> Vec<Configuration<O::State>> {
         let mut steps = Vec::new();
         for (at, underway) in config.underway.iter().enumerate() {
@@ -192,13 +193,15 @@ fn without<S>(mut config: Configuration<S>, piece: usize) -> Configuration<S> {
     config
 }
 
-/// In what one that covers another is alike: the state, and each piece with whether it must happen and has.
+/// What two configurations share if one covers the other: the state, and for each piece whether it had to happen and
+/// has.
 type Alike<S> = (S, Vec<(usize, bool)>);
 
-/// Configurations of which none covers another: what can follow this one can follow that one.
+/// Configurations of which none covers another. One covers another if any continuation of the other is possible after
+/// it.
 ///
-/// That is so with the same state, where it has seen as much and has as much left to happen: a change that need not
-/// happen may as well have been left.
+/// That holds for equal states, if the covering one has seen as much and has as much left to happen: a change that
+/// need not happen may as well be left out.
 struct Distinct<'a, S, A> {
     pieces: &'a [Piece<A>],
     kept: BTreeMap<Alike<S>, Vec<Vec<Underway>>>,
@@ -210,7 +213,7 @@ impl<'a, S: Clone + Ord, A> Distinct<'a, S, A> {
         Distinct { pieces, kept: BTreeMap::new(), count: 0 }
     }
 
-    /// Whether none that is kept covers it; it takes the place of those that it covers.
+    /// Returns whether no stored configuration covers `config`; it replaces those that it covers.
     fn insert(&mut self, config: Configuration<S>) -> bool {
         let pieces = self.pieces;
         let key = config.underway.iter().map(|one| (one.piece, one.done && pieces[one.piece].must)).collect();
@@ -233,7 +236,7 @@ impl<'a, S: Clone + Ord, A> Distinct<'a, S, A> {
     }
 }
 
-/// Of two that are alike in what must happen.
+/// Returns whether `one` covers `other`; the two have equal keys.
 fn covers(one: &[Underway], other: &[Underway]) -> bool {
     let left = |(one, other): (&Underway, &Underway)| match (one.done, other.done) {
         (_, true) => true,

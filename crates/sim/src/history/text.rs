@@ -1,5 +1,4 @@
-//! How a history is written: a line for each call, as
-//! `MOUNT.WORKER BEGIN END CALL = ANSWER`, and for what happened besides.
+//! The text form of a history: a line `MOUNT.WORKER BEGIN END CALL = ANSWER` per call, and a line per other event.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What is asked.
+//! Random requests.
 
 use super::{Mirror, OpenFile, name};
 use nigh_cache::{Answer, Op};
@@ -8,7 +8,7 @@ const DIRS: [&[&str]; 5] = [&[], &["p"], &["q"], &["p", "q"], &["q", "p"]];
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "p", "q"];
 const XATTRS: [&str; 4] = ["user.one", "user.two", "trusted.three", "nowhere.four"];
 
-/// Requests chosen at random.
+/// The source of random requests.
 pub(super) trait Acts {
     fn act(&mut self) -> Result<(), String>;
 }
@@ -77,7 +77,7 @@ impl Mirror {
     }
 
     fn take_away(&mut self, dir: u64, leaf: Name) -> Result<(), String> {
-        // The kernel knows what it takes away.
+        // The kernel looks up a name before it removes it.
         self.same_and_known(Op::Lookup { dir, name: leaf.clone() })?;
         let op = match self.dice.below(5) {
             0 | 1 => Op::Unlink { dir, name: leaf },
@@ -99,7 +99,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// As `ls -l` asks.
+    /// Requests what `ls -l` requests.
     fn ask_of_all(&mut self, dir: u64) -> Result<(), String> {
         self.list(dir)?;
         for leaf in NAMES {
@@ -172,12 +172,12 @@ impl Mirror {
             2 => drop(self.same(Op::RemoveXattr { ino, name: name.clone() })?),
             _ => drop(self.same_and_known(Op::ListXattr { ino, size })?),
         }
-        // The kernel looks whether the caller may before it asks; xattrs are kept as long as attributes.
+        // The kernel checks permissions before it asks; xattrs are cached as long as attributes.
         self.same(Op::GetAttr { ino })?;
         self.same_and_known(Op::GetXattr { ino, name, size }).map(drop)
     }
 
-    /// Something with a file that is open, whether it has a name or not.
+    /// Sends a request on an open file, with or without a name.
     fn on_open(&mut self) -> Result<(), String> {
         if self.files.is_empty() {
             return Ok(());

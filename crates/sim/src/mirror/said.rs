@@ -1,9 +1,9 @@
-//! What an answer of a cache and a reply of a tree both say, in the same words.
+//! The common form of a cache's reply and a tree's reply, for comparison.
 
 use nigh_cache::{Answer, Op, Page};
 use nigh_types::{Attr, Cookie, Errno, NodeId, Reply, Response, Space};
 
-/// An answer without handles, validities and whatever else only a cache or only a tree says.
+/// A reply without handles, timeouts and other parts that only one side has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Said {
     Failed(Errno),
@@ -14,12 +14,12 @@ pub enum Said {
     Bytes(Vec<u8>),
     Number(u64),
     Space(Space),
-    /// Without `.` and `..`.
+    /// Entries without `.` and `..`.
     Names(Vec<(Vec<u8>, u64)>),
 }
 
 impl Said {
-    /// What a cache answered.
+    /// Converts a cache's reply.
     #[must_use]
     pub fn by_answer(answer: &Answer) -> Said {
         match answer {
@@ -28,7 +28,7 @@ impl Said {
             Answer::Missing(_) => Said::Missing,
             Answer::Attr(id, attr, _) => Said::Node(*id, *attr),
             Answer::Target(bytes) | Answer::Data(bytes) | Answer::Value(bytes) => Said::Bytes(bytes.clone()),
-            // The mirror's callers see all names.
+            // Callers of this test may see all xattr names.
             Answer::XattrNames { names, size: 0 } => Said::Number(names.len() as u64),
             Answer::XattrNames { names, size } if names.len() as u64 > u64::from(*size) => {
                 Said::Failed(Errno::RANGE)
@@ -46,7 +46,7 @@ impl Said {
         }
     }
 
-    /// What a tree replied to the call that stands for `op`, as the application would hear it.
+    /// Converts a tree's reply to the call for `op`, as the application would receive it.
     #[must_use]
     pub fn by_replies(op: &Op, responses: &[Response]) -> Said {
         let reply = match responses.last().map(|last| &last.result) {
@@ -78,13 +78,13 @@ impl Said {
         }
     }
 
-    /// How many files there are may be a little old.
+    /// Ignores the number of files, which may be slightly stale.
     fn space(space: &Space) -> Said {
         Said::Space(Space { files: 0, ..*space })
     }
 }
 
-/// getxattr(2) and listxattr(2): size 0 asks for the length, and one too small is refused.
+/// Result of getxattr(2) or listxattr(2): size 0 asks for the length, and a size that is too small fails.
 fn sized(bytes: Vec<u8>, size: u32) -> Said {
     let length = bytes.len() as u64;
     match u64::from(size) {
@@ -94,7 +94,7 @@ fn sized(bytes: Vec<u8>, size: u32) -> Said {
     }
 }
 
-/// Names and inode numbers of a page, without `.` and `..`.
+/// Returns the names and inode numbers of a page, without `.` and `..`.
 #[must_use]
 pub fn names(page: &Page) -> Vec<(Vec<u8>, u64)> {
     let mut rest = page.names.as_slice();
@@ -109,7 +109,7 @@ pub fn names(page: &Page) -> Vec<(Vec<u8>, u64)> {
     names
 }
 
-/// Where reading a directory goes on behind a page; `None` at its end.
+/// Returns the cookie behind a page's last entry; `None` for an empty page.
 #[must_use]
 pub fn behind(page: &Page) -> Option<Cookie> {
     page.entries.last().map(|entry| entry.next)

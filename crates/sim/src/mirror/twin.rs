@@ -1,4 +1,4 @@
-//! The second tree: it executes each request at once, with nothing between.
+//! The reference tree: it executes each request at once.
 
 use super::said::Said;
 use nigh_cache::{Fh, Op};
@@ -8,7 +8,7 @@ use nigh_types::{
 };
 use std::collections::BTreeMap;
 
-/// A tree, and what its kernel would know of it.
+/// A tree, and the node ids and handles that its kernel would know.
 pub struct Twin {
     pub tree: Tree,
     ids: BTreeMap<u64, NodeId>,
@@ -23,7 +23,7 @@ impl Twin {
         Twin { tree, ids: BTreeMap::from([(root.ino, root)]), files: BTreeMap::new() }
     }
 
-    /// What the request comes to here, and the handle that it opened.
+    /// Executes a request; returns its result and the handle that it opened.
     pub fn execute(&mut self, now: Time, op: &Op) -> (Said, Option<Handle>) {
         let Some(call) = self.call(op) else { return (Said::Done, None) };
         let request = Request { credentials: Credentials::default(), name: None, call };
@@ -37,7 +37,7 @@ impl Twin {
         (Said::by_replies(op, &responses), handle)
     }
 
-    /// The cache gave an open file that number.
+    /// Maps the cache's file handle to the tree's.
     pub fn opened(&mut self, fh: Fh, handle: Handle) {
         self.files.insert(fh, handle);
     }
@@ -48,7 +48,7 @@ impl Twin {
         }
     }
 
-    /// Whether an inode is open, or has a name.
+    /// Returns whether an inode is open or has a name.
     #[must_use]
     pub fn has(&self, ino: u64) -> bool {
         self.ids.get(&ino).is_some_and(|id| self.tree.attr(*id).is_some())
@@ -66,7 +66,7 @@ impl Twin {
         }
     }
 
-    /// The node of a number that the kernel was given.
+    /// Returns the node id of an inode number that the kernel knows.
     #[must_use]
     pub fn id(&self, ino: u64) -> NodeId {
         self.ids.get(&ino).copied().unwrap_or(NodeId { ino, generation: 0 })
@@ -80,7 +80,7 @@ impl Twin {
         self.files.get(&fh).copied()
     }
 
-    /// `None`: nothing is to be done for it here.
+    /// Converts a request to a call; `None` if the tree has nothing to do.
     fn call(&self, op: &Op) -> Option<Call> {
         let call = match op.clone() {
             Op::Lookup { dir, name } => Call::Lookup { dir: self.place(dir), name },
@@ -168,7 +168,7 @@ impl Twin {
         })
     }
 
-    /// What a name leads to.
+    /// Returns the inode of a name.
     #[must_use]
     pub fn child(&self, dir: u64, name: &Name) -> Option<u64> {
         self.tree.child_of(dir, name)

@@ -1,4 +1,4 @@
-//! What becomes of a call: it may wait for others, it is executed, and it is answered a moment later.
+//! The life of a call: it may wait for other clients, it is executed, and its reply is sent a little later.
 
 use super::server::Server;
 use super::session::{Due, Work};
@@ -8,22 +8,22 @@ use nigh_types::{
     WriteFlags,
 };
 
-/// A call that is not answered.
+/// A call without a reply.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) session: u64,
     pub(super) call: CallId,
     pub(super) request: Request,
-    /// What it has begun.
+    /// The change that it has begun in the lease table.
     pub(super) change: Option<ChangeId>,
 }
 
-/// What a node is to the table of leases.
+/// Returns a node's key in the lease table.
 pub(super) fn key(node: NodeId, covers: Covers) -> LeaseKey {
     LeaseKey { object: Object { filesystem: 1, ino: node.ino, birth: node.generation }, covers }
 }
 
-/// The open file that an answer names.
+/// Returns the open file in a reply.
 pub(super) fn handle(response: &mut Response) -> Option<&mut Handle> {
     match response.result.as_mut().ok()? {
         Reply::Opened { handle, .. } => Some(handle),
@@ -38,7 +38,7 @@ impl Server {
         if let (true, Call::Write { flags: WriteFlags { since: Some(since), .. }, .. }) =
             (again, &mut request.call)
         {
-            // A grant that it names is of the session in which it was put out first.
+            // A grant named in it belongs to the session on which the request was first sent.
             since.under = None;
         }
         match &request.call {
@@ -71,7 +71,7 @@ impl Server {
         self.later(when, Work::Begin(job));
     }
 
-    /// Answers from what the client's forgotten sessions did.
+    /// Replies from the remembered results of the client's forgotten sessions.
     fn answer_again(&mut self, now: Time, id: u64, call: CallId, request: &Request) -> bool {
         let Some(name) = request.name else { return false };
         let session = self.sessions.get_mut(&id).expect("it asks");
@@ -93,7 +93,7 @@ impl Server {
         true
     }
 
-    /// Nobody waits for it any more: if it has to wait for others it is given up.
+    /// Cancels a call: if it has to wait for other clients it is aborted.
     pub(super) fn cancel(&mut self, now: Time, id: u64, call: CallId) {
         if let Some(job) = self.take_back(id, call) {
             self.give_up(now, job);
@@ -112,7 +112,7 @@ impl Server {
         }
     }
 
-    /// A thread has time for a call.
+    /// Executes a call on a free thread, or parks it.
     pub(super) fn attempt(&mut self, now: Time, mut job: Job) {
         let holder = Holder(job.session);
         match &job.request.call {
@@ -200,7 +200,7 @@ impl Server {
         if let Some(change) = job.change {
             let is_done = responses.iter().all(|response| response.result.is_ok());
             self.note_data(change, &job.request.call, back, is_done);
-            // Those who hold it back are told what it is now.
+            // The holders that it waited for get the committed state.
             let table = self.desk.table_mut();
             let looked = table.looks();
             let is_last = table.handle_looked(change, looked);
@@ -232,7 +232,7 @@ impl Server {
         self.answer(now, &job, responses);
     }
 
-    /// Where nothing takes any time, no two changes leave the same times behind all the same.
+    /// Without latency, gives every change a distinct time.
     fn affect(&mut self, now: Time, request: &Request) -> Vec<Response> {
         if self.dice.is_some() || !request.call.is_mutation() {
             return self.tree.execute(now, request);
@@ -242,7 +242,7 @@ impl Server {
         responses
     }
 
-    /// A grant that the tree would give, if the table does; the one that was had before comes first.
+    /// Returns the grant that the tree offers, if the lease table allows it; a grant from before the wait comes first.
     fn grant(
         &mut self,
         now: Time,
@@ -262,7 +262,7 @@ impl Server {
     fn answer(&mut self, now: Time, job: &Job, responses: Vec<Response>) {
         let Some(session) = self.sessions.get(&job.session) else { return };
         let (who, sequence) = (session.who, job.request.name.map(|name| name.sequence));
-        // What a change depends on stays locked until its answer has its place in the stream.
+        // A change's reply takes its place in the stream at once: the locks on what it depends on are held until then.
         let at_once = job.request.call.is_mutation();
         let mut when = now;
         for response in responses {
@@ -276,13 +276,13 @@ impl Server {
         }
     }
 
-    /// How long something takes here.
+    /// Returns a random service time.
     fn service(&mut self) -> Span {
         self.dice.as_mut().map_or(Span::ZERO, |dice| Span(dice.below(3) * 400_000))
     }
 }
 
-/// The file whose data a call changes, if it does nothing else.
+/// Returns the file whose data a call changes, for calls that change nothing else.
 fn written_node(call: &Call) -> Option<NodeId> {
     match call {
         Call::Write { node, .. } | Call::Fallocate { node, .. } | Call::CopyRange { to: node, .. } => {

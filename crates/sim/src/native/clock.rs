@@ -1,26 +1,26 @@
-//! Clocks of clients, which do not run as fast as the server's.
+//! Client clocks, which run at other rates than the server's clock.
 
 use nigh_types::Time;
 
-/// Parts of a second that a clock counts while the world counts so many.
+/// The world's count per second; a clock counts more or fewer.
 const WHOLE: u64 = 1_000;
 
 /// One machine's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    /// What it said when the world began.
+    /// Its value when the world began.
     offset: u64,
-    /// Of [`WHOLE`].
+    /// Its rate, in parts of [`WHOLE`].
     rate: u64,
 }
 
 impl Clock {
-    /// One that is `late` thousandths slow of 15 (0 to 30), so that two are at most 3 % apart.
+    /// A clock whose rate is `WHOLE - 15 + fast` (`fast` from 0 to 30), so that two clocks differ by at most 3 %.
     pub(super) fn new(offset: u64, fast: u64) -> Clock {
         Clock { offset, rate: WHOLE - 15 + fast.min(30) }
     }
 
-    /// As the world's.
+    /// A clock equal to the world's.
     pub(super) fn exact() -> Clock {
         Clock { offset: 0, rate: WHOLE }
     }
@@ -30,7 +30,7 @@ impl Clock {
         Time(u64::try_from(whole).unwrap_or(u64::MAX).saturating_add(self.offset))
     }
 
-    /// The first moment at which it says that, or later.
+    /// Returns the first time at which the clock shows `clock` or later.
     pub(super) fn when(self, clock: Time) -> Time {
         if clock == Time::FAR {
             return Time::FAR;

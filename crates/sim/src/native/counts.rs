@@ -1,6 +1,6 @@
-//! What happened in histories.
+//! Statistics of histories.
 
-/// How often something happened; none may stay at 0.
+/// Counts of events in histories; none may stay at 0.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counts {
     pub recalls: u64,
@@ -10,18 +10,18 @@ pub struct Counts {
     pub resumed: u64,
     pub forgotten: u64,
     pub restarts: u64,
-    /// Changes that waited for others.
+    /// Changes that waited for other clients.
     pub parked: u64,
-    /// Calls that waited for the end of a grace.
+    /// Calls that waited for the end of a grace period.
     pub graced: u64,
-    /// Answers that were remembered over their session.
+    /// Replies that were remembered beyond their session.
     pub again: u64,
     /// Connections cut.
     pub cuts: u64,
     pub pauses: u64,
-    /// Pages written back that were merged with what others had written back.
+    /// Pages written back that were merged with other clients' write-backs.
     pub merged: u64,
-    /// Requests answered at once.
+    /// Requests answered from the cache.
     pub from_memory: u64,
 }
 
@@ -45,13 +45,13 @@ impl Counts {
         ]
     }
 
-    /// What never happened.
+    /// Returns the events that never happened.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         self.all().into_iter().filter(|(_, count)| *count == 0).map(|(what, _)| what).collect()
     }
 
-    /// Adds those of another history.
+    /// Adds the counts of another history.
     pub fn add(&mut self, other: &Counts) {
         let Counts { recalls, holds, suspects, fences, resumed, forgotten, restarts, .. } = other;
         self.recalls += recalls;

@@ -11,58 +11,59 @@ use nigh_remote::tree::TreeConfig;
 use nigh_types::{OpId, Span, Term, Time};
 use std::collections::BTreeMap;
 
-/// Of a session.
+/// The session term.
 const TERM: Span = Span::from_millis(1_000);
-/// Of a grant, where it has one. Of open files those of a second and less are renewed without a pause.
+/// The term of a grant that has one. For open files the client renews terms of a second or less continuously.
 const LIMIT: Span = Span::from_millis(1_300);
 const PATIENCE: Span = Span::from_millis(100);
-/// So long after something was wrong somebody may be waited for: one who is silent is suspect, and then its lease runs out.
+/// How long after a fault a client may still be waited for: a silent client becomes suspect, and then its lease
+/// expires.
 const CALM: Span = Span::from_millis(100 + 1_100 + 300);
-/// Ten ways to the server and back, of the longest.
+/// Ten round trips to the server, of the longest latency.
 const IN_TIME: Span = Span::from_millis(10 * 12);
 
-/// How a history goes.
+/// The parameters of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
     pub clients: u32,
     pub steps: u32,
-    /// Nothing goes wrong, and files are mapped by all.
+    /// Without faults; all clients map files.
     pub calm: bool,
-    /// Several write parts of one page at the same time.
+    /// Several clients write parts of one page at the same time.
     pub halves: bool,
-    /// Several store into maps of one page at the same time.
+    /// Several clients store into maps of one page at the same time.
     pub shared: bool,
 }
 
 impl Plan {
-    /// The usual one.
+    /// The default parameters.
     #[must_use]
     pub fn of(seed: u64) -> Plan {
         let clients = if (seed / 7).is_multiple_of(2) { 2 } else { 3 };
         Plan { seed, clients, steps: 300, calm: false, halves: false, shared: false }
     }
 
-    /// One in which whoever is silent for long has no excuse.
+    /// Parameters without faults: a client that is silent for long is an error.
     #[must_use]
     pub fn calm(seed: u64) -> Plan {
         Plan { calm: true, ..Plan::of(seed) }
     }
 
-    /// One in which several write parts of one page; half of them calm.
+    /// Parameters with several clients that write parts of one page; half of the seeds are without faults.
     #[must_use]
     pub fn halves(seed: u64) -> Plan {
         Plan { calm: seed.is_multiple_of(2), halves: true, ..Plan::of(seed) }
     }
 
-    /// One in which several store into maps of one page; half of them calm.
+    /// Parameters with several clients that store into maps of one page; half of the seeds are without faults.
     #[must_use]
     pub fn shared(seed: u64) -> Plan {
         Plan { calm: seed.is_multiple_of(2), shared: true, ..Plan::of(seed) }
     }
 }
 
-/// What goes wrong in a history.
+/// The faults of a history.
 #[derive(Clone, Copy)]
 struct Faults {
     cuts: bool,
@@ -72,10 +73,10 @@ struct Faults {
     slow_kernels: bool,
 }
 
-/// Runs one history; how often what happened in it.
+/// Runs one history and returns its statistics.
 ///
 /// # Errors
-/// What was believed or answered and was not so, or was never answered, with the steps that led there.
+/// Wrong data in a kernel or a reply, or a missing reply, with the steps before it.
 pub fn run(plan: Plan) -> Result<Counts, String> {
     let (mut history, faults) = begin(plan);
     let tell = |history: &History<Native>, step: u32, lie: String| {
@@ -96,14 +97,14 @@ pub fn run(plan: Plan) -> Result<Counts, String> {
     Ok(Counts { from_memory, ..history.world.server.with(|net| net.server.counts) })
 }
 
-/// Requests in time, while nothing is wrong.
+/// Check of reply times while no fault is present.
 #[derive(Default)]
 struct Waits {
     since: BTreeMap<OpId, Time>,
 }
 
 impl Waits {
-    /// What is wrong now, and what waits.
+    /// Notes present faults and pending requests.
     fn note(&mut self, history: &mut History<Native>) {
         let now = history.world.now;
         let slow =
@@ -119,7 +120,8 @@ impl Waits {
         }
     }
 
-    /// Where nothing was wrong for as long as anybody may be waited for, nobody is suspect, and all are answered soon.
+    /// Checks that without faults, for as long as a client may be waited for, no client is suspect and all replies
+    /// come soon.
     fn judge(&mut self, history: &mut History<Native>) -> Result<(), String> {
         self.note(history);
         let now = history.world.now;
@@ -142,7 +144,7 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     let mut lots = Dice::new(plan.seed ^ 0x1075);
     let garbled = lots.below(8) == 0;
     let mut bit = || lots.below(2) == 0;
-    // Whose bytes become others writes what nobody wanted.
+    // Corrupted frames may write data that no client meant to write.
     let mut kinds = Kinds {
         files: bit() && !garbled,
         limited: bit(),
@@ -171,7 +173,7 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
         term: TERM,
         patience: PATIENCE,
         most_doubt: Span::from_millis(500),
-        // Otherwise all is contended after two steps, and nobody holds anything.
+        // Otherwise everything is contended after two steps, and no client holds a lease.
         young: if bit() { Span::from_millis(20) } else { Span::ZERO },
         quiet: Span::from_millis(500),
         ..LeaseConfig::default()
@@ -183,7 +185,7 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     }
     history.world.advance(Span::from_millis(100));
     history.look_around();
-    // Whoever was never told of a directory asks nothing of it.
+    // Waits for the lookup replies: a client that does not know a directory sends no request on it.
     history.world.advance(Span::from_millis(100));
     history
         .world
@@ -207,7 +209,7 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
     let end = world.server.connect(world.now, Place { clock, latency, term, features });
     let budget_bytes = if history.kinds.tiny { 3_000 } else { 1 << 30 };
     let on_disconnect = match dice.below(8) {
-        // Not before the first answers are there.
+        // Not before the first replies have arrived.
         0 | 1 => OnDisconnect::Fail(Span::from_millis(40 + dice.below(300))),
         2 => OnDisconnect::Stale,
         _ => OnDisconnect::Wait,
@@ -310,7 +312,7 @@ fn pause_or_wake(history: &mut History<Native>, at: usize) {
     }
 }
 
-/// A process that was stopped looks at the clock before it does anything.
+/// Resumes a process: it checks the clock before anything else.
 fn wake(history: &mut History<Native>, at: usize) {
     history.world.server.with(|net| net.ends[at].paused = false);
     history.world.trace.push(format!("{} goes on", crate::world::name_of(at)));
@@ -320,7 +322,7 @@ fn wake(history: &mut History<Native>, at: usize) {
     client.asleep &= client.cache.is_forgetting();
 }
 
-/// All faults mended, everything must be answered.
+/// Removes all faults; then every request must get a reply.
 fn end(history: &mut History<Native>) -> Result<(), String> {
     let now = history.world.now;
     for at in 0..history.world.clients.len() {

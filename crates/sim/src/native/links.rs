@@ -1,17 +1,18 @@
-//! Connections: bytes in order within one, in any order between them, and cut anywhere.
+//! Connections: bytes arrive in order within a connection, in any order between connections, and may be cut at any
+//! byte.
 
 use crate::random::Dice;
 use nigh_types::{Span, Time};
 use std::collections::VecDeque;
 
-/// Bytes of one direction on their way.
+/// Bytes in transit in one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Pipe {
     latency: Span,
-    /// With the moment of arrival; `None`: the end.
+    /// Packets with their arrival times; `None`: the end of the stream.
     packets: VecDeque<(Time, Option<Vec<u8>>)>,
     latest: Time,
-    /// Nothing more is taken.
+    /// No more packets are accepted.
     shut: bool,
 }
 
@@ -39,7 +40,7 @@ impl Pipe {
         }
     }
 
-    /// The same with one byte that became another.
+    /// Sends a packet with one byte changed.
     pub(super) fn garble(&mut self, now: Time, bytes: &[u8], dice: &mut Dice) {
         let mut bytes = bytes.to_vec();
         let at = usize::try_from(dice.below(bytes.len() as u64)).unwrap_or(0);
@@ -48,15 +49,15 @@ impl Pipe {
         self.send(now, &bytes);
     }
 
-    /// Its sender closes it.
+    /// Closes the stream at its sender.
     pub(super) fn close(&mut self, now: Time) {
         if !std::mem::replace(&mut self.shut, true) {
             self.push(now, None, Span::ZERO);
         }
     }
 
-    /// It breaks: of what is on its way some arrives, up to any byte, at the time or later; the end is heard of
-    /// `delay` behind it.
+    /// Breaks the stream: a prefix of the bytes in transit arrives, on time or later; the end arrives `delay` after
+    /// it.
     pub(super) fn cut(&mut self, now: Time, dice: &mut Dice, delay: Span) {
         let all: u64 = self.packets.iter().flat_map(|(_, bytes)| bytes).map(|bytes| bytes.len() as u64).sum();
         let mut left = dice.below(all + 1);
@@ -81,7 +82,7 @@ impl Pipe {
         self.packets.front().map_or(Time::FAR, |(due, _)| *due)
     }
 
-    /// What arrives by now.
+    /// Takes the packet that has arrived by now.
     pub(super) fn take(&mut self, now: Time) -> Option<Option<Vec<u8>>> {
         if self.due() <= now { self.packets.pop_front().map(|(_, packet)| packet) } else { None }
     }
@@ -90,7 +91,7 @@ impl Pipe {
         self.packets.is_empty()
     }
 
-    /// Packets on their way, with the end.
+    /// Returns the number of packets in transit, with the end.
     pub(super) fn len(&self) -> usize {
         self.packets.len()
     }
@@ -99,23 +100,23 @@ impl Pipe {
         self.shut
     }
 
-    /// What is on its way, `None`: the end.
+    /// Returns the packets in transit; `None`: the end.
     pub(super) fn packets(&self) -> impl Iterator<Item = Option<&[u8]>> {
         self.packets.iter().map(|(_, packet)| packet.as_deref())
     }
 
-    /// All but the end is lost, where there is one.
+    /// Loses all packets, but not the end.
     pub(super) fn lose(&mut self) {
         self.packets.retain(|(_, packet)| packet.is_none());
     }
 
-    /// Nobody is at its other end any more.
+    /// The other end has closed.
     pub(super) fn break_off(&mut self) {
         self.packets.clear();
         self.shut = true;
     }
 
-    /// Whether the end was heard of.
+    /// Returns whether the end has arrived.
     pub(super) fn is_over(&self) -> bool {
         self.shut && self.packets.is_empty()
     }

@@ -1,5 +1,5 @@
-//! The second world where somebody else chooses what happens next: time stands still, and whatever is on its way or waits
-//! for a thread may be the next to move.
+//! The native world with explicit scheduling: the caller chooses the next event. Time stands still, and any frame in
+//! transit or any task that waits for a thread may be next.
 
 use super::{End, Native, Net};
 use crate::world::World;
@@ -9,25 +9,25 @@ use std::cell::RefCell;
 use std::fmt::{self, Write};
 use std::rc::Rc;
 
-/// One thing that may happen now.
+/// A possible next event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Move {
     /// The next frame of a connection reaches the server,
     Up(u64),
     /// or the client,
     Down(u64),
-    /// or what is left of a connection that has ended does not.
+    /// or the rest of an ended connection is lost.
     Lose(u64),
-    /// A client has another connection.
+    /// A client gets a new connection.
     Connect(usize),
-    /// A thread of the server takes up one of the things that wait for one.
+    /// A server thread takes up one of the waiting tasks.
     Work(usize),
-    /// The server is killed and started again. What was on its way to it is lost.
+    /// The server is killed and restarted; frames in transit to it are lost.
     Restart,
 }
 
 impl Move {
-    /// Whom it changes besides the server: a client, if it changes one.
+    /// Returns the client that the event changes besides the server, if any.
     pub(crate) fn of(self, native: &Native) -> Option<usize> {
         match self {
             Move::Down(link) | Move::Lose(link) | Move::Up(link) => {
@@ -40,7 +40,7 @@ impl Move {
 }
 
 impl World<Native> {
-    /// From now on nothing is shared with that of which it is a clone.
+    /// Replaces the shared server by a copy, so that this clone is independent.
     pub(crate) fn part(&mut self) {
         let net = Rc::new(RefCell::new(self.server.net.borrow().clone()));
         for client in &mut self.clients {
@@ -49,13 +49,13 @@ impl World<Native> {
         self.server = Native { net };
     }
 
-    /// When a client or the server has something to do that is no [`Move`].
+    /// Returns when the next timer of a client or the server is due.
     pub(crate) fn next_timer(&mut self) -> Time {
         let of_server = self.server.with(|net| net.server.timer(net.now));
         (0..self.clients.len()).map(|at| self.timer(at)).fold(of_server, Time::min)
     }
 
-    /// It is that late, and everybody looks at the clock.
+    /// Advances all clocks, and lets every component check its timers.
     pub(crate) fn pass_until(&mut self, moment: Time) {
         self.now = self.now.max(moment);
         let now = self.now;
@@ -81,7 +81,7 @@ impl World<Native> {
 }
 
 impl Native {
-    /// All that may happen now, but for a restart.
+    /// Returns all possible events except a restart.
     pub(crate) fn moves(&self) -> Vec<Move> {
         self.with(|net| {
             let mut moves = Vec::new();
@@ -97,18 +97,18 @@ impl Native {
         })
     }
 
-    /// The other end of each connection is told of every frame that arrives, at once, and a client that wants another connection
-    /// has it at once: its hello may be on its way for any time.
+    /// Acknowledges each arriving frame to its sender at once, and gives a client that wants a new connection one at
+    /// once; its hello may be in transit for any time.
     pub(crate) fn is_prompt(&self) {
         self.with(|net| net.prompt = true);
     }
 
-    /// Nothing takes any time.
+    /// Sets all service times to zero.
     pub(crate) fn takes_no_time(&self) {
         self.with(|net| net.server.dice = None);
     }
 
-    /// A client that owes what its own change waits for.
+    /// Returns a client that owes an acknowledgement for which its own change waits.
     pub(crate) fn waits_for_itself(&self) -> Option<String> {
         self.with(|net| {
             let report = net.server.desk.report();
@@ -122,12 +122,12 @@ impl Native {
         })
     }
 
-    /// Leases, and what waits for a thread, as text that is the same for the same state.
+    /// Writes leases and tasks that wait for a thread as text, equal for equal states.
     pub(crate) fn write_desk(&self, out: &mut String) -> fmt::Result {
         self.with(|net| net.server.write_desk(out))
     }
 
-    /// The server's sessions, and what is on its way.
+    /// Writes the server's sessions and frames in transit.
     pub(crate) fn write_wires(&self, out: &mut String) -> fmt::Result {
         self.with(|net| {
             net.server.write_sessions(out)?;
@@ -148,7 +148,7 @@ impl Native {
         })
     }
 
-    /// A client's end.
+    /// Writes a client's end.
     pub(crate) fn write_end(&self, at: usize, out: &mut String) -> fmt::Result {
         self.with(|net| {
             let end = &net.ends[at];
@@ -214,8 +214,8 @@ impl Net {
         }
     }
 
-    /// Whoever sent what has just arrived is told so. Frames that are kept for another connection are not kept for long then,
-    /// and states that differ in nothing else are the same.
+    /// Acknowledges a frame to its sender. Then frames are not kept long for a retransmission on another connection,
+    /// and more states are equal.
     fn confirm(&mut self, id: u64, bytes: &[u8], up: bool) {
         if !self.prompt {
             return;

@@ -11,11 +11,11 @@ use nigh_types::{Access, Call, Errno, Name, OpId, Reply, Span, Time, WriteFlags}
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
-/// From A to the server, and back. The others are nearer.
+/// Latency from A to the server, and back. The other clients are nearer.
 const FAR: Span = Span::from_millis(5);
 const NEAR: Span = Span::from_millis(1);
 
-/// Clients that have a file of four bytes open, and its page.
+/// Clients that have a file of four bytes open, and have cached its page.
 struct Mounts {
     world: World<Native>,
     ino: u64,
@@ -55,7 +55,7 @@ impl Mounts {
         self.world.advance(Span::from_millis(millis));
     }
 
-    /// A request and its answer.
+    /// Sends a request and returns its reply.
     fn done(&mut self, at: usize, op: Op) -> Answer {
         let id = self.world.ask(at, op);
         self.answer(at, id)
@@ -78,7 +78,7 @@ impl Mounts {
         self.world.ask(at, Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 
-    /// Until its kernel has the page: what it has of an older state is dropped behind a reply.
+    /// Reads until the kernel has the page: it drops an older page after a reply.
     fn read(&mut self, at: usize) {
         for _ in 0..3 {
             let id = self.begin_read(at);
@@ -101,13 +101,13 @@ impl Mounts {
         self.world.ask(at, Op::Write { ino, fh, offset, data: vec![byte], flags: WriteFlags::default() })
     }
 
-    /// A kernel gives up a page that has no stores, for want of memory.
+    /// Drops a clean page, as a kernel does under memory pressure.
     fn reclaim(&mut self, at: usize) {
         assert!(!self.world.clients[at].kernel.kept.is_dirty(self.ino));
         self.world.clients[at].kernel.forget(&Stale::Data { ino: self.ino, offset: 0, length: 0 });
     }
 
-    /// Whether a client's kernel waits with what it is told to forget.
+    /// Holds back the notifications of a client's kernel, or delivers them.
     fn hold(&mut self, at: usize, holds: bool) {
         match holds {
             true => self.world.clients[at].hold_invalidations = true,
@@ -119,7 +119,7 @@ impl Mounts {
         self.world.clients[at].kernel.kept.has_pages(self.ino)
     }
 
-    /// What the file holds when all is quiet, and whether a write-back was refused.
+    /// Returns the file's contents when nothing is in flight, and whether a write-back was refused.
     fn end(mut self) -> (String, bool) {
         self.pass(1_000);
         let refused = |(.., op, answer): &(usize, OpId, Op, Answer)| {
@@ -137,8 +137,8 @@ impl Mounts {
     }
 }
 
-/// Both sync at the same time, and the write-back of each is done although the other has not given its page back. A's kernel has
-/// given the page up by itself and reads it before it acknowledges.
+/// Both clients sync at the same time, and each write-back is executed before the other client has given up its page.
+/// A's kernel has dropped the page by itself, and reads it before the client acknowledges the recall.
 #[test]
 fn store_into_a_page_that_is_read_while_an_acknowledgement_is_owed_undoes_no_other() {
     let mut mounts = Mounts::new(2);
@@ -152,7 +152,7 @@ fn store_into_a_page_that_is_read_while_an_acknowledgement_is_owed_undoes_no_oth
     mounts.reclaim(A);
     let read = mounts.begin_read(A);
     mounts.pass(1);
-    // It is acknowledged behind the read.
+    // The recall is acknowledged after the read.
     mounts.hold(A, false);
     mounts.hold(A, true);
     mounts.answer(A, read);
@@ -166,8 +166,8 @@ fn store_into_a_page_that_is_read_while_an_acknowledgement_is_owed_undoes_no_oth
     assert_eq!(mounts.end(), ("aAbB".to_owned(), false));
 }
 
-/// The recall comes while the read is on its way, so its grant is not believed, and the page is dropped behind the reply. A third
-/// client's write asks for the pages of both.
+/// The recall overtakes the read's reply, so the read's grant is void and the page is dropped after the reply. A third
+/// client's write needs the pages of both.
 #[test]
 fn store_into_a_page_whose_grant_is_not_believed_is_merged() {
     let mut mounts = Mounts::new(3);
@@ -189,7 +189,7 @@ fn store_into_a_page_whose_grant_is_not_believed_is_merged() {
     assert_eq!(mounts.end(), ("CA.B".to_owned(), false));
 }
 
-/// A gives nothing back for so long that its read is not kept waiting any more.
+/// A returns nothing for so long that its read no longer waits.
 #[test]
 fn store_into_a_page_that_was_read_without_a_grant_is_refused_where_another_client_has_written_since() {
     let mut mounts = Mounts::new(2);
@@ -199,7 +199,7 @@ fn store_into_a_page_that_was_read_without_a_grant_is_refused_where_another_clie
     mounts.reclaim(A);
     let read = mounts.begin_read(A);
     mounts.pass(1_993);
-    // The server has answered it. All that was to be forgotten is, but for what the read has locked.
+    // The server has replied. All invalidations are done, except for the page that the read has locked.
     mounts.hold(A, false);
     mounts.hold(A, true);
     mounts.answer(A, read);

@@ -1,7 +1,7 @@
-//! A server without threads and sockets: the protocol's and the leases' machines as they are, over a tree.
+//! A server without threads and sockets: the real state machines of the protocol and the leases, over a model tree.
 //!
-//! What the real one decides beside these (which connection is a session's latest, grace, what is remembered of
-//! forgotten sessions) is done here as it is done there; place locks, files and locks are not.
+//! The real server's other decisions (a session's latest connection, grace, remembered replies of forgotten sessions)
+//! are re-implemented here; inode locks, real files and file locks are absent.
 
 mod chosen;
 
@@ -18,10 +18,10 @@ use nigh_types::{
 };
 use std::collections::BTreeMap;
 
-/// For how long a session is kept whose lease has run out, in terms.
+/// How long an expired session is kept, in terms.
 const DORMANCY: u64 = 2;
 
-/// What a server wants of a connection.
+/// Output of the server for a connection.
 #[derive(Clone)]
 pub(super) enum Said {
     Frame(u64, Vec<u8>),
@@ -33,28 +33,29 @@ pub(super) struct Server {
     pub(super) tree: Tree,
     pub(super) desk: Desk<Job>,
     pub(super) sessions: BTreeMap<u64, Session>,
-    /// Connections on which no hello came.
+    /// Connections before their hello.
     strangers: BTreeMap<u64, ServerConnection>,
     work: BTreeMap<(Time, u64), Work>,
     sequence: u64,
     desk_due: Time,
     pub(super) memory: Memory,
-    /// Durable: sessions, whose they were, and until when their clients believe something (`None`: they stand).
+    /// Durable: sessions, their clients, and the time until which the clients may rely on leases (`None`: the session
+    /// is active).
     register: BTreeMap<u64, (Who, Option<Time>)>,
     pub(super) grace: Grace,
-    /// Leases whose session was forgotten.
+    /// Leases of forgotten sessions.
     cut: BTreeMap<Holder, Who>,
     last_session: u64,
     last_kept: u64,
     pub(super) config: LeaseConfig,
-    /// How long it takes for things; `None`: no time.
+    /// Random service times; `None`: no service time.
     pub(super) dice: Option<Dice>,
     pub(super) said: Vec<Said>,
     pub(super) written: Vec<(u64, u64)>,
-    /// Changes that were made, where nothing takes any time: each is so much later than all before.
+    /// Number of changes, if there is no service time: each change gets a distinct later time.
     pub(super) effects: u64,
     pub(super) counts: Counts,
-    /// What must not be where nothing is wrong.
+    /// Events that are errors unless a fault was present.
     pub(super) alarms: Vec<(Time, String)>,
 }
 
@@ -94,7 +95,7 @@ impl Server {
         self.strangers.insert(link, ServerConnection::new(now, config));
     }
 
-    /// Bytes came over a connection.
+    /// Bytes arrived on a connection.
     pub(super) fn heard(&mut self, now: Time, link: u64, bytes: &[u8]) {
         let of_link = self.sessions.iter().find(|(_, session)| session.link == link).map(|(id, _)| *id);
         if let Some(id) = of_link {
@@ -110,7 +111,6 @@ impl Server {
         }
     }
 
-    /// A connection has ended.
     pub(super) fn hung_up(&mut self, _now: Time, link: u64) {
         self.strangers.remove(&link);
         if let Some(session) = self.sessions.values_mut().find(|session| session.link == link) {
@@ -162,7 +162,7 @@ impl Server {
         self.flush(id);
     }
 
-    /// True: it goes on over that connection, or a later one does.
+    /// Resumes the session on this connection. Returns true if it did, or if the session has a later connection.
     fn go_on(&mut self, now: Time, id: u64, (link, moment, received): (u64, u64, u64)) -> bool {
         let session = &self.sessions[&id];
         if session.moment > moment {
@@ -231,7 +231,7 @@ impl Server {
         }
     }
 
-    /// Only while its lease goes on by that is a client answered.
+    /// Handles input. A client gets replies only while its lease is renewed by that input.
     fn take_in(&mut self, now: Time, id: u64, mut bytes: &[u8]) {
         let heard = self.is_heard(now, id);
         loop {
@@ -255,7 +255,7 @@ impl Server {
             && let Some(session) = self.sessions.get_mut(&id)
         {
             session.connection.mute(false);
-            // What is answered now renews the lease, also here.
+            // A reply sent now renews the lease, on this side too.
             let _ = session.connection.handle_input(now, &[]);
             self.take_all(now, id);
             self.flush(id);
@@ -268,7 +268,7 @@ impl Server {
         heard
     }
 
-    /// False: the session is over.
+    /// Handles the connection's events; false: the session has ended.
     fn take_all(&mut self, now: Time, id: u64) -> bool {
         while let Some(session) = self.sessions.get_mut(&id) {
             let Some(event) = session.connection.poll_event() else { return true };
@@ -295,7 +295,7 @@ impl Server {
         false
     }
 
-    /// Everything that the desk has to say. An answer that was just given to it takes its place.
+    /// Executes all outputs of the lease table. A reply just given to it takes its place in the stream.
     pub(super) fn settle_with(&mut self, now: Time, mut answer: Option<Due>) {
         loop {
             match self.desk.poll_output() {
@@ -345,7 +345,7 @@ impl Server {
         }
     }
 
-    /// What a fact has become.
+    /// Returns the committed state of an updated fact.
     fn become_of(&self, told: Told) -> Option<Fact> {
         let Told { node, name, .. } = told;
         match name {
@@ -382,7 +382,6 @@ impl Server {
         }
     }
 
-    /// The session is no more.
     pub(super) fn forget(&mut self, now: Time, id: u64, goodbye: bool) {
         let Some(mut session) = self.sessions.remove(&id) else { return };
         self.counts.forgotten += 1;
@@ -430,7 +429,7 @@ impl Server {
         }
     }
 
-    /// What a client is not known to have heard is answered again when it asks again.
+    /// Remembers a reply that the client may not have received, for when it sends the request again.
     fn remember(&mut self, now: Time, of: (Who, u64), mut response: Response) {
         if !response.last || response.result == Err(Errno::STALE) {
             return;
@@ -442,7 +441,7 @@ impl Server {
         self.memory.answers.insert(of, Remembered { response, kept });
     }
 
-    /// A file stays open under a number of the server's own.
+    /// Keeps a file open under a handle of the server's own.
     pub(super) fn keep(&mut self, now: Time, node: NodeId) -> Option<Handle> {
         self.last_kept += 1;
         let handle = Handle(1 << 40 | self.last_kept);
@@ -451,7 +450,6 @@ impl Server {
         (self.tree.opened(handle) == Some(node)).then_some(handle)
     }
 
-    /// This client is not waited for any more.
     fn returned(&mut self, now: Time, who: Who) {
         self.grace.absent.remove(&who);
         self.end_grace(now);
@@ -471,7 +469,7 @@ impl Server {
         parked.into_iter().for_each(|job| self.later(now, Work::Begin(job)));
     }
 
-    /// The process is killed, and another started.
+    /// Kills the server process and starts a new one.
     pub(super) fn restart(&mut self, now: Time) {
         self.counts.restarts += 1;
         let sessions = std::mem::take(&mut self.sessions);
@@ -498,19 +496,19 @@ impl Server {
         self.settle(now);
     }
 
-    /// When something is due.
+    /// Returns when the next event is due.
     pub(super) fn due(&self) -> Time {
         let work = self.work.keys().next().map_or(Time::FAR, |(due, _)| *due);
         let grace = if self.in_grace() { self.grace.until } else { Time::FAR };
         work.min(self.desk_due).min(grace)
     }
 
-    /// When something is due that waits for no thread.
+    /// Returns when the next event is due that needs no thread.
     pub(super) fn clock_due(&self) -> Time {
         self.desk_due.min(if self.in_grace() { self.grace.until } else { Time::FAR })
     }
 
-    /// Does what is due of that.
+    /// Executes the due events that need no thread.
     pub(super) fn time_passes(&mut self, now: Time) {
         if self.in_grace() && self.grace.until <= now {
             self.grace.absent.clear();
@@ -522,7 +520,7 @@ impl Server {
         }
     }
 
-    /// One thing that is due by now.
+    /// Executes one event that is due by now.
     pub(super) fn step(&mut self, now: Time) {
         if self.clock_due() <= now {
             return self.time_passes(now);
@@ -530,7 +528,7 @@ impl Server {
         self.work_at(now, 0);
     }
 
-    /// One of those that wait for a thread.
+    /// Executes one of the tasks that wait for a thread.
     pub(super) fn work_at(&mut self, now: Time, at: usize) {
         let key = self.work.keys().nth(at).copied().filter(|(due, _)| *due <= now);
         let Some(work) = key.and_then(|key| self.work.remove(&key)) else { return };
@@ -547,14 +545,13 @@ impl Server {
         self.work.insert((when, self.sequence), work);
     }
 
-    /// Takes out what is such, in its order.
     fn take_work(&mut self, is_such: impl Fn(&Work) -> bool) -> Vec<Work> {
         let such = self.work.iter().filter(|(_, work)| is_such(work)).map(|(key, _)| *key);
         let such: Vec<(Time, u64)> = such.collect();
         such.into_iter().filter_map(|key| self.work.remove(&key)).collect()
     }
 
-    /// A call that waits for a thread or an answer is taken back.
+    /// Takes back a call that waits for a thread or a reply.
     pub(super) fn take_back(&mut self, session: u64, call: CallId) -> Option<Job> {
         let is_it = |job: &Job| job.session == session && job.call == call;
         let begins = |work: &Work| matches!(work, Work::Begin(job) if is_it(job));
@@ -565,7 +562,7 @@ impl Server {
         parked.or_else(|| self.desk.take_parked(is_it).pop())
     }
 
-    /// An answer takes its place in its stream.
+    /// Sends a reply, at its place in the stream.
     pub(super) fn put(&mut self, now: Time, mut due: Due) {
         if !self.sessions.contains_key(&due.session) {
             let grants = due.grants();

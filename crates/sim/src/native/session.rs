@@ -1,29 +1,29 @@
-//! What a server without threads keeps of one client.
+//! Per-client state of a server without threads.
 
 use super::calls::Job;
 use nigh_native::{Resume, ServerConnection, ServerEvent};
 use nigh_types::{GrantId, Handle, Response, Term, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A client and its incarnation.
+/// A client id and its incarnation.
 pub(super) type Who = (u64, u64);
 
 #[derive(Clone, Debug)]
 pub(super) struct Session {
     pub(super) connection: ServerConnection,
-    /// The connection that is its latest.
+    /// Its latest connection.
     pub(super) link: u64,
-    /// When its client made that, by its own clock.
+    /// When its client made the connection, on the client's clock.
     pub(super) moment: u64,
     pub(super) who: Who,
     pub(super) term: Term,
     pub(super) features: u64,
-    /// Its lease has run out, at that moment.
+    /// When its lease expired, if it has.
     pub(super) dormant: Option<Time>,
     pub(super) handles: BTreeSet<Handle>,
 }
 
-/// Who says hello, and for what.
+/// The contents of a client's hello.
 pub(super) struct Hello {
     pub(super) who: Who,
     pub(super) term: Term,
@@ -41,29 +41,29 @@ impl Hello {
     }
 }
 
-/// An answer that waits for its turn.
+/// A reply that waits to be sent.
 #[derive(Clone, Debug)]
 pub(super) struct Due {
     pub(super) session: u64,
     pub(super) who: Who,
     pub(super) call: nigh_types::CallId,
-    /// Of the operation's name.
+    /// The sequence number of the mutation's id.
     pub(super) sequence: Option<u64>,
     pub(super) response: Response,
 }
 
-/// What a server has to do at some moment.
+/// A task of the server at some time.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
     Begin(Job),
     Answer(Due),
-    /// A session may have been away for too long.
+    /// Checks whether a session has been away for too long.
     Tend(u64),
-    /// What was kept for those who may come back after a restart goes.
+    /// Frees files that were kept open for clients that might return after a restart.
     Sweep(Vec<Handle>),
 }
 
-/// What forgotten sessions were answered and may not have.
+/// Replies to forgotten sessions that their clients may not have received.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Memory {
     pub(super) answers: BTreeMap<(Who, u64), Remembered>,
@@ -72,11 +72,11 @@ pub(super) struct Memory {
 #[derive(Clone, Debug)]
 pub(super) struct Remembered {
     pub(super) response: Response,
-    /// The number under which the file that it names is kept open.
+    /// The handle under which the file named in the reply is kept open.
     pub(super) kept: Option<Handle>,
 }
 
-/// The time after a restart in which nobody changes anything.
+/// The grace period after a restart, in which no client changes anything.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Grace {
     pub(super) absent: BTreeSet<Who>,

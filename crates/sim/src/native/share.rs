@@ -1,4 +1,4 @@
-//! A server gives one client no more leases than its share: it asks for the oldest back, and nobody waits for that.
+//! Lease quota: the server recalls a client's oldest leases above its share, and no call waits for that.
 
 use super::{Native, Place};
 use crate::world::{Backend, World};
@@ -36,7 +36,7 @@ fn report(world: &World<Native>) -> LeaseReport {
     world.server.with(|net| net.server.desk.report())
 }
 
-/// What is answered, and how long that took.
+/// Returns a request's reply, and the time until the reply.
 fn ask(world: &mut World<Native>, op: Op) -> (Answer, Span) {
     let begun = world.now;
     let id = world.ask(0, op);
@@ -48,7 +48,7 @@ fn ask(world: &mut World<Native>, op: Op) -> (Answer, Span) {
     (world.answers.swap_remove(at).3, world.now.since(begun))
 }
 
-/// Lists a directory; how many entries it has, and how long all of it took.
+/// Lists a directory; returns the number of entries, and the time taken.
 fn list(world: &mut World<Native>, dir: u32) -> (usize, Span) {
     let (found, first) = ask(world, Op::Lookup { dir: 1, name: name(dir) });
     let Answer::Node(node) = found else { panic!("{found:?}") };
@@ -69,10 +69,10 @@ fn a_walk_over_more_directories_than_its_share_gives_the_oldest_back_and_stalls_
         for dir in 0..DIRS {
             let (entries, took) = list(&mut world, dir);
             assert_eq!(entries, FILES as usize + 2);
-            // Its name, if that is not known any more, and its listing: nothing waits for what is given back.
+            // A lookup, unless the dentry is cached, and a listing: neither waits for the returned leases.
             assert!(took <= Span(2 * ROUND_TRIP.0), "round {round}, directory {dir}: {took:?}");
             let HolderReport { grants, owed, .. } = report(&world).holders.swap_remove(0);
-            // Those whose recall is out stand until it is acknowledged.
+            // A lease being recalled counts until the acknowledgement.
             assert!(
                 grants <= SHARE + SHARE / 64 + 1 && owed <= SHARE / 64 + 1,
                 "{grants} grants, {owed} owed"
@@ -83,7 +83,7 @@ fn a_walk_over_more_directories_than_its_share_gives_the_oldest_back_and_stalls_
     let recalled = report(&world).counters.recalled;
     assert!(recalled >= 2 * (u64::from(DIRS) - SHARE), "{recalled} recalls");
     world.check_kernels().unwrap();
-    // What was listed last is held, and what was listed first is not.
+    // The last listed directory is cached, and the first is not.
     assert_eq!(list(&mut world, DIRS - 1), (FILES as usize + 2, Span::ZERO));
     assert!(list(&mut world, 0).1 >= ROUND_TRIP);
 }

@@ -13,7 +13,7 @@ pub(super) struct WriteBack {
 }
 
 impl Server {
-    /// Before it is executed: its pages become what is to be written in their place.
+    /// Merges a write-back before its execution: its pages are replaced by the data to be written.
     pub(super) fn begin_write_back(&mut self, now: Time, job: &mut Job) -> Option<WriteBack> {
         let (Some(change), Call::Write { node, offset, data, flags, .. }) =
             (job.change, &mut job.request.call)
@@ -38,7 +38,7 @@ impl Server {
         let base = under.and_then(|under| self.desk.table_mut().merge_base(now, change, under, range));
         self.settle(now);
         match (base, flags.since, job.request.name) {
-            // Nobody else has changed it since it was so.
+            // No other client has changed the file since the base version.
             (Some(base), Some(since), Some(name)) if base.is_unchanged() => {
                 self.tree.vouch(name.client, node, since.stamp);
             }
@@ -52,8 +52,8 @@ impl Server {
         Some(WriteBack { offset, before, pages })
     }
 
-    /// Whether a client owes an acknowledgement of what write-back of others may have made false of a file: its data, or its attributes,
-    /// which the grants on directories cover too.
+    /// Returns whether a client owes an acknowledgement for a file's data, or its attributes, that other clients'
+    /// write-back may have changed. Directory grants cover attributes too.
     pub(super) fn owes(&self, client: u64, ino: u64, attributes: bool) -> bool {
         let own = self.sessions.iter().filter(|(_, session)| session.who.0 == client);
         let mut owed = own.flat_map(|(id, _)| self.desk.table().owed_nodes(Holder(*id)));
@@ -64,7 +64,7 @@ impl Server {
         })
     }
 
-    /// A change of data was executed.
+    /// Records an executed data change.
     pub(super) fn note_data(
         &mut self,
         change: ChangeId,

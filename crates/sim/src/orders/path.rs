@@ -1,9 +1,10 @@
-//! How a state was reached, in words and as short as can be.
+//! The path to a violation, shortened and described.
 
 use super::Bounds;
 use super::state::{State, Step};
 
-/// Leaves out of a way to what is wrong whatever need not be in it; what is wrong at its end, its steps, and they in words.
+/// Removes unneeded steps from a path to a violation. Returns the violation at its end, the number of its steps, and
+/// their description.
 pub(super) fn shorten(bounds: Bounds, lie: String, mut way: Vec<Step>) -> (String, u64, Vec<String>) {
     let Some((mut lie, _)) = go(bounds, &way) else {
         return (lie, way.len() as u64, vec![format!("(and not when it is gone again) {way:?}")]);
@@ -14,7 +15,7 @@ pub(super) fn shorten(bounds: Bounds, lie: String, mut way: Vec<Step>) -> (Strin
     (lie, way.len() as u64, tell(bounds, &way))
 }
 
-/// The same without one step, or two.
+/// Returns the path without one step or two, if it still ends in a violation.
 fn shorter(bounds: Bounds, way: &[Step]) -> Option<(String, Vec<Step>)> {
     let one = (0..way.len()).rev().map(|at| (at, at));
     let two = (0..way.len()).flat_map(|first| (first + 1..way.len()).map(move |second| (first, second)));
@@ -27,7 +28,8 @@ fn shorter(bounds: Bounds, way: &[Step]) -> Option<(String, Vec<Step>)> {
     })
 }
 
-/// What is wrong on that way, and after how many of its steps. One with a step that cannot be made is no way.
+/// Returns the violation on a path, and the number of steps up to it; `None` if a step is impossible, or without
+/// violation.
 fn go(bounds: Bounds, way: &[Step]) -> Option<(String, usize)> {
     let mut state = State::first(bounds).ok()?;
     for (gone, step) in way.iter().enumerate() {

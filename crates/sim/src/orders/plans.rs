@@ -1,4 +1,4 @@
-//! What is explored, by name.
+//! The named explorations.
 
 use super::Bounds;
 
@@ -7,7 +7,7 @@ const TWO_EACH: Bounds = Bounds { one_by_one: true, ..Bounds::calm([2, 2]) };
 const QUICK: Bounds = Bounds { slow_kernels: false, ..ONE_EACH };
 const THREE: Bounds = Bounds { one_by_one: true, ..Bounds::calm([2, 1]) };
 
-/// What `cargo xtask sim --orders` explores.
+/// Explorations of `cargo xtask sim --orders`.
 pub const PLANS: &[(&str, Bounds)] = &[
     ("calm", ONE_EACH),
     ("calm, cold", Bounds { warm: false, ..ONE_EACH }),
@@ -27,7 +27,7 @@ pub const PLANS: &[(&str, Bounds)] = &[
     ("restart, three", Bounds { restarts: 1, slow_kernels: false, ..THREE }),
 ];
 
-/// What it explores only when it is named: hours each.
+/// Explorations that run only when named: they take hours each.
 pub const LONG: &[(&str, Bounds)] = &[
     ("long, restart, four", Bounds { restarts: 1, slow_kernels: false, ..TWO_EACH }),
     ("long, restart, pushes, slow", Bounds { restarts: 1, pushes: true, ..ONE_EACH }),

@@ -1,4 +1,4 @@
-//! Every state that can be reached, depth first.
+//! Depth-first search through all reachable states.
 
 use super::Bounds;
 use super::path;
@@ -7,18 +7,18 @@ use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Of so many states one is marked twice.
+/// One in so many states has its cached hashes checked.
 const CHECKED: u64 = 64;
 
-/// What there was.
+/// Statistics of an exploration.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Explored {
     pub states: u64,
-    /// Ways from one state to another.
+    /// Transitions from one state to another.
     pub steps: u64,
-    /// States in which nothing happens any more.
+    /// States without a next step.
     pub ends: u64,
-    /// Steps of the longest path that was gone.
+    /// Length of the longest path.
     pub depth: u64,
 }
 
@@ -29,13 +29,13 @@ impl fmt::Display for Explored {
     }
 }
 
-/// What must not be.
+/// A violation, and the path to it.
 #[derive(Clone, Debug)]
 pub struct Wrong {
     pub lie: String,
-    /// How many steps lead there.
+    /// Number of steps of the path.
     pub steps: u64,
-    /// They, in words.
+    /// The described steps.
     pub path: Vec<String>,
     pub explored: Explored,
 }
@@ -47,14 +47,14 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// A state on the way, and what was not tried in it.
+/// A state on the current path, and the steps not yet tried.
 struct Stop {
-    /// The last step takes it along.
+    /// The last step takes the state without a copy.
     state: Option<State>,
     left: Vec<Step>,
 }
 
-/// The steps to the state that is looked at; said if an assertion fails there.
+/// The steps to the current state; printed if an assertion fails there.
 #[derive(Default)]
 struct Way(Vec<Step>);
 
@@ -66,7 +66,7 @@ impl Drop for Way {
     }
 }
 
-/// Marks are hashes already.
+/// A hasher for keys that are hashes already.
 #[derive(Default)]
 struct AsItIs(u64);
 

@@ -1,4 +1,4 @@
-//! One state, what may happen in it, and what must be so.
+//! One state, its possible steps, and its checks.
 
 use super::{Bounds, PATIENCE, TERM};
 use crate::native::{Move, Native, Place};
@@ -14,12 +14,12 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 use std::hash::Hasher;
 
-/// In it are the two names.
+/// The directory of the two names.
 const DIR: &str = "p";
-/// At the end time may pass to so many timers before all is answered.
+/// Limit of timers that may pass at the end until all calls have replies.
 const MOST_TIMERS: u8 = 40;
 
-/// What a process asks for.
+/// A call of an application.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
     LookA,
@@ -37,27 +37,27 @@ impl Call {
     }
 }
 
-/// What may happen next.
+/// A possible next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Ask(usize, Call),
     Move(Move),
-    /// A kernel forgets what it was told to, the first of it.
+    /// A kernel executes its first queued notification.
     Forget(usize),
-    /// Nothing else happens until the next timer.
+    /// Time advances to the next timer.
     Timer,
 }
 
-/// What is marked by itself, since most steps leave most of it as it was.
+/// A part of the state that is hashed by itself, since most steps change few parts.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// A cache and a kernel,
+    /// A client's cache and kernel,
     Client(usize),
-    /// and the session.
+    /// and its session.
     End(usize),
     Tree,
     Desk,
-    /// The server's sessions, and what is on its way.
+    /// The server's sessions, and frames in transit.
     Wires,
 }
 
@@ -76,11 +76,11 @@ impl Part {
     }
 }
 
-/// A call whose name has to be looked up first.
+/// A call that waits for the lookup of its name.
 #[derive(Clone, Debug)]
 struct Behind {
     at: usize,
-    /// The lookup.
+    /// The lookup's request.
     op: OpId,
     call: Call,
 }
@@ -89,19 +89,19 @@ pub(super) struct State {
     bounds: Bounds,
     pub(super) history: History<Native>,
     dir: u64,
-    /// Calls that are not asked yet.
+    /// Number of calls not sent yet.
     left: [u8; 2],
     asked: [u64; 2],
     behind: Vec<Behind>,
     restarts: u8,
     late: u8,
     timers: u8,
-    /// Of each [`Part`], if it is known.
+    /// The hash of each [`Part`], if it is known.
     marks: [Option<u128>; Part::ALL.len()],
 }
 
 impl State {
-    /// Nothing was asked, and nothing is under way.
+    /// Returns the initial state: no calls, and nothing in flight.
     pub(super) fn first(bounds: Bounds) -> Result<State, String> {
         let leases = LeaseConfig {
             term: TERM,
@@ -166,7 +166,7 @@ impl State {
         Ok(())
     }
 
-    /// Whatever moves first, until nothing does.
+    /// Takes the first possible move, until there is none.
     fn drift(&mut self) -> Result<(), String> {
         while let Some(first) = self.history.world.server.moves().first().copied() {
             self.take(Step::Move(first))?;
@@ -180,7 +180,7 @@ impl State {
         State { history, behind: self.behind.clone(), ..*self }
     }
 
-    /// All that may happen next. Nothing: this is the end.
+    /// Returns all possible steps; none: this is an end.
     pub(super) fn steps(&mut self) -> Vec<Step> {
         let mut steps: Vec<Step> = self.history.world.server.moves().into_iter().map(Step::Move).collect();
         steps.extend((0..2).filter(|at| self.history.world.has_to_tell(*at)).map(Step::Forget));
@@ -202,7 +202,7 @@ impl State {
     }
 
     fn can_ask(&self, at: usize, call: Call) -> bool {
-        // What the second does first and the first not at all is the same with the two exchanged.
+        // Symmetry: states where only the second client has sent calls equal those with the clients exchanged.
         let in_turn =
             at == 0 || self.bounds.calls[0] != self.bounds.calls[1] || self.bounds.alone || self.asked[0] > 0;
         let world = &self.history.world;
@@ -219,7 +219,7 @@ impl State {
         !nothing_to_ask && (call.is_look() || !self.history.is_busy(at, self.dir))
     }
 
-    /// One thing happens, and what follows from it at once.
+    /// Takes one step, with its immediate consequences.
     pub(super) fn take(&mut self, step: Step) -> Result<(), String> {
         self.history.world.trace.clear();
         self.forget_marks(step);
@@ -244,7 +244,7 @@ impl State {
         let (client, end) = ([Part::Client(0), Part::Client(1)], [Part::End(0), Part::End(1)]);
         let changed = match step {
             Step::Ask(at, _) | Step::Forget(at) => vec![client[at], end[at], Part::Wires],
-            // Who asked is seen to have done what it asked for.
+            // The client that sent the call shows the change's effect.
             Step::Move(Move::Work(_)) => vec![client[0], client[1], Part::Tree, Part::Desk, Part::Wires],
             Step::Move(Move::Restart) | Step::Timer => Part::ALL.to_vec(),
             Step::Move(one) => match (one, one.of(&self.history.world.server)) {
@@ -262,7 +262,7 @@ impl State {
         }
     }
 
-    /// The next timer of anybody.
+    /// Advances time to the next timer.
     fn pass(&mut self) -> Result<(), String> {
         let moves = !self.history.world.server.moves().is_empty();
         let moves = moves || (0..2).any(|at| self.history.world.has_to_tell(at));
@@ -282,13 +282,13 @@ impl State {
         Ok(())
     }
 
-    /// What is not answered.
+    /// Describes a call without a reply.
     fn waits(&self) -> Option<String> {
         let ops = |at: usize| self.history.world.clients[at].ops.values().next().map(|op| (at, op));
         (0..2).find_map(ops).map(|(at, op)| format!("{} waits for {op:?}", name_of(at)))
     }
 
-    /// Nothing happens any more.
+    /// Checks a state without a next step.
     pub(super) fn end(&self) -> Result<(), String> {
         if let Some(waits) = self.waits() {
             return Err(format!("{waits}, and nothing will ever happen"));
@@ -298,7 +298,7 @@ impl State {
     }
 
     fn put(&mut self, at: usize, op: Op, locks: bool) -> OpId {
-        // Numbers by client, so that nothing tells which of two asked first.
+        // Numbers by client, so that they do not tell which client asked first.
         self.asked[at] += 1;
         self.history.world.next_op = (at as u64) << 32 | self.asked[at];
         let locks = if locks { vec![self.dir] } else { Vec::new() };
@@ -312,7 +312,7 @@ impl State {
             Call::LookA => Op::Lookup { dir, name: a },
             Call::LookB => Op::Lookup { dir, name: b },
             Call::CreateA => create(dir, a),
-            // A kernel looks at what it removes or moves.
+            // A kernel looks up a name before it removes or moves it.
             _ if self.history.world.clients[at].kernel.last_heard(dir, &a).is_none() => {
                 let op = self.put(at, Op::Lookup { dir, name: a }, true);
                 return self.behind.push(Behind { at, op, call });
@@ -331,7 +331,7 @@ impl State {
         self.put(at, op, !call.is_look());
     }
 
-    /// What was answered and is believed; whether more was asked because of it.
+    /// Checks replies and kernels; returns whether a waiting call was sent after its lookup.
     fn judge(&mut self) -> Result<bool, String> {
         let answers = self.history.world.answers.iter();
         let answers: Vec<(OpId, Answer)> = answers.map(|(_, id, _, answer)| (*id, answer.clone())).collect();
@@ -350,7 +350,7 @@ impl State {
         Ok(more)
     }
 
-    /// The same for the same state, and different for different ones.
+    /// Returns the state's hash: equal for equal states, different for different ones.
     pub(super) fn mark(&mut self, text: &mut String) -> u128 {
         for part in Part::ALL {
             if self.marks[part.at()].is_none() {
@@ -376,7 +376,7 @@ impl State {
         hash(text)
     }
 
-    /// A part whose mark was kept and is another by now.
+    /// Returns a part whose cached hash is outdated.
     pub(super) fn forgotten(&self, text: &mut String) -> Option<String> {
         let changed = |part: &Part| self.marks[part.at()] != Some(self.mark_part(*part, text));
         Part::ALL.into_iter().find(changed).map(|part| format!("{part:?}"))
@@ -402,7 +402,7 @@ fn hash(text: &str) -> u128 {
     hasher.finish128().as_u128()
 }
 
-/// What each request may be answered is what each name was since it began.
+/// The possible replies of each request: all inodes of each name since the request.
 impl History<Native> {
     fn write(&self, text: &mut String) -> fmt::Result {
         for (id, begun) in &self.begun {

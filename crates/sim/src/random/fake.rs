@@ -1,4 +1,4 @@
-//! Histories over the fake server: answers and recalls come in any order, and sessions end at any moment.
+//! Histories over the fake server: replies and recalls arrive in any order, and sessions end at any moment.
 
 use super::{Dice, History, Kinds};
 use crate::world::{World, name_of};
@@ -7,20 +7,20 @@ use nigh_remote::fake::{Fate, Which};
 use nigh_remote::tree::TreeConfig;
 use nigh_types::{OpId, Span, Term};
 
-/// How a history goes.
+/// The parameters of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
     pub clients: u32,
     pub steps: u32,
-    /// Clients are told what others change, in the place of recalls.
+    /// Whether the server pushes changes to clients instead of recalling their leases.
     pub pushes: bool,
 }
 
 /// Runs one history.
 ///
 /// # Errors
-/// What was believed or answered and was not so, with the steps that led there.
+/// Wrong data in a kernel or a reply, with the steps before it.
 pub fn run(plan: Plan) -> Result<(), String> {
     let mut history = History::new(plan);
     for step in 1..=plan.steps {
@@ -46,7 +46,7 @@ impl History {
         let config = TreeConfig {
             term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },
             part_entries: parts,
-            // What is known of a file's data goes by its number.
+            // The check of a file's data identifies the file by its inode number.
             reuse_inos: dice.below(2) == 0 && !kinds.files,
             ..TreeConfig::default()
         };
@@ -93,7 +93,7 @@ impl History {
             return self.lose_or_return();
         }
         if self.kinds.limited && self.dice.below(15) == 0 {
-            // A request comes before the timer that was due.
+            // A request arrives before the timer that was due.
             self.world.timers_are_late = true;
             let span = Span::from_millis(1 + self.dice.below(40));
             self.world.advance(span);
@@ -138,7 +138,7 @@ impl History {
         }
     }
 
-    /// A client is away for longer than its term, or comes back. Its machine may sleep until somewhat later.
+    /// Expires a client's session, or restores it. Its machine may sleep a little longer.
     fn go_or_come(&mut self) {
         let at = self.client();
         let control = self.world.clients[at].control.clone();
@@ -156,7 +156,7 @@ impl History {
         self.world.observe();
     }
 
-    /// A session is lost, or another takes the place of one that was.
+    /// Loses a client's session, or replaces a lost one.
     fn lose_or_return(&mut self) {
         let at = self.client();
         if self.lost.remove(&at) {
@@ -184,8 +184,8 @@ impl History {
         }
     }
 
-    /// All delays over, everything must have been answered; with a kernel that has no worker left, after the ten seconds that it may take
-    /// to forget.
+    /// Ends all delays; then every request must have a reply. A kernel without a free notifier worker may take ten
+    /// seconds to invalidate.
     fn end(&mut self) -> Result<(), String> {
         for at in 0..self.world.clients.len() {
             if self.away.remove(&at) {

@@ -1,16 +1,16 @@
-//! What histories do with files besides their names: data, xattrs, further names.
+//! Random requests on files besides their names: data, xattrs, hard links.
 
 use super::{DIRS, History, NAMES, PAGE, name};
 use crate::world::{Backend, Fact, XATTR, name_of, short};
 use nigh_cache::{Answer, Fh, Level, Op};
 use nigh_types::{Access, Errno, Name, WriteFlags};
 
-/// Of a caller without `CAP_FSETID`.
+/// Write flags of a caller without `CAP_FSETID`.
 const KILLS: WriteFlags =
     WriteFlags { append: false, kill_suidgid: true, sync: false, flush: false, since: None };
 
 impl<B: Backend> History<B> {
-    /// A request, and the directories that its kernel locks for it.
+    /// Returns a request, and the directories that its kernel locks for it.
     pub(super) fn use_file(&mut self, at: usize, dir: u64, file: &Name) -> (Option<Op>, Vec<u64>) {
         let none = (None, Vec::new());
         let known = self.known(at, dir, file);
@@ -51,7 +51,7 @@ impl<B: Backend> History<B> {
         }
     }
 
-    /// The same of what is open alone, most of it by maps.
+    /// Returns a request on open files only, mostly through maps.
     pub(super) fn use_map(&mut self, at: usize) -> Option<Op> {
         match self.dice.below(4) {
             0 | 1 => {
@@ -62,7 +62,7 @@ impl<B: Backend> History<B> {
         }
     }
 
-    /// The file that many have open, and an open file of this client on it that may be written; or what leads there.
+    /// Returns the shared file and this client's writable open file of it, or else the request that comes first.
     fn open_page(&self, at: usize) -> Result<(u64, Fh), Op> {
         let (dir, file) = (self.dirs[DIRS[0]], name(PAGE));
         let Some(ino) = self.known(at, dir, &file) else { return Err(Op::Lookup { dir, name: file }) };
@@ -81,7 +81,7 @@ impl<B: Backend> History<B> {
         })
     }
 
-    /// Of a file that many have open: half of its page is written, most of all where another client is at it, or all of it is read.
+    /// Writes half of the shared file's page, mostly where another client writes too, or reads all of it.
     pub(super) fn write_in_part(&mut self, at: usize) -> Option<Op> {
         let (ino, fh) = match self.open_page(at) {
             Ok(open) => open,
@@ -105,7 +105,7 @@ impl<B: Backend> History<B> {
         (!has_page).then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 
-    /// Of a file that many have mapped: a part of its page is stored into, written, or what was stored is synced.
+    /// Stores into a part of the shared file's mapped page, writes a part, or syncs the stores.
     pub(super) fn store_in_part(&mut self, at: usize) -> Option<Op> {
         let (ino, fh) = match self.open_page(at) {
             Ok(open) => open,
@@ -123,7 +123,7 @@ impl<B: Backend> History<B> {
         match roll {
             0 if is_dirty => self.world.write_back(at, ino),
             0 => return Some(Op::Fsync { ino, fh: Some(fh), data_only: false }),
-            // A kernel waits with a write to a page until that is written back.
+            // A write to a dirty page waits for its write-back.
             1 if is_dirty => self.world.write_back(at, ino),
             1 => {
                 let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0)];
@@ -131,7 +131,7 @@ impl<B: Backend> History<B> {
                 return Some(Op::Write { ino, fh, offset, data, flags: WriteFlags::default() });
             }
             _ => {
-                // Such as no write has, so that it is known from what was there.
+                // Bytes that no write uses, so that a store is recognizable in the file.
                 self.stored = (self.stored + 1) % 120;
                 let bytes = vec![0x80 + self.stored; 1 + usize::from(roll == 2)];
                 let offset = self.dice.below(if roll == 2 { 3 } else { 4 });
@@ -147,10 +147,10 @@ impl<B: Backend> History<B> {
         files.get(usize::try_from(picked).unwrap_or(0)).copied()
     }
 
-    /// Stores into a map of an open file. One client at a time: what two of them have stored would wait for each other, where the
-    /// server lets no write-back go before the change that asked for it.
+    /// Stores into a map of an open file. Only one client at a time has stores: two clients' write-backs would wait
+    /// for each other if the server does not let a write-back go before the change that required it.
     fn store(&mut self, at: usize) {
-        // Stores go before others' pages are dropped; msync waits for that, and is not made here.
+        // Stores are written back before other clients' pages are dropped; msync waits for that, and is not made here.
         if self.kinds.halves || self.kinds.shared {
             return;
         }
@@ -165,7 +165,7 @@ impl<B: Backend> History<B> {
         }
     }
 
-    /// A kernel that has the pages reads them without asking: they are judged after every step.
+    /// Reads or writes an open file. A kernel answers reads from its cached pages; every step checks those.
     fn read_or_write(&mut self, at: usize, write: bool) -> Option<Op> {
         let (fh, ino, may_write) = self.open_file(at)?;
         if self.world.moves_data(at, ino) {
@@ -184,7 +184,7 @@ impl<B: Backend> History<B> {
         asks.then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 
-    /// Data and xattrs must have been so at some moment since the request was made.
+    /// Checks that data and xattrs were so at some moment since the request.
     pub(super) fn judge_fact(&self, at: usize, begun: u64, op: &Op, answer: &Answer) -> Result<(), String> {
         let was = |ino, fact, what: Option<&[u8]>| self.world.facts.was(ino, fact, begun, what);
         let so = match (op, answer) {

@@ -1,50 +1,50 @@
-//! What stands behind the caches of a world.
+//! The server behind the caches of a world.
 
 use nigh_remote::Remote;
 use nigh_remote::fake::{Control, Fake, FakeServer};
 use nigh_remote::tree::Tree;
 use nigh_types::Time;
 
-/// A server with its clients' ends. Moments are the world's but for inputs and timeouts of [`Backend::Remote`], which
-/// go by the clock of their client.
+/// A server with its clients' ends of sessions. Times are the world's, except for inputs and timeouts of
+/// [`Backend::Remote`], which use the client's clock.
 pub trait Backend {
-    /// One client's end of its session.
+    /// A client's end of its session.
     type Remote: Remote + Clone;
-    /// Its knobs.
+    /// Test controls of a client's session.
     type Control: Clone;
 
-    /// Stores into maps that are written back go before the change that asked for them.
+    /// Whether stores into maps are written back before the change that required the write-back.
     const FLUSHES_FIRST: bool;
-    /// What follows from an event is done before the next one comes, and not after all of that moment.
+    /// Whether each event's consequences complete before the next event, instead of after all events due at one time.
     const ONE_BY_ONE: bool;
 
-    /// Looks at the tree.
+    /// Accesses the tree.
     fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R;
 
-    /// Lets one thing happen that is due by now, so that the tree can be looked at between any two; whether there
-    /// was one.
+    /// Executes one event that is due by now, if any, so that the tree can be checked between any two events; returns
+    /// whether there was one.
     fn step(&mut self, now: Time) -> bool;
 
-    /// When the next thing is due of which no client's end says so.
+    /// Returns when the next event is due that no client's end reports.
     fn due(&self) -> Time;
 
     /// As [`FakeServer::written`].
     fn written(&self) -> Vec<(u64, u64)>;
 
-    /// What a client's clock says.
+    /// Returns the time on a client's clock.
     fn clock(&self, at: usize, now: Time) -> Time;
 
-    /// The first moment at which a client's clock says that.
+    /// Returns the first time at which a client's clock shows `clock`.
     fn moment(&self, at: usize, clock: Time) -> Time;
 
-    /// Whether a client's process runs.
+    /// Returns whether a client's process runs.
     fn runs(&self, at: usize) -> bool;
 
-    /// Whether what reaches a client is what was said to it, and the other way round.
+    /// Returns whether the link delivers bytes to and from a client unchanged.
     fn is_faithful(&self, at: usize) -> bool;
 
-    /// Whether a client has yet to acknowledge something of a file's data (or of its attributes): until then others' stores into maps may
-    /// have been written back.
+    /// Returns whether a client owes an acknowledgement for a file's data (or for its attributes): until then other
+    /// clients' stores into maps may have been written back.
     fn owes(&self, at: usize, ino: u64, attributes: bool) -> bool;
 }
 
@@ -63,7 +63,7 @@ impl Backend for FakeServer {
         FakeServer::step(self, now)
     }
 
-    /// Its clients' ends say all.
+    /// Its clients' ends report all events.
     fn due(&self) -> Time {
         Time::FAR
     }

@@ -1,4 +1,4 @@
-//! What inodes hold besides their attributes, and what kernels keep of it.
+//! Data and xattrs of inodes over time, and checks of what kernels cache of them.
 
 use super::own::changed_inode;
 use super::{Backend, World, name_of};
@@ -8,28 +8,28 @@ use nigh_remote::tree::Tree;
 use nigh_types::{Attr, Call, NodeId, OpId, Place, Reply, Time, WriteFlags};
 use std::collections::BTreeMap;
 
-/// The xattr that is watched.
+/// The watched xattr.
 pub const XATTR: &[u8] = b"user.watched";
 
-/// What is watched of an inode.
+/// The kind of a watched value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Fact {
     Data,
     Xattr,
 }
 
-/// What it was, from a tick on; `None`: there was none.
+/// A value, and the tick from which it was so; `None`: no such value.
 type Moment = (u64, Option<Vec<u8>>);
 
-/// The past of data and xattrs of the inodes that some names lead to.
+/// Data and xattrs over time, of the inodes of watched paths.
 #[derive(Clone, Default)]
 pub struct Facts {
-    /// Paths of those names; none: nothing is recorded.
+    /// Watched paths; if empty, nothing is recorded.
     pub paths: Vec<String>,
     past: BTreeMap<(u64, Fact), Vec<Moment>>,
-    /// Bytes of files that were found changed: the inode, the offset, and the byte that is there now.
+    /// Bytes of files that have changed: the inode, the offset, and the new byte.
     pub(super) changed: Vec<(u64, u64, u8)>,
-    /// Inodes that have such a name now.
+    /// Inodes that have a watched name now.
     present: Vec<u64>,
     /// Directories and files whose attributes are recorded while they have a name.
     pub attributes_of: Vec<String>,
@@ -68,7 +68,7 @@ impl Facts {
         }
     }
 
-    /// Whether an inode had these attributes at some moment since `begun`, as far as they were recorded.
+    /// Returns whether an inode had these attributes at some moment since `begun`, as far as recorded.
     #[must_use]
     pub fn had(&self, ino: u64, begun: u64, attr: &Attr) -> bool {
         let Some(past) = self.attributes.get(&ino).filter(|_| attr.nlink > 0) else { return true };
@@ -76,7 +76,7 @@ impl Facts {
         past[current..].iter().any(|(_, had)| had == attr)
     }
 
-    /// The same for the size of a file that has a name.
+    /// Returns whether a named file had this size at some moment since `begun`, as far as recorded.
     #[must_use]
     pub fn had_size(&self, ino: u64, begun: u64, bytes: u64) -> bool {
         let Some(past) = self.attributes.get(&ino) else { return true };
@@ -84,7 +84,8 @@ impl Facts {
         past[current..].iter().any(|(_, had)| had.size == bytes)
     }
 
-    /// Whether it was that at some moment since `begun`; of inodes without a name nothing is known.
+    /// Returns whether an inode had this value at some moment since `begun`; true for inodes without a name, which are
+    /// not recorded.
     #[must_use]
     pub fn was(&self, ino: u64, fact: Fact, begun: u64, what: Option<&[u8]>) -> bool {
         let Some(past) = self.past.get(&(ino, fact)).filter(|_| self.present.contains(&ino)) else {
@@ -96,7 +97,8 @@ impl Facts {
 }
 
 impl Facts {
-    /// Whether a byte of a file was that at some moment since `begun`; of inodes without a name nothing is known.
+    /// Returns whether a file had this byte at some moment since `begun`; true for inodes without a name, which are
+    /// not recorded.
     pub(super) fn had_byte(&self, ino: u64, begun: u64, (at, byte): (u64, u8)) -> bool {
         let Some(past) = self.past.get(&(ino, Fact::Data)).filter(|_| self.present.contains(&ino)) else {
             return true;
@@ -108,7 +110,7 @@ impl Facts {
             .any(|(_, value)| value.as_ref().is_some_and(|value| value.get(at) == Some(&byte)))
     }
 
-    /// Whether a file's data is that, but for what was written there.
+    /// Returns whether a file's data equals `page` outside the locally written range.
     fn is_but(&self, ino: u64, page: &[u8], written: Written) -> bool {
         let past = self.past.get(&(ino, Fact::Data)).filter(|_| self.present.contains(&ino));
         let Some((_, Some(truth))) = past.and_then(|past| past.last()) else { return true };
@@ -130,21 +132,21 @@ fn value(tree: &mut Tree, now: Time, id: NodeId, fact: Fact) -> Option<Vec<u8>> 
 }
 
 impl<B: Backend> World<B> {
-    /// Unanswered requests of a client that change an inode named by number.
+    /// Returns a client's pending requests that change the inode.
     #[must_use]
     pub fn changing(&self, at: usize, ino: u64) -> Vec<OpId> {
         let ops = self.clients[at].ops.iter();
         ops.filter(|(_, op)| changed_inode(op) == Some(ino)).map(|(id, _)| *id).collect()
     }
 
-    /// Whether a client's kernel has pages of a file locked for an unanswered request.
+    /// Returns whether a client's kernel has locked pages of a file for a pending request.
     #[must_use]
     pub fn moves_data(&self, at: usize, ino: u64) -> bool {
         let moves = |op: &Op| matches!(op, Op::Read { ino: i, .. } | Op::Write { ino: i, .. } if *i == ino);
         self.clients[at].ops.values().any(moves)
     }
 
-    /// Whether a client's kernel has stores into maps that are not with the server.
+    /// Returns whether a client's kernel has stores into maps that the server has not received.
     #[must_use]
     pub fn has_stores(&self, at: usize) -> bool {
         let client = &self.clients[at];
@@ -152,11 +154,11 @@ impl<B: Backend> World<B> {
         client.kernel.kept.first_dirty().is_some() || client.ops.values().any(flush)
     }
 
-    /// Invariant 2 for what kernels keep of open files and directories.
+    /// Checks invariant 2 for what kernels cache of open files and directories.
     pub fn check_kept(&self) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
         {
-            // Where nothing can be told, a kernel looks at the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
+            // Without notifications, a kernel checks the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
             let trusted = client.cache.level() != Level::None;
             for (ino, pages) in client.kernel.kept.pages().filter(|_| trusted) {
                 let written = client.kernel.kept.written(ino);

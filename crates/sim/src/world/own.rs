@@ -1,14 +1,14 @@
-//! What a client's own requests change that are not answered: its kernel may believe it as it was.
+//! Pending local changes of a client: its kernel may hold the state from before them.
 
 use super::{Backend, Client, World};
 use nigh_cache::Op;
 use nigh_types::{Name, WriteFlags};
 
-/// What a request that changes names has done, seen from outside. Others may have moved something else to these names since its
-/// kernel looked: that it cannot know by the time at which its own change moves or removes it, but is told with the answer.
+/// The observed effect of a namespace change in flight. Other clients may have moved other files to its names since
+/// its kernel's lookup. The kernel cannot know that when the change takes effect; the reply tells it.
 #[derive(Clone, Debug)]
 pub(super) struct Effect {
-    /// What its names led to when it was last looked.
+    /// The inodes of its names at the last observation.
     stood: Vec<Option<u64>>,
     hit: Vec<u64>,
 }
@@ -18,12 +18,12 @@ impl Effect {
         Effect { stood: stood.collect(), hit: Vec::new() }
     }
 
-    /// Inodes that it has moved, removed or replaced.
+    /// Returns the inodes that the change has moved, removed or replaced.
     pub fn hit(&self) -> impl Iterator<Item = u64> + '_ {
         self.hit.iter().copied()
     }
 
-    /// What its names lead to now. Only what it would do itself counts.
+    /// Notes the current inodes of its names. Only a transition that the request itself would make counts.
     fn note(&mut self, op: &Op, now: Vec<Option<u64>>) {
         let done = match (op, &self.stood[..], &now[..]) {
             (Op::Rename { .. }, [Some(moved), there], [from, to]) => {
@@ -40,7 +40,7 @@ impl Effect {
 }
 
 impl<B: Backend> World<B> {
-    /// Something may have happened in the tree.
+    /// Updates the effects after a possible change of the tree.
     pub(super) fn note_effects(&mut self) {
         let World { clients, server, .. } = self;
         for Client { ops, effects, .. } in clients {
@@ -53,8 +53,8 @@ impl<B: Backend> World<B> {
         }
     }
 
-    /// Names and inodes that a client's own unanswered requests change: its kernel holds them locked, and
-    /// learns with the answer what became of them.
+    /// Returns the names and inodes that a client's pending local requests change: its kernel holds them locked, and
+    /// gets the outcome with the reply.
     pub(super) fn under_way(&self, client: &Client<B>) -> (Vec<(u64, Name)>, Vec<u64>) {
         let mut names = Vec::new();
         let mut inos = Vec::new();
@@ -77,7 +77,8 @@ impl<B: Backend> World<B> {
         (names, inos)
     }
 
-    /// Whether a client's unanswered requests change an inode, but for writes whose bytes its kernel has in a page.
+    /// Returns whether a client's pending requests change an inode, except for writes whose bytes are in a page of its
+    /// kernel.
     pub(super) fn changes_otherwise(&self, client: &Client<B>, ino: u64) -> bool {
         let is_page = |op: &Op| matches!(op, Op::Write { ino: of, flags: WriteFlags { flush: false, .. }, .. } if *of == ino);
         match client.ops.values().any(is_page) {
@@ -90,7 +91,7 @@ impl<B: Backend> World<B> {
     }
 }
 
-/// Names that a request changes.
+/// Returns the names that a request changes.
 pub(super) fn names_of(op: &Op) -> Vec<(u64, Name)> {
     match op {
         Op::Create { dir, name, .. }
@@ -107,7 +108,7 @@ pub(super) fn names_of(op: &Op) -> Vec<(u64, Name)> {
     }
 }
 
-/// The inode whose attributes a request changes, if it is named by number.
+/// Returns the inode whose attributes a request changes, if the request names it by number.
 fn touched(op: &Op) -> Option<u64> {
     match op {
         Op::SetAttr { ino, .. } | Op::Link { ino, .. } => Some(*ino),
@@ -115,8 +116,8 @@ fn touched(op: &Op) -> Option<u64> {
     }
 }
 
-/// The inode whose attributes the kernel asks for again after such a request (`fuse_write_update_attr`,
-/// `fuse_update_ctime`, `fuse_truncate_update_attr`), and the directory where a nameless file was made.
+/// Returns the inode whose attributes the kernel fetches again after such a request (`fuse_write_update_attr`,
+/// `fuse_update_ctime`, `fuse_truncate_update_attr`), and the directory for an O_TMPFILE create.
 pub(super) fn changed_inode(op: &Op) -> Option<u64> {
     match op {
         Op::Write { ino, .. }

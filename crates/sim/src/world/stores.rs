@@ -1,4 +1,4 @@
-//! Stores into maps, from being made until they are written back, and what may change a byte of a file.
+//! Stores into maps, from the store to the write-back, and the check of which clients may change a byte of a file.
 
 use super::{Backend, World, name_of};
 use nigh_cache::{Answer, Fh, Level, Op};
@@ -8,15 +8,15 @@ use std::collections::BTreeMap;
 /// Stores into one file of one client that are written back together.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    /// Since when its kernel has some.
+    /// The tick of the first store.
     since: u64,
-    /// The writes that the tree had seen then, if its kernel had the present page.
+    /// The writes that the tree had then executed, if the kernel's page was current.
     before: Option<Vec<(u64, u64)>>,
     bytes: BTreeMap<u64, u8>,
 }
 
 impl<B: Backend> World<B> {
-    /// A process stores into a map of an open file. It is judged when it is written back, if its kernel had the present page.
+    /// Stores into a map of an open file. The write-back is checked if the kernel's page was current at the store.
     pub fn store(&mut self, at: usize, ino: u64, fh: Fh, (offset, bytes): (u64, &[u8])) {
         let client = &self.clients[at];
         let is_present = self.is_judged(at, client)
@@ -31,18 +31,19 @@ impl<B: Backend> World<B> {
         self.clients[at].kernel.kept.store(ino, fh, (offset, bytes));
     }
 
-    /// A kernel begins to write back what it has.
+    /// Begins a write-back.
     pub(super) fn begin_flush(&mut self, at: usize, id: OpId, op: &Op) {
         if let Op::Write { ino, offset, data, flags: WriteFlags { flush: true, .. }, .. } = op {
             let Some(mut stored) = self.stores.remove(&(at, *ino)) else { return };
             let pages: BTreeMap<u64, u8> = (*offset..).zip(data.iter().copied()).collect();
-            // A page that its kernel gave up is written back by none.
+            // A store into a page that the kernel has dropped is never written back.
             stored.bytes.retain(|at, byte| pages.get(at) == Some(byte));
             self.flushed.insert(id, stored);
         }
     }
 
-    /// No other client wrote between a store and its writing back, or both are in the file.
+    /// Checks a finished write-back: no other client wrote between a store and its write-back, or both are in the
+    /// file.
     pub(super) fn judge_store(&mut self, at: usize, (id, ino): (OpId, u64), answer: &Answer) {
         let Some(stored) = self.flushed.remove(&id) else { return };
         if matches!(answer, Answer::Failed(_)) {
@@ -50,7 +51,7 @@ impl<B: Backend> World<B> {
         }
         let lost =
             stored.bytes.iter().find(|(at, byte)| !self.facts.had_byte(ino, stored.since, (**at, **byte)));
-        // The fake's effects are not looked at one by one.
+        // The fake's effects are not observed one by one.
         if let (Some((offset, byte)), Answer::Written(_), true) = (lost, answer, B::FLUSHES_FIRST) {
             let lie =
                 format!("{} has stored {byte} at {offset} of {ino}, and it was never there", name_of(at));
@@ -76,7 +77,7 @@ impl<B: Backend> World<B> {
         }
     }
 
-    /// Each byte that has changed was being written, or was stored, by a client whose request was not answered.
+    /// Checks that a client with a pending request was writing, or had stored, each changed byte.
     pub(super) fn judge_bytes(&mut self) {
         let changed = std::mem::take(&mut self.facts.changed);
         for (ino, at, byte) in changed.into_iter().filter(|_| B::FLUSHES_FIRST) {

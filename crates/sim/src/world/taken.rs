@@ -1,4 +1,4 @@
-//! What a kernel takes in of an answer.
+//! Application of replies by a kernel.
 
 use super::own::{changed_inode, names_of};
 use super::{Backend, World};
@@ -6,7 +6,7 @@ use nigh_cache::{Answer, Op, Stale};
 use nigh_types::OpId;
 
 impl<B: Backend> World<B> {
-    /// `locked`: inodes whose names the request held on to.
+    /// Applies a reply. `locked`: inodes whose names the kernel had locked for the request.
     pub(super) fn take_in(&mut self, at: usize, id: OpId, (op, answer): (&Op, &Answer), locked: &[u64]) {
         let now = self.time(at);
         let asked = self.clients[at].asked.remove(&id).unwrap_or_default();
@@ -30,7 +30,7 @@ impl<B: Backend> World<B> {
                 | Op::Link { dir, name, .. },
                 Answer::Node(_) | Answer::Created(..),
             ) => {
-                // `create_new_entry` takes in what it made, whatever came since.
+                // `create_new_entry` applies its reply regardless of later events.
                 kernel.looked((now, u64::MAX), *dir, name, answer);
                 kernel.changed_dir(*dir);
             }
@@ -67,7 +67,7 @@ impl<B: Backend> World<B> {
         }
     }
 
-    /// As the driver does it before an own change is answered.
+    /// Drops attributes after a local change has cleared set-ID bits, as the driver does before the change's reply.
     pub(super) fn forget_set_id(&mut self, at: usize, op: &Op) {
         let client = &mut self.clients[at];
         if let Some(ino) = changed_inode(op).filter(|ino| client.cache.is_set_id_gone(*ino)) {

@@ -1,42 +1,42 @@
-//! A notifier and its kernel, step by step: what is told in which order, and what waits for whom.
+//! Model of a notifier and its kernel: the order of notifications, and what each one waits for.
 
 use super::{Backend, Client, World, name_of, words};
 use nigh_cache::{Invalidation, Level, Op, Stale};
 use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
-/// What a kernel is to be told for one reason.
+/// The notifications of one invalidation.
 #[derive(Clone, Debug)]
 struct Job {
     id: Invalidation,
     stale: VecDeque<Stale>,
-    /// Before all others; it waits for no request.
+    /// An urgent job goes before all others, and waits for no request.
     first: bool,
-    /// Of what goes first: there was no worker for these.
+    /// Page invalidations of an urgent job for which no worker was free.
     untold: VecDeque<Stale>,
-    /// What is left of one that went first: others need not wait for it.
+    /// The remainder of an urgent job; other jobs do not wait for it.
     behind: bool,
 }
 
-/// A part of a file that a worker drops.
+/// A page range that a worker is invalidating.
 #[derive(Clone, Debug)]
 struct Stuck {
     ino: u64,
     range: (u64, u64),
     ranges: Vec<(u64, u64)>,
-    /// As soon as the kernel has written back what was stored there.
+    /// The write-back of dirty pages that must end first.
     flush: Option<OpId>,
 }
 
-/// What a kernel is yet to be told.
+/// Notifications queued for a kernel.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Telling {
     jobs: VecDeque<Job>,
-    /// The first job waits for this.
+    /// The blocked page invalidation that the first job waits for.
     stuck: Option<Stuck>,
-    /// At its end it waits for these.
+    /// Blocked page invalidations that the first job waits for at its end.
     slow: Vec<Stuck>,
-    /// Nobody waits for these any more: a request of our own is in their way.
+    /// Page invalidations without a waiting job, because a local request blocks them.
     left: Vec<Stuck>,
 }
 
@@ -51,7 +51,7 @@ impl Telling {
         self.jobs.is_empty()
     }
 
-    /// Whether the kernel is about to be told to forget an inode's data or listing.
+    /// Returns whether an invalidation of an inode's data or listing is queued.
     pub fn is_told(&self, ino: u64) -> bool {
         let about = |stale: &Stale| matches!(stale, Stale::Data { ino: i, .. } if *i == ino);
         self.jobs.iter().any(|job| job.stale.iter().chain(&job.untold).any(about))
@@ -64,20 +64,20 @@ impl Telling {
 }
 
 impl<B: Backend> World<B> {
-    /// Whether what a client's kernel believes must be so. Of a machine that sleeps it need not.
+    /// Returns whether a client's kernel must be coherent now; the kernel of a sleeping machine need not be.
     pub(super) fn is_judged(&self, at: usize, client: &Client<B>) -> bool {
         let sleeps = client.asleep && client.cache.is_forgetting() || !self.server.runs(at);
         let sleeps = sleeps || !self.server.is_faithful(at);
         !(client.cache.is_stale() || sleeps)
     }
 
-    /// Something is mounted below a client's mount, of which its daemon hears.
+    /// Mounts another filesystem below a client's mount, and informs its daemon.
     pub fn mount_below(&mut self, at: usize) {
         let client = &mut self.clients[at];
         client.kernel.mounted_below = true;
         if let Some((id, names)) = client.cache.handle_mounted_below() {
             let stale = names.into_iter().map(|(dir, name)| Stale::Entry { dir, name });
-            // Behind what is being told.
+            // After the job in progress.
             let behind = client.telling.jobs.iter().filter(|job| job.first).count();
             let behind = behind.max(usize::from(client.telling.stuck.is_some()));
             client.telling.jobs.insert(behind, Job::new(id, stale, false));
@@ -85,14 +85,14 @@ impl<B: Backend> World<B> {
         self.settle();
     }
 
-    /// Kernel notifications that were held are carried out.
+    /// Delivers the kernel notifications that were held back.
     pub fn let_invalidate(&mut self, at: usize) {
         let client = &mut self.clients[at];
         (client.hold_invalidations, client.asleep) = (false, false);
         self.settle();
     }
 
-    /// A kernel writes back stores into maps, as at msync(2).
+    /// Writes back stores into maps, as at msync(2).
     pub fn write_back(&mut self, at: usize, ino: u64) {
         if let Some(op) = self.clients[at].kernel.kept.write_back(ino) {
             self.put(at, op);
@@ -100,12 +100,12 @@ impl<B: Backend> World<B> {
         self.settle();
     }
 
-    /// Whether a kernel that is slow to forget has something to forget.
+    /// Returns whether a kernel with held-back notifications has some queued.
     pub(crate) fn has_to_tell(&self, at: usize) -> bool {
         self.clients[at].hold_invalidations && !self.clients[at].telling.is_idle()
     }
 
-    /// It forgets what it was told first, and nothing behind that.
+    /// Delivers the first queued job only.
     pub(crate) fn tell_first(&mut self, at: usize) {
         let before = self.clients[at].telling.jobs.len();
         self.clients[at].hold_invalidations = false;
@@ -114,13 +114,13 @@ impl<B: Backend> World<B> {
         self.settle();
     }
 
-    /// Pages are dropped as fast as ever.
+    /// Ends the blocking of page invalidations.
     pub fn let_drop(&mut self, at: usize) {
         self.clients[at].drops_slowly = false;
         self.settle();
     }
 
-    /// Whether a client's kernel was told all that it was to be told, and has done it.
+    /// Returns whether a client's kernel has received and executed all notifications.
     #[must_use]
     pub fn is_told(&self, at: usize) -> bool {
         let telling = &self.clients[at].telling;
@@ -134,7 +134,7 @@ impl<B: Backend> World<B> {
         }
         let mut job = Job::new(id, stale, first);
         if first && client.cache.level() != Level::All {
-            // No epoch drops what the others were to drop, and they may wait.
+            // Without the epoch, the urgent job must itself contain the dentries of other jobs, since those may wait.
             let named = |one: &&Stale| matches!(one, Stale::Entry { .. } | Stale::Epoch(_));
             let others = client.telling.jobs.iter().flat_map(|other| &other.stale);
             job.stale.extend(others.filter(named).cloned());
@@ -142,7 +142,7 @@ impl<B: Backend> World<B> {
         if !first {
             return client.telling.jobs.push_back(job);
         }
-        // What is being told is left for it, and told again behind it.
+        // A blocked invalidation in progress no longer delays the queue; it is repeated after this job.
         let mut left: Vec<Stuck> = client.telling.stuck.take().into_iter().collect();
         if let Some(told) = client.telling.jobs.front_mut() {
             for stuck in client.telling.slow.drain(..) {
@@ -158,7 +158,7 @@ impl<B: Backend> World<B> {
         }
     }
 
-    /// Tells a kernel what is due, as far as it goes; whether anything was.
+    /// Delivers the due notifications, as far as possible; returns whether there were any.
     pub(super) fn tell(&mut self, at: usize) -> bool {
         let mut moved = self.end_left(at);
         let mut told = 0;
@@ -171,7 +171,7 @@ impl<B: Backend> World<B> {
         moved
     }
 
-    /// What was left is dropped as soon as it is written back.
+    /// Invalidates pages of detached invalidations as soon as their write-back has ended.
     fn end_left(&mut self, at: usize) -> bool {
         let left = std::mem::take(&mut self.clients[at].telling.left);
         let (over, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|stuck| self.is_over(at, stuck));
@@ -202,7 +202,7 @@ impl<B: Backend> World<B> {
         }
     }
 
-    /// The job waits for a worker; what goes first does so at its end.
+    /// Blocks the first job until the page invalidation ends; an urgent job waits for it at its end.
     fn wait_for(&mut self, at: usize, stuck: Stuck) -> bool {
         let over = self.is_over(at, &stuck);
         if over && let Some(stuck) = self.launder(at, &stuck) {
@@ -227,7 +227,7 @@ impl<B: Backend> World<B> {
         true
     }
 
-    /// What was stored while a page waited to be dropped is written back first (`invalidate_inode_pages2`).
+    /// Writes back stores that were made while a page waited for its invalidation (`invalidate_inode_pages2`).
     fn launder(&mut self, at: usize, stuck: &Stuck) -> Option<Stuck> {
         let locks = stuck.ranges.iter().any(|range| range.0 == 0);
         if !locks {
@@ -239,7 +239,7 @@ impl<B: Backend> World<B> {
         Some(Stuck { ino: stuck.ino, range: stuck.range, ranges: stuck.ranges.clone(), flush })
     }
 
-    /// All is told but for what is slow, and what there was no worker for.
+    /// Ends the first job, except for blocked page invalidations and those for which no worker was free.
     fn end_job(&mut self, at: usize) -> bool {
         let mut moved = false;
         for stuck in std::mem::take(&mut self.clients[at].telling.slow) {
@@ -274,7 +274,7 @@ impl<B: Backend> World<B> {
         true
     }
 
-    /// There is no worker for pages that the first job is about.
+    /// Postpones a page invalidation of the first job, because no worker is free.
     fn put_off(&mut self, at: usize, one: Stale) -> bool {
         let jobs = &mut self.clients[at].telling.jobs;
         if jobs[0].first {
@@ -297,12 +297,12 @@ impl<B: Backend> World<B> {
             client.kernel.forget(&one);
             return true;
         };
-        // As a notifier does: what the kernel has locked for its own requests is left out.
+        // As a notifier does: page ranges that the kernel has locked for local requests are left out.
         let ranges = client.cache.droppable(job.id, ino, (offset, length));
         if !ranges.is_empty() && !client.telling.has_worker(client.workers) {
             return self.put_off(at, one);
         }
-        // The kernel drops pages when it has written back what was stored there.
+        // The kernel writes dirty pages back before it drops them.
         let locks = ranges.iter().any(|range| range.0 == 0);
         let is_flush = |op: &Op| matches!(op, Op::Write { ino: i, flags: WriteFlags { flush: true, .. }, .. } if *i == ino);
         let out = client.ops.iter().find(|(_, op)| is_flush(op)).map(|(id, _)| *id);
@@ -323,7 +323,7 @@ impl<B: Backend> World<B> {
         true
     }
 
-    /// And what an own write brings in part, where its kernel has not locked that.
+    /// Also drops pages that a local write fills in part, if the kernel has not locked them.
     fn drop_stuck(&mut self, at: usize, stuck: &Stuck) {
         self.drop_pages(at, stuck.ino, &stuck.ranges);
         let Client { cache, kernel, .. } = &self.clients[at];

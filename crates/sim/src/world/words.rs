@@ -1,10 +1,10 @@
-//! What happens, in words.
+//! Trace lines in plain words.
 
 use nigh_cache::{Answer, Stale};
 use nigh_remote::Event;
 use nigh_types::{Commit, Covers, Fact, Hold, Span};
 
-/// How a client's remote goes and comes back.
+/// A line for a lost or restored session.
 pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
     let at = name_of(at);
     match event {
@@ -15,7 +15,7 @@ pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
     }
 }
 
-/// What is held back.
+/// A line for a prepared update.
 pub(super) fn held_line(hold: &Hold) -> String {
     let facts = hold.facts.iter().map(|held| match held.covers {
         Covers::Names => {
@@ -28,7 +28,7 @@ pub(super) fn held_line(hold: &Hold) -> String {
     facts.collect::<Vec<String>>().join(", ")
 }
 
-/// What it has become.
+/// A line for an update's commit.
 pub(super) fn became_line(commit: &Commit) -> String {
     let facts = commit.facts.iter().map(|fact| match fact {
         Fact::Name { dir, name, entry: Some(entry) } => {
@@ -40,13 +40,13 @@ pub(super) fn became_line(commit: &Commit) -> String {
     facts.collect::<Vec<String>>().join(", ")
 }
 
-/// Whether what became of a change is not known: its caller was killed, or has waited for too long.
+/// Returns whether the outcome of a change is unknown: its caller was killed, or its time ran out.
 #[must_use]
 pub fn given_up(answer: &Answer) -> bool {
     matches!(answer, Answer::Failed(nigh_types::Errno::INTR | nigh_types::Errno::IO))
 }
 
-/// A, B, C …
+/// Letters that name clients: A, B, C …
 #[must_use]
 pub fn name_of(at: usize) -> char {
     u8::try_from(at).map_or('?', |n| char::from(b'A' + n.min(25)))
@@ -63,7 +63,7 @@ pub(super) fn words(stale: &Stale) -> String {
     }
 }
 
-/// An answer in a few words.
+/// Describes a reply in a few words.
 #[must_use]
 pub fn short(answer: &Answer) -> String {
     let valid = |span: Span| match span {

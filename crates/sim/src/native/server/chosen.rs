@@ -1,16 +1,16 @@
-//! A server of which somebody else chooses what it does next, and its state as text that is the same for the same state.
+//! The server with explicit scheduling, and its state as text, equal for equal states.
 
 use super::{Server, Work};
 use nigh_types::Time;
 use std::fmt::{self, Write};
 
 impl Server {
-    /// Things that wait for a thread.
+    /// Returns the number of tasks that wait for a thread.
     pub(in crate::native) fn due_work(&self, now: Time) -> usize {
         self.work.keys().take_while(|(due, _)| *due <= now).count()
     }
 
-    /// When it has to look at the clock, but for those.
+    /// Returns when the next timer is due, other than those tasks.
     pub(in crate::native) fn timer(&self, now: Time) -> Time {
         let later = self.work.keys().map(|(due, _)| *due).find(|due| *due > now).unwrap_or(Time::FAR);
         later.min(self.clock_due())
@@ -20,8 +20,8 @@ impl Server {
         self.sessions.iter().find(|(_, session)| session.link == link).map(|(id, _)| *id)
     }
 
-    /// All but the tree, the sessions and what is on its way. Of things that wait for a thread the order does not count, since
-    /// any may be next.
+    /// Writes all state except the tree, the sessions and frames in transit. Waiting tasks are sorted, since any may
+    /// be next.
     pub(in crate::native) fn write_desk(&self, out: &mut String) -> fmt::Result {
         let text = |((due, _), work): (&(Time, u64), &Work)| format!("{due:?}{work:?}");
         let mut work: Vec<String> = self.work.iter().map(text).collect();
