@@ -1,4 +1,4 @@
-//! What a case is given: a directory of its own, and words to say what it expects.
+//! The context of a case: a directory of its own, and helpers that state expectations.
 
 use std::fmt;
 use std::io;
@@ -10,11 +10,11 @@ use anyhow::{Result, anyhow, bail};
 /// A case's own directory.
 pub struct Room {
     pub path: PathBuf,
-    /// The same directory by another way, for the tables `shared` and `two`.
+    /// Another path to the same directory, for the tables `shared` and `two`.
     pub beside: PathBuf,
-    /// The same directory by more ways, by which the table `two` only looks.
+    /// More paths to the same directory, which the table `two` only reads.
     pub others: Vec<PathBuf>,
-    /// Within what time a change made beside must be seen here.
+    /// The bound within which a change on the other path must be visible here.
     pub within: Duration,
     /// How many entries the largest directory of a case gets.
     pub entries: u32,
@@ -26,13 +26,13 @@ impl Room {
         self.path.join(name)
     }
 
-    /// The same name by the other way.
+    /// Returns the path of a name through the other mount.
     #[must_use]
     pub fn over(&self, name: impl AsRef<Path>) -> PathBuf {
         self.beside.join(name)
     }
 
-    /// A regular file with these contents.
+    /// Creates a regular file with these contents.
     pub fn file(&self, name: &str, contents: &[u8]) -> io::Result<PathBuf> {
         let path = self.at(name);
         std::fs::write(&path, contents)?;
@@ -45,7 +45,7 @@ impl Room {
         Ok(path)
     }
 
-    /// Asks again until it is so, for as long as a change may take to be seen.
+    /// Polls until the condition holds, within the bound for a change's visibility.
     pub fn comes(&self, what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -60,7 +60,7 @@ impl Room {
     }
 }
 
-/// Why a case does not apply here.
+/// The reason why a case does not apply here.
 #[derive(Debug)]
 pub struct Skip(pub String);
 
@@ -91,7 +91,7 @@ pub fn refuses<T>(result: io::Result<T>, errno: i32) -> Result<()> {
     }
 }
 
-/// Skips where the filesystem below has no such operation.
+/// Skips if the underlying filesystem does not support the operation.
 pub fn or_skip<T>(result: io::Result<T>, what: &str) -> Result<T> {
     match result {
         Ok(value) => Ok(value),
@@ -102,7 +102,7 @@ pub fn or_skip<T>(result: io::Result<T>, what: &str) -> Result<T> {
     }
 }
 
-/// As [`or_skip`], where refusal may also be said as `EINVAL` (flags, `O_DIRECT`).
+/// As [`or_skip`], if an unsupported operation may also fail with `EINVAL` (flags, `O_DIRECT`).
 pub fn or_skip_invalid<T>(result: io::Result<T>, what: &str) -> Result<T> {
     match result {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => skip(&format!("no {what} here")),

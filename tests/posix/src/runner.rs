@@ -66,7 +66,7 @@ fn run_one(name: &str, dir: &Path, options: &Options) -> Ended {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
             Ok(None) => {
-                // A process stuck in the kernel is left behind: whoever runs us aborts the mount.
+                // A process stuck in the kernel is left behind: the calling test run aborts the mount.
                 sys::kill_group(child.id());
                 return Ended::Failed(format!("not done after {} s", options.limit_s));
             }
@@ -86,7 +86,7 @@ fn run_one(name: &str, dir: &Path, options: &Options) -> Ended {
     }
 }
 
-/// Runs one case in this process; what went wrong is said on standard output.
+/// Runs one case in this process; a failure is reported on standard output.
 pub fn run_here(table: &[Case], name: &str, dir: &Path, options: &Options) -> ExitCode {
     let Some(case) = table.iter().find(|case| case.name == name) else {
         println!("no case {name}");
@@ -98,7 +98,7 @@ pub fn run_here(table: &[Case], name: &str, dir: &Path, options: &Options) -> Ex
     let others = options.others.iter().map(|other| other.join(&own)).collect();
     let within = Duration::from_millis(options.within_ms);
     let room = Room { path: dir.join(&own), beside, others, within, entries: options.entries };
-    // On a read-only mount nothing can be made; there the other way is the writable one.
+    // On a read-only mount nothing can be created; there the other path is the writable one.
     let writable = if options.table == Table::ReadOnly { &room.beside } else { &room.path };
     if let Err(e) = std::fs::create_dir(writable) {
         println!("cannot make {}: {e}", writable.display());
@@ -129,7 +129,7 @@ pub fn run_here(table: &[Case], name: &str, dir: &Path, options: &Options) -> Ex
     }
 }
 
-/// Removing a case's directory is part of the case: a name that stays listed shows here.
+/// Removes the case's directory. This is part of the case: a name that stays listed shows here.
 fn clear(path: &Path) -> std::io::Result<()> {
     std::env::set_current_dir("/")?;
     if sys::uid() == 0 {

@@ -1,4 +1,4 @@
-//! System calls that std has no word for, with `io::Result` and nothing decided.
+//! System calls that std does not wrap, with `io::Result`.
 
 use std::ffi::CString;
 use std::io;
@@ -41,7 +41,7 @@ pub fn open(path: &Path, flags: i32, mode: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// close(2) with its answer, which a drop would hide.
+/// close(2) with its result, which a drop would hide.
 pub fn close(fd: OwnedFd) -> bool {
     unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(fd)) == 0 }
 }
@@ -76,7 +76,7 @@ pub fn chmod(path: &Path, mode: u32) -> io::Result<()> {
     check(unsafe { libc::chmod(path.as_ptr(), mode) }).map(drop)
 }
 
-/// `u32::MAX` leaves an id as it is.
+/// `u32::MAX` leaves an id unchanged.
 pub fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let path = c(path)?;
     check(unsafe { libc::lchown(path.as_ptr(), uid, gid) }).map(drop)
@@ -110,7 +110,7 @@ pub fn seek(fd: &impl AsRawFd, offset: i64, whence: i32) -> io::Result<u64> {
     check_long(unsafe { libc::lseek(fd.as_raw_fd(), offset, whence) })
 }
 
-/// Those that fcntl(2) can change of an open file, such as `O_APPEND`.
+/// Sets flags that fcntl(2) can change on an open file, such as `O_APPEND`.
 pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
 }
@@ -123,7 +123,7 @@ pub fn ftruncate(fd: &impl AsRawFd, length: i64) -> io::Result<()> {
     check(unsafe { libc::ftruncate(fd.as_raw_fd(), length) }).map(drop)
 }
 
-/// Copies within files of the kernel; returns the bytes copied.
+/// Copies between files within the kernel; returns the number of bytes copied.
 pub fn copy_range(
     from: &impl AsRawFd,
     mut at: i64,
@@ -154,8 +154,8 @@ pub fn flock(fd: &impl AsRawFd, operation: i32) -> io::Result<()> {
     check(unsafe { libc::flock(fd.as_raw_fd(), operation) }).map(drop)
 }
 
-/// `command` is `F_SETLK`, `F_SETLKW`, `F_GETLK` or their open-file forms; `kind` `F_RDLCK`… Returns what
-/// the kernel left in the lock's kind and owner.
+/// `command` is `F_SETLK`, `F_SETLKW`, `F_GETLK` or their open-file forms; `kind` is `F_RDLCK`… Returns the lock type
+/// and owner that the kernel filled in.
 pub fn lock(fd: &impl AsRawFd, command: i32, kind: i32, start: i64, len: i64) -> io::Result<(i32, i32)> {
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = i16::try_from(kind).unwrap_or(-1);
@@ -172,7 +172,7 @@ pub fn set_xattr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Resul
     check(unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), at, value.len(), flags) }).map(drop)
 }
 
-/// With room for this many bytes.
+/// Reads an xattr into a buffer of this size.
 pub fn xattr_sized(path: &Path, name: &str, room: u16) -> io::Result<Vec<u8>> {
     let (path, name) = (c(path)?, CString::new(name)?);
     let mut out = vec![0_u8; usize::from(room)];
@@ -203,8 +203,8 @@ pub fn remove_xattr(path: &Path, name: &str) -> io::Result<()> {
     check(unsafe { libc::lremovexattr(path.as_ptr(), name.as_ptr()) }).map(drop)
 }
 
-/// Runs `body` in a forked process; its answer is the exit status. Only for processes with one
-/// thread, as every case is.
+/// Runs `body` in a forked process; its result is the exit status. Only for processes with one thread, as every case
+/// is.
 pub fn fork(body: impl FnOnce() -> bool) -> io::Result<i32> {
     match check(unsafe { libc::fork() })? {
         0 => {
@@ -215,7 +215,7 @@ pub fn fork(body: impl FnOnce() -> bool) -> io::Result<i32> {
     }
 }
 
-/// Whether the process ended well within the limit; killed if it did not end.
+/// Returns whether the process succeeded within the limit; kills it at the limit.
 pub fn joined(pid: i32, limit: Duration) -> bool {
     let end = Instant::now() + limit;
     loop {
@@ -247,14 +247,14 @@ pub fn as_user(uid: u32, gid: u32, groups: &[u32], body: impl FnOnce() -> bool) 
     Ok(joined(pid, Duration::from_secs(30)))
 }
 
-/// Takes root's effective id back, if it was put down.
+/// Restores root's effective user id, if it was dropped.
 pub fn become_root() {
     unsafe { libc::seteuid(0) };
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-/// An alarm after this time that interrupts calls (no `SA_RESTART`).
+/// Sets an alarm that interrupts calls (no `SA_RESTART`).
 pub fn alarm_after(wait: Duration) -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as libc::sighandler_t;
@@ -264,16 +264,16 @@ pub fn alarm_after(wait: Duration) -> io::Result<()> {
     check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) }).map(drop)
 }
 
-/// The path by which the kernel finds an open file; it ends in ` (deleted)` where that does not lead to it.
+/// Returns the path that the kernel reports for an open file; it ends in ` (deleted)` if it does not lead to the file.
 pub fn path_of(fd: &impl AsRawFd) -> io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
-/// A process that runs a program of a directory under test and stands in a directory there.
+/// A process with its program and working directory in a directory under test.
 pub struct User(std::process::Child);
 
 impl User {
-    /// `program` is made.
+    /// Starts the process; `program` is created.
     pub fn start(program: &Path, working_directory: &Path) -> io::Result<User> {
         std::fs::copy("/bin/sleep", program)?;
         Ok(User(std::process::Command::new(program).arg("60").current_dir(working_directory).spawn()?))
@@ -296,7 +296,7 @@ impl Drop for User {
     }
 }
 
-/// What names an inode to the kernel, wherever it lies by then (open_by_handle_at(2)).
+/// A kernel file handle, which identifies an inode wherever it was moved (open_by_handle_at(2)).
 #[repr(C, align(8))]
 #[derive(Debug)]
 pub struct FileHandle {
@@ -323,7 +323,7 @@ impl FileHandle {
         if result == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// `mount`: anything open on the same mount.
+    /// `mount`: any open file on the mount.
     pub fn open(&self, mount: &impl AsRawFd) -> io::Result<std::fs::File> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let fd = unsafe {

@@ -109,7 +109,7 @@ fn truncate_kills_setuid(room: &Room) -> Result<()> {
     })
 }
 
-/// A file with setuid and setgid loses both when someone without privilege changes its contents.
+/// A file with setuid and setgid loses both when an unprivileged user changes its contents.
 fn killed_by(room: &Room, change: impl Fn(&Path) -> bool) -> Result<()> {
     let path = room.file("f", b"contents")?;
     sys::chmod(&path, 0o6777)?;

@@ -92,7 +92,7 @@ fn append_two_fds(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// What fcntl(2) says of an open file counts, not what it was opened with.
+/// The flags set by fcntl(2) count, not those at open.
 fn append_set_and_cleared(room: &Room) -> Result<()> {
     for opened_so in [true, false] {
         let path = room.file("f", b"contents")?;

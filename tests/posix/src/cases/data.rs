@@ -1,4 +1,4 @@
-//! What is written is read: offsets, truncation, sharing, durability calls.
+//! Reads return the written data: offsets, truncation, sharing, durability calls.
 
 use std::fs::{self, OpenOptions};
 use std::io::{IoSlice, IoSliceMut, Read, Write};

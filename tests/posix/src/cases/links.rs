@@ -32,7 +32,7 @@ fn two_names(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// What holds an inode without its name reaches it by the names that are left.
+/// A descriptor reaches its inode through the remaining names after its own name was removed.
 fn descriptor_outlives_latest_name(room: &Room) -> Result<()> {
     let path = room.at("a");
     sys::mknod(&path, libc::S_IFIFO | 0o600, 0)?;
@@ -138,7 +138,7 @@ fn long(room: &Room) -> Result<()> {
         let path = room.at(format!("l{length}"));
         match symlink(&target, &path) {
             Ok(()) => {}
-            // xfs has room for 1,023 bytes.
+            // xfs supports 1,023 bytes.
             Err(e) if length > 1000 && e.raw_os_error() == Some(libc::ENAMETOOLONG) => continue,
             Err(e) => return Err(e.into()),
         }

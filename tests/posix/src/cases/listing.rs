@@ -1,4 +1,4 @@
-//! Directory scans, telldir and seekdir, through libc's own stream.
+//! Directory scans, telldir and seekdir, through libc's directory streams.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -18,7 +18,7 @@ super::cases! { listing::
     rename_meanwhile, remove_while_reading, removed_while_open, small_buffer, two_streams, after_changes, seek_to_end;
 }
 
-/// What readdir(3) says of one entry; `position` leads behind it.
+/// One entry of readdir(3); `position` is the telldir(3) position behind it.
 pub struct Entry {
     pub name: Vec<u8>,
     pub ino: u64,
@@ -161,7 +161,7 @@ fn seek_to_end(room: &Room) -> Result<()> {
     filled(room, 50)?;
     let seen = raw(&room.path)?;
     let mut stream = Stream::open(&room.path)?;
-    // ext4 of Linux 6.18 forgets to rewind a stream whose first act was a seek to its end.
+    // ext4 of Linux 6.18 does not rewind a stream whose first operation was a seek to its end.
     stream.next()?;
     stream.seek(seen[51].position);
     ensure!(stream.next()?.is_none());
@@ -182,7 +182,7 @@ fn rewind_sees_changes(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// Scans while `change` is called before each entry; entries in `stay` must come exactly once.
+/// Scans with `change` called before each entry; entries in `stay` must be returned exactly once.
 fn scan_changing(room: &Room, stay: u32, mut change: impl FnMut(u32) -> io::Result<()>) -> Result<()> {
     let mut stream = Stream::open(&room.path)?;
     let mut times: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
@@ -301,8 +301,8 @@ fn after_changes(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// A directory that is open is empty after it was removed or replaced, and can be looked at, changed and synced, also when another one has
-/// its name, and perhaps its number.
+/// An open directory is empty after it was removed or replaced, and stat, chmod and fsync succeed, also when another
+/// directory has its name, and perhaps its inode number.
 fn removed_while_open(room: &Room) -> Result<()> {
     for replaced in [false, true] {
         let path = room.dir("d")?;

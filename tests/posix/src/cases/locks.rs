@@ -32,7 +32,7 @@ fn opened(path: &Path) -> Result<fs::File> {
     Ok(OpenOptions::new().read(true).write(true).open(path)?)
 }
 
-/// Whether another process can take the lock without waiting.
+/// Returns whether another process can take the lock without waiting.
 fn other_can(path: &Path, take: impl Fn(&fs::File) -> std::io::Result<()>) -> Result<bool> {
     let path = path.to_owned();
     let pid = sys::fork(move || opened(&path).is_ok_and(|file| take(&file).is_ok()))?;
@@ -50,7 +50,7 @@ fn try_lock(kind: i32, start: i64, len: i64) -> impl Fn(&fs::File) -> std::io::R
 mod step {
     use super::{Duration, Instant, LONG, Path, fs};
 
-    /// A file by which one process tells the other how far it is.
+    /// Signals progress to the other process by a file.
     pub fn reach(path: &Path) -> bool {
         fs::write(path, b"").is_ok()
     }
@@ -208,7 +208,7 @@ mod of_fcntl {
     }
 }
 
-/// Another process holds the lock for a while: this one waits for it, and gets it then.
+/// Another process holds the lock for a while: this process waits for it, and then gets it.
 fn blocks(room: &Room, take: impl Fn(&fs::File) -> std::io::Result<()>) -> Result<()> {
     let path = room.file("f", b"")?;
     let (held, at) = (room.at("held"), path.clone());

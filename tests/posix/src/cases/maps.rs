@@ -152,7 +152,8 @@ fn execute(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// Neither written nor, which a filesystem that truncates while it opens gets wrong, emptied.
+/// Opening a running program for writing fails and leaves it unchanged; a filesystem that truncates during open would
+/// empty it.
 fn running_programs_cannot_be_written(room: &Room) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let path = room.at("sleep");

@@ -1,4 +1,4 @@
-//! The tables. A file for each subject; names begin with it.
+//! The tables of cases. Each subject has a file; its cases' names begin with the subject.
 
 mod attributes;
 mod create;
@@ -24,7 +24,7 @@ use clap::ValueEnum;
 
 use crate::room::Room;
 
-/// One case: it passes, fails, or says that it does not apply ([`crate::room::Skip`]).
+/// One case: it passes, fails, or reports that it does not apply ([`crate::room::Skip`]).
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,

@@ -1,4 +1,4 @@
-//! Names: bytes, lengths, what never stands in a listing.
+//! Names: bytes, lengths, and names that no listing may contain.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

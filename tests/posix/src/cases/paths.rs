@@ -109,7 +109,8 @@ fn parent_numbers(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// File handles lead to what they were made of after the kernel dropped it, wherever that was moved before, and as often as it is dropped.
+/// A file handle opens its file after the kernel has dropped the inode, however often, and wherever the file was moved
+/// before.
 fn file_handles(room: &Room) -> Result<()> {
     needs_root()?;
     room.dir("d")?;
@@ -133,7 +134,7 @@ fn file_handles(room: &Room) -> Result<()> {
         }
         ensure!(directory.open(&mount)?.metadata()?.ino() == fs::metadata(room.at("d2"))?.ino());
         refuses(gone.open(&mount), libc::ESTALE)?;
-        // Dentries and inodes that nothing uses.
+        // Drops unused dentries and inodes.
         fs::write("/proc/sys/vm/drop_caches", "2")?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Who may do what. Cases with other users run as root.
+//! Permission checks. Cases with other users run as root.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

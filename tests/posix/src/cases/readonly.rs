@@ -1,4 +1,4 @@
-//! `-o ro`: everything may be read and nothing changed. What is read is made by the other way.
+//! `-o ro`: all reads succeed and all changes fail. The files to read are created on the other mount.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::symlink;

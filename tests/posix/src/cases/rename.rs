@@ -211,7 +211,7 @@ fn dot_dot_follows(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// A file moves, and a character device 0:0 is left at its old name.
+/// A file moves and leaves a whiteout, a character device 0:0, at its old name.
 fn whiteout(room: &Room) -> Result<()> {
     room.dir("d")?;
     room.file("d/a", b"contents")?;
@@ -222,7 +222,7 @@ fn whiteout(room: &Room) -> Result<()> {
         fs::read_dir(room.at("d"))?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
     ensure!(names == ["a"] && fs::metadata(room.at("b"))?.ino() == before.ino());
     ensure!(fs::read(room.at("b"))? == b"contents");
-    // A whiteout is moved and removed as anything else.
+    // A whiteout is moved and removed like any other file.
     fs::rename(room.at("d/a"), room.at("w"))?;
     is_whiteout(&room.at("w"))?;
     refuses(fs::metadata(room.at("d/a")), libc::ENOENT)?;
@@ -246,7 +246,7 @@ fn whiteout_over_file(room: &Room) -> Result<()> {
     or_skip_invalid(rename(0), "RENAME_WHITEOUT")?;
     is_whiteout(&room.at("a"))?;
     ensure!(fs::read(room.at("b"))? == b"new" && old.metadata()?.nlink() == 0);
-    // Of a directory too.
+    // Also of a directory.
     room.dir("d")?;
     sys::rename2(&room.at("d"), &room.at("e"), libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE)?;
     is_whiteout(&room.at("d"))?;
@@ -264,13 +264,14 @@ fn whiteout_flags(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// A directory in which a process stands, an open file and a running program are found by their new path.
+/// After a rename, the kernel reports the new paths of a process's working directory, an open file and a running
+/// program.
 fn in_use(room: &Room) -> Result<()> {
     attempts(|nth| in_use_below(room, &format!("from{nth}"), &format!("to{nth}")))
 }
 
-/// Where a notification meets a reply that its thread has not applied yet, which a busy machine may bring about, the kernel must drop
-/// what it could keep: docs/semantics.md allows that. So one attempt of three has to pass.
+/// If a notification races with a reply that its thread has not applied yet, which a busy machine may cause, the
+/// kernel must drop dentries that it could keep: docs/semantics.md allows that. So one attempt of three has to pass.
 fn attempts(one: impl Fn(u32) -> Result<()>) -> Result<()> {
     one(0).or_else(|_| one(1)).or_else(|_| one(2))
 }

@@ -1,5 +1,5 @@
-//! Set-user-ID and set-group-ID bits and file capabilities: what changes of a file's data and of its owner take away, and that the mode
-//! alone shows it at once (a kernel may know the mode by another way than size and times).
+//! Set-user-ID and set-group-ID bits and file capabilities: changes of a file's data or owner clear them, and the mode
+//! alone shows that at once (a kernel may cache the mode apart from size and times).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ const SIZE: usize = 8192;
 
 type Way = (&'static str, fn(&Path) -> io::Result<()>);
 
-/// Each way that changes data.
+/// All ways to change data.
 const WAYS: &[Way] = &[
     ("write", |path| written(path, 0)),
     ("append", |path| written(path, libc::O_APPEND)),
@@ -63,7 +63,7 @@ fn copied(path: &Path) -> io::Result<()> {
     sys::copy_range(&from, 0, &both(path)?, 0, 100).map(drop)
 }
 
-/// A file of root's that everybody may change, and another one to copy from.
+/// Creates a file of root that every user may change, and another file to copy from.
 fn fresh(room: &Room, mode: u32) -> Result<std::path::PathBuf> {
     for name in ["f", "f.from"] {
         let path = room.at(name);
@@ -78,12 +78,12 @@ fn fresh(room: &Room, mode: u32) -> Result<std::path::PathBuf> {
     Ok(path)
 }
 
-/// By the mode alone.
+/// Returns the mode, by a statx of the mode alone.
 fn bits(path: &Path) -> Result<u32> {
     Ok(u32::from(sys::statx(path, libc::STATX_MODE)?.stx_mode) & 0o7777)
 }
 
-/// By somebody without capabilities, as far as it is here: false where the way is not there.
+/// Changes the file as a user without capabilities; false if the operation is not supported here.
 fn changed(room: &Room, path: &Path, (name, way): Way) -> Result<bool> {
     let lacking = |e: &io::Error| {
         matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EXDEV))

@@ -1,4 +1,4 @@
-//! What is seen of changes that others make: by the other way to the same directory, within the bound.
+//! Visibility of changes that are made through another path to the same directory, within the staleness bound.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -15,8 +15,8 @@ super::cases! { shared::
     hard_link_count, our_changes_show_beside, mapped;
 }
 
-/// A file made here that is seen beside as well. A mount of what only grants times may know this case's directory by a
-/// number that another case's directory had, and believe for as long what it missed there.
+/// Creates a file that is also visible on the other path. A mount with time-limited grants only may know this case's
+/// directory by the inode number of another case's directory, and cache that directory's absent names until the limit.
 fn file(room: &Room, name: &str, contents: &[u8]) -> Result<PathBuf> {
     let path = room.file(name, contents)?;
     room.comes("a file made here", || room.over(name).exists())?;
@@ -215,11 +215,11 @@ fn mapped(room: &Room) -> Result<()> {
     };
     ensure!(at != libc::MAP_FAILED);
     ensure!(unsafe { std::ptr::read_volatile(at.cast::<u8>()) } == b'a');
-    // In place: whoever looks between a truncation and a write sees a file without pages.
+    // Written in place: between a truncation and a write a reader would see a file without pages.
     let beside = fs::File::options().write(true).open(room.over("f"))?;
     std::os::unix::fs::FileExt::write_all_at(&beside, &[b'b'; 4096], 0)?;
     drop(beside);
-    // A map alone asks for nothing; a stat or an open beside it lets the bound take effect.
+    // A map alone sends no request; a stat or an open beside it makes the staleness bound apply.
     let seen = room.comes("data under a map", || {
         fs::read(&path).is_ok() && unsafe { std::ptr::read_volatile(at.cast::<u8>()) } == b'b'
     });

@@ -1,4 +1,4 @@
-//! A build's calls under 1,000 alarms a second: no call may say EINTR, since none does on a local disk.
+//! A build's calls under 1,000 alarms a second: no call may fail with EINTR, since none does on a local disk.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! FIFOs, devices and sockets: served to this machine's kernel.
+//! FIFOs, devices and sockets: they are opened by the local kernel, not on the server.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};

@@ -16,7 +16,7 @@ super::cases! {
     acl:: access_denies, access_mode, default_inherited, default_on_file, removed, invalid, chmod_changes_mask;
 }
 
-/// The name of an xattr that anyone may set, on a file that takes them; skips where there are none.
+/// Creates a file that supports user xattrs, or skips.
 fn tagged(room: &Room) -> Result<std::path::PathBuf> {
     let path = room.file("f", b"")?;
     or_skip(sys::set_xattr(&path, "user.probe", b"1", 0), "user xattrs")?;

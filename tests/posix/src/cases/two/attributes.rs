@@ -1,4 +1,4 @@
-//! Attributes, extended attributes and rights.
+//! Attributes, extended attributes and permissions.
 
 use std::fs;
 use std::io::Write;
@@ -20,10 +20,10 @@ super::cases! { two::
     xattr_of_a_capability_after_write, mode_by_acl;
 }
 
-/// A user whom nobody knows.
+/// A user id without an account.
 const STRANGER: u32 = 4321;
 
-/// `d/f` and its siblings, warm everywhere.
+/// `d/f` and its siblings, cached on every mount.
 fn warm_file(room: &Room) -> Result<()> {
     room.dir("d")?;
     room.file("d/f", b"contents")?;
@@ -96,7 +96,7 @@ fn times_of_directory(room: &Room) -> Result<()> {
         ensure!(fs::symlink_metadata(dir.join("d"))?.mtime() == 7, "another mtime");
         Ok(())
     })?;
-    // A new name changes it again, and everybody knows to what.
+    // A new name changes it again, and every mount shows the new value.
     fs::write(room.over("d/new"), b"")?;
     let local = fs::symlink_metadata(room.over("d"))?;
     ensure!(local.mtime() != 7, "a new name left its directory's mtime");
@@ -133,7 +133,7 @@ fn truncated_open(room: &Room) -> Result<()> {
     all_see(room, &[], |dir| reads(dir, "d/f", b"co"))
 }
 
-/// Attributes change by one name, and by the other name everybody sees it.
+/// Attributes change through one name, and every mount shows the change under the other name.
 fn attributes_of_linked(room: &Room) -> Result<()> {
     warm_file(room)?;
     room.dir("e")?;
@@ -151,7 +151,7 @@ fn has_xattr(dir: &Path, path: &str, name: &str, value: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// `d/f` with `user.a`, whose absent `user.b` everybody has asked for.
+/// `d/f` with `user.a`; every mount has cached that `user.b` is absent.
 fn warm_xattrs(room: &Room, path: &str) -> Result<()> {
     room.dir("d")?;
     room.file("d/f", b"")?;
@@ -228,7 +228,7 @@ fn acl_default(room: &Room) -> Result<()> {
     })
 }
 
-/// Whether a stranger, or, without root, we ourselves, may do it.
+/// Returns whether an unprivileged user, or without root this process, may do it.
 fn may(body: impl FnOnce() -> bool) -> Result<bool> {
     Ok(if sys::uid() == 0 { sys::as_user(STRANGER, STRANGER, &[], body)? } else { body() })
 }
@@ -287,7 +287,7 @@ fn attributes_by_turns(room: &Room) -> Result<()> {
     all_see(room, &[], |dir| has_mode(dir, "d/f", 0o673))
 }
 
-/// By the mode alone, which a kernel may know by another way than size and times.
+/// Checks the mode by a statx of the mode alone, which a kernel may cache apart from size and times.
 fn has_bits(dir: &Path, mode: u32) -> Result<()> {
     let got = u32::from(sys::statx(&dir.join("d/f"), libc::STATX_MODE)?.stx_mode) & 0o7777;
     ensure!(got == mode, "the mode alone is {got:o}, not {mode:o}");
@@ -314,7 +314,7 @@ fn mode_without_set_id_after_write(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// chown(2) that leaves owner and group as they are takes the bits away all the same.
+/// chown(2) to the present owner and group also clears the set-ID bits.
 fn mode_without_set_id_after_chown_to_same(room: &Room) -> Result<()> {
     for by in [&room.path, &room.beside] {
         room.dir("d")?;
@@ -347,7 +347,7 @@ fn xattr_of_a_capability_after_write(room: &Room) -> Result<()> {
     all_see(room, &[], |dir| refuses(has(dir), libc::ENODATA))
 }
 
-/// The mask of an access ACL is the group's bits of the mode.
+/// The mask of an access ACL is the mode's group permission bits.
 fn mode_by_acl(room: &Room) -> Result<()> {
     warm_file(room)?;
     all_see(room, &[], |dir| has_bits(dir, 0o644))?;

@@ -1,4 +1,4 @@
-//! Contents of files: written, cut, mapped.
+//! File contents: writes, truncation, maps.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -20,12 +20,12 @@ super::cases! { two::
 
 const SIZE: u16 = 20_000;
 
-/// `SIZE` bytes of which no two pages are equal.
+/// `SIZE` bytes; no two pages are equal.
 fn pattern(seed: u8) -> Vec<u8> {
     (0..SIZE).map(|i| i.to_le_bytes()[0].wrapping_add(i.to_le_bytes()[1]).wrapping_add(seed)).collect()
 }
 
-/// `d/f` with a pattern, warm everywhere.
+/// `d/f` with a pattern, cached on every mount.
 fn warm_pattern(room: &Room) -> Result<Vec<u8>> {
     let contents = pattern(0);
     room.dir("d")?;
@@ -38,7 +38,7 @@ fn read_write(path: &Path) -> Result<File> {
     OpenOptions::new().read(true).write(true).open(path).with_context(|| path.display().to_string())
 }
 
-/// What an open file reads from its beginning; no file here is longer.
+/// Returns an open file's contents; no file here is longer.
 fn whole(file: &File) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::from(u16::MAX)];
     let mut length = 0;
@@ -97,12 +97,12 @@ fn extended_open(room: &Room) -> Result<()> {
 
 fn written_anew(room: &Room) -> Result<()> {
     warm_pattern(room)?;
-    // Of the same size: only the data tells.
+    // Equal size: only the data differs.
     fs::write(room.at("d/f"), pattern(9))?;
     all_see(room, &[], |dir| reads(dir, "d/f", &pattern(9)))
 }
 
-/// What lay behind the new end does not come back.
+/// Data behind the new end does not reappear.
 fn shortened_and_grown(room: &Room) -> Result<()> {
     let mut contents = warm_pattern(room)?;
     let (file, other) = (read_write(&room.at("d/f"))?, File::open(room.over("d/f"))?);
@@ -138,7 +138,7 @@ fn written_by_turns(room: &Room) -> Result<()> {
     let mut contents = warm_pattern(room)?;
     let (mine, theirs) = (read_write(&room.at("d/f"))?, read_write(&room.over("d/f"))?);
     for round in 0..100_u16 {
-        // Neighbours within one page.
+        // Adjacent words within one page.
         let at = usize::from(round) * 8;
         let (file, other) = if round % 2 == 0 { (&mine, &theirs) } else { (&theirs, &mine) };
         let word = format!("turn{round:04}");
@@ -175,7 +175,7 @@ fn copied_by_the_kernel(room: &Room) -> Result<()> {
     all_see(room, &[], |dir| reads(dir, "d/f", &contents))
 }
 
-/// The whole file, shared; unmapped when dropped.
+/// A shared map of the whole file; unmapped when dropped.
 struct Map(*mut u8);
 
 impl Map {
@@ -223,7 +223,7 @@ fn map_synced(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// A map beside which somebody reads shows what was read.
+/// A map shows data that another process has read on its mount.
 fn mapped(room: &Room) -> Result<()> {
     let mut contents = warm_pattern(room)?;
     let map = Map::of(&File::open(room.over("d/f"))?, false)?;
@@ -235,7 +235,7 @@ fn mapped(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// A map that nobody reads beside. Needs a kernel that can be told to drop pages.
+/// A map without such a reader. Needs a kernel that supports invalidation of pages.
 fn mapped_alone(room: &Room) -> Result<()> {
     let mut contents = warm_pattern(room)?;
     let map = Map::of(&File::open(room.over("d/f"))?, false)?;
@@ -249,7 +249,7 @@ fn mapped_alone(room: &Room) -> Result<()> {
     all_see(room, &[], |dir| reads(dir, "d/f", &contents))
 }
 
-/// One stores into a map and syncs, the other writes beside it into the same page: both remain.
+/// One mount stores into a map and syncs, the other writes into the same page: both changes remain.
 fn stored_and_written(room: &Room) -> Result<()> {
     let mut contents = warm_pattern(room)?;
     let map = Map::of(&read_write(&room.at("d/f"))?, true)?;

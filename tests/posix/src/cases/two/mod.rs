@@ -1,9 +1,9 @@
-//! One tree by several ways (S1): what an operation did is seen by the next one, by whichever mount.
+//! One tree on several mounts (S1): each mount sees an operation's effect from the next operation on.
 //!
-//! A case warms every way, so that each has in memory what is about to change; changes something by the
-//! first (`Room::at`); and at once looks by the second (`Room::over`), by the others, and by the first itself.
-//! It works in a directory below its own: what is above stays quiet, so that nothing there is asked again
-//! only because its neighbours changed.
+//! A case first warms every mount, so that each has cached what is about to change. It then makes a change on the
+//! first (`Room::at`), and at once checks it on the second (`Room::over`), on the others, and on the first itself. It
+//! works in a subdirectory of its own directory, so that the parent's entries are not fetched again only because a
+//! sibling changed.
 
 pub mod attributes;
 pub mod data;
@@ -21,7 +21,7 @@ use anyhow::{Context, Result, ensure};
 use crate::room::{Room, refuses};
 use seen::Tree;
 
-/// The ways to look, each with its name: the first is looked at last, for it may know its own change.
+/// Returns the mounts to check, each with a name; the first mount is last, because it knows its own change.
 fn ways(room: &Room) -> Vec<(String, &Path)> {
     let mut ways = vec![("by the second way".to_owned(), room.beside.as_path())];
     for (i, other) in room.others.iter().enumerate() {
@@ -31,8 +31,7 @@ fn ways(room: &Room) -> Vec<(String, &Path)> {
     ways
 }
 
-/// Has everything looked at, twice by each way: listings, attributes, contents, targets, xattrs, and these
-/// names, which are not there.
+/// Reads everything twice on each mount: listings, attributes, contents, targets, xattrs, and these absent names.
 fn warm(room: &Room, absent: &[&str]) -> Result<()> {
     for (way, dir) in ways(room) {
         for _ in 0..2 {
@@ -51,7 +50,7 @@ fn all_absent(dir: &Path, absent: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// By each way `check` passes, these names are not there, and the whole tree is the same.
+/// Checks on each mount that `check` passes, these names are absent, and the whole tree is equal.
 fn all_see(room: &Room, absent: &[&str], check: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let ways = ways(room);
     for (way, dir) in &ways {
@@ -68,13 +67,13 @@ fn all_see(room: &Room, absent: &[&str], check: impl Fn(&Path) -> Result<()>) ->
     Ok(())
 }
 
-/// The file's whole contents.
+/// Checks a file's whole contents.
 fn reads(dir: &Path, name: &str, expected: &[u8]) -> Result<()> {
     let got = fs::read(dir.join(name)).with_context(|| name.to_owned())?;
     same(&got, expected).with_context(|| name.to_owned())
 }
 
-/// Says where contents differ.
+/// Reports where contents differ.
 fn same(got: &[u8], expected: &[u8]) -> Result<()> {
     let differs = got.iter().zip(expected).position(|(a, b)| a != b);
     let from = differs.unwrap_or(got.len().min(expected.len()));

@@ -1,4 +1,4 @@
-//! Names that are made, removed and moved.
+//! Names that are created, removed and moved.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
@@ -18,7 +18,7 @@ super::cases! { two::
     symlink_changed, tree_removed, in_the_way, found_missing, names_by_turns, parent_moved, many_created;
 }
 
-/// `d/old`, warm everywhere, and `d/new`, known everywhere to be missing.
+/// `d/old`, cached on every mount, and `d/new`, cached as absent on every mount.
 fn old_and_no_new(room: &Room) -> Result<()> {
     room.dir("d")?;
     room.file("d/old", b"old")?;
@@ -50,7 +50,7 @@ fn made_fifo(room: &Room) -> Result<()> {
 
 fn made_socket(room: &Room) -> Result<()> {
     old_and_no_new(room)?;
-    // A socket's path is short; one below the working directory always is.
+    // A socket's path must be short; a path relative to the working directory always is.
     std::env::set_current_dir(room.at("d"))?;
     drop(UnixListener::bind("new")?);
     std::env::set_current_dir("/")?;
@@ -166,7 +166,7 @@ fn renamed_across(room: &Room) -> Result<()> {
     all_see(room, &["d/f", "e/f"], |dir| reads(dir, "e/g", b"moves"))
 }
 
-/// `d/a/b/f`, and `e`, warm everywhere.
+/// `d/a/b/f` and `e`, cached on every mount.
 fn deep(room: &Room) -> Result<()> {
     fs::create_dir_all(room.at("d/a/b"))?;
     room.dir("e")?;
@@ -231,7 +231,7 @@ fn not_replaced(room: &Room) -> Result<()> {
     warm(room, &["d/b"])?;
     let rename = |from: &Path, to: &Path| sys::rename2(from, to, libc::RENAME_NOREPLACE);
     or_skip_invalid(rename(&room.at("d/a"), &room.at("d/b")), "noreplace")?;
-    // The other knew that b is missing and that a is there.
+    // The second mount had cached that b is absent and that a exists.
     fs::write(room.over("d/c"), b"c")?;
     refuses(rename(&room.over("d/c"), &room.over("d/b")), libc::EEXIST)?;
     rename(&room.over("d/c"), &room.over("d/a"))?;
@@ -297,7 +297,7 @@ fn tree_removed(room: &Room) -> Result<()> {
     })
 }
 
-/// What the other made stands in the way at once.
+/// Files that the other mount created conflict at once.
 fn in_the_way(room: &Room) -> Result<()> {
     room.dir("d")?;
     room.dir("e")?;
@@ -314,7 +314,7 @@ fn in_the_way(room: &Room) -> Result<()> {
     all_see(room, &["d/g"], |dir| reads(dir, "d/f", b""))
 }
 
-/// What the other removed cannot be used any more.
+/// Files that the other mount removed cannot be used any more.
 fn found_missing(room: &Room) -> Result<()> {
     room.dir("d")?;
     room.dir("d/e")?;
@@ -337,7 +337,7 @@ fn found_missing(room: &Room) -> Result<()> {
     all_see(room, &["d/b"], |dir| reads(dir, "d/a", b""))
 }
 
-/// One makes a name, the other moves it, the first removes it, and each looks before it acts.
+/// One mount creates a name, the other moves it, the first removes it, and each looks it up before.
 fn names_by_turns(room: &Room) -> Result<()> {
     room.dir("d")?;
     for i in 0..100_usize {
@@ -352,14 +352,14 @@ fn names_by_turns(room: &Room) -> Result<()> {
             refuses(fs::metadata(room.over(&moved)), libc::ENOENT)
                 .with_context(|| format!("round {i}: {moved}"))?;
         }
-        // Of two rounds one leaves its name.
+        // Every second round leaves its name.
         let count = fs::read_dir(room.over("d"))?.count();
         ensure!(count == i.div_ceil(2), "round {i}: {count} names are listed");
     }
     all_see(room, &["d/made0", "d/moved0"], |dir| reads(dir, "d/moved99", b"d/made99"))
 }
 
-/// The other uses at once what moved together with its parents.
+/// The other mount at once uses a file that moved together with its parent directories.
 fn parent_moved(room: &Room) -> Result<()> {
     deep(room)?;
     fs::rename(room.at("d"), room.at("e/d"))?;

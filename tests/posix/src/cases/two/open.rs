@@ -1,4 +1,4 @@
-//! Files and directories that one has open while another removes, replaces or moves them.
+//! Files and directories that one mount has open while another removes, replaces or moves them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -20,12 +20,12 @@ super::cases! { two::
     replaced_again_and_again, closed_to_its_reader, in_use_and_changed, in_use_and_removed;
 }
 
-/// `d/f` of many pages, open by the second way, of which only the beginning was read.
+/// `d/f` of many pages, open on the second mount, of which only the beginning was read.
 fn half_read(room: &Room) -> Result<(File, Vec<u8>)> {
     let contents: Vec<u8> = (0..300_000_u32).map(|i| i.to_le_bytes()[1]).collect();
     room.dir("d")?;
     room.file("d/f", &contents)?;
-    // Only names and attributes are warm: the rest of the data must come from the server.
+    // Only names and attributes are cached: the rest of the data must come from the server.
     for dir in [&room.path, &room.beside] {
         fs::metadata(dir.join("d/f"))?;
     }
@@ -93,7 +93,7 @@ fn directory_moved_while_used(room: &Room) -> Result<()> {
     warm(room, &[])?;
     let held = File::open(room.over("d/a"))?;
     fs::rename(room.at("d/a"), room.at("e/b"))?;
-    // By the descriptor, whose path is another now.
+    // By the descriptor, whose path has changed.
     let inside = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&held).to_string());
     fs::write(inside.join("new"), b"by the descriptor")?;
     all_see(room, &["d/a"], |dir| {
@@ -102,8 +102,8 @@ fn directory_moved_while_used(room: &Room) -> Result<()> {
     })
 }
 
-/// Refused because the directory is no more. Its own kernel says ENOENT; another, which still holds it, learns
-/// that no name leads there (ESTALE).
+/// The call fails because the directory was removed. Its own kernel returns ENOENT; another kernel, which still
+/// references it, finds that no name leads there (ESTALE).
 fn gone<T>(result: io::Result<T>) -> Result<()> {
     match result {
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESTALE)) => Ok(()),
@@ -112,7 +112,7 @@ fn gone<T>(result: io::Result<T>) -> Result<()> {
     }
 }
 
-/// The working directory, which is open too, has no name any more.
+/// The working directory, which is also open, has no name any more.
 fn is_removed(held: &File) -> Result<()> {
     let names: Vec<_> = fs::read_dir(".").context("listing it")?.collect::<io::Result<_>>()?;
     ensure!(names.is_empty(), "{} names are listed in it", names.len());
@@ -134,7 +134,7 @@ fn working_directory_removed(room: &Room) -> Result<()> {
     gone(File::create("f")).context("creating in it")?;
     gone(fs::create_dir("e")).context("mkdir in it")?;
     is_removed(&held)?;
-    // Another directory with its name is not it.
+    // A new directory with the old name is another directory.
     fs::create_dir(room.at("d/here"))?;
     is_removed(&held)?;
     gone(File::create("f")).context("creating in it, once its name is another's")?;
@@ -150,7 +150,7 @@ fn working_directory_moved(room: &Room) -> Result<()> {
     std::env::set_current_dir(room.over("d/here"))?;
     fs::rename(room.at("d/here"), room.at("e/there"))?;
     fs::write("f", b"from inside").context("writing in it")?;
-    // A kernel that was told to forget the name learns where the directory is now when it is found there.
+    // A kernel that has dropped the old dentry moves the directory's dentry at the next lookup of the new name.
     fs::metadata(room.over("e/there"))?;
     let up = fs::metadata("..")?.ino();
     ensure!(up == fs::metadata(room.over("e"))?.ino(), "its .. is the old one");
@@ -158,7 +158,7 @@ fn working_directory_moved(room: &Room) -> Result<()> {
     all_see(room, &["d/here"], |dir| reads(dir, "e/there/f", b"from inside"))
 }
 
-/// Scans by the second way while `change` is called before each entry; what stays comes exactly once.
+/// Scans on the second mount, with `change` called before each entry; each entry that stays is returned exactly once.
 fn scan(room: &Room, stay: u32, mut change: impl FnMut(u32) -> io::Result<()>) -> Result<()> {
     let mut times: BTreeMap<String, u32> = BTreeMap::new();
     for (step, entry) in (0..).zip(fs::read_dir(room.over("d"))?) {
@@ -173,7 +173,7 @@ fn scan(room: &Room, stay: u32, mut change: impl FnMut(u32) -> io::Result<()>) -
     Ok(())
 }
 
-/// So many names, so long, that a scan takes several requests.
+/// Enough long names that a scan takes several requests.
 const STAY: u32 = 400;
 
 fn stays(i: u32) -> String {
@@ -188,7 +188,7 @@ fn filled(room: &Room, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// All ways list the same names.
+/// All mounts list equal names.
 fn all_list(room: &Room) -> Result<()> {
     let listed = |dir: &Path| -> Result<Vec<_>> {
         let entries = fs::read_dir(dir.join("d"))?.map(|entry| entry.map(|e| e.file_name()));
@@ -236,7 +236,7 @@ fn listed_while_renamed(room: &Room) -> Result<()> {
     reads(&room.beside, &format!("d/wanders {last}"), b"wandering")
 }
 
-/// A stream that was open before shows after rewinding what was made meanwhile.
+/// A stream opened before shows, after a rewind, files created meanwhile.
 fn listed_again_after_rewind(room: &Room) -> Result<()> {
     filled(room, 20)?;
     warm(room, &["d/new"])?;
@@ -265,7 +265,7 @@ fn made_below_a_removed_directory(room: &Room) -> Result<()> {
     all_see(room, &["d/e"], |_| Ok(()))
 }
 
-/// The same name again and again, each time another file: nobody takes one for another.
+/// One name is removed and created again, many times: no mount confuses the files.
 fn unlinked_and_made_again(room: &Room) -> Result<()> {
     room.dir("d")?;
     let mut held = Vec::new();
@@ -286,7 +286,7 @@ fn unlinked_and_made_again(room: &Room) -> Result<()> {
     all_see(room, &["d/f"], |_| Ok(()))
 }
 
-/// The same by renaming, with files that were only opened, and one that was mapped and closed.
+/// The file at one name is replaced by renames; files were only opened, and one was mapped and closed.
 fn replaced_again_and_again(room: &Room) -> Result<()> {
     room.dir("d")?;
     let mut held = Vec::new();
@@ -309,7 +309,7 @@ fn replaced_again_and_again(room: &Room) -> Result<()> {
     all_see(room, &["d/new"], |dir| reads(dir, "d/f", &text(10)))
 }
 
-/// Rights are looked at when a file is opened, and moved, linked and removed it stays what it is.
+/// Permissions are checked at open; an open file stays usable after a move, link or removal.
 fn closed_to_its_reader(room: &Room) -> Result<()> {
     room.dir("d")?;
     room.dir("e")?;
@@ -330,7 +330,7 @@ fn closed_to_its_reader(room: &Room) -> Result<()> {
     all_see(room, &["d/f", "d/h", "e/g"], |_| Ok(()))
 }
 
-/// What the second way has in use below `d`, and the paths by which the kernel finds it.
+/// Files in use on the second mount below `d`, and the paths that its kernel reports for them.
 struct InUse {
     file: File,
     user: sys::User,
@@ -352,7 +352,7 @@ impl InUse {
     }
 }
 
-/// The first way changes attributes, data and links of what the second has in use: that is found by its path as before.
+/// The first mount changes attributes, data and links of the files in use: their reported paths stay.
 fn in_use_and_changed(room: &Room) -> Result<()> {
     let used = InUse::of(room)?;
     let link = |path: &Path| fs::hard_link(path, path.with_extension("2"));
@@ -382,7 +382,7 @@ fn in_use_and_changed(room: &Room) -> Result<()> {
     Ok(())
 }
 
-/// The first way removes and replaces it: its path leads there no more.
+/// The first mount removes and replaces the files in use: their paths no longer lead to them.
 fn in_use_and_removed(room: &Room) -> Result<()> {
     let used = InUse::of(room)?;
     fs::remove_file(room.at("d/file"))?;

@@ -1,4 +1,4 @@
-//! All that can be seen of a tree, for comparing what two ways show.
+//! A snapshot of all observable properties of a tree, for comparing two mounts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 
 use crate::sys;
 
-/// Of one name. Left out is what reading changes (access times), what the disk decides later (blocks), and
-/// what each mount has of its own (the device).
+/// Properties of one name. Left out: access times, which reading changes; block counts, which the disk decides later;
+/// and the device, which each mount has of its own.
 #[derive(PartialEq, Eq)]
 struct Seen {
     ino: u64,
@@ -25,7 +25,7 @@ struct Seen {
     xattrs: BTreeMap<String, Vec<u8>>,
 }
 
-/// Everything in and below a directory, and itself, by relative path.
+/// A directory with everything below it, by relative path.
 pub struct Tree(BTreeMap<PathBuf, Seen>);
 
 impl Tree {
@@ -68,7 +68,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The first thing in which the other is not the same, as "name: what is here, what is there".
+    /// Returns the first difference from the other tree, as "name: value here, value there".
     pub fn difference(&self, other: &Tree) -> Option<String> {
         for (path, seen) in &self.0 {
             let Some(there) = other.0.get(path) else {
