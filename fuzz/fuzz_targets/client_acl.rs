@@ -1,4 +1,5 @@
-//! Any xattr of a server as an ACL: only ids of named users and groups change, and mapping them back gives what came.
+//! Arbitrary server xattrs as ACLs: only ids of named users and groups change, and mapping them back restores the
+//! original.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any offer of a kernel against any wish: what is agreed was offered, wanted and known to that version.
+//! Arbitrary FUSE_INIT requests: each negotiated flag was offered, wanted, and known to the negotiated version.
 //!
 //! Input: the kernel's offer (64 bytes), wanted flags (8), newest minor (4), largest write (4).
 

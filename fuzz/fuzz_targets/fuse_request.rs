@@ -1,8 +1,8 @@
-//! Any bytes as a FUSE request: never a panic, never a read beyond them, and what was understood is the same
-//! after encoding it again.
+//! Arbitrary bytes as a FUSE request: no panic, no read beyond the bytes, and encoding and decoding preserves a
+//! decoded request.
 //!
-//! Input: the agreed minor version (1 byte), the agreed flags (8 bytes), then the request. The header's
-//! length is set right on every second input, or nothing would get past it.
+//! Input: the negotiated minor version (1 byte), the negotiated flags (8 bytes), then the request. Every second input
+//! gets the correct length in its header; otherwise no input would get past that check.
 
 #![no_main]
 

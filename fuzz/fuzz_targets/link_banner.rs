@@ -1,4 +1,4 @@
-//! What a login prints before the relay is there: `crates/link/src/fuzzing.rs`.
+//! The output of a login shell before the relay starts: `crates/link/src/fuzzing.rs`.
 
 #![no_main]
 

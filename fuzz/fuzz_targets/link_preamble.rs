@@ -1,4 +1,4 @@
-//! What strangers say first over TCP: `crates/link/src/fuzzing.rs`.
+//! The first bytes of unauthenticated TCP peers: `crates/link/src/fuzzing.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A client's session that hears anything at any time: `fuzz/src/native/client.rs`.
+//! A client session with arbitrary input at any time: `fuzz/src/native/client.rs`.
 
 #![no_main]
 

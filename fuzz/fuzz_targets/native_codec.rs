@@ -1,4 +1,4 @@
-//! Any bytes as a stream of frames: `fuzz/src/native/codec.rs`.
+//! Arbitrary bytes as a stream of frames: `fuzz/src/native/codec.rs`.
 
 #![no_main]
 

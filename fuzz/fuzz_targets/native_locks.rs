@@ -1,4 +1,4 @@
-//! A table of file locks that is asked for anything: `fuzz/src/native/locks.rs`.
+//! A file lock table with arbitrary requests: `fuzz/src/native/locks.rs`.
 
 #![no_main]
 

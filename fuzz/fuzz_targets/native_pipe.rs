@@ -1,4 +1,4 @@
-//! Both ends of a session over pipes that hold back and cut: `fuzz/src/native/pipe.rs`.
+//! Both ends of a session over pipes that delay and cut: `fuzz/src/native/pipe.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A server's connection that hears anything at any time: `fuzz/src/native/server.rs`.
+//! A server connection with arbitrary input at any time: `fuzz/src/native/server.rs`.
 
 #![no_main]
 

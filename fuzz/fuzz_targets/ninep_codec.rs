@@ -1,4 +1,4 @@
-//! Any bytes as messages of 9P2000.L: `fuzz/src/ninep`.
+//! Arbitrary bytes as messages of 9P2000.L: `fuzz/src/ninep`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A session with a 9P server that says anything at any time: `fuzz/src/ninep`.
+//! A session with a 9P server that sends anything at any time: `fuzz/src/ninep`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A client's session that hears anything at any time.
+//! A client session with arbitrary input at any time.
 
 use super::script::Script;
 use super::stream::{Heard, Put};
@@ -10,11 +10,11 @@ use nigh_remote::{Event, Output, Remote};
 use nigh_types::{CallId, Covers, GrantId, Recall, RecallId, Reply, Response, Span, Term, Time};
 use std::collections::BTreeSet;
 
-/// What a session was told and has said.
+/// A session, with its recorded input and output.
 struct Watched {
     session: ClientSession,
     now: Time,
-    /// When it wants to be told the time.
+    /// When the session next wants a timeout.
     due: Time,
     calls: u64,
     unanswered: BTreeSet<CallId>,
@@ -23,15 +23,15 @@ struct Watched {
     lapsed: bool,
     lost: bool,
     heard: Heard,
-    /// Counted frames of this session that it has.
+    /// Counted frames of this session that it has received.
     received: u64,
     put: Put,
     reached: Reached,
 }
 
-/// Input: steps, each a byte and what it needs. Checked: each call is answered once, nothing is said after the
-/// end, what is said is right, time that is told moves the next moment on, and over connections each counted
-/// frame keeps its number, in both directions.
+/// Input: steps, each a byte and its arguments. Checked: each call has one reply, nothing is sent after the end,
+/// output is valid, a timeout moves the next deadline on, and each counted frame keeps its number across connections,
+/// in both directions.
 pub fn client(input: &[u8]) -> Reached {
     let mut script = Script::new(input);
     let mut client = Watched::new();
@@ -47,7 +47,7 @@ pub fn client(input: &[u8]) -> Reached {
     client.reached
 }
 
-/// Of `choice`: term, calls at one time, which session, and whether bodies may be packed.
+/// Builds a welcome. `choice` selects the term, the call limit, the session, and whether bodies may be compressed.
 fn welcome(choice: u64, session_id: u64, script: &mut Script<'_>) -> Vec<u8> {
     let session_term = [Span::from_secs(15), Span::from_millis(100), Span::FOREVER][(choice % 3) as usize];
     let max_calls = [1, 2, 1024][(choice / 3 % 3) as usize];
@@ -142,7 +142,7 @@ impl Watched {
         }
     }
 
-    /// A frame at a time: one with which it finds fault has not arrived, and those before it have.
+    /// Feeds one frame at a time: an invalid frame has not arrived, but the frames before it have.
     fn hear(&mut self, mut bytes: &[u8]) {
         loop {
             let (first, rest) = bytes.split_at(self.heard.missing(bytes));
@@ -158,7 +158,7 @@ impl Watched {
         let hears = |session: &ClientSession| !session.is_lost() && session.wants_connection().is_none();
         let heard = hears(&self.session);
         self.session.handle_input(self.now, bytes);
-        // Who finds that the term has run out takes in nothing.
+        // A session that notices the end of its term ignores the input.
         if !heard || !hears(&self.session) {
             return;
         }
@@ -174,7 +174,7 @@ impl Watched {
         }
     }
 
-    /// It ends, or another one is there, or both; or everything was claimed anew on it.
+    /// Disconnects, connects, or both; or reports the end of reclaim.
     fn connection(&mut self, choice: u64) {
         if choice.is_multiple_of(4) {
             return self.session.handle_reclaimed(self.now);
@@ -199,7 +199,7 @@ impl Watched {
         self.session.handle_call(self.now, id, samples::request(call));
     }
 
-    /// Tells the time at each moment that the session names.
+    /// Advances time, with a timeout at each deadline of the session.
     fn pass(&mut self, time: Span) {
         let end = self.now.after(time);
         while self.due <= end {

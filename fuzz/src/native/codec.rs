@@ -1,9 +1,9 @@
-//! Any bytes as a stream of frames.
+//! Arbitrary bytes as a stream of frames.
 
 use nigh_native::{FrameReader, MAX_BODY, Message, ProtocolError};
 
-/// Input: how many bytes arrive at a time (1 byte), then the stream. It says the same however it is cut, and
-/// what was understood is the same after encoding it again. Returned: what was understood. Bodies may be packed.
+/// Input: the chunk size (1 byte), then the stream. The decoded messages do not depend on the chunk size, and encoding
+/// and decoding preserves them. Returns the decoded messages. Bodies may be compressed.
 pub fn codec(input: &[u8]) -> Vec<Message> {
     let Some((&cut, stream)) = input.split_first() else { return vec![] };
     let whole = read(stream, stream.len().max(1));
@@ -14,7 +14,7 @@ pub fn codec(input: &[u8]) -> Vec<Message> {
     whole.0
 }
 
-/// The messages up to the first mistake.
+/// Returns the messages up to the first protocol error.
 fn read(stream: &[u8], at_a_time: usize) -> (Vec<Message>, Option<ProtocolError>) {
     let mut reader = FrameReader::new(MAX_BODY);
     reader.allow_packed(true);

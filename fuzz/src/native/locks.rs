@@ -1,4 +1,4 @@
-//! A table of file locks that is asked for anything.
+//! A file lock table with arbitrary requests.
 
 use super::Reached;
 use super::script::Script;
@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 const SESSIONS: u64 = 3;
 const ENDS: [u64; 8] = [0, 1, 2, 100, 101, u64::MAX - 2, u64::MAX - 1, u64::MAX];
 
-/// Input: steps, each a byte and what it needs. Checked: what is granted excludes others, each wait ends once, and
-/// nothing is left when all sessions have ended.
+/// Input: steps, each a byte and its arguments. Checked: granted locks exclude conflicting ones, each wait ends once,
+/// and the table is empty when all sessions have ended.
 pub fn locks(input: &[u8]) -> Reached {
     let mut reached = Reached::new();
     let mut script = Script::new(input);
@@ -31,7 +31,7 @@ pub fn locks(input: &[u8]) -> Reached {
                 let claim = Claim { object, owner, kind, start, end, pid: 1 };
                 calls += 1;
                 let call = CallId(calls);
-                // A process waits in one place at a time.
+                // A process waits for one lock at a time.
                 let wait = (step / 16 % 8 < 3).then_some(call);
                 match table.handle_lock(claim, wait) {
                     Tried::Granted => {

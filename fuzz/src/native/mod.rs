@@ -1,7 +1,7 @@
-//! What the targets of the native protocol do with any bytes. The targets run it, and so do the tests of
-//! `crates/native` on the seeds that are kept.
+//! Checks of the native protocol with arbitrary bytes. The fuzz targets run them, and so do the tests of
+//! `crates/native` on the stored seeds.
 
-// Each target uses its own part.
+// Each target uses a part of this module.
 #![allow(dead_code, unused_imports)]
 
 #[path = "../../../crates/native/tests/common/samples.rs"]
@@ -26,10 +26,10 @@ use nigh_types::{Call, Reply, Time};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-/// What a script came to, of what its target names; the seeds that are kept are to come to all of it.
+/// The events that a script reached, from those that its target names; the stored seeds must reach all of them.
 pub type Reached = BTreeSet<&'static str>;
 
-/// When every script begins.
+/// The time at which every script begins.
 const T0: Time = Time(1_000_000_000);
 
 /// Calls of every kind.
@@ -42,7 +42,7 @@ static MESSAGES: LazyLock<Vec<Message>> = LazyLock::new(|| {
     samples::all().into_iter().flat_map(|(_, messages)| messages).map(|(_, message)| message).collect()
 });
 
-/// The messages in what one side of ours put out, which is always whole and right.
+/// Decodes the output of one end of the protocol, which is always complete and valid.
 fn said(bytes: &[u8]) -> Vec<Message> {
     let (mut reader, mut input) = (FrameReader::new(MAX_BODY), bytes);
     let mut messages = Vec::new();

@@ -1,4 +1,4 @@
-//! Both ends of a session over pipes that hold back and cut.
+//! Both ends of a session over pipes that delay and cut.
 
 use super::script::Script;
 use super::{Reached, T0, samples};
@@ -15,7 +15,8 @@ struct Pair {
     now: Time,
     client: ClientSession,
     server: ServerConnection,
-    /// What hears the hello of another connection, and whether it belongs to a server that knows of no session.
+    /// The connection that receives the hello of a new link, and whether it belongs to a restarted server without
+    /// sessions.
     stranger: Option<(ServerConnection, bool)>,
     tree: Tree,
     up: VecDeque<u8>,
@@ -23,19 +24,19 @@ struct Pair {
     due: Time,
     calls: u64,
     unanswered: BTreeSet<CallId>,
-    /// Calls that arrived and are not executed yet.
+    /// Calls that have arrived and are not executed yet.
     arrived: VecDeque<(CallId, Request)>,
     recalls: u64,
-    /// Recalls that the server waits for, and those that the client has seen.
+    /// Recalls that the server waits for, and recalls that the client has seen.
     owed: BTreeSet<RecallId>,
     seen: Vec<RecallId>,
     lost: bool,
     reached: Reached,
 }
 
-/// Input: steps, each a byte and what it needs. Checked: neither end finds fault with the other, and when all has
-/// arrived each call was answered once and each recall acknowledged once, whatever connections were cut, unless the
-/// server has forgotten that recall.
+/// Input: steps, each a byte and its arguments. Checked: neither end reports a protocol error. When all bytes have
+/// arrived, each call has one reply and each recall one acknowledgement, whatever connections were cut, unless the
+/// server has forgotten the recall.
 pub fn pipe(input: &[u8]) -> Reached {
     let mut script = Script::new(input);
     let mut pair = Pair::new();
@@ -121,7 +122,7 @@ impl Pair {
         self.client.handle_call(self.now, id, Request { name, ..samples::request(call) });
     }
 
-    /// The connection ends; what is under way on it is lost.
+    /// Ends the connection; bytes in transit are lost.
     fn cut(&mut self) {
         self.up.clear();
         self.down.clear();
@@ -131,7 +132,7 @@ impl Pair {
         self.client.handle_disconnect(self.now, "cut");
     }
 
-    /// Another connection takes its place. `anew`: to a server that was started since.
+    /// Replaces the connection. `anew`: the server has restarted since.
     fn connect(&mut self, anew: bool) {
         if self.client.session_id() == 0 {
             return;
@@ -149,7 +150,7 @@ impl Pair {
         assert_eq!(stranger.handle_input(self.now, bytes), Ok(()), "our own client breaks the rules");
         let Some(event) = stranger.poll_event() else { return };
         let ServerEvent::Attach { resume: Some(resume), .. } = event else { panic!("{event:?}") };
-        // A session that began anew, of which the client has not heard, is not the one that it names.
+        // The client does not name a session that was newly created and of which it has not heard.
         let (anew, session) = (*anew || resume.session_id != self.server.session_id(), self.session());
         let Some((mut stranger, _)) = self.stranger.take() else { return };
         if anew {
@@ -171,7 +172,7 @@ impl Pair {
         Session { root, root_attr, cookie_key, ..samples::session() }
     }
 
-    /// So many bytes arrive at the server, at most.
+    /// Delivers at most `count` bytes to the server.
     fn up(&mut self, count: u64) {
         let bytes: Vec<u8> = take(&mut self.up, count);
         if self.stranger.is_some() {
@@ -188,7 +189,7 @@ impl Pair {
         self.client.handle_input(self.now, &bytes);
     }
 
-    /// The server does a call that arrived: not always the first.
+    /// Executes a call that has arrived, not always the first.
     fn execute(&mut self, choice: u64) {
         let at = (choice as usize) % self.arrived.len().max(1);
         let Some((call, request)) = self.arrived.remove(at) else { return };
@@ -200,7 +201,7 @@ impl Pair {
     }
 
     fn recall(&mut self) {
-        // A server recalls what it granted, so not before the session stands.
+        // The server has granted nothing before the session is established.
         if self.client.session_id() == 0 || self.server.is_ended() {
             return;
         }
@@ -227,7 +228,7 @@ impl Pair {
         self.now = end;
     }
 
-    /// Everything that either end put out goes on its way.
+    /// Sends all output of both ends.
     fn carry(&mut self) {
         loop {
             match self.client.poll_output() {
@@ -309,7 +310,7 @@ impl Pair {
         self.client.wants_connection().is_some()
     }
 
-    /// All that is under way arrives, and is done.
+    /// Delivers and executes everything in transit.
     fn finish(mut self) -> Reached {
         loop {
             if self.is_unlinked() {

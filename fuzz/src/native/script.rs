@@ -1,4 +1,4 @@
-//! Reads steps and what they need from bytes; at their end there is nothing more to do.
+//! Reads steps and their arguments from bytes; a script ends with its bytes.
 
 pub struct Script<'a>(&'a [u8]);
 
@@ -13,12 +13,12 @@ impl<'a> Script<'a> {
         Some(*first)
     }
 
-    /// A number from 0 to 255; 0 when the script has ended.
+    /// Returns a number from 0 to 255; 0 at the end of the script.
     pub fn small(&mut self) -> u64 {
         self.byte().unwrap_or(0).into()
     }
 
-    /// So many bytes as the next two say, or what is left.
+    /// Returns as many bytes as the next two bytes say, or the rest.
     pub fn bytes(&mut self) -> &'a [u8] {
         let wanted = usize::from(self.byte().unwrap_or(0)) | usize::from(self.byte().unwrap_or(0)) << 8;
         let (taken, rest) = self.0.split_at(wanted.min(self.0.len()));
@@ -26,7 +26,7 @@ impl<'a> Script<'a> {
         taken
     }
 
-    /// One of these.
+    /// Returns one of the elements.
     pub fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
         let at = usize::from(self.byte().unwrap_or(0)) % all.len();
         all[at].clone()

@@ -1,4 +1,4 @@
-//! A server's connection that hears anything at any time.
+//! A server connection with arbitrary input at any time.
 
 use super::script::Script;
 use super::stream::{Heard, Put};
@@ -12,31 +12,31 @@ use std::collections::BTreeSet;
 
 const MAX_CALLS: u32 = 3;
 
-/// What a connection was told and has said.
+/// A connection, with its recorded input and output.
 struct Watched {
     connection: ServerConnection,
     now: Time,
     greeted: bool,
     muted: bool,
-    /// There is no connection.
+    /// There is no connection at present.
     cut: bool,
-    /// Calls that are to be answered, and those among them that wait for a lock.
+    /// Calls without a reply, and those among them that wait for a lock.
     unanswered: BTreeSet<CallId>,
     lock_waits: BTreeSet<CallId>,
     recalls: BTreeSet<RecallId>,
     latest_recall: u64,
-    /// It said goodbye, or refused.
+    /// Whether the server has said goodbye, or refused.
     farewell: bool,
     heard: Heard,
-    /// Counted frames that it has.
+    /// Counted frames that it has received.
     received: u64,
     put: Put,
     reached: Reached,
 }
 
-/// Input: steps, each a byte and what it needs. Checked: calls are passed on once and within their limit, none
-/// while the session is muted, recalls end once, nothing is said after a farewell or without a connection,
-/// whoever is heard is not given up, and over connections each counted frame keeps its number.
+/// Input: steps, each a byte and its arguments. Checked: each call is passed on once and within the limit, and none
+/// while the session is muted. Recalls end once. Nothing is sent after a farewell or without a connection. A session
+/// with input does not expire. Each counted frame keeps its number across connections.
 pub fn server(input: &[u8]) -> Reached {
     let mut script = Script::new(input);
     let mut server = Watched::new();
@@ -146,14 +146,14 @@ impl Watched {
     }
 
     fn end_connection(&mut self) {
-        // Before a session stands the connection is all there is.
+        // Before a session is established, its connection cannot be replaced.
         if self.reached.contains("attached") {
             self.connection.cut();
             self.cut = true;
         }
     }
 
-    /// Its client comes again, and has so many frames.
+    /// The client reconnects, and has received that many frames.
     fn resume(&mut self, received: u64, lapsed: bool) {
         if !self.reached.contains("attached") || self.connection.is_ended() {
             return;

@@ -1,9 +1,9 @@
-//! What is seen of a counted stream from outside (docs/protocol.md, "Connections").
+//! Observer of a counted stream (docs/protocol.md, "Connections").
 
 use super::said;
 use nigh_native::{Message, Resumed};
 
-/// Bytes of a frame's header; the length of the body comes first, its type is the fifth byte.
+/// Size of a frame's header; the body's length comes first, the frame's type is the fifth byte.
 const HEADER: usize = 16;
 const COUNTED: [u8; 9] = [4, 5, 6, 7, 8, 9, 14, 15, 16];
 const WELCOME: u8 = 2;
@@ -12,27 +12,27 @@ fn is_counted(frame: &[u8]) -> bool {
     COUNTED.contains(&frame[4])
 }
 
-/// Cuts into frames what an end hears on a connection.
+/// Splits the input of one end of a connection into frames.
 #[derive(Default)]
 pub struct Heard(Vec<u8>);
 
-/// What has become whole.
+/// The frames that have become complete.
 #[derive(Default)]
 pub struct Whole {
     pub counted: u64,
-    /// Of the welcome among it.
+    /// The resumption in a welcome among them.
     pub welcome: Option<Option<Resumed>>,
 }
 
 impl Heard {
-    /// How many of these bytes, which come next, belong to the frame that is not whole.
+    /// Returns how many of the next bytes belong to the incomplete frame.
     pub fn missing(&self, bytes: &[u8]) -> usize {
         let next = [&self.0[..], bytes].concat();
         let total = next.first_chunk().map_or(HEADER, |length| HEADER + u32::from_le_bytes(*length) as usize);
         total.saturating_sub(self.0.len()).min(bytes.len())
     }
 
-    /// Bytes that the end found no fault with.
+    /// Adds bytes that the end has accepted.
     pub fn take(&mut self, bytes: &[u8]) -> Whole {
         self.0.extend(bytes);
         let mut whole = Whole::default();
@@ -53,16 +53,16 @@ impl Heard {
     }
 }
 
-/// The counted frames that an end has put out: each has its number, whichever connection carries it.
+/// The counted frames that an end has sent: each has its number, on whichever connection it is sent.
 #[derive(Default)]
 pub struct Put {
     frames: Vec<Vec<u8>>,
-    /// The number of the next one on this connection.
+    /// The number of the next frame on this connection.
     next: usize,
 }
 
 impl Put {
-    /// It puts out this on the connection that stands.
+    /// Records a frame sent on the present connection.
     pub fn put(&mut self, frame: &[u8]) {
         if !is_counted(frame) {
             return;
@@ -74,7 +74,7 @@ impl Put {
         self.next += 1;
     }
 
-    /// It believes that so many have arrived, and goes on over another connection.
+    /// The end believes that `received` frames have arrived, and continues on another connection.
     pub fn resume(&mut self, received: u64) {
         assert!(received <= self.frames.len() as u64, "more is believed to have arrived than was put out");
         self.next = received as usize;

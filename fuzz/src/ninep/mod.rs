@@ -1,4 +1,4 @@
-//! 9P2000.L: what a server may say. `crates/ninep/tests/seeds.rs` replays the seeds.
+//! 9P2000.L: arbitrary server behaviour. `crates/ninep/tests/seeds.rs` replays the seeds.
 
 #[path = "../../../crates/ninep/tests/common/mod.rs"]
 mod common;
@@ -15,10 +15,11 @@ use std::collections::{BTreeSet, VecDeque};
 
 const MSIZE: u32 = 65_536;
 
-/// What a script came to.
+/// The events that a script reached.
 pub type Reached = BTreeSet<&'static str>;
 
-/// How the stream is cut (1), then messages of either direction: what can be read is written as it was.
+/// Input: the chunk size (1 byte), then messages of either direction. Decoded messages must encode to the original
+/// bytes.
 pub fn codec(input: &[u8]) -> Reached {
     let mut reached = Reached::new();
     let Some((&cut, stream)) = input.split_first() else { return reached };
@@ -65,8 +66,9 @@ struct Script<'a> {
     reached: Reached,
 }
 
-/// Steps, a byte each and what it needs: calls, answers that are right, wrong or changed, any bytes, cuts, time. However a server
-/// behaves: nothing panics, no call is answered twice, and once it fails everything each call has its answer.
+/// Input: steps, a byte each and its arguments: calls; correct, wrong or corrupted replies; arbitrary bytes;
+/// disconnects; time. Checked for any server behaviour: no panic, at most one reply per call, and every call has a
+/// reply once the server fails all requests.
 pub fn session(input: &[u8]) -> Reached {
     let now = Time(1_000_000_000);
     let second = Term::Limited(Span::from_secs(1));
@@ -158,7 +160,7 @@ impl Script<'_> {
         self.drain();
     }
 
-    /// The next message is answered, with one byte of the answer changed.
+    /// Replies to the next message, with one byte of the reply changed.
     fn serve(&mut self, change: Option<(u8, u8)>) {
         let Some((tag, message)) = self.asked.pop_front() else { return };
         let mut answer = self.server.answer(self.now, &message).encode(tag);
@@ -229,7 +231,7 @@ impl Script<'_> {
         self.session.handle_call(self.now, id, Request { credentials, name, call });
     }
 
-    /// From now on the server fails everything.
+    /// From now on the server fails all requests.
     fn end(&mut self) {
         for _ in 0..64 {
             self.connect();
