@@ -1,4 +1,4 @@
-//! Licences of everything we link, from `cargo metadata`, against an allow-list.
+//! Licences of all linked packages, from `cargo metadata`, against an allow-list.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -25,7 +25,7 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// What is wrong, a line each.
+/// Returns the problems, one per line.
 pub fn problems() -> Result<Vec<String>> {
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args(["metadata", "--format-version", "1", "--locked"]);
@@ -43,11 +43,11 @@ pub fn problems() -> Result<Vec<String>> {
     Ok(problems.into_iter().collect())
 }
 
-/// Whether an SPDX expression leaves a choice that is allowed. `/` is the old way of writing OR.
+/// Returns whether an SPDX expression leaves an allowed choice. `/` is the old form of OR.
 fn allows(expression: &str) -> bool {
     let expression = expression.replace('/', " OR ").replace(['(', ')'], " ");
-    // AND binds tighter than OR, and our packages nest no further: each AND part must be allowed, where
-    // parentheses put an OR inside an AND each of its sides is looked at on its own.
+    // AND binds tighter than OR, and nesting goes no deeper: each AND part must be allowed; an OR in parentheses
+    // inside an AND has each side checked on its own.
     let parts: Vec<&str> = expression.split(" AND ").collect();
     parts.iter().all(|part| part.split(" OR ").any(|licence| ALLOWED.contains(&licence.trim())))
 }

@@ -1,4 +1,4 @@
-//! Listings in small parts, between which directories change.
+//! Listings in small parts, so that directories can change between the parts.
 
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -6,13 +6,14 @@ use std::os::fd::AsFd;
 use rustix::fs::RawDir;
 use rustix::io::Result;
 
-/// Names and their inodes, and the cookie of the last entry read if there is one.
+/// Names and their inodes, and the cookie of the last entry read, if any.
 pub type Part = (Vec<(Vec<u8>, u64)>, Option<u64>);
 
-/// What getdents(2) gives into a buffer for two or three names, without `.` and `..`. Empty only at the end.
+/// Returns the result of getdents(2) with a buffer for two or three names, without `.` and `..`. Empty only at the
+/// end.
 ///
 /// # Errors
-/// Those of getdents.
+/// Errors of getdents.
 pub fn part(dir: impl AsFd) -> Result<Part> {
     let mut buffer = [MaybeUninit::uninit(); 80];
     loop {

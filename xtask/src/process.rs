@@ -1,4 +1,4 @@
-//! Child processes under a limit.
+//! Child processes with a time limit.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-/// How a command ended, and what it said (standard output and error together, its end if long).
+/// How a command ended, with its output (standard output and error together; the end of it, if long).
 pub struct Ended {
     pub how: How,
     pub said: String,
@@ -36,7 +36,7 @@ impl Ended {
         }
     }
 
-    /// The last lines, for a report.
+    /// Returns the last lines, for a report.
     #[must_use]
     pub fn tail(&self, lines: usize) -> String {
         let all: Vec<&str> = self.said.lines().collect();
@@ -48,9 +48,9 @@ impl Ended {
     }
 }
 
-/// Runs to its end or its limit, in a process group of its own, without standard input. What it says
-/// goes to `log`. A process that does not die of SIGKILL is left behind after five seconds: the caller
-/// aborts the mount that it hangs in.
+/// Runs a command to its end or its limit, in a process group of its own, without standard input, with its output in
+/// `log`. A process that does not die of SIGKILL is left behind after five seconds: the caller aborts the mount on
+/// which it hangs.
 pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<Ended> {
     let file = File::create(log)?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
@@ -67,7 +67,7 @@ pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<Ende
     Ok(Ended { how, said: end_of(log)?, took: start.elapsed() })
 }
 
-/// `None`: still running after the limit.
+/// Waits for a process; `None`: it still runs at the limit.
 pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let end = Instant::now() + limit;
     let mut pause = Duration::from_micros(500);
@@ -95,7 +95,7 @@ pub fn signal(process: u32, signal: i32) {
     }
 }
 
-/// The last MiB of a log, as text.
+/// Returns the last MiB of a log, as text.
 fn end_of(log: &Path) -> io::Result<String> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
@@ -105,7 +105,7 @@ fn end_of(log: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A line of /proc/PID/status such as `VmRSS:`, in KiB.
+/// Returns a line of /proc/PID/status such as `VmRSS:`, in KiB.
 pub fn memory_kib(process: u32, line: &str) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let found = status.lines().find_map(|one| one.strip_prefix(line));
@@ -113,7 +113,7 @@ pub fn memory_kib(process: u32, line: &str) -> anyhow::Result<u64> {
     Ok(digits.with_context(|| format!("no {line} of {process}"))?.parse()?)
 }
 
-/// Where a program is, by `PATH` and the system's own directories.
+/// Finds a program in `PATH` and the system's directories.
 #[must_use]
 pub fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
@@ -121,7 +121,7 @@ pub fn which(program: &str) -> Option<PathBuf> {
     path.split(':').chain(system.split(':')).map(|dir| Path::new(dir).join(program)).find(|p| p.is_file())
 }
 
-/// Standard output of a command that must succeed.
+/// Returns the standard output of a command that must succeed.
 pub fn output(command: &mut Command) -> anyhow::Result<String> {
     let out = command.stdin(Stdio::null()).stderr(Stdio::piped()).output()?;
     anyhow::ensure!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());

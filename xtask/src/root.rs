@@ -1,8 +1,8 @@
-//! Where the checkout is, and where cargo puts what it builds.
+//! Paths of the checkout and of cargo's target directory.
 
 use std::path::{Path, PathBuf};
 
-/// The directories in `crates` of those that touch no clock, socket, thread or randomness.
+/// The directories in `crates` of the crates without clock, socket, thread or randomness.
 pub const PURE: &[&str] = &["types", "cache", "remote", "native", "ninep"];
 
 /// The top of the checkout.
@@ -18,7 +18,7 @@ pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| checkout().join("target"), PathBuf::from)
 }
 
-/// The cargo that runs this.
+/// The cargo that runs this program.
 #[must_use]
 pub fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)

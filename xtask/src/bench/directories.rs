@@ -1,4 +1,4 @@
-//! `cargo xtask bench --directories`: what large directories take, and places in them.
+//! `cargo xtask bench --directories`: the cost of large directories, of telldir and of seekdir.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::test::over::Over;
 use crate::test::world::{As, Length, World};
 
 const LIMIT: Duration = Duration::from_secs(600);
-/// Directories behind which it is known that a program looks at no file.
+/// Directories listed beforehand, so that the client has seen that the program stats no file.
 const FEW: u32 = 16;
 
-/// Files in each directory: that of the published figures for telldir, that of `ls -l`, and the largest.
+/// Files per directory: of the published telldir figures, of `ls -l`, and of the largest directory.
 struct Sizes {
     small: u32,
     listed: u32,
@@ -79,7 +79,7 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// What a look says, in a process of its own.
+/// Runs one measurement in a process of its own, and returns its figures.
 fn look(
     world: &World,
     mount: Option<&Mount<'_>>,
@@ -97,7 +97,7 @@ fn look(
     Ok(serde_json::from_str(ended.said.lines().last().unwrap_or_default())?)
 }
 
-/// Directories that are known: telling, seeking, and what a million places take in memory.
+/// Warm directories: telldir, seekdir, and the memory that a million telldir positions take.
 fn places(
     world: &World,
     near: &Distant<'_>,
@@ -123,15 +123,14 @@ fn places(
     mount.unmount()
 }
 
-/// The process that listens where mounts reach their server.
+/// Returns the server process that the mounts connect to.
 fn server(world: &World) -> Result<u32> {
     let nigh = world.nigh().display().to_string();
     let said = process::output(std::process::Command::new("pgrep").args(["-f", &format!("^{nigh} serve")]))?;
     said.lines().next().context("there is no server")?.trim().parse().context("no process id")
 }
 
-/// The program that is the measure on the null daemon, with nothing in the kernel's caches: the floor under any FUSE
-/// filesystem.
+/// Runs the reference program on the null daemon with cold kernel caches: the lower bound for any FUSE filesystem.
 fn floor(world: &World, sizes: &Sizes, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
     let trees = trees::Sizes { flat: sizes.listed, deep: 0, read: 0, links: 0, archive: 0, calls: 0 };
     let null = Null::start(world, &trees)?;
@@ -145,7 +144,7 @@ fn floor(world: &World, sizes: &Sizes, base_rate: f64) -> Result<Vec<Map<String,
     Ok(lines)
 }
 
-/// The same on a fresh mount, beside its server.
+/// Runs the reference program on a fresh mount on the server's machine.
 fn beside(world: &World, source: &Path, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
     let mut lines = Vec::new();
     for _ in 0..3 {
@@ -165,7 +164,7 @@ fn put_ratio(line: &mut Map<String, Value>, base_rate: f64) -> Result<()> {
     Ok(())
 }
 
-/// `ls -l` of a directory that nobody has looked at, three times, and the same by the program that is the measure.
+/// Runs `ls -l` of a cold directory three times, with `ls` and with the reference program.
 fn listed(world: &World, near: &Distant<'_>, base_rate: f64) -> Result<Vec<Map<String, Value>>> {
     let mut lines = Vec::new();
     for _ in 0..3 {
@@ -199,8 +198,8 @@ fn first_names(world: &World, far: &Distant<'_>) -> Result<Map<String, Value>> {
     Ok(line)
 }
 
-/// The same of who is known to want names only (docs/decisions/0023-names-before-attributes.md), and beside it with attributes, as it is
-/// with `cookies=31`; with the inodes of the server's disk in memory and without.
+/// Measures the first names for a known names-only reader (docs/decisions/0023-names-before-attributes.md), and for
+/// comparison with attributes, which `cookies=31` causes; with the server's inodes in memory and without.
 fn names_only(world: &World, far: &Distant<'_>) -> Result<Vec<Map<String, Value>>> {
     let mut lines = Vec::new();
     for turn in 0..6 {
@@ -221,7 +220,7 @@ fn names_only(world: &World, far: &Distant<'_>) -> Result<Vec<Map<String, Value>
     Ok(lines)
 }
 
-/// `ls -l` of the largest: time, waits, and memory at both ends.
+/// Runs `ls -l` of the largest directory: time, waits, and memory at both ends.
 fn flat(world: &World, far: &Distant<'_>) -> Result<Map<String, Value>> {
     let mount = far.mount(world)?;
     let processes = [mount.daemon(), server(world)?];

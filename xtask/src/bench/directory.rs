@@ -1,4 +1,4 @@
-//! Looks at one large directory: a process of its own that says what they took as a line of JSON.
+//! Measurements of one large directory: a process of its own that prints the figures as a line of JSON.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,17 +16,18 @@ use super::latency;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Look {
-    /// A scan, and one with telldir after each entry.
+    /// A scan, and a scan with telldir after each entry.
     Telldir,
-    /// seekdir to places at random, and a readdir at each.
+    /// seekdir to random positions, and a readdir at each.
     Seekdir,
-    /// telldir after each entry read on a hundred streams: what processes hold before and behind.
+    /// telldir after each entry read on a hundred streams: the memory of processes before and after.
     Streams,
-    /// How long until the first names come, and the last.
+    /// Time until the first names arrive, and the last.
     FirstNames,
-    /// getdents and a statx of each name, in the order in which they come.
+    /// getdents, and a statx of each name, in listing order.
     FlatRate,
-    /// getdents to the end, and the names sorted: the least that a server does that lists in another order than the disk's.
+    /// getdents to the end, and a sort of the names: the minimum work of a server whose listing order is not the
+    /// disk's.
     Sorted,
 }
 
@@ -50,16 +51,16 @@ pub struct Options {
     look: Look,
     #[arg(long)]
     dir: PathBuf,
-    /// Only on the first CPU.
+    /// Run on the first CPU only.
     #[arg(long)]
     pinned: bool,
-    /// Processes whose memory counts.
+    /// Processes whose memory is measured.
     #[arg(long, value_delimiter = ',')]
     processes: Vec<u32>,
-    /// Directories in it are listed first, of which no file is looked at.
+    /// List the directories in this directory first, without a stat of any file.
     #[arg(long)]
     before: Option<PathBuf>,
-    /// Seeks, or telldirs.
+    /// Number of seeks, or telldirs.
     #[arg(long, default_value_t = 20_000)]
     calls: u64,
 }
@@ -95,7 +96,7 @@ impl Stream {
         Ok(Stream(stream))
     }
 
-    /// The next name, whose bytes are there until the next call.
+    /// Returns the next name, which is valid until the next call.
     fn next(&mut self) -> Option<&[u8]> {
         let entry = unsafe { libc::readdir64(self.0) };
         (!entry.is_null()).then(|| unsafe { std::ffi::CStr::from_ptr((*entry).d_name.as_ptr()) }.to_bytes())
@@ -132,7 +133,7 @@ fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e5).round() / 100.0
 }
 
-/// Times of entries by powers of two of microseconds, as in `{"<1": 990, "1-2": 10}`.
+/// Counts durations of entries by powers of two of microseconds, as in `{"<1": 990, "1-2": 10}`.
 fn histogram(times: &[Duration]) -> Value {
     let mut counts = std::collections::BTreeMap::<u32, u64>::new();
     for time in times {
@@ -151,7 +152,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// The directory is known before; each kind of scan is made five times in turn, and the medians count.
+/// The directory is warm; each kind of scan runs five times in turn, and the medians count.
 fn telldir(dir: &Path) -> Result<Value> {
     let scan = |tells: bool| -> Result<(u64, Duration)> {
         let (start, mut stream, mut count) = (Instant::now(), Stream::open(dir)?, 0);
@@ -210,7 +211,7 @@ fn seekdir(dir: &Path, seeks: u64) -> Result<Value> {
 
 const STREAMS: u64 = 100;
 
-/// All streams read so many entries before; then they do so again and tell after each.
+/// Reads so many entries on all streams; then as many again, with telldir after each.
 fn streams(dir: &Path, options: &Options) -> Result<Value> {
     let each = options.calls / STREAMS;
     let mut streams = (0..STREAMS).map(|_| Stream::open(dir)).collect::<Result<Vec<Stream>>>()?;
@@ -234,7 +235,7 @@ fn streams(dir: &Path, options: &Options) -> Result<Value> {
 fn first_names(dir: &Path) -> Result<Value> {
     let (start, mut stream) = (Instant::now(), Stream::open(dir)?);
     let opened = start.elapsed();
-    // `.` and `..` are known before.
+    // `.` and `..` need no request.
     (0..3).try_for_each(|_| stream.next().map(drop)).context("it has no names")?;
     let first = start.elapsed();
     let mut names = 1;
@@ -271,7 +272,7 @@ fn sorted(dir: &Path) -> Result<Value> {
     Ok(json!({"names": names.len(), "read_ms": ms(read), "sorted_ms": ms(start.elapsed())}))
 }
 
-/// A directory of so many empty files.
+/// Creates a directory of so many empty files.
 pub fn build(dir: &Path, files: u32) -> io::Result<()> {
     fs::create_dir(dir)?;
     (0..files).try_for_each(|i| fs::write(dir.join(format!("file-{i:07}")), b""))

@@ -1,4 +1,4 @@
-//! What one request costs that the daemon answers from memory, and what missing names cost in memory.
+//! The latency of one request that the daemon answers from its cache, and the memory that absent names take.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,8 +16,8 @@ use crate::process;
 use crate::test::mount::Mount;
 use crate::test::world::World;
 
-/// Median and 99th percentile of an xattr call on one file (the kernel keeps no xattrs: each reaches the
-/// daemon), with caller and daemon on one CPU, and wherever they are put.
+/// Median and 99th percentile of an xattr call on one file (the kernel caches no xattrs: each call reaches the
+/// daemon), with caller and daemon on one CPU, and on any CPUs.
 pub fn of(place: &str, point: &Path, daemon: u32, calls: u32) -> Result<Value> {
     let file = point.join("read/0");
     let free = times(&file, calls)?;
@@ -57,7 +57,7 @@ fn times(file: &Path, calls: u32) -> Result<Vec<Duration>> {
         ensure!(ret == -1, "{} has user.none", file.display());
         let errno = io::Error::last_os_error().raw_os_error();
         ensure!(matches!(errno, Some(libc::ENODATA | libc::EOPNOTSUPP)), "{}: {errno:?}", file.display());
-        // The first ones fetch.
+        // The first calls fetch.
         if i >= 100 {
             times.push(took);
         }
@@ -66,14 +66,14 @@ fn times(file: &Path, calls: u32) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-/// The first CPU alone.
+/// Returns the set of the first CPU.
 fn one_cpu() -> libc::cpu_set_t {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     unsafe { libc::CPU_SET(0, &mut set) };
     set
 }
 
-/// Where this thread may run.
+/// Returns the CPUs on which this thread may run.
 fn placement() -> Result<libc::cpu_set_t> {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     let ret = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
@@ -81,12 +81,12 @@ fn placement() -> Result<libc::cpu_set_t> {
     Ok(set)
 }
 
-/// Puts this thread, and all processes that it starts from now on, on the first CPU.
+/// Pins this thread, and all processes that it starts from now on, to the first CPU.
 pub fn pin_all() -> Result<()> {
     put_on(0, &one_cpu())
 }
 
-/// Puts all threads of a process (0: this thread) on these CPUs.
+/// Pins all threads of a process (0: this thread) to these CPUs.
 fn put_on(process: u32, set: &libc::cpu_set_t) -> Result<()> {
     let threads = if process == 0 {
         vec![0]
@@ -101,7 +101,7 @@ fn put_on(process: u32, set: &libc::cpu_set_t) -> Result<()> {
     Ok(())
 }
 
-/// So many different missing names in one directory; the daemon's memory before and after.
+/// Looks up so many different absent names in one directory; returns the daemon's memory before and after.
 pub fn missing_names(world: &World, mount: &Mount<'_>, names: u32) -> Result<Value> {
     let before = resident_kib(mount.daemon())?;
     let sizes = Sizes { calls: names, ..Sizes::scaled(0.01) };
@@ -124,7 +124,7 @@ pub fn missing_names(world: &World, mount: &Mount<'_>, names: u32) -> Result<Val
     }))
 }
 
-/// What a process has in memory.
+/// Returns a process's resident memory.
 pub fn resident_kib(process: u32) -> Result<u64> {
     process::memory_kib(process, "VmRSS:")
 }

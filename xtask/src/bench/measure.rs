@@ -1,4 +1,4 @@
-//! Runs a workload at a place and counts what it cost.
+//! Runs a workload at a place and counts its costs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +28,7 @@ pub struct Row {
     pub costs: Costs,
 }
 
-/// What grew meanwhile.
+/// Counters that increased during a run.
 #[derive(Clone, Default)]
 pub struct Costs {
     pub waits: Option<u64>,
@@ -80,7 +80,7 @@ fn time(work: Workload, ended: &Ended) -> Result<Duration> {
     workload::time_said(&ended.said).with_context(|| format!("{} said no time: {}", work.name(), ended.said))
 }
 
-/// How often a reading workload is repeated warm; the median counts.
+/// How often a read-only workload is repeated warm; the median counts.
 const WARM: usize = 5;
 
 fn median(mut times: Vec<Duration>) -> Duration {
@@ -88,7 +88,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// On the local disk: what everything is compared with.
+/// Runs on the local disk, the reference for all figures.
 pub fn local(world: &World, work: Workload, dir: &Path, sizes: &Sizes) -> Result<Vec<Row>> {
     let once = || -> Result<Duration> { time(work, &world.run(command(world, work, dir, sizes)?, LIMIT)?) };
     let first = once()?;
@@ -103,7 +103,7 @@ pub fn local(world: &World, work: Workload, dir: &Path, sizes: &Sizes) -> Result
     }])
 }
 
-/// On the null daemon: the floor under any FUSE filesystem.
+/// Runs on the null daemon, the lower bound for any FUSE filesystem.
 pub fn null(world: &World, work: Workload, null: &Null, sizes: &Sizes) -> Result<Vec<Row>> {
     let once =
         || -> Result<Duration> { time(work, &world.run(command(world, work, &null.point, sizes)?, LIMIT)?) };
@@ -153,7 +153,7 @@ pub fn distant(world: &World, work: Workload, distant: &Distant<'_>, sizes: &Siz
     Ok(rows)
 }
 
-/// Lets what was forgotten be shipped before the mount ends.
+/// Lets the daemon send the server the releases that FORGETs have caused, before the mount ends.
 fn settle(mount: &Mount<'_>) {
     let _ = fs::File::open(&mount.point).and_then(|dir| dir.sync_all());
 }
@@ -180,7 +180,7 @@ fn number(value: &Value) -> Option<u64> {
     value.as_u64()
 }
 
-/// Differences of two objects of counters, without those that stand still.
+/// Returns the differences of two objects of counters, without unchanged ones.
 fn grown(before: &Value, after: &Value) -> BTreeMap<String, u64> {
     let Some(after) = after.as_object() else { return BTreeMap::new() };
     let pairs = after.iter().filter_map(|(key, value)| {

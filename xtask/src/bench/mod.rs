@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: the workloads on a nigh mount over an emulated link, on the local disk and on the
-//! null daemon, in one run.
+//! `cargo xtask bench`: workloads on a nigh mount over an emulated link, on the local disk and on the null daemon, in
+//! one run.
 
 mod directories;
 pub mod directory;
@@ -35,13 +35,13 @@ pub struct Options {
     rtt: Vec<String>,
     #[arg(long, default_value = "1Gbit")]
     bandwidth: String,
-    /// Over which link: `local`, `nigh` or `ssh`.
+    /// The kind of link: `local`, `nigh` or `ssh`.
     #[arg(long, value_enum, default_value_t = Over::Local)]
     over: Over,
-    /// Pack what goes over the link.
+    /// Compress the data on the link.
     #[arg(long)]
     compress: bool,
-    /// For how long nigh may believe that nobody changes the folder beside it.
+    /// How long nigh may assume that no local process changes the server's directory.
     #[arg(long, default_value = "forever")]
     host_timeout: String,
     /// Only these workloads, divided by commas.
@@ -56,7 +56,7 @@ pub struct Options {
     /// Also 10,000,000 different missing names, with the daemon's memory before and after.
     #[arg(long)]
     long: bool,
-    /// Only what large directories take, and places in them: telldir and seekdir, first names, `ls -l`, memory.
+    /// Only large directories: telldir and seekdir, first names, `ls -l`, memory.
     #[arg(long, conflicts_with_all = ["scale", "rtt", "only", "long", "pinned"])]
     directories: bool,
     /// Where the figures go, as JSON.
@@ -67,7 +67,7 @@ pub struct Options {
     nigh: Option<PathBuf>,
 }
 
-/// What a run does, with `--short` applied.
+/// The parameters of a run, with `--short` applied.
 struct Plan {
     sizes: trees::Sizes,
     rtts: Vec<String>,
@@ -127,7 +127,7 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(missing.is_empty())
 }
 
-/// The figures of a workload; or why there are none, and the others go on.
+/// Stores the figures of a workload, or the reason why there are none; other workloads go on.
 fn take(rows: &mut Vec<Row>, missing: &mut Vec<String>, work: Workload, measured: Result<Vec<Row>>) {
     match measured {
         Ok(measured) => rows.extend(measured),

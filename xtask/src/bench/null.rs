@@ -1,5 +1,5 @@
-//! The null daemon: a FUSE filesystem on our own codec that answers everything from memory and keeps nothing
-//! on disk. No filesystem in user space can be faster; it is what nigh's times are compared with.
+//! The null daemon: a FUSE filesystem on nigh's codec that answers every request from memory and stores nothing on
+//! disk. It is the lower bound of user-space filesystems, with which nigh's times are compared.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,12 +22,12 @@ use super::null_tree::{Made, Tree};
 pub struct Options {
     /// Where to mount.
     point: PathBuf,
-    /// A socket that says to each connection how many requests there were, by opcode, as JSON.
+    /// A socket that sends to each connection the number of requests by opcode, as JSON.
     #[arg(long)]
     control: Option<PathBuf>,
 }
 
-/// Longer than any run: nothing changes behind the kernel's back.
+/// Longer than any run: no change bypasses the kernel.
 const VALID: Duration = Duration::from_secs(86_400);
 /// Above this the kernel's own directory cache costs more than it saves.
 const CACHED_DIRECTORY: u32 = 1000;
@@ -157,7 +157,7 @@ impl Daemon {
                 done(self.tree.rename(node, name, new_dir, new_name)).send(to)
             }
             Operation::GetXattr { name, .. } => {
-                // It can have ACLs and has none, as trees of ext4, xfs and btrfs.
+                // ACLs are supported but absent, as on trees of ext4, xfs and btrfs.
                 let unknown = name == b"security.selinux";
                 Reply::error(unique, if unknown { libc::EOPNOTSUPP } else { libc::ENODATA }).send(to)
             }

@@ -1,14 +1,14 @@
-//! The null daemon's tree. Cookies are insertion numbers: a listing is in the order in which names came.
+//! The null daemon's tree. Cookies are insertion numbers: a listing is in order of creation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nigh_fuse::{Attr, SetAttr, SetTime, Time};
 
-/// The kernel's name for the mount's root.
+/// The kernel's node id of the mount's root.
 const ROOT: u64 = 1;
 
-/// A node as an entry names it.
+/// A node in an entry reply.
 #[derive(Clone, Copy)]
 pub struct Made {
     pub nodeid: u64,
@@ -23,7 +23,7 @@ pub struct Tree {
 
 struct Node {
     attr: Attr,
-    /// Of a file its data, of a symlink its target.
+    /// A file's data or a symlink's target.
     contents: Vec<u8>,
     names: HashMap<Vec<u8>, (u64, u64)>,
     order: BTreeMap<u64, (Vec<u8>, u64)>,
@@ -93,7 +93,7 @@ impl Tree {
         self.attr(nodeid).map(|attr| Made { nodeid, attr })
     }
 
-    /// How many names a directory has.
+    /// Returns the number of names in a directory.
     #[must_use]
     pub fn children(&self, dir: u64) -> u32 {
         self.nodes.get(&dir).map_or(0, |node| u32::try_from(node.names.len()).unwrap_or(u32::MAX))
@@ -104,13 +104,13 @@ impl Tree {
         self.child(dir, name).is_some_and(|child| self.children(child.nodeid) > 0)
     }
 
-    /// Data of a file, or a symlink's target.
+    /// Returns a file's data or a symlink's target.
     #[must_use]
     pub fn contents(&self, nodeid: u64) -> Option<&[u8]> {
         self.nodes.get(&nodeid).map(|node| node.contents.as_slice())
     }
 
-    /// Names behind a cookie, with what they lead to.
+    /// Returns the names behind a cookie, with their nodes.
     pub fn after(&self, dir: u64, cookie: u64) -> impl Iterator<Item = (u64, &[u8], Made)> {
         let entries = self.nodes.get(&dir).into_iter().flat_map(move |node| node.order.range(cookie + 1..));
         entries.filter_map(|(cookie, (name, nodeid))| {
@@ -118,7 +118,7 @@ impl Tree {
         })
     }
 
-    /// A new node under a name. `mode` with its type.
+    /// Creates a node under a name. `mode` includes the file type.
     pub fn make(&mut self, dir: u64, name: &[u8], mode: u32, owner: (u32, u32), contents: &[u8]) -> Made {
         let nodeid = self.next;
         self.next += 1;
@@ -173,7 +173,7 @@ impl Tree {
         if offset >= end { &[] } else { part(contents, offset, end) }
     }
 
-    /// Bytes taken.
+    /// Writes data; returns the number of bytes written.
     pub fn write(&mut self, nodeid: u64, offset: u64, data: &[u8]) -> u32 {
         let Some(node) = self.nodes.get_mut(&nodeid) else { return 0 };
         let skip = node.contents.len().min(position(offset));
@@ -201,7 +201,7 @@ fn part(contents: &[u8], from: u64, to: u64) -> &[u8] {
     &contents[position(from)..position(to)]
 }
 
-/// Within data that is held in memory, which no pointer is too narrow for.
+/// Converts an offset in data held in memory, which fits in a pointer.
 fn position(at: u64) -> usize {
     usize::try_from(at).unwrap_or(usize::MAX)
 }

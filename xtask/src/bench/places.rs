@@ -1,4 +1,4 @@
-//! Where workloads run: the null daemon, and nigh over a link.
+//! Places where workloads run: the null daemon, and nigh over a link.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,7 @@ use crate::test::mount::{How, Mount, device_of};
 use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
 
-/// The null daemon with the trees in it.
+/// The null daemon, with the trees in it.
 pub struct Null {
     pub point: PathBuf,
     pub control: PathBuf,
@@ -65,9 +65,9 @@ pub struct Distant<'w> {
     pub link: Emulator,
     source: PathBuf,
     host_timeout: String,
-    /// Over which link, and where the emulator listens.
+    /// The kind of link, and the emulator's port.
     over: (Over, Option<u16>),
-    /// Whether what goes over it is packed.
+    /// Whether the data on the link is compressed.
     compress: bool,
     /// Keeps the server up while there is no other mount.
     _keeper: Mount<'w>,
@@ -107,18 +107,18 @@ impl<'w> Distant<'w> {
         Ok(Distant { rtt, link, source, host_timeout, over: (over, near), compress: false, _keeper: keeper })
     }
 
-    /// The same, with what goes over the link packed or not.
+    /// Sets whether the data on the link is compressed.
     #[must_use]
     pub fn compressed(self, compress: bool) -> Distant<'w> {
         Distant { compress, ..self }
     }
 
-    /// A fresh mount: nothing is known, and the server's own cache is warm.
+    /// Makes a fresh mount: its caches are cold, the server's are warm.
     pub fn mount(&self, world: &'w World) -> Result<Mount<'w>> {
         self.mount_with(world, &[])
     }
 
-    /// The same with more arguments.
+    /// Makes a fresh mount with more arguments.
     pub fn mount_with(&self, world: &'w World, arguments: &[&str]) -> Result<Mount<'w>> {
         let point = world.root.join("mnt");
         fs::create_dir_all(&point)?;

@@ -1,4 +1,4 @@
-//! The figures, for people.
+//! Readable tables of the figures.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The trees that workloads run on.
+//! The trees of the workloads.
 
 use std::fmt;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// How large each tree is.
+/// The sizes of the trees.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Files in one directory.
@@ -25,7 +25,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// 1: the sizes of the published figures.
+    /// Returns scaled sizes; 1 gives the sizes of the published figures.
     #[must_use]
     pub fn scaled(scale: f64) -> Sizes {
         let of = |full: f64, least: f64| (full * scale).max(least).min(1e8) as u32;
@@ -58,7 +58,7 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// Makes all of them below `root`.
+/// Creates all trees below `root`.
 pub fn build(root: &Path, sizes: &Sizes) -> io::Result<()> {
     let flat = root.join("flat_dir");
     fs::create_dir(&flat)?;
@@ -77,7 +77,7 @@ fn fill(root: &Path, name: &str, count: u32, make: impl Fn(&Path, u32) -> io::Re
     (0..count).try_for_each(|i| make(&dir.join(format!("{i}")), i))
 }
 
-/// Directories in levels of at most ten, as trees of sources are.
+/// Creates directories in levels of at most ten, as in source trees.
 fn deep(root: &Path, count: u32) -> io::Result<()> {
     fs::create_dir(root)?;
     for number in 1..=count {
@@ -96,7 +96,7 @@ fn deep(root: &Path, count: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Sources: files of 1 to 20 KiB, 20 in a directory.
+/// Creates source files of 1 to 20 KiB, 20 per directory.
 fn archive(root: &Path, count: u32) -> io::Result<()> {
     for i in 0..count {
         let dir = root.join(format!("part{}/module{}", i / 400, i / 20 % 20));

@@ -1,4 +1,4 @@
-//! The workloads, each run in a process of its own that says how long it took.
+//! The workloads, each in a process of its own that prints the time taken.
 
 use std::ffi::CString;
 use std::fs;
@@ -32,7 +32,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// In this order: later ones use what earlier ones made.
+    /// In this order: later workloads use files of earlier ones.
     pub const ALL: &'static [Workload] = &[
         Workload::FlatLsR,
         Workload::FlatLsLr,
@@ -74,7 +74,7 @@ impl Workload {
         }
     }
 
-    /// Whether it changes the tree: it runs once, on a mount that was used before.
+    /// Returns whether it changes the tree: then it runs once, on a mount that was used before.
     #[must_use]
     pub fn mutates(self) -> bool {
         matches!(self, Workload::Create | Workload::Untar | Workload::RmRf)
@@ -90,7 +90,7 @@ pub struct Options {
     /// Calls, or files to create.
     #[arg(long, default_value_t = 10_000)]
     calls: u32,
-    /// Links and files that are there to be read.
+    /// Existing links and files to read.
     #[arg(long, default_value_t = 1000)]
     files: u32,
     /// An archive of the tree to unpack, on the local disk.
@@ -98,7 +98,7 @@ pub struct Options {
     archive: Option<PathBuf>,
 }
 
-/// Runs one and prints its time in nanoseconds.
+/// Runs one workload and prints its time in nanoseconds.
 pub fn run(options: &Options) -> Result<bool> {
     let start = Instant::now();
     let dir = &options.dir;
@@ -140,7 +140,7 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 fn program(name: &str, arguments: &[&str], dir: &Path) -> Result<()> {
-    // tar looks whether it writes to /dev/null, and reads nothing then: a pipe is drained instead.
+    // tar detects /dev/null as output and then reads nothing; so a pipe is drained instead.
     let mut child = Command::new(name);
     child.args(arguments).current_dir(dir).stdin(Stdio::null()).env("LC_ALL", "C");
     let mut child = child.stdout(Stdio::piped()).spawn()?;
@@ -169,7 +169,7 @@ fn create(dir: &Path, files: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// A scan with telldir after each entry, then a seek to every hundredth place and one read there.
+/// Scans with telldir after each entry, then seeks to every hundredth position and reads once there.
 fn telldir(dir: &Path) -> Result<()> {
     let path = CString::new(dir.as_os_str().as_bytes())?;
     let stream = unsafe { libc::opendir(path.as_ptr()) };
@@ -187,7 +187,7 @@ fn telldir(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a workload in a process of its own: [`run`] with these arguments.
+/// Returns the command that runs a workload in a process of its own: [`run`] with these arguments.
 pub fn command(
     xtask: &Path,
     work: Workload,
@@ -202,7 +202,7 @@ pub fn command(
     command
 }
 
-/// The time that a workload said.
+/// Parses the time that a workload printed.
 pub fn time_said(said: &str) -> Option<Duration> {
     said.lines().last()?.trim().parse().ok().map(Duration::from_nanos)
 }

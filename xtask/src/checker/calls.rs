@@ -1,4 +1,4 @@
-//! The calls of a worker, by descriptors of a window's two directories and of what was opened in them.
+//! The calls of a worker, by descriptors of a window's two directories and of files opened in them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -23,22 +23,22 @@ pub struct Opened {
 /// A window's directories.
 pub struct Dirs(pub Vec<OwnedFd>);
 
-/// Where the cells of a window's shared file lie: neighbours in one page, and two in another one.
+/// Offsets of the cells in a window's shared file: two adjacent bytes in one page, and two bytes in another page.
 const CELLS_AT: [u16; CELLS as usize] = [7, 8, 4096, 8191];
 
-/// How a look is made, where there are several ways.
+/// How a read is made, if there are several ways.
 #[derive(Clone, Copy)]
 pub struct Way {
-    /// Past what the kernel holds of attributes.
+    /// Bypass the kernel's cached attributes.
     pub forced: bool,
-    /// A listing goes back to where it was.
+    /// Seek a listing back to an earlier position.
     pub seek: bool,
 }
 
-/// What came of a call.
+/// The result of a call.
 pub struct Told {
     pub end: u64,
-    /// `None`: nobody knows.
+    /// `None`: unknown.
     pub answer: Option<Answer>,
     pub opened: Option<Opened>,
 }
@@ -86,11 +86,11 @@ impl Dirs {
     fn target(&self, slot: Slot) -> Result<Answer> {
         let target = rustix::fs::readlinkat(self.dir(slot), name(slot.name()), Vec::new())?;
         let label = target.to_str().ok().and_then(|target| target.parse().ok());
-        // Nobody is 0: what cannot be read is another's target.
+        // 0 is no label: an unreadable target belongs to another file.
         Ok(Answer::Target(label.unwrap_or(0)))
     }
 
-    /// Of names.
+    /// Makes a change of names.
     fn change(&self, call: Call) -> Result<()> {
         let at = |slot: Slot| (self.dir(slot), name(slot.name()));
         match call {
@@ -122,7 +122,7 @@ impl Dirs {
     }
 }
 
-/// A store into a map that is written back, or a load from it.
+/// Stores into a map with write-back, or loads from it.
 pub fn of_map(map: &Map, call: Call) -> Told {
     let result = match call {
         Call::Store { cell, byte } => {
@@ -137,7 +137,7 @@ pub fn of_map(map: &Map, call: Call) -> Told {
     Told { end: moment(), answer: Some(answer), opened: None }
 }
 
-/// What the cells of a shared file hold.
+/// Returns the contents of a shared file's cells.
 pub fn cells(bytes: &[u8]) -> Vec<(Call, Answer)> {
     let byte = |at: &u16| bytes.get(usize::from(*at)).copied().unwrap_or(0);
     (0..).zip(&CELLS_AT).map(|(cell, at)| (Call::Load { cell }, loaded(byte(at)))).collect()
@@ -147,7 +147,7 @@ fn loaded(byte: u8) -> Answer {
     Answer::Value(Some(u64::from(byte)).filter(|byte| *byte > 0))
 }
 
-/// What is made belongs to the group of that number: so everybody sees who made it.
+/// Creates a file with the label as its group, so that every mount sees its creator.
 fn as_maker<T>(label: Label, make: impl FnOnce() -> T) -> T {
     // SAFETY: it changes a number of this thread; root may take any.
     let before = unsafe { libc::setfsgid(label) };
@@ -161,7 +161,7 @@ fn failed(errno: rustix::io::Errno) -> Answer {
     Answer::Failed(Errno::from_raw(errno.raw_os_error()))
 }
 
-/// An open file says itself which it is.
+/// Identifies an open file by fstat.
 fn opened(result: Result<OwnedFd>) -> Told {
     let end = moment();
     match result {
@@ -176,7 +176,7 @@ fn opened(result: Result<OwnedFd>) -> Told {
     }
 }
 
-/// What stat says, in the words of a history.
+/// Converts a stat result to a history's form.
 #[must_use]
 pub fn seen(stat: &Stat) -> Seen {
     let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
@@ -194,7 +194,7 @@ pub fn seen(stat: &Stat) -> Seen {
     }
 }
 
-/// By a descriptor. Values that cannot be read as what was written are answered as 1, which nobody writes.
+/// Makes a call by a descriptor. A value that no call has written becomes 1, which no call writes.
 pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: Way) -> Result<Answer> {
     match call {
         Call::Fstat { .. } => {
@@ -249,7 +249,8 @@ pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: Way) -> Result<Answer> {
     Ok(Answer::Done)
 }
 
-/// A whole directory in small parts; with a way back to an entry's cookie, from which it goes on the same.
+/// Lists a whole directory in small parts, optionally with a seek back to an entry's cookie, from which the listing
+/// continues.
 fn listing(dir: BorrowedFd<'_>, way: Way) -> Result<Vec<(u8, u64)>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
@@ -262,7 +263,7 @@ fn listing(dir: BorrowedFd<'_>, way: Way) -> Result<Vec<(u8, u64)>> {
         }
         entries.extend(part.into_iter().map(|(bytes, ino)| (number(&bytes), ino)));
         if back && let Some(end) = end {
-            // It has read on, and says again what comes behind that entry.
+            // It has read on, and the listing repeats the entries behind that one.
             back = false;
             listing::part(&dir)?;
             rustix::fs::seek(&dir, SeekFrom::Start(end))?;
@@ -270,7 +271,7 @@ fn listing(dir: BorrowedFd<'_>, way: Way) -> Result<Vec<(u8, u64)>> {
     }
 }
 
-/// Of a name that is none of the window's: [`NAMES`].
+/// Returns a name's number; [`NAMES`] for a name that is not the window's.
 fn number(bytes: &[u8]) -> u8 {
     (0..NAMES).find(|number| name(*number).as_bytes() == bytes).unwrap_or(NAMES)
 }

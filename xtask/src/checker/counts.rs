@@ -1,11 +1,11 @@
-//! What a run was like.
+//! Statistics of a run.
 
 use std::collections::BTreeMap;
 
 use nigh_sim::history::{Answer, History, Record, Report};
 use serde_json::{Value, json};
 
-/// A look that took less than this, in ns, did not pass a link of a millisecond.
+/// A read that took less than this, in ns, did not pass a link of a millisecond.
 const FROM_MEMORY: u64 = 500_000;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -87,7 +87,7 @@ fn took(record: &Record) -> Option<u64> {
     record.answer.as_ref().map(|(end, _)| end.saturating_sub(record.begin))
 }
 
-/// Of the call that took longest.
+/// Returns the longest duration of a call.
 #[must_use]
 pub fn longest_ms(history: &History) -> u64 {
     history.records.iter().filter_map(took).max().unwrap_or(0) / 1_000_000

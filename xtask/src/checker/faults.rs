@@ -1,4 +1,4 @@
-//! What goes wrong while all work: a plan of it by time, carried out step by step, and what it was in the end.
+//! Faults during a window: a schedule, its execution step by step, and its record.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use super::stage::{MOUNTS, Stage, WORKERS, asks};
 use crate::load::moment;
 use crate::process;
 
-/// After that a stopped mount may answer with what is not so any more: its last renewal was 5 s before at most, and its
-/// lease ends 13.5 s after that.
+/// After this time a stopped mount may return outdated results: its last renewal was 5 s before at most, and its lease
+/// ends 13.5 s after the renewal.
 const OLD_AFTER: Duration = Duration::from_secs(8);
-/// How long after its SIGKILL a server may still do something.
+/// How long after its SIGKILL a server may still execute something.
 const DYING: Duration = Duration::from_millis(100);
 
-/// One thing that happens. Mounts and workers by their numbers; workers count over all mounts.
+/// One scheduled step. Mounts and workers are given by number; workers count over all mounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     Cut(u8),
@@ -28,7 +28,7 @@ pub enum Step {
     KillWorker(u8),
 }
 
-/// The kinds that are counted, and how each ends if it does not at once.
+/// The counted kinds of faults, and how each ends if it does not end at once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kind {
     Cut,
@@ -52,28 +52,28 @@ impl Kind {
     ];
 }
 
-/// One that happened.
+/// A fault that occurred.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Happened {
     pub kind: Kind,
-    /// Whether it is one: its mount held grants, and calls were out.
+    /// Whether it counts: its mount held grants, and calls were in flight.
     pub counts: bool,
 }
 
-/// What a worker that is killed waits for.
+/// What a killed worker waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
     /// Nothing, or not for long.
     Runs,
-    /// An answer of its mount's daemon.
+    /// A reply of its mount's daemon.
     Answer,
-    /// That of a daemon which is stopped: the kernel lets nobody go whose request such a process has read.
+    /// A reply of a stopped daemon: the kernel lets no caller go whose request such a process has read.
     Stopped,
-    /// A lock of the kernel's own, such as a directory's, that another call on its mount holds: no signal ends that.
+    /// A lock in the kernel, such as a directory's, that another call on its mount holds: no signal ends that wait.
     Lock,
 }
 
-/// A worker that was killed.
+/// A killed worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Killed {
     pub took: Duration,
@@ -83,7 +83,7 @@ pub struct Killed {
 /// The faults of one window.
 #[derive(Default)]
 pub struct Faults {
-    /// Latest first.
+    /// Latest step first.
     steps: Vec<(Duration, Step)>,
     pub happened: Vec<Happened>,
     pub killed: Vec<Killed>,
@@ -92,17 +92,17 @@ pub struct Faults {
     losses: Vec<u8>,
     /// When mounts, or the server (no mount), could work again.
     pub mended: Vec<(Option<u8>, u64)>,
-    /// A stopped mount that went on, and who asks it, which counts as its return.
+    /// A resumed mount, the time of its stop, and a process that sends it a request, whose end counts as its return.
     asked: Vec<(u8, u64, Child)>,
-    /// Which, since when, and its daemon.
+    /// The mount, the time of its stop, and its daemon.
     stopped: Vec<(u8, u64, u32)>,
-    /// Workers that were killed and are not gone yet.
+    /// Killed workers that have not exited yet.
     dying: Vec<(u8, Instant, Held)>,
     down: Vec<(u8, Instant, bool)>,
 }
 
 impl Faults {
-    /// By the time since all began to work.
+    /// Takes steps with their times since the start of work.
     #[must_use]
     pub fn new(mut steps: Vec<(Duration, Step)>) -> Faults {
         steps.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
@@ -111,7 +111,7 @@ impl Faults {
         faults
     }
 
-    /// When the last of them happens.
+    /// Returns the time of the last step.
     #[must_use]
     pub fn end(&self) -> Duration {
         self.steps.first().map_or(Duration::ZERO, |(at, _)| *at)
@@ -122,7 +122,7 @@ impl Faults {
         self.steps.is_empty() && self.asked.is_empty() && self.dying.is_empty()
     }
 
-    /// Does what is due.
+    /// Executes the steps that are due.
     pub fn go_on(&mut self, stage: &mut Stage<'_>, elapsed: Duration) -> Result<()> {
         while let Some((at, step)) = self.steps.pop() {
             if at > elapsed {
@@ -196,7 +196,7 @@ impl Faults {
                 self.kills.push((began, moment() + u64::try_from(DYING.as_nanos())?));
                 self.mended.push((None, moment()));
                 stage.server.start_again()?;
-                // A file whose names others have changed since a mount looked is not found again.
+                // A mount cannot find a file again whose names other mounts have changed since its last lookup.
                 self.losses.extend(0..MOUNTS);
                 self.mended.push((None, moment()));
             }
@@ -207,7 +207,7 @@ impl Faults {
 
     fn happens(&mut self, stage: &mut Stage<'_>, kind: Kind, mount: Option<u8>) {
         let mut mounts = (0..MOUNTS).filter(|number| mount.is_none_or(|mount| mount == *number));
-        // One that is stopped does not say.
+        // A stopped mount reports no grants.
         let counts = mounts.any(|mount| !self.is_stopped(mount) && holds_grants(stage, mount));
         self.happened.push(Happened { kind, counts });
     }
@@ -221,7 +221,7 @@ impl Faults {
             self.stopped.iter().position(|(stopped, ..)| *stopped == mount).context("it was not stopped")?;
         let (_, since, _) = self.stopped.remove(at);
         let seat = stage.seat(mount);
-        // It may answer before we are asked again.
+        // It may reply before the request below.
         self.mended.push((Some(mount), moment()));
         process::signal(seat.mount.daemon(), libc::SIGCONT);
         self.asked.push((mount, since, asks(&seat.mount)?));
@@ -252,7 +252,7 @@ impl Faults {
         } else {
             let answer = worker.awaits_answer();
             ensure!(stopped || !answer, "a second after SIGKILL it waits for an answer");
-            // What it waited for a moment ago may be had by now.
+            // The lock that it waited for a moment ago may be free by now.
             let held = if answer { Held::Stopped } else { Held::Lock };
             self.dying.push((number, start, held));
         }
@@ -261,7 +261,7 @@ impl Faults {
         Ok(())
     }
 
-    /// What a judge must know.
+    /// Adds to a history what its checker must know.
     pub fn tell(&self, history: &mut History) {
         history.kills.extend(&self.kills);
         history.stops.extend(&self.stops);
@@ -270,7 +270,7 @@ impl Faults {
 }
 
 impl Drop for Faults {
-    /// What is stopped could not be taken down.
+    /// A stopped daemon could not be terminated.
     fn drop(&mut self) {
         self.stopped.iter().for_each(|(_, _, daemon)| process::signal(*daemon, libc::SIGCONT));
     }

@@ -1,5 +1,5 @@
-//! The mounted checker: several mounts of one directory, processes that make all kinds of calls on the same few
-//! names, and a judge that looks for an order which explains what they were told (docs/decisions/0016-checkers.md).
+//! The mounted checker: several mounts of one directory, processes that make all kinds of calls on a few names, and a
+//! linearizability check of their results (docs/decisions/0016-checkers.md).
 
 mod calls;
 mod counts;
@@ -40,12 +40,12 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Of looks, in percent.
+/// Minimum share of reads answered from a cache, in percent.
 const FROM_MEMORY: u64 = 30;
-/// Changes for one recall, at the most.
+/// Limit of changes per recall.
 const CHANGES_A_RECALL: u64 = 20;
 
-/// Works for so long; an error with the first thing that no order explains.
+/// Works for this time; an error with the first call that no order explains.
 pub fn check(world: &World, time: Duration, seed: u64) -> Result<()> {
     let mut stage = Stage::new(world, seed)?;
     let mut counts = Counts::default();
@@ -71,7 +71,7 @@ pub fn check(world: &World, time: Duration, seed: u64) -> Result<()> {
     floors(&counts, recalls)
 }
 
-/// Two of three windows are slow: with few names at full speed all is contended, and nothing is ever held.
+/// Two of three windows are slow: with few names at full speed every lease is contended, and none is held for long.
 fn plan(number: u32) -> Plan {
     let (time, limit) = (Duration::from_secs(6), Duration::from_secs(120));
     match number % 3 {
@@ -90,7 +90,7 @@ fn recalls(stage: &Stage<'_>) -> Result<u64> {
     Ok(recalls)
 }
 
-/// That something was put to the test.
+/// Checks that the run has tested caches and recalls at all.
 fn floors(counts: &Counts, recalls: u64) -> Result<()> {
     let Counts { looks, looks_from_memory, changes, .. } = *counts;
     ensure!(

@@ -1,5 +1,4 @@
-//! `cargo xtask soak`: windows one after the other, in each of them something goes wrong; what was counted, added up over
-//! runs.
+//! `cargo xtask soak`: windows one after the other, each with faults; the counts are summed up over runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,16 +26,16 @@ pub struct Options {
     hours: f64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A run that is only to be tried: nothing is added up, and nothing is too little.
+    /// A trial run: it is not added up, and has no minimum counts.
     #[arg(long)]
     short: bool,
-    /// Where runs are added up; `soak.json` among what cargo builds unless said.
+    /// Where runs are added up; by default `soak.json` in cargo's target directory.
     #[arg(long, value_name = "FILE")]
     sums: Option<PathBuf>,
     /// With --short: only windows with such faults, by their number (0 cuts, 1 down, 2 and 3 kills, 4 stops).
     #[arg(long, requires = "short", value_parser = clap::value_parser!(u32).range(0..5))]
     only: Option<u32>,
-    /// Judge a history that was kept, and do nothing else.
+    /// Check a stored history, and do nothing else.
     #[arg(long, value_name = "FILE")]
     judge: Option<PathBuf>,
     /// Test this binary instead of building one.
@@ -85,24 +84,24 @@ fn judge(path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// A run, and what it has counted.
+/// A run, and its counts.
 struct Soak<'w> {
     stage: Stage<'w>,
     dice: Dice,
     seed: u64,
     counts: Counts,
     faults: BTreeMap<&'static str, u64>,
-    /// Those that met nobody at work, or a mount without grants.
+    /// Faults without calls in flight, or on a mount without grants.
     idle: u64,
-    /// In µs, of workers that waited for an answer; for that of a daemon that was stopped; for a lock of the kernel.
+    /// Kill times in µs of workers that waited for a reply; for a stopped daemon's reply; for a lock in the kernel.
     killed_us: [Vec<u64>; 3],
     longest_ms: [u64; 2],
-    /// Of mounts that are gone.
+    /// Counts of ended mounts.
     parted: Kernel,
     memory: [Value; 2],
 }
 
-/// What mounts count over their lives.
+/// Counters of mounts over their lifetime.
 #[derive(Clone, Copy, Default)]
 struct Kernel {
     recalls: u64,
@@ -153,7 +152,7 @@ impl<'w> Soak<'w> {
             }
             let (steps, change_ms) = self.round(only.unwrap_or(number % 5));
             let mut faults = Faults::new(steps);
-            // When all is mended they go on for a while.
+            // After the last recovery the workers continue for a while.
             let time = faults.end() + Duration::from_secs(3);
             let limit = time + Duration::from_secs(60);
             let plan = Plan { number, calls: 3_000, time, change_ms, maps: false, limit };
@@ -196,14 +195,14 @@ impl<'w> Soak<'w> {
         u8::try_from(self.dice.below(u64::from(MOUNTS))).unwrap_or(0)
     }
 
-    /// What goes wrong in a window, and how far apart its changes are.
+    /// Returns a window's faults, and the interval of its changes.
     fn round(&mut self, kind: u32) -> (Vec<(Duration, Step)>, Option<u64>) {
         let mut steps = Vec::new();
         let mount = self.mount();
         let other = (mount + 1) % MOUNTS;
         let mut change_ms = Some(250);
         match kind {
-            // Nothing does, every other time.
+            // Every other time there is no fault.
             0 => {
                 change_ms = None;
                 let cuts = self.dice.below(2) * 3;
@@ -235,7 +234,8 @@ impl<'w> Soak<'w> {
             }
             _ => {
                 let stop = self.ms(1_500, 4_000);
-                // Mostly almost at once: while one does not answer, the others soon hold no grants that a fault could meet.
+                // Mostly almost at once: while one mount does not reply, the others soon hold no grants that a fault
+                // could affect.
                 let down =
                     if self.dice.below(4) == 0 { self.ms(1_500, 6_000) } else { stop + self.ms(0, 20) };
                 steps.push((stop, Step::Stop(mount)));
@@ -285,7 +285,7 @@ impl<'w> Soak<'w> {
     }
 }
 
-/// Resident memory, in KiB: each daemon's, and the server's.
+/// Returns the resident memory, in KiB, of each daemon and of the server.
 fn memory(stage: &Stage<'_>) -> Value {
     let resident = |pid: u32| process::memory_kib(pid, "VmRSS:").ok();
     let daemons: Vec<_> = stage.seats.iter().map(|seat| resident(seat.mount.daemon())).collect();

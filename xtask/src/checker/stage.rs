@@ -1,4 +1,4 @@
-//! A server, mounts of one directory by a daemon each, a link for each mount, and processes that work in them.
+//! A server, mounts of one directory with a daemon each, a link for each mount, and worker processes.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -20,7 +20,7 @@ use crate::test::world::{As, World};
 
 const WHO: As = As::Us;
 pub const MOUNTS: u8 = 3;
-/// On each mount.
+/// Workers per mount.
 pub const WORKERS: u8 = 2;
 
 /// The server's process.
@@ -42,7 +42,7 @@ impl<'w> Server<'w> {
     fn spawn(world: &World, log: &PathBuf) -> Result<Child> {
         let file = File::options().create(true).append(true).open(log)?;
         let mut command = world.command(world.nigh(), WHO);
-        // Mounts come and go; it stays.
+        // Mounts come and go; the server stays.
         command.args(["serve", "--listen", "user"]).env("NIGH_SERVER_IDLE_MS", "86400000");
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         command.spawn().context("starting the server")
@@ -64,7 +64,7 @@ impl<'w> Server<'w> {
         self.child.id()
     }
 
-    /// Without a word; the process is gone.
+    /// Kills the process, and waits until it has exited.
     pub fn kill(&mut self) -> Result<()> {
         process::signal(self.child.id(), libc::SIGKILL);
         let ended = process::wait(&mut self.child, Duration::from_secs(10))?;
@@ -77,7 +77,7 @@ impl<'w> Server<'w> {
         self.wait_until_ready()
     }
 
-    /// How often it has fenced a mount.
+    /// Returns how often the server has fenced a mount.
     pub fn fences(&self) -> u64 {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         text.lines().filter(|line| line.contains("session fenced")).count() as u64
@@ -100,13 +100,13 @@ impl Drop for Server<'_> {
     }
 }
 
-/// A process that works in a mount. Ended with this.
+/// A worker process on a mount. Ended when dropped.
 pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
     said: Receiver<String>,
     log: PathBuf,
-    /// Where it writes down its calls, for now.
+    /// The log of its present calls.
     pub calls: PathBuf,
     dead: bool,
 }
@@ -131,7 +131,7 @@ impl Worker {
         Ok(Worker { child, input, said, log, calls: PathBuf::new(), dead: false })
     }
 
-    /// Tells it what to do; that it has done it is asked of [`Worker::is_done`].
+    /// Gives it an order; [`Worker::is_done`] returns whether it has completed.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         if self.dead {
             return Ok(());
@@ -144,7 +144,7 @@ impl Worker {
         self.dead
     }
 
-    /// Whether it has been in one call for more than 5 ms.
+    /// Returns whether it has been in one call for more than 5 ms.
     pub fn is_waiting(&self) -> bool {
         let text = std::fs::read_to_string(&self.calls).unwrap_or_default();
         let begun = text.lines().last().and_then(|line| line.strip_prefix("> "));
@@ -152,13 +152,13 @@ impl Worker {
         begin.is_some_and(|begin| moment().saturating_sub(begin) > 5_000_000)
     }
 
-    /// Whether the kernel has it wait for an answer of its mount's daemon.
+    /// Returns whether the kernel has it wait for a reply of its mount's daemon.
     pub fn awaits_answer(&self) -> bool {
         let stack = std::fs::read_to_string(format!("/proc/{}/stack", self.child.id()));
         stack.is_ok_and(|stack| stack.contains("request_wait_answer"))
     }
 
-    /// By SIGKILL; that it is gone is asked of [`Worker::is_gone`].
+    /// Sends SIGKILL; [`Worker::is_gone`] returns whether it has exited.
     pub fn kill(&mut self) {
         self.dead = true;
         process::signal(self.child.id(), libc::SIGKILL);
@@ -168,7 +168,7 @@ impl Worker {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Whether it has done what it was told, or is dead.
+    /// Returns whether it has completed its order, or is dead.
     pub fn is_done(&mut self) -> Result<bool> {
         if self.dead {
             return Ok(true);
@@ -194,23 +194,23 @@ impl Drop for Worker {
     }
 }
 
-/// One mount: who works in it, its daemon, its link.
+/// One mount with its workers, its daemon and its link.
 pub struct Seat<'w> {
     pub workers: Vec<Worker>,
     pub mount: Mount<'w>,
     pub link: Emulator,
-    /// It has let others wait and is granted nothing for a while, so it is mounted anew.
+    /// The server grants it nothing for a while, because it has made other clients wait; so it is to be mounted again.
     pub is_doubted: bool,
 }
 
-/// All of it.
+/// The whole setup.
 pub struct Stage<'w> {
     pub seats: Vec<Seat<'w>>,
     pub server: Server<'w>,
     pub world: &'w World,
     pub source: PathBuf,
     seed: u64,
-    /// Workers.
+    /// Number of started workers.
     started: Cell<u64>,
 }
 
@@ -226,7 +226,7 @@ impl<'w> Stage<'w> {
         Ok(stage)
     }
 
-    /// Of a worker.
+    /// Returns the seed of the next worker.
     fn next_seed(&self) -> u64 {
         let started = self.started.get();
         self.started.set(started + 1);
@@ -237,12 +237,12 @@ impl<'w> Stage<'w> {
         &mut self.seats[usize::from(number)]
     }
 
-    /// By its number over all mounts.
+    /// Returns a worker by its number over all mounts.
     pub fn worker(&mut self, number: u8) -> &mut Worker {
         &mut self.seats[usize::from(number / WORKERS)].workers[usize::from(number % WORKERS)]
     }
 
-    /// Dead workers and mounts that are doubted have others in their places. What a mount counted goes to `parting` before.
+    /// Replaces dead workers and penalised mounts. `parting` first collects the counters of such a mount.
     pub fn renew(&mut self, mut parting: impl FnMut(&Seat<'w>) -> Result<()>) -> Result<()> {
         for number in 0..MOUNTS {
             let at = usize::from(number);
@@ -289,20 +289,20 @@ impl<'w> Stage<'w> {
         self.seats.iter_mut().flat_map(|seat| &mut seat.workers)
     }
 
-    /// Frees everything that hangs.
+    /// Aborts all FUSE connections, so that no process hangs.
     pub fn abort(&self) {
         self.seats.iter().for_each(|seat| seat.mount.abort());
     }
 
-    /// What the server and the daemons said last.
+    /// Returns the last output of the server and the daemons.
     pub fn said(&self) -> String {
         let daemons = self.seats.iter().map(|seat| seat.mount.said());
         let all = daemons.chain([self.server.said()]).filter(|said| !said.is_empty());
         all.collect::<Vec<_>>().join(" // ")
     }
 
-    /// Ends all. A mount whose link has just been cut could not take its leave, and its session would keep what was
-    /// removed for a term, so each is asked first.
+    /// Ends the whole setup. A mount whose link has just been cut could not say goodbye, and its session would keep
+    /// removed files for a term; so each mount first makes a request.
     pub fn close(self) -> Result<()> {
         let said = self.said();
         for Seat { workers, mount, link, .. } in self.seats {
@@ -311,7 +311,7 @@ impl<'w> Stage<'w> {
             mount.unmount()?;
             drop(link);
         }
-        // Those of a server that was killed go when a term has passed without anybody.
+        // Orphans of a killed server are removed when a term has passed without their clients.
         let end = Instant::now() + Duration::from_secs(20);
         while let Err(error) = no_orphans(&self.source) {
             if Instant::now() > end {
@@ -322,7 +322,7 @@ impl<'w> Stage<'w> {
     }
 }
 
-/// A process that asks a mount what its server has to say.
+/// Starts a process that makes a mount send a request to its server.
 pub fn asks(mount: &Mount<'_>) -> Result<Child> {
     let mut command = Command::new("stat");
     command.arg("--cached=never").arg(&mount.point);
@@ -330,7 +330,7 @@ pub fn asks(mount: &Mount<'_>) -> Result<Child> {
     command.spawn().context("stat")
 }
 
-/// By its server, within 20 s.
+/// Waits up to 20 s for a reply of the mount's server.
 fn answers(mount: &Mount<'_>) -> Result<()> {
     let mut asked = asks(mount)?;
     let ended = process::wait(&mut asked, Duration::from_secs(20))?;

@@ -1,4 +1,4 @@
-//! Runs of the soak, added up.
+//! Sums over runs of the soak.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-/// What must be shown: by the path in a sum, and how much of it.
+/// Goals: the path in a sum, and the required value.
 const GOALS: [(&str, u64); 8] = [
     ("/seconds", 7_200),
     ("/calls", 1_000_000),
@@ -17,17 +17,17 @@ const GOALS: [(&str, u64); 8] = [
     ("/faults/server_killed", 100),
     ("/faults/worker_killed", 100),
 ];
-/// A fatal signal ends a wait, in µs, in 99 of 100 cases.
+/// Limit of the time from a fatal signal to the end of a wait, in µs, in 99 of 100 cases.
 const KILLED_US: u64 = 50_000;
 
-/// All runs of one file.
+/// The sum of all runs in a file.
 pub struct Sums(pub Value);
 
 impl Sums {
-    /// Adds a run to those that the file knows.
+    /// Adds a run to those in the file.
     ///
     /// # Errors
-    /// The file cannot be read or written, or is none of these.
+    /// If the file cannot be read or written, or has another format.
     pub fn add(path: &Path, run: &Value) -> Result<Sums> {
         let mut runs: Vec<Value> = match fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text)?,
@@ -74,7 +74,7 @@ impl Sums {
         }))
     }
 
-    /// What is not shown yet.
+    /// Returns the goals that are not reached yet.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         for (path, least) in GOALS {
@@ -93,7 +93,7 @@ impl Sums {
     }
 }
 
-/// Of sorted values: so many of 100 are not larger.
+/// Returns a percentile of sorted values.
 fn percentile(sorted: &[u64], percent: usize) -> Option<u64> {
     let at = (sorted.len() * percent).div_ceil(100);
     sorted.get(at.checked_sub(1)?).copied()

@@ -1,5 +1,5 @@
-//! A window: all work in directories that are new, then all stop; what they were told, and what is there in the end,
-//! is judged.
+//! A window: all workers make calls in new directories, then all stop; the checker judges their results together with
+//! the final state.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,33 +16,33 @@ use super::worker::{BYTES, Calls, MAPPED, NOT_FOLLOWED, Order, Pace, dir_name, n
 use crate::load::moment;
 use crate::root;
 
-/// How many numbers of inodes a worker has in a window.
+/// Number of inode labels per worker and window.
 const LABELS: u32 = 10_000;
 const FIRST_LABEL: u32 = 1_000_000;
-/// In ns; see `in_time`.
+/// Limit of a call's duration, in ns; see `in_time`.
 const WITHIN: u64 = 20_000_000_000;
 
-/// What is to happen.
+/// The parameters of a window.
 pub struct Plan {
     pub number: u32,
-    /// Of each worker, at most.
+    /// Limit of calls per worker.
     pub calls: u32,
-    /// After that nobody begins another.
+    /// After that time no worker begins another call.
     pub time: Duration,
-    /// Between two changes; `None`: as fast as they go.
+    /// Interval between two changes; `None`: as fast as possible.
     pub change_ms: Option<u64>,
-    /// Whether workers store into a shared map: not where mounts lose what they have open, since then a load is fatal.
+    /// Whether workers store into a shared map; not if mounts lose their open files, since then a load raises SIGBUS.
     pub maps: bool,
     pub limit: Duration,
 }
 
-/// What a window was.
+/// The result of a window.
 pub struct Done {
     pub history: History,
     pub report: Report,
 }
 
-/// Runs a window and judges it. One that nothing explains is kept.
+/// Runs a window and checks it. An unexplained history is stored.
 pub fn run(stage: &mut Stage<'_>, plan: &Plan, seed: u64, faults: &mut Faults) -> Result<Done> {
     let window = format!("w{}", plan.number);
     tell_first(stage, &format!("make {window}\n"))?;
@@ -72,13 +72,13 @@ pub fn run(stage: &mut Stage<'_>, plan: &Plan, seed: u64, faults: &mut Faults) -
         worker.tell("close\n")?;
     }
     wait(stage, plan.limit, faults)?;
-    // The history keeps what it was; the directory may go, by whoever lives.
+    // The history is complete; any living worker may remove the directory.
     tell_first(stage, &format!("remove {window}\n"))?;
     Ok(Done { history, report })
 }
 
-/// Nobody waits for longer than for a stopped client: until it is suspect, its lease has run out, and that was noticed. What was away
-/// counts from its return.
+/// Checks that no call waits longer than for a stopped client: until the client is suspect, its lease has expired, and
+/// the server has noticed. After an outage the time counts from its end.
 fn in_time(history: &History, faults: &Faults) -> Result<(), String> {
     for record in &history.records {
         let Some((end, _)) = record.answer else { continue };
@@ -115,7 +115,7 @@ fn start(stage: &mut Stage<'_>, plan: &Plan, window: &str) -> Result<Vec<PathBuf
     Ok(logs)
 }
 
-/// Waits until all workers have done what they were told.
+/// Waits until all workers have completed their orders.
 fn wait(stage: &mut Stage<'_>, limit: Duration, faults: &mut Faults) -> Result<()> {
     let start = Instant::now();
     let mut done = vec![false; usize::from(MOUNTS * WORKERS)];
@@ -135,7 +135,7 @@ fn wait(stage: &mut Stage<'_>, limit: Duration, faults: &mut Faults) -> Result<(
     }
 }
 
-/// The first worker that lives alone does something.
+/// Gives an order to the first living worker only.
 fn tell_first(stage: &mut Stage<'_>, line: &str) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(60);
     let worker = stage.workers().find(|worker| !worker.is_dead()).context("nobody works")?;
@@ -147,7 +147,7 @@ fn tell_first(stage: &mut Stage<'_>, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// What one worker wrote down. A call without an answer is one of which nobody knows what became.
+/// Parses one worker's log. A call without a result has an unknown outcome.
 fn take(history: &mut History, number: u8, text: &str) -> Result<()> {
     let mut begun: Option<&str> = None;
     let (mount, worker) = (number / WORKERS, number % WORKERS);
@@ -173,7 +173,7 @@ fn take(history: &mut History, number: u8, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is there when all have stopped, read beside all mounts.
+/// Adds the final state, read on the export beside all mounts.
 fn truth(history: &mut History, dir: &Path) -> Result<()> {
     let mut add = |call, answer| {
         let now = moment();
@@ -206,7 +206,7 @@ fn truth(history: &mut History, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where a history stays that nothing explains, and what all processes said until then (`NIGH_LOG=nigh=trace` has them say more).
+/// Stores an unexplained history, and all processes' output so far (`NIGH_LOG=nigh=trace` makes it more detailed).
 fn keep(stage: &Stage<'_>, history: &History, seed: u64, number: u32) -> Result<PathBuf> {
     let dir = root::target().join("checker").join(format!("seed-{seed}-window-{number}"));
     fs::create_dir_all(&dir)?;

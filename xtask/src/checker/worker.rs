@@ -1,5 +1,5 @@
-//! One process that works in a mount: it makes calls at random and writes each down before it and after, so
-//! that what it was at when it is killed is known.
+//! A worker process on a mount: it makes random calls and logs each before and after it, so that the call in progress
+//! is known when it is killed.
 
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -16,7 +16,7 @@ use super::calls::{Dirs, Opened};
 use crate::load::moment;
 use crate::race::maps::{LENGTH, Map};
 
-/// So many bytes are one worker's.
+/// Number of byte values that belong to one worker.
 pub const BYTES: u8 = 40;
 
 #[derive(clap::Args)]
@@ -27,35 +27,35 @@ pub struct Options {
     seed: u64,
 }
 
-/// How one worker works in one window; on its standard input as one line.
+/// A worker's parameters for one window; one line on its standard input.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Order {
     /// The directory of the window, below the mount.
     pub window: String,
-    /// Where its calls are written down.
+    /// The log of its calls.
     pub log: PathBuf,
-    /// Of its first inode.
+    /// The label of its first inode.
     pub label: Label,
     pub calls: Calls,
     pub pace: Pace,
-    /// Of the bytes that it stores into the shared map; 0: it stores none.
+    /// The first of the byte values that it stores into the shared map; 0: it stores none.
     pub bytes: u8,
 }
 
-/// How many calls.
+/// Limits of calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Calls {
     pub most: u32,
-    /// None begins later than so long after the first.
+    /// No call begins later than this after the first.
     pub time_ms: u64,
 }
 
-/// How calls follow one another.
+/// The timing of calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pace {
     /// One after the other.
     Fast,
-    /// Changes in turns with the other workers of all mounts, each this many ms after the last; looks between.
+    /// Changes take turns with the workers of all mounts, each this many ms after the last; reads between.
     Turns { change_ms: u64, worker: u64, workers: u64 },
 }
 
@@ -95,8 +95,8 @@ impl Order {
     }
 }
 
-/// Lines on standard input: `make WINDOW`, `work …`, `look` (at every name once more), `close` (what it has open),
-/// `remove WINDOW`. Each is answered with a line.
+/// Orders on standard input: `make WINDOW`, `work …`, `look` (reads every name once more), `close` (closes open
+/// files), `remove WINDOW`. Each gets a line in reply.
 pub fn run(options: &Options) -> Result<bool> {
     rustix::process::umask(Mode::empty());
     let mut dice = Dice::new(options.seed);
@@ -136,35 +136,36 @@ fn make(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A window's shared file.
+/// The name of a window's shared file.
 pub const MAPPED: &str = "mapped";
 
-/// Of a window's directory.
+/// Returns the name of a window's directory.
 #[must_use]
 pub fn dir_name(dir: u8) -> String {
     char::from(b'a' + dir).to_string()
 }
 
-/// Of a name in it.
+/// Returns a name in a directory.
 #[must_use]
 pub fn name(name: u8) -> String {
     format!("n{name}")
 }
 
-/// A window in which it works.
+/// The window in progress.
 struct Work<'d> {
     dice: &'d mut Dice,
     inner: Paused,
 }
 
-/// What of it stays while others end theirs: files that were made are open until then, so that numbers of inodes are not used again.
+/// Its state between orders: created files stay open until the end of the window, so that inode numbers are not
+/// reused.
 struct Paused {
     order: Order,
     dirs: Dirs,
     log: File,
     files: Vec<Opened>,
     labels: Label,
-    /// In which of its turns it made its latest change.
+    /// The turn in which it made its latest change.
     turn: u64,
     map: Option<Map>,
     stored: u8,
@@ -228,7 +229,7 @@ impl<'d> Work<'d> {
         Ok(())
     }
 
-    /// At every name once, and both directories.
+    /// Reads every name once, and both directories.
     fn looks(&mut self) -> Result<()> {
         for slot in Slot::all() {
             self.make(Call::Stat { slot })?;
@@ -247,7 +248,7 @@ impl<'d> Work<'d> {
         Ok(())
     }
 
-    /// Says what comes, does it, and says what came of it.
+    /// Logs a call, makes it, and logs its result.
     fn make(&mut self, call: Call) -> Result<()> {
         let inner = &mut self.inner;
         let forced = self.dice.below(8) == 0;
@@ -261,7 +262,7 @@ impl<'d> Work<'d> {
         if let Some(opened) = told.opened {
             inner.files.push(opened);
         }
-        // Without an answer: what came of it is not known.
+        // Without a result the outcome is unknown.
         if let Some(answer) = told.answer {
             inner.log.write_all(format!("= {end} {answer}\n").as_bytes())?;
         }
@@ -286,14 +287,14 @@ impl<'d> Work<'d> {
         self.inner.order.label + self.inner.labels
     }
 
-    /// One of those that were opened lately.
+    /// Returns one of the recently opened files.
     fn file(&mut self) -> Option<nigh_sim::history::File> {
         let count = self.inner.files.len().min(6);
         let back = usize::from(self.below(u8::try_from(count).unwrap_or(1).max(1)));
         self.inner.files.iter().rev().nth(back).map(|opened| opened.file)
     }
 
-    /// A byte that no other worker stores.
+    /// Returns a store of a byte that no other worker stores.
     fn store(&mut self) -> Call {
         let Paused { order, stored, .. } = &mut self.inner;
         *stored = (*stored + 1) % BYTES;
@@ -349,7 +350,7 @@ impl<'d> Work<'d> {
     }
 }
 
-/// Who holds what a name leads to, as all calls here take it.
+/// All calls here act on the entry itself, not on a symlink's target.
 pub const NOT_FOLLOWED: AtFlags = AtFlags::SYMLINK_NOFOLLOW;
 
 #[cfg(test)]

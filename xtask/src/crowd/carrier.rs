@@ -1,4 +1,4 @@
-//! Carries the bytes of all simulated clients on one thread.
+//! The event loop of all simulated clients, on one thread.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -16,12 +16,12 @@ use rustix::time::{
 use super::member::{Answer, Link, Member};
 use super::reader::Reader;
 
-/// How long an answer may take.
+/// Limit of the time to a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// So many clients say hello at a time: a server lets few strangers in at once.
+/// Clients that send hello at a time: a server accepts few unauthenticated connections at once.
 const HELLOS: usize = 16;
 
-/// The timer among the members.
+/// The timer's token among those of the members.
 const TIMER: u64 = u64::MAX;
 
 /// All simulated clients, by number from 0.
@@ -30,13 +30,13 @@ pub struct Crowd {
     link: Link,
     socket: PathBuf,
     export: String,
-    /// What each client asks for when it says hello.
+    /// Features that each client requests in its hello.
     features: u64,
     who: Credentials,
     epoll: OwnedFd,
-    /// `epoll_wait` counts in ms, which is too coarse for a link.
+    /// `epoll_wait` counts in ms, which is too coarse for an emulated link.
     timer: OwnedFd,
-    /// When somebody has something to do, and the same by member.
+    /// Members with a pending deadline, by time; `due_of` is the deadline by member.
     due: BTreeSet<(Instant, usize)>,
     due_of: Vec<Option<Instant>>,
     buffer: Vec<u8>,
@@ -70,17 +70,17 @@ impl Crowd {
         })
     }
 
-    /// From now on; what is on its way arrives as it would have.
+    /// Sets the round trip time; packets in transit keep theirs.
     pub fn set_round_trip(&mut self, rtt: Duration) {
         self.link.delay = rtt / 2;
     }
 
-    /// Adds clients and waits until they are attached; the number of the first.
+    /// Attaches more clients, and returns the number of the first.
     pub fn attach(&mut self, count: usize) -> Result<usize> {
         self.attach_all(count, false)
     }
 
-    /// The same of such as keep what they learn.
+    /// Attaches more clients with a cache.
     pub fn attach_readers(&mut self, count: usize) -> Result<usize> {
         self.attach_all(count, true)
     }
@@ -108,14 +108,14 @@ impl Crowd {
         Ok(first)
     }
 
-    /// Sends a call of a client.
+    /// Sends a client's call.
     pub fn call(&mut self, number: usize, call: Call) -> Result<CallId> {
         let id = self.members[number].call(self.link, &self.who, call);
         self.advance(number)?;
         Ok(id)
     }
 
-    /// Does something with a reader's cache or kernel, and what follows from it.
+    /// Acts on a reader's cache or kernel, and executes the consequences.
     pub fn with_reader<R>(&mut self, number: usize, act: impl FnOnce(&mut Reader, Time) -> R) -> Result<R> {
         let now = self.link.time(Instant::now());
         let reader = self.members[number].reader.as_mut().context("it keeps nothing")?;
@@ -128,13 +128,13 @@ impl Crowd {
         self.members[number].reader.as_deref()
     }
 
-    /// Waits for an answer.
+    /// Waits for a reply.
     pub fn answer(&mut self, number: usize, id: CallId) -> Result<Answer> {
         self.until("an answer", |crowd| crowd.members[number].answers.contains_key(&id))?;
         self.members[number].answers.remove(&id).context("the answer is there")
     }
 
-    /// Waits until all calls are answered.
+    /// Waits until all calls have replies.
     pub fn settle(&mut self) -> Result<()> {
         self.until("all answers", |crowd| crowd.members.iter().all(|m| m.outstanding() == 0))
     }
@@ -160,7 +160,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Waits for something to happen, at most until `end`, and carries it on.
+    /// Waits for an event, at most until `end`, and handles it.
     pub fn step(&mut self, end: Instant) -> Result<()> {
         let next = self.due.first().map_or(end, |(at, _)| end.min(*at));
         let wait = next.saturating_duration_since(Instant::now());

@@ -1,5 +1,5 @@
-//! What the one writer does to a directory: a name is made, a mode is set, a file grows, a name is changed, a
-//! name goes, in turn, each of another file.
+//! The single writer's changes of a directory: create a name, set a mode, extend a file, rename, unlink, in turn, each
+//! of another file.
 
 use std::collections::VecDeque;
 
@@ -8,19 +8,19 @@ use nigh_types::{Access, Call, Handle, Name, NodeId, Place, Reply, SetAttr, Writ
 
 use super::stage::name;
 
-/// Its place in the turn is what becomes of the number that it was given.
+/// A kind's index is its number modulo the count of kinds.
 pub const KINDS: [&str; 5] = ["create", "chmod", "write", "rename", "unlink"];
 
-/// One change that is to be made, or under way.
+/// A change to be made, or in flight.
 pub struct Change {
     pub kind: &'static str,
     pub call: Call,
-    /// Of the directory: what it changes.
+    /// The names in the directory that it changes.
     pub names: Vec<Name>,
     node: Option<NodeId>,
 }
 
-/// The files of the directory, those that were left alone for longest first.
+/// The files of the directory, least recently changed first.
 pub struct Changes {
     dir: Place,
     files: VecDeque<(Name, NodeId)>,
@@ -32,7 +32,7 @@ impl Changes {
         Changes { dir, files: files.collect(), begun: 0 }
     }
 
-    /// The next one; what it is about is touched by no other before it is [`Changes::done`].
+    /// Starts the next change; no other change uses its file before [`Changes::done`].
     pub fn begin(&mut self) -> Result<Change> {
         let (number, kinds) = (self.begun, KINDS.len() as u64);
         self.begun += 1;
@@ -50,7 +50,7 @@ impl Changes {
                 let set = SetAttr { mode, ..SetAttr::default() };
                 Call::SetAttr { node: place, handle: None, set }
             }
-            // Further behind than any before, so that it grows.
+            // At a larger offset than before, so that the file grows.
             "write" => Call::Write {
                 node: place,
                 handle: None,
@@ -82,7 +82,7 @@ impl Changes {
         Ok(Change { kind: "create", call, names: vec![new], node: None })
     }
 
-    /// It was answered. What is to be released after it.
+    /// Ends a change; returns the handle to release.
     pub fn done(&mut self, change: &Change, reply: &Reply) -> Result<Option<Handle>> {
         let last = change.names.last().context("a change is of a name")?.clone();
         match (reply, change.node) {

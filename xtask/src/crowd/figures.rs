@@ -1,9 +1,9 @@
-//! Times, summed up.
+//! Summary of durations.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Times of one sort.
+/// Durations of one kind.
 #[derive(Default)]
 pub struct Times(Vec<Duration>);
 
@@ -16,7 +16,7 @@ impl Times {
         self.0.len() as u64
     }
 
-    /// The shortest time that so many of a thousand do not pass; zero of none.
+    /// Returns the shortest time that at least `share` of a thousand do not exceed; zero if there are none.
     pub fn permille(&self, share: usize) -> Duration {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

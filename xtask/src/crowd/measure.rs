@@ -1,4 +1,4 @@
-//! What is measured, and what must be so whatever the times are.
+//! The measurements, and the checks that do not depend on times.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use nigh_types::{Call, CallId, Place};
 use super::figures::Times;
 use super::stage::{MAKER, Stage, mkdir, name};
 
-/// What an idle client costs the server.
+/// Measures what an idle client costs the server.
 pub fn idle(stage: &mut Stage, clients: usize) -> Result<()> {
     let before = stage.server.taken()?;
     stage.attach(clients)?;
@@ -24,7 +24,7 @@ pub fn idle(stage: &mut Stage, clients: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a grant on a directory's names costs the server, over the second half of them.
+/// Measures what a grant on a directory's names costs the server, over the second half of the directories.
 pub fn grants(stage: &mut Stage, directories: &[String]) -> Result<()> {
     let (first, second) = directories.split_at(directories.len() / 2);
     let clients = stage.clients.clone();
@@ -45,7 +45,7 @@ pub fn grants(stage: &mut Stage, directories: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What renewals cost: all clients are idle.
+/// Measures what renewals cost, with all clients idle.
 pub fn renewals(stage: &mut Stage, time: Duration) -> Result<()> {
     /// A third of the server's term.
     const RENEWAL: Duration = Duration::from_secs(5);
@@ -66,8 +66,8 @@ pub fn renewals(stage: &mut Stage, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Changes that so many hold; each of them is asked once, and nobody else, and the answer comes after the last
-/// acknowledgement.
+/// Measures changes of facts under so many leases. The server recalls each lease once, and no other; the reply comes
+/// after the last acknowledgement.
 pub fn recalls(stage: &mut Stage, directories: &[String], holders: usize, rtt: Duration) -> Result<()> {
     let clients = stage.clients.clone();
     let mut held = Vec::new();
@@ -109,9 +109,9 @@ pub fn recalls(stage: &mut Stage, directories: &[String], holders: usize, rtt: D
     Ok(())
 }
 
-/// One client gives nothing back, and others go on beside it. `own`: a directory for each of them.
+/// One client acknowledges nothing, and other clients go on. `own`: a directory for each of them.
 pub fn silent(stage: &mut Stage, own: &[String], (one, two): (&str, &str), rtt: Duration) -> Result<()> {
-    /// The server's patience and 1.1 of its term, and something for a busy machine.
+    /// The server's patience and 1.1 of its term, with a margin for a busy machine.
     const FENCED: Duration = Duration::from_millis(2_000 + 16_500 + 1_500);
     let silent = stage.clients.end - 1;
     stage.hold(silent..silent + 1, &[one.to_owned(), two.to_owned()])?;
@@ -147,7 +147,7 @@ pub fn silent(stage: &mut Stage, own: &[String], (one, two): (&str, &str), rtt: 
     stage.crowd.until("the silent client is fenced", |crowd| crowd.members[silent].closed)
 }
 
-/// Clients at work: each looks names up and makes directories, one call at a time.
+/// Clients at work: each looks up names and makes directories, one call at a time.
 struct Good {
     places: Vec<Place>,
     first: usize,
@@ -157,11 +157,11 @@ struct Good {
 impl Good {
     fn new(stage: &Stage, own: &[String]) -> Result<Good> {
         let places = own.iter().map(|directory| stage.place(directory)).collect::<Result<_>>()?;
-        // The one before waits for the silent client too.
+        // The first client's call waits for the silent client too.
         Ok(Good { places, first: stage.clients.start + 1, calls: 0 })
     }
 
-    /// Until that is so; how long their calls took.
+    /// Works until `enough`; returns the durations of the calls.
     fn work(&mut self, stage: &mut Stage, mut enough: impl FnMut(&Stage, Duration) -> bool) -> Result<Times> {
         const PAUSE: Duration = Duration::from_millis(100);
         let (begun, mut times) = (Instant::now(), Times::default());

@@ -1,4 +1,4 @@
-//! One simulated client: a session, its socket, and what is on its way in either direction.
+//! One simulated client: a session, its socket, and the bytes in transit in either direction.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
@@ -15,18 +15,18 @@ use super::reader::Reader;
 /// Bytes, and when they arrive at the other end of the emulated link.
 type OnTheirWay = VecDeque<(Instant, Vec<u8>)>;
 
-/// An answer that came whole, and when.
+/// A complete reply, and its time.
 pub struct Answer {
     pub at: Instant,
-    /// Of a listing: its parts.
+    /// The parts of a listing; otherwise one.
     pub parts: Vec<Response>,
 }
 
-/// The clock and the link of all members.
+/// The clock and the emulated link of all members.
 #[derive(Clone, Copy)]
 pub struct Link {
     pub began: Instant,
-    /// From one end to the other.
+    /// One-way delay.
     pub delay: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Link {
     }
 }
 
-/// A client of the server under test. What it is told to do takes effect in [`Member::advance`].
+/// A client of the server under test. Its actions take effect in [`Member::advance`].
 pub struct Member {
     pub stream: UnixStream,
     session: ClientSession,
@@ -53,22 +53,22 @@ pub struct Member {
     pub lost: Option<String>,
     /// The server closed the connection.
     pub closed: bool,
-    /// Whether it gives back what is recalled.
+    /// Whether it acknowledges recalls.
     pub obliging: bool,
-    /// Recalls that arrived, and when the latest acknowledgement of one left the session.
+    /// Recalls received, and when the session sent the latest acknowledgement.
     pub recalled: u64,
     pub acknowledged_at: Option<Instant>,
-    /// Calls that wait for their answers, and the parts that came.
+    /// Calls without a complete reply, and the parts received.
     waiting: BTreeMap<CallId, Vec<Response>>,
     pub answers: BTreeMap<CallId, Answer>,
-    /// It keeps what it learns: then calls, and answers to recalls, are its own.
+    /// A client with a cache: it makes its own calls and acknowledgements.
     pub reader: Option<Box<Reader>>,
-    /// What came over the link.
+    /// Bytes received on the link.
     pub bytes_received: u64,
 }
 
 impl Member {
-    /// A client that says hello and wants these features; `number` is its identity.
+    /// Creates a client that sends hello and requests these features; `number` is its identity.
     pub fn new(stream: UnixStream, link: Link, number: u64, export: &str, features: u64) -> Result<Member> {
         stream.set_nonblocking(true)?;
         let attach = export.as_bytes().to_vec();
@@ -98,12 +98,12 @@ impl Member {
         self.session.counters().renewals
     }
 
-    /// How many calls of a type were sent.
+    /// Returns how many calls of a type were sent.
     pub fn calls_of(&self, kind: &str) -> u64 {
         self.session.counters().by_type.get(kind).copied().unwrap_or_default()
     }
 
-    /// Calls that are not answered yet.
+    /// Returns the number of calls without a complete reply.
     pub fn outstanding(&self) -> u64 {
         self.waiting.len() as u64
     }
@@ -121,7 +121,7 @@ impl Member {
         id
     }
 
-    /// The server sent something: takes it off the socket, onto the link.
+    /// Moves received bytes from the socket to the emulated link.
     pub fn receive(&mut self, link: Link, buffer: &mut [u8]) -> Result<()> {
         loop {
             match self.stream.read(buffer) {
@@ -142,7 +142,7 @@ impl Member {
         }
     }
 
-    /// Does all that is due; the moment of what comes next, if anything does.
+    /// Executes everything due; returns the next deadline, if any.
     pub fn advance(&mut self, link: Link) -> Result<Option<Instant>> {
         let mut now = Instant::now();
         while let Some(bytes) = arrived(&mut self.incoming, now) {
@@ -168,19 +168,19 @@ impl Member {
         Ok(fronts.into_iter().flatten().map(|(at, _)| *at).chain(timer).min())
     }
 
-    /// What the socket did not take.
+    /// Writes to the socket; returns the bytes that it did not accept.
     fn write(&mut self, bytes: Vec<u8>) -> Result<Option<Vec<u8>>> {
         match self.stream.write(&bytes) {
             Ok(count) if count == bytes.len() => Ok(None),
             Ok(count) => Ok(Some(bytes[count..].to_vec())),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Some(bytes)),
-            // Its end is read too.
+            // The end of the connection is also read.
             Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(None),
             Err(e) => bail!("a simulated client's socket: {e}"),
         }
     }
 
-    /// Takes what the session puts out; when it wants to be told the time.
+    /// Executes the session's output; returns when it next needs a timeout.
     fn drain(&mut self, link: Link, now: Instant) -> Option<Instant> {
         loop {
             match self.session.poll_output() {
@@ -209,7 +209,7 @@ impl Member {
         }
         match event {
             Event::Attached(_) | Event::Lost { .. } | Event::Lapsed { .. } => {}
-            // Who lapsed counts as lost.
+            // A lapsed session counts as lost.
             Event::Restored { .. } => {}
             Event::Recall(recall) => self.take_recall(link, now, recall.id),
             Event::Hold(hold) => self.take_recall(link, now, hold.id),
@@ -235,7 +235,7 @@ impl Member {
     }
 }
 
-/// The first bytes of the link whose moment has come.
+/// Returns the next bytes of the emulated link that have arrived.
 fn arrived(link: &mut OnTheirWay, now: Instant) -> Option<Vec<u8>> {
     link.front().filter(|(at, _)| *at <= now)?;
     link.pop_front().map(|(_, bytes)| bytes)

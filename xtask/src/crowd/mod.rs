@@ -1,5 +1,5 @@
-//! `cargo xtask crowd`: many simulated clients on one server. Sessions are real, and one thread of this
-//! process carries their bytes over an emulated link; the server is a process of its own.
+//! `cargo xtask crowd`: many simulated clients on one server. The sessions are real, and one thread of this process
+//! carries their bytes over an emulated link; the server is a process of its own.
 
 mod carrier;
 mod changes;
@@ -22,16 +22,16 @@ use stage::Stage;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// How many clients.
+    /// Number of clients.
     #[arg(long, default_value_t = 1000)]
     clients: usize,
-    /// Directories of which each client holds the names.
+    /// Directories on which each client holds leases.
     #[arg(long, default_value_t = 200)]
     directories: usize,
-    /// Changes that are timed, each of a directory of its own.
+    /// Timed changes, each of a directory of its own.
     #[arg(long, default_value_t = 250)]
     changes: usize,
-    /// How many hold each of those.
+    /// Clients with a lease on each of those directories.
     #[arg(long, default_value_t = 100)]
     holders: usize,
     /// Round trip time of the emulated link, in ms.
@@ -43,7 +43,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The short form: what must be so is the same.
+    /// The short form, with the checks of the long one.
     fn short() -> Options {
         Options { clients: 100, directories: 20, changes: 20, holders: 50, rtt_ms: 10, nigh: None }
     }
@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// With 100 clients: counts and order, and no session lost.
+/// With 100 clients: checks counts and order, and that no session is lost.
 pub fn check(world: &World) -> Result<()> {
     measure(world, &Options::short())
 }

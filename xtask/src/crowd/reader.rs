@@ -1,4 +1,4 @@
-//! A simulated client that keeps what it learns: a real cache between a small model kernel and its session.
+//! A simulated client with a real cache between a small model kernel and its session.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use nigh_types::{Attr, Covers, Credentials, Name, NodeId, OpId, RecallId, Reques
 
 use super::member::Link;
 
-/// What is to be so of a name that is there, as stat(2) says it.
+/// The expected stat(2) result of an existing name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fact {
     pub ino: u64,
@@ -30,7 +30,7 @@ impl Fact {
     }
 }
 
-/// Who answered looks at names and attributes.
+/// Number of lookups and attribute reads, by the component that answered them.
 #[derive(Clone, Copy, Default)]
 pub struct Looks {
     pub kernel: u64,
@@ -38,14 +38,14 @@ pub struct Looks {
     pub server: u64,
 }
 
-/// The dentries and attributes of one mount, each until then.
+/// The dentries and attributes of one mount, with their expiry.
 #[derive(Default)]
 struct Kernel {
     names: BTreeMap<(u64, Name), (Option<u64>, Time)>,
     attrs: BTreeMap<u64, (Fact, Time)>,
 }
 
-/// What is looked at, and what it must be.
+/// A read in progress, and its expected result.
 #[derive(Debug)]
 struct Look {
     what: What,
@@ -64,20 +64,20 @@ pub struct Reader {
     pub cache: Cache,
     kernel: Kernel,
     who: Credentials,
-    /// How long the kernel takes to forget.
+    /// How long the kernel takes to invalidate.
     pub forgets_in: Duration,
     telling: VecDeque<(Instant, Invalidation, Vec<Stale>)>,
     ops: u64,
     looking: BTreeMap<OpId, Look>,
     pub looks: Looks,
-    /// The first look that showed what is not so.
+    /// The first read with a wrong result.
     pub wrong: Option<String>,
-    /// To everything but looks.
+    /// Replies to all requests other than reads.
     pub answers: BTreeMap<OpId, Answer>,
-    /// Holds that arrived, and of those whose acknowledgement is owed the names.
+    /// Prepared updates received, and for those with an outstanding acknowledgement, their names.
     pub held: u64,
     holding: BTreeMap<RecallId, Vec<Name>>,
-    /// When the acknowledgement of the latest hold on a name left.
+    /// When the acknowledgement of the latest prepared update of a name was sent.
     pub acknowledged: BTreeMap<Name, Instant>,
 }
 
@@ -108,7 +108,7 @@ impl Kernel {
         self.attrs.get(&ino).filter(|(_, until)| now < *until).map(|(fact, _)| *fact)
     }
 
-    /// What it would ask for, if it does not know.
+    /// Returns the cached result, or the request that the kernel would send.
     fn look(&self, now: Time, what: &What) -> Result<Option<Fact>, Op> {
         match what {
             What::Name(dir, name) => {
@@ -123,7 +123,7 @@ impl Kernel {
         }
     }
 
-    /// Takes in an answer; what it says of what was looked at.
+    /// Applies a reply; returns its result for the read.
     fn answered(&mut self, now: Time, what: &What, answer: &Answer) -> Result<Option<Fact>, String> {
         match (what, answer) {
             (What::Name(dir, name), Answer::Node(node)) => {
@@ -163,7 +163,7 @@ impl Reader {
         }
     }
 
-    /// A request of the kernel; its answer comes into `answers`.
+    /// Sends a request of the kernel; its reply is put into `answers`.
     pub fn ask(&mut self, now: Time, op: Op) -> OpId {
         self.ops += 1;
         let id = OpId(self.ops);
@@ -173,12 +173,12 @@ impl Reader {
         id
     }
 
-    /// A process looks at a name, which must be this.
+    /// Reads a name, as a process does, and checks the result.
     pub fn look(&mut self, now: Time, dir: u64, name: &Name, expected: Option<Fact>) {
         self.begin(now, What::Name(dir, name.clone()), expected);
     }
 
-    /// The same of an inode that it has open.
+    /// Reads an open inode, and checks the result.
     pub fn look_at(&mut self, now: Time, ino: u64, expected: Fact) {
         self.begin(now, What::Inode(ino), Some(expected));
     }
@@ -201,7 +201,7 @@ impl Reader {
         }
     }
 
-    /// Whether nothing waits.
+    /// Returns whether nothing is in flight.
     pub fn is_idle(&self) -> bool {
         self.looking.is_empty() && self.telling.is_empty() && self.holding.is_empty()
     }
@@ -225,7 +225,7 @@ impl Reader {
         }
     }
 
-    /// What the session has heard.
+    /// Handles a session event.
     pub fn hear(&mut self, now: Time, event: Event) {
         if let Event::Hold(hold) = &event {
             let names = hold.facts.iter().filter(|held| held.covers == Covers::Names);
@@ -236,7 +236,7 @@ impl Reader {
         self.cache.handle_event(now, event);
     }
 
-    /// Does what the cache wants done, until it is quiet: whether anything was, and when something is due.
+    /// Executes the cache's output; returns whether there was any, and the next deadline.
     pub fn drive(&mut self, session: &mut ClientSession, link: Link, at: Instant) -> (bool, Option<Instant>) {
         let now = link.time(at);
         let mut moved = false;
@@ -284,7 +284,7 @@ impl Looks {
         }
     }
 
-    /// Those since then.
+    /// Returns the difference from an earlier count.
     pub fn since(self, then: Looks) -> Looks {
         Looks {
             kernel: self.kernel - then.kernel,

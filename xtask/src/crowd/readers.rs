@@ -1,5 +1,5 @@
-//! `cargo xtask readers`: one writer changes a directory that many readers keep whole. Each is told what becomes of
-//! it and never lists it again (docs/decisions/0014-pushes.md).
+//! `cargo xtask readers`: one writer changes a directory that many readers have cached completely. The server pushes
+//! each change to the readers, which never list the directory again (docs/decisions/0014-pushes.md).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,16 +14,16 @@ use crate::test::world::{As, Length, World};
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// How many read.
+    /// Number of readers.
     #[arg(long, default_value_t = 20)]
     readers: usize,
     /// Files in the directory.
     #[arg(long, default_value_t = 100_000)]
     entries: u64,
-    /// Files in a small one, with which it is compared.
+    /// Files in a small directory, for comparison.
     #[arg(long, default_value_t = 1_000)]
     small: u64,
-    /// Changes at that pace, and the same number each as soon as the one before is answered.
+    /// Changes at that pace, and as many each as soon as the one before has its reply.
     #[arg(long, default_value_t = 10_000)]
     changes: u64,
     /// Changes a second.
@@ -38,7 +38,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The short form: what must be so is the same.
+    /// The short form, with the checks of the long one.
     fn short() -> Options {
         let (readers, entries, small, changes, pace, rtt_ms) = (5, 2_000, 0, 100, 50, 10);
         Options { readers, entries, small, changes, pace, rtt_ms, nigh: None }
@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// With 5 readers of 2,000 files: counts and order.
+/// With 5 readers of 2,000 files: checks counts and order.
 pub fn check(world: &World) -> Result<()> {
     measure(world, &Options::short())
 }
@@ -84,7 +84,7 @@ fn measure(world: &World, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All of it with one directory. How it goes unpaced, with readers.
+/// Runs everything with one directory; returns the figures of the unpaced run with readers.
 fn on_stage(nigh: &Path, dir: &Path, options: &Options) -> Result<Run> {
     let rtt = Duration::from_millis(options.rtt_ms);
     let mut show = Show::new(nigh, dir, options.entries, rtt)?;

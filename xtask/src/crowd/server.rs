@@ -1,4 +1,4 @@
-//! The server under test: a process of its own, and what it takes of the machine.
+//! The server under test: a process of its own, and its use of resources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
-/// Serves one directory on a unix socket, and ends when it is dropped.
+/// Serves one directory on a unix socket; ended when dropped.
 pub struct Server {
     child: Child,
     pub socket: PathBuf,
     log: PathBuf,
 }
 
-/// What a process takes at one moment.
+/// A process's use of resources at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Taken {
-    /// Memory that is in use (VmRSS).
+    /// Resident memory (VmRSS).
     pub bytes: u64,
     pub threads: u64,
-    /// Of all its threads, in user and kernel mode.
+    /// CPU time of all its threads, in user and kernel mode.
     pub cpu: Duration,
 }
 
 impl Server {
-    /// `dir` is empty and stays the caller's.
+    /// Starts a server; `dir` is empty and stays the caller's.
     pub fn start(nigh: &Path, dir: &Path) -> Result<Server> {
         let (export, socket, log) = (dir.join("export"), dir.join("crowd.sock"), dir.join("log"));
         fs::create_dir_all(&export)?;
@@ -61,7 +61,7 @@ impl Server {
             let digits = line.split_whitespace().next().context("a number")?;
             digits.parse::<u64>().context("a number of status")
         };
-        // Behind the name, which may have spaces: utime and stime are fields 14 and 15 (proc_pid_stat(5)).
+        // After the name, which may contain spaces: utime and stime are fields 14 and 15 (proc_pid_stat(5)).
         let fields = stat.rsplit(')').next().context("stat")?.split_whitespace();
         let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
         // SAFETY: it looks up a constant.

@@ -1,4 +1,4 @@
-//! What one writer and many readers do, and that each sees what is so.
+//! One writer and many readers, with checks of what each reader sees.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,24 +21,24 @@ use super::reader::{Fact, Looks};
 use super::stage::{MAKER, Stage, name};
 use crate::process;
 
-/// The directory that is changed.
+/// The directory that the writer changes.
 const DIRECTORY: &str = "many";
 /// After so many changes each reader reads the whole directory.
 const READ_ALL: u64 = 200;
-/// Bytes that a reader may be sent for one change: two frames, confirmations, and the answer of a lookup that came before
-/// the commit did. One name's part of a listing is some 60.
+/// Limit of bytes that a reader may receive per change: two frames, confirmations, and the reply of a lookup that came
+/// before the commit. One entry of a listing takes some 60.
 const MOST_BYTES: u64 = 2_000;
 
-/// A stretch of changes.
+/// A series of changes.
 pub struct Run {
     pub pace: Option<Duration>,
     pub took: Duration,
     pub times: Times,
     pub by_kind: Vec<Times>,
-    /// The server's processor for each.
+    /// The server's CPU time per change.
     pub cpu_each: Duration,
     pub looks: Looks,
-    /// What each reader was sent for each.
+    /// Bytes that each reader received per change.
     pub bytes_each: u64,
 }
 
@@ -46,21 +46,21 @@ pub struct Run {
 pub struct Show {
     stage: Stage,
     nigh: PathBuf,
-    /// The directory as the server sees it, where what is so is looked up.
+    /// The directory on the server's disk, for comparison.
     path: PathBuf,
     rtt: Duration,
-    /// Its number.
+    /// The directory's inode number.
     dir: u64,
     changes: Changes,
-    /// Changes that readers were told of.
+    /// Changes pushed to the readers.
     told: u64,
 }
 
-/// A change that is under way, and since when.
+/// A change in flight, and its start.
 type UnderWay = (Instant, CallId, Change);
 
 impl Show {
-    /// A directory of so many files, and the one who writes there, who has listed it.
+    /// Creates a directory of `count` files, and the writer, which has listed it.
     pub fn new(nigh: &Path, dir: &Path, count: u64, rtt: Duration) -> Result<Show> {
         let path = dir.join("export").join(DIRECTORY);
         fs::create_dir_all(&path)?;
@@ -76,7 +76,7 @@ impl Show {
             let Ok(Reply::Listed(listed)) = part.result else { continue };
             files.extend(listed.entries.into_iter().map(|(name, entry)| (name, entry.id)));
         }
-        // One that each stage has.
+        // A file that every stage has.
         files.retain(|(name, _)| name.as_bytes() != b"file");
         ensure!(files.len() as u64 == count && count >= 100, "{} files are listed of {count}", files.len());
         let (nigh, dir) = (nigh.to_owned(), many.node.ino);
@@ -84,7 +84,7 @@ impl Show {
         Ok(Show { stage, nigh, path, rtt, dir, changes, told: 0 })
     }
 
-    /// Each asks for the directory, and reads it once.
+    /// Attaches readers; each looks up the directory, and reads it once.
     pub fn readers_list(&mut self, count: usize) -> Result<()> {
         self.stage.attach_readers(count)?;
         let root = fs::metadata(self.path.parent().context("an export")?)?.ino();
@@ -102,10 +102,10 @@ impl Show {
         Ok(())
     }
 
-    /// The answer of a reader's cache.
+    /// Returns the reply of a reader's cache.
     fn answer(&mut self, number: usize, op: Op) -> Result<Answer> {
         let crowd = &mut self.stage.crowd;
-        // What is answered from memory lets no time pass, and others have sessions to renew.
+        // A cached reply lets no time pass, but other clients must renew their sessions.
         crowd.step(Instant::now())?;
         let id: OpId = crowd.with_reader(number, |reader, now| reader.ask(now, op))?;
         crowd.until("a reader is answered", |crowd| {
@@ -114,7 +114,7 @@ impl Show {
         crowd.with_reader(number, |reader, _| reader.answers.remove(&id))?.context("the answer is there")
     }
 
-    /// All readers read the whole directory, which is as the disk says.
+    /// All readers read the whole directory; it must equal the disk.
     fn read_all(&mut self) -> Result<()> {
         let mut truth: HashMap<Vec<u8>, (u64, usize)> = HashMap::new();
         for entry in fs::read_dir(&self.path)? {
@@ -138,7 +138,7 @@ impl Show {
     }
 
     fn list(&mut self, number: usize) -> Result<Vec<(Vec<u8>, u64)>> {
-        /// What the kernel takes at a time.
+        /// The kernel's buffer size.
         const SIZE: u32 = 1 << 20;
         let ino = self.dir;
         let opened = self.answer(number, Op::OpenDir { ino })?;
@@ -163,8 +163,8 @@ impl Show {
         Ok(found)
     }
 
-    /// So many changes, each at its moment (`None`: when the one before is answered). After each answer every reader
-    /// looks.
+    /// Makes `count` changes, each at its time (`None`: after the reply to the one before). After each reply every
+    /// reader reads.
     pub fn run(&mut self, count: u64, pace: Option<Duration>) -> Result<Run> {
         let (mut times, mut by_kind) = (Times::default(), Vec::new());
         by_kind.resize_with(KINDS.len(), Times::default);
@@ -216,7 +216,7 @@ impl Show {
         Ok((since, id, change))
     }
 
-    /// A change is answered: everybody has acknowledged before that, and whoever looks now sees it.
+    /// Ends a change. Every reader has acknowledged it before the reply, and now sees the new state.
     fn finish(&mut self, since: Instant, id: CallId, change: &Change) -> Result<Duration> {
         let crowd = &mut self.stage.crowd;
         let answer = crowd.answer(MAKER, id)?;
@@ -241,7 +241,7 @@ impl Show {
         Ok(answer.at - since)
     }
 
-    /// Waits until nobody waits; all have seen what is so.
+    /// Waits until no reader waits, and checks their reads.
     fn settle(&mut self) -> Result<()> {
         let clients = self.stage.clients.clone();
         self.stage.crowd.until("readers are answered", |crowd| {
@@ -264,7 +264,7 @@ impl Show {
         self.stage.clients.clone().map(|number| self.stage.crowd.members[number].bytes_received).sum()
     }
 
-    /// What the server counts.
+    /// Returns the server's counters.
     pub fn totals(&self) -> Result<Value> {
         let mut command = Command::new(&self.nigh);
         command.arg("status").arg("--server").arg(&self.stage.server.socket).arg("--json");
@@ -272,7 +272,7 @@ impl Show {
         Ok(status["totals"].clone())
     }
 
-    /// Nobody lists twice, nothing is recalled, everybody is told of every change once.
+    /// Checks that no reader listed twice, no lease was recalled, and each reader got each change once.
     pub fn check_counts(&self, before: &Value) -> Result<()> {
         let readers = self.stage.clients.len() as u64;
         for number in self.stage.clients.clone() {
@@ -307,7 +307,7 @@ impl Show {
     }
 }
 
-/// What stands at that name.
+/// Returns what the disk has at a name.
 fn on_disk(dir: &Path, name: &Name) -> Result<Option<Fact>> {
     match fs::symlink_metadata(dir.join(OsStr::from_bytes(name.as_bytes()))) {
         Ok(metadata) => Ok(Some(fact(&metadata))),

@@ -1,5 +1,5 @@
-//! What the measurements stand on: the server, its directories, one client that changes things and many that
-//! hold them.
+//! The setup of the measurements: the server, its directories, one client that makes changes, and many clients with
+//! leases.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,20 +12,21 @@ use nigh_types::{Call, CallId, Covers, Name, NodeId, Place, Reply};
 use super::carrier::Crowd;
 use super::server::Server;
 
-/// The member that changes things; it holds nothing of what it changes.
+/// The member that makes changes; it holds no lease on what it changes.
 pub const MAKER: usize = 0;
 
 pub struct Stage {
     pub server: Server,
     pub crowd: Crowd,
-    /// All but the maker.
+    /// All clients but the maker.
     pub clients: Range<usize>,
     root: NodeId,
     places: BTreeMap<String, NodeId>,
 }
 
 impl Stage {
-    /// A server with these directories, each with one file, and the maker attached to it. All clients want these features.
+    /// Starts a server with these directories, each with one file, and attaches the maker. All clients request these
+    /// features.
     pub fn new(
         nigh: &Path,
         dir: &Path,
@@ -46,7 +47,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Where everything is. Ids are the same for all clients.
+    /// Finds the directories' ids, which are equal for all clients.
     fn list(&mut self) -> Result<()> {
         let id = self.crowd.call(MAKER, Call::List { dir: Place::bare(self.root) })?;
         for part in self.crowd.answer(MAKER, id)?.parts {
@@ -64,7 +65,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The same of clients that keep what they learn.
+    /// Attaches clients with a cache.
     pub fn attach_readers(&mut self, count: usize) -> Result<()> {
         let first = self.crowd.attach_readers(count)?;
         self.clients = first..first + count;
@@ -76,9 +77,9 @@ impl Stage {
         Ok(Place { node, hint: Some((self.root, name(directory)?)) })
     }
 
-    /// These clients are granted the names of these directories; how many grants that is.
+    /// Acquires directory leases for these clients; returns their number.
     pub fn hold(&mut self, clients: Range<usize>, directories: &[String]) -> Result<u64> {
-        // As much at a time as each client may have outstanding is no use: the server has eight threads.
+        // More at a time, up to each client's limit, does not help: the server has eight threads.
         const AT_ONCE: usize = 16;
         let mut granted = 0;
         for some in directories.chunks(AT_ONCE) {
@@ -103,7 +104,7 @@ impl Stage {
         Ok(granted)
     }
 
-    /// Nobody lost its session.
+    /// Checks that no client has lost its session.
     pub fn check_all_stand(&self) -> Result<()> {
         for (number, member) in self.crowd.members.iter().enumerate() {
             if let Some(why) = &member.lost {

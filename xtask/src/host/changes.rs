@@ -1,4 +1,4 @@
-//! The changes, and what shows that one was made.
+//! The changes, and the checks that show whether a change is visible.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions, Permissions};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// Which change is made where: in each round one in each directory.
+/// Assigns changes to directories: in each round one change in each directory.
 pub struct Plan {
     pub dirs: u64,
-    /// All kinds; otherwise only such as can still be seen after later ones.
+    /// All kinds of changes; otherwise only kinds that stay visible after later ones.
     pub all_kinds: bool,
 }
 
-/// A round's kind of change. `base` is there from the beginning.
+/// The kind of change of a round. `base` exists from the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Make,
@@ -47,7 +47,7 @@ impl Plan {
         KINDS[usize::try_from(round % kinds).unwrap_or(0)]
     }
 
-    /// Bytes of `base` after a round.
+    /// Returns the size of `base` after a round.
     fn size(&self, round: u64) -> u64 {
         let mut size = 0;
         for round in 0..=round {
@@ -65,7 +65,7 @@ impl Plan {
         format!("{:?} in {}", self.kind(round), dir.display())
     }
 
-    /// Makes it.
+    /// Makes a change.
     pub fn change(&self, source: &Path, nth: u64) -> io::Result<()> {
         let (dir, round) = self.at(source, nth);
         let base = dir.join("base");
@@ -83,7 +83,7 @@ impl Plan {
         }
     }
 
-    /// Whether it shows there.
+    /// Returns whether a change is visible.
     pub fn shows(&self, point: &Path, nth: u64) -> bool {
         let (dir, round) = self.at(point, nth);
         let base = || fs::metadata(dir.join("base")).ok();
@@ -115,7 +115,7 @@ fn write(path: &Path, size: u64) -> io::Result<()> {
     file.write_all(&vec![b'x'; usize::try_from(size).unwrap_or(0)])
 }
 
-/// What a directory holds: sizes and modes by path.
+/// Returns a directory's contents: sizes and modes by path.
 fn tree(top: &Path) -> Result<BTreeMap<PathBuf, (u64, u32)>> {
     let mut all = BTreeMap::new();
     let mut left = vec![top.to_owned()];
@@ -133,7 +133,7 @@ fn tree(top: &Path) -> Result<BTreeMap<PathBuf, (u64, u32)>> {
     Ok(all)
 }
 
-/// Fails where two trees differ; how many entries they have.
+/// Fails if two trees differ; returns their number of entries.
 pub fn compare(source: &Path, point: &Path) -> Result<u64> {
     let (ours, theirs) = (tree(source)?, tree(point)?);
     let of = |path: &PathBuf| (ours.get(path).copied(), theirs.get(path).copied());

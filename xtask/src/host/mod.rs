@@ -1,8 +1,8 @@
-//! Changes on a server's own disk, and how soon another path to it shows them (S9).
+//! Changes on a server's own disk, and how soon another path to the directory shows them (S9).
 //!
-//! Runs in a process of its own, which may be given up. It changes one directory and looks at the other path to
-//! it until each change shows there; at the end both must be equal. It fails with what differs; otherwise it prints
-//! one line of JSON.
+//! Runs in a process of its own, which the caller may give up. It makes changes in one directory and reads the other
+//! path until each change is visible there; at the end both trees must be equal. It fails with the differences;
+//! otherwise it prints one line of JSON.
 
 mod changes;
 
@@ -21,7 +21,7 @@ pub struct Options {
     /// An empty directory on the server's disk.
     #[arg(long)]
     source: PathBuf,
-    /// The same as a mount shows it.
+    /// The same directory, as a mount shows it.
     #[arg(long)]
     point: PathBuf,
     #[arg(long, default_value_t = 1000)]
@@ -29,15 +29,15 @@ pub struct Options {
     /// Changes a second; 0: one after the other.
     #[arg(long, default_value_t = 1000)]
     rate: u64,
-    /// Directories in which they are made in turn.
+    /// Directories in which changes are made in turn.
     #[arg(long, default_value_t = 1000)]
     dirs: u64,
 }
 
-/// A change that does not show after so long is missed.
+/// A change that is not visible after this time is missed.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_micros(100);
-/// Changes that are waited for at one time.
+/// Changes that are waited for at a time.
 const WATCHERS: usize = 4;
 
 /// When each change was made, in ns since the beginning; 0: not yet.
@@ -45,7 +45,7 @@ struct Made {
     began: Instant,
     at: Vec<AtomicU64>,
     count: AtomicU64,
-    /// Up to which somebody has looked for them.
+    /// The first change that no watcher has taken.
     taken: AtomicU64,
     over: AtomicBool,
 }
@@ -78,7 +78,7 @@ pub fn run(options: &Options) -> Result<bool> {
             made.over.store(true, Ordering::SeqCst);
             changed
         });
-        // So that all is known as it was before.
+        // Keeps everything cached in its old state.
         let lister = scope.spawn(|| {
             while !made.over.load(Ordering::SeqCst) {
                 look_at_all(&options.point, options.dirs)?;
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<bool> {
     });
     changed?;
     let seconds = made.began.elapsed().as_secs_f64();
-    // What is not recalled by then is missed.
+    // A change whose recall has not come by then is missed.
     std::thread::sleep(Duration::from_millis(500));
     let entries = compare(&options.source, &options.point)?;
     println!("{}", figures(options, seen?, seconds, entries));
@@ -118,7 +118,7 @@ fn change(options: &Options, plan: &Plan, made: &Made) -> Result<()> {
     Ok(())
 }
 
-/// Sees the one that was made last and that nobody else looks for, as often as that goes.
+/// Waits for the latest change that no other watcher has taken, again and again.
 fn latest(options: &Options, plan: &Plan, made: &Made) -> Result<Vec<u64>> {
     let mut took = Vec::new();
     loop {
@@ -138,7 +138,7 @@ fn until_seen(options: &Options, plan: &Plan, made: &Made, nth: u64) -> Result<u
     let at = made.of(nth).context("it was made")?;
     let give_up = Instant::now() + PATIENCE;
     loop {
-        // What a later change has undone shows no more: it took at least until now.
+        // A later change may have undone this one: then it took at least until now.
         if plan.shows(&options.point, nth) || !plan.shows(&options.source, nth) {
             return Ok(made.now().saturating_sub(at));
         }
@@ -154,7 +154,7 @@ fn look_at_all(point: &Path, dirs: u64) -> Result<()> {
     for dir in 0..dirs {
         let dir = point.join(format!("d{dir}"));
         for entry in fs::read_dir(&dir).with_context(|| format!("open {}", dir.display()))? {
-            // One that is gone by now is gone.
+            // An entry may be gone by now.
             drop(fs::metadata(entry.with_context(|| format!("list {}", dir.display()))?.path()));
         }
     }

@@ -1,4 +1,4 @@
-//! Starts a link emulator as a process of its own, and asks it.
+//! Starts a link emulator as a process of its own, and controls it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +22,8 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Between a new socket below `dir` and the server's socket. `rtt` as `10ms`, `bandwidth` as `1Gbit`.
+    /// Starts an emulator between a new socket below `dir` and the server's socket. `rtt` as `10ms`, `bandwidth` as
+    /// `1Gbit`.
     pub fn start(xtask: &Path, dir: &Path, to: &Path, rtt: &str, bandwidth: &str) -> Result<Emulator> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let socket = dir.join(format!("link{number}.sock"));
@@ -31,7 +32,7 @@ impl Emulator {
         Emulator::between(xtask, dir, socket, ends, rtt, bandwidth, &[])
     }
 
-    /// Between two ports of this machine.
+    /// Starts an emulator between two local ports.
     pub fn on_ports(
         xtask: &Path,
         dir: &Path,
@@ -43,7 +44,7 @@ impl Emulator {
         Emulator::between(xtask, dir, PathBuf::new(), ends, rtt, bandwidth, &[])
     }
 
-    /// The same, with a count of the 9P messages to the server.
+    /// Starts an emulator between two local ports that counts the 9P messages to the server.
     pub fn of_ninep(xtask: &Path, dir: &Path, ports: [u16; 2], rtt: &str) -> Result<Emulator> {
         let ends = ports.map(|port| format!("tcp:127.0.0.1:{port}"));
         Emulator::between(xtask, dir, PathBuf::new(), ends, rtt, "1Gbit", &["--messages", "9p"])
@@ -67,7 +68,7 @@ impl Emulator {
         command.args(more);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
         let end = Instant::now() + Duration::from_secs(5);
-        // It listens before it can be asked.
+        // It listens before its control socket exists.
         while !control.exists() {
             if Instant::now() > end {
                 bail!("the link emulator does not start");
@@ -77,12 +78,12 @@ impl Emulator {
         Ok(Emulator { socket, control, child })
     }
 
-    /// 9P messages to the server by type, where they are counted.
+    /// Returns the 9P messages to the server by type, if they are counted.
     pub fn messages(&self) -> Result<std::collections::BTreeMap<String, u64>> {
         Ok(serde_json::from_value(self.counts()?["messages"].take())?)
     }
 
-    /// `to_server` and `to_client`, each with `bytes` and `flights`.
+    /// Returns `to_server` and `to_client`, each with `bytes` and `flights`.
     pub fn counts(&self) -> Result<Value> {
         Ok(serde_json::from_str(&self.ask("counts")?)?)
     }
@@ -95,12 +96,12 @@ impl Emulator {
         self.ask("resume").map(drop)
     }
 
-    /// Ends all connections; others can be made at once.
+    /// Ends all connections; new ones succeed at once.
     pub fn cut(&self) -> Result<()> {
         self.ask("cut").map(drop)
     }
 
-    /// Ends all connections, and those that are tried until it is up.
+    /// Ends all connections, and refuses new ones until `up`.
     pub fn down(&self) -> Result<()> {
         self.ask("down").map(drop)
     }

@@ -1,8 +1,8 @@
-//! What passed in one direction.
+//! Traffic counters of one direction.
 
 use std::time::{Duration, Instant};
 
-/// Bytes, and flights: a burst after silence.
+/// Bytes, and flights: a flight is a burst after silence.
 #[derive(Default)]
 pub struct Direction {
     pub bytes: u64,
@@ -11,7 +11,7 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// Bytes arrived. After `silence` without any, they begin a new flight.
+    /// Counts received bytes. After `silence` without any, they begin a new flight.
     pub fn arrived(&mut self, now: Instant, bytes: u64, silence: Duration) {
         self.bytes += bytes;
         if self.last.is_none_or(|last| now.duration_since(last) >= silence) {

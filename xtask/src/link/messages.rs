@@ -1,28 +1,28 @@
-//! Counts the messages of 9P that pass towards the server, by their heads alone: size[4] type[1] tag[2].
+//! Counters of 9P messages to the server, from their headers: size[4] type[1] tag[2].
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// What stands before a message's fields.
+/// Size of a message header.
 const HEAD: usize = 7;
 
-/// Counts, over all connections.
+/// Counts over all connections.
 #[derive(Default)]
 pub struct Messages {
     by_type: BTreeMap<u8, u64>,
 }
 
-/// Where in its stream a connection is.
+/// The position of a connection in its stream.
 #[derive(Default)]
 pub struct Cutter {
     head: Vec<u8>,
-    /// Of the message so many bytes are still to pass.
+    /// Remaining bytes of the current message.
     left: u64,
 }
 
 impl Messages {
-    /// Bytes passed.
+    /// Counts the messages in bytes that passed.
     pub fn passed(&mut self, at: &mut Cutter, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if at.left > 0 {
@@ -48,7 +48,7 @@ impl Messages {
     }
 }
 
-/// As Linux numbers them (`enum p9_msg_t`).
+/// Returns the name of a message type (`enum p9_msg_t` of Linux).
 fn name(kind: u8) -> String {
     let known = match kind {
         8 => "Tstatfs",

@@ -1,10 +1,9 @@
-//! The link emulator: a relay that delays what passes by half a round trip each way, paces it to a
-//! bandwidth, and counts bytes and flights (a burst after silence in that direction), and with `--messages 9p` the
-//! messages to the server by their type.
+//! The link emulator: a relay that delays bytes by half a round trip each way and paces them to a bandwidth. It counts
+//! bytes and flights (a burst after silence in its direction), and with `--messages 9p` the messages to the server by
+//! type.
 //!
-//! `--control unix:PATH` answers one line commands: `counts` (JSON), `pause`, `resume`, `cut`
-//! (ends all connections), `down` (and those that come), `up`, `quit`. On SIGTERM the
-//! counts are printed.
+//! `--control unix:PATH` accepts one-line commands: `counts` (JSON), `pause`, `resume`, `cut` (ends all connections),
+//! `down` (and refuses new ones), `up`, `quit`. On SIGTERM the emulator prints the counts.
 
 pub mod client;
 mod counts;
@@ -39,7 +38,7 @@ pub struct Options {
     bandwidth: u64,
     #[arg(long)]
     control: Option<String>,
-    /// The protocol of which messages are counted.
+    /// The protocol whose messages are counted.
     #[arg(long, value_parser = ["9p"])]
     messages: Option<String>,
 }

@@ -1,5 +1,4 @@
-//! Connections through the link: for each direction a thread that reads and one that writes when a chunk
-//! is due.
+//! Connections through the link: each direction has a thread that reads, and one that writes a chunk when it is due.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -22,7 +21,7 @@ pub struct Link {
     silence: Duration,
     bits_per_second: u64,
     paused: AtomicBool,
-    /// What connects is let go at once.
+    /// New connections are closed at once.
     down: AtomicBool,
     /// Both ends of each connection since the latest cut.
     wires: Mutex<Vec<Wire>>,
@@ -31,7 +30,7 @@ pub struct Link {
     messages: Option<Mutex<Messages>>,
 }
 
-/// One direction: when the wire is free again, and what passed.
+/// One direction: when the wire is free again, and its counters.
 struct Lane {
     free: Mutex<Instant>,
     passed: Mutex<Direction>,
@@ -76,19 +75,19 @@ impl Link {
         json!({ "to_server": self.to_server.json(), "to_client": self.to_client.json(), "messages": messages })
     }
 
-    /// While paused nothing is delivered; it is late by that much afterwards.
+    /// While paused, nothing is delivered; the pause adds to the delay.
     pub fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Ends all connections; what is on its way is lost.
+    /// Ends all connections; bytes in transit are lost.
     pub fn cut(&self) {
         for wire in self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             wire.end(Shutdown::Both);
         }
     }
 
-    /// While down no connection lasts.
+    /// While down, every connection is closed.
     pub fn down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
         if down {
@@ -96,7 +95,8 @@ impl Link {
         }
     }
 
-    /// Relays every connection until the process ends. What goes wrong with one is said, and is not the end of others.
+    /// Relays every connection until the process ends. An error of one connection is reported, and does not affect
+    /// others.
     pub fn serve(self: Arc<Self>, listener: &Listener, to: &str) {
         let mut said = String::new();
         loop {
@@ -128,7 +128,7 @@ impl Link {
         for to_server in [true, false] {
             let (from, to) = if to_server { (near, far) } else { (far, near) };
             let (mut from, mut to) = (from.duplicate()?, to.duplicate()?);
-            // As much as the sender may have on its way; then it waits, as on a real link.
+            // The limit of chunks in transit; then the sender blocks, as on a real link.
             let (sender, receiver) = sync_channel(1024);
             let (reading, writing) = (Arc::clone(self), Arc::clone(self));
             std::thread::spawn(move || reading.read(to_server, &mut from, &sender));
@@ -156,7 +156,7 @@ impl Link {
         }
     }
 
-    /// When the last byte is through the wire and over the distance.
+    /// Returns when the last byte has passed the wire and the distance.
     fn due(&self, lane: &Lane, now: Instant, bytes: u64) -> Instant {
         let on_wire = Duration::from_secs_f64(bytes as f64 * 8.0 / self.bits_per_second as f64);
         let mut free = lane.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,7 +178,7 @@ impl Link {
     }
 }
 
-/// A sleep oversleeps by some 60 µs; a link of 1 ms may not.
+/// A sleep oversleeps by some 60 µs, too much for a link of 1 ms.
 fn sleep_until(due: Instant) {
     let spin = Duration::from_micros(100);
     let left = due.saturating_duration_since(Instant::now());
@@ -190,7 +190,7 @@ fn sleep_until(due: Instant) {
     }
 }
 
-/// Where connections arrive.
+/// A listening socket.
 pub enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_cut_ends_connections_and_none_lasts_while_it_is_down() {
-        // It takes connections, and says nothing.
+        // A server that accepts connections, and sends nothing.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = server.local_addr().unwrap().to_string();
         let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
@@ -348,7 +348,7 @@ mod tests {
         let to = server.local_addr().unwrap().to_string();
         let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
         let Listener::Tcp(inner) = &listener else { unreachable!() };
-        // While nobody connects, accepting fails.
+        // Without a connecting client, accept fails.
         inner.set_nonblocking(true).unwrap();
         let address = inner.local_addr().unwrap();
         let link = Arc::new(Link::new(Duration::from_millis(2), 1_000_000_000, false));

@@ -1,4 +1,4 @@
-//! Times and bandwidths as people write them.
+//! Parsers of durations and bandwidths with units.
 
 use std::time::Duration;
 

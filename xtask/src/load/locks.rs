@@ -1,4 +1,4 @@
-//! Locks that are held as long as a load lasts.
+//! Locks that are held during a load.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Takes the locks; they are free when what is returned is dropped.
+/// Takes the locks; dropping the returned files releases them.
 pub fn hold(dir: &Path) -> Result<[File; 2]> {
     let (whole, range) = open(dir)?;
     flock(&whole).context("taking a flock")?;
@@ -15,7 +15,7 @@ pub fn hold(dir: &Path) -> Result<[File; 2]> {
     Ok([whole, range])
 }
 
-/// Whether each of them, flock and range, can be had.
+/// Returns whether each of them, flock and range, can be taken.
 pub fn free(dir: &Path) -> Result<[bool; 2]> {
     let (whole, range) = open(dir)?;
     Ok([
@@ -45,7 +45,7 @@ fn flock(file: &File) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// As `fcntl` does: of this process.
+/// Takes a range lock of this process with `fcntl`.
 fn lock_range(file: &File) -> io::Result<()> {
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = libc::F_WRLCK as libc::c_short;

@@ -1,9 +1,9 @@
-//! A load on a directory that goes on while the server behind it dies, or the link to it. Each worker has files of
-//! its own, so it knows what must come of each call, and says so in the end (docs/decisions/0009).
+//! A load on a directory that continues while the server or the link fails. Each worker has files of its own, so it
+//! knows the required result of each call, and reports at the end (docs/decisions/0009).
 //!
-//! Runs in a process of its own, which may be given up. It works until its standard input, which says when the server
-//! was killed, ends; then it looks at everything once more, and prints one line of JSON. It fails with the first
-//! thing that is not as it must be.
+//! Runs in a process of its own, which the caller may give up. It works until its standard input, which carries the
+//! times of server kills, ends; then it checks everything once more, and prints one line of JSON. It fails with the
+//! first wrong result.
 
 mod locks;
 mod names;
@@ -20,22 +20,22 @@ use anyhow::{Context, Result, ensure};
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// The directory; [`prepare`] made what is in it.
+    /// The directory, as [`prepare`] made it.
     dir: PathBuf,
-    /// Where the workers say how far each is, on another filesystem.
+    /// Where the workers report their progress, on another filesystem.
     #[arg(long)]
     progress: Option<PathBuf>,
-    /// Only says whether the locks of a load can be had, from another mount of the same directory.
+    /// Only report whether the locks of a load can be taken, from another mount of the directory.
     #[arg(long)]
     try_locks: bool,
 }
 
-/// Names that each listing of `fixed` must have.
+/// Number of names that each listing of `fixed` must have.
 const FIXED: u64 = 200;
-/// Bytes of the file that is only read.
+/// Size of the file that is only read.
 const GIVEN: u64 = 1 << 20;
 
-/// What a load needs, made where it does not pass the mount.
+/// Creates a load's files, without the mount.
 pub fn prepare(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir.join("fixed"))?;
     for n in 0..FIXED {
@@ -54,26 +54,26 @@ fn fixed(n: u64) -> String {
     format!("entry-{n:03}")
 }
 
-/// When something was done, in ns since the machine began.
+/// Returns the time, in ns since boot.
 #[must_use]
 pub fn moment() -> u64 {
     let at = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(at.tv_sec * 1_000_000_000 + at.tv_nsec).unwrap_or(0)
 }
 
-/// What a killer writes on the load's standard input; two of [`moment`].
+/// The line for a kill on the load's standard input; two values of [`moment`].
 #[must_use]
 pub fn kill_line(began: u64, ended: u64) -> String {
     format!("{began} {ended}\n")
 }
 
-/// What all workers share.
+/// State shared by all workers.
 #[derive(Default)]
 pub struct Shared {
     stop: AtomicBool,
     kills: Mutex<Vec<(u64, u64)>>,
     longest: AtomicU64,
-    /// Calls whose outcome a kill of the server left in doubt, and which did not take effect once.
+    /// Calls whose outcome was unknown after a server kill, and which did not take effect exactly once.
     doubts: AtomicU64,
 }
 
@@ -85,7 +85,7 @@ pub struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// A call, whatever it says; its time is taken.
+    /// Makes a call and records its time; any result is allowed.
     fn make<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.began = moment();
         let result = call();
@@ -94,13 +94,13 @@ impl Calls<'_> {
         result
     }
 
-    /// A call that must succeed.
+    /// Makes a call that must succeed.
     fn must<T>(&mut self, what: &str, call: impl FnOnce() -> io::Result<T>) -> Result<T> {
         self.make(call).with_context(|| what.to_owned())
     }
 
-    /// A change of names that takes effect once. Where the server died meanwhile it may have done it before, and then it
-    /// fails with `again` on its second way: no other errno, and only then.
+    /// Makes a change of names that must take effect once. If the server died meanwhile it may have applied the change
+    /// before, and the retry fails with `again`: no other errno, and only then.
     fn once(&mut self, what: &str, again: i32, call: impl FnOnce() -> io::Result<()>) -> Result<()> {
         match self.make(call) {
             Err(error) if error.raw_os_error() == Some(again) => {
@@ -120,7 +120,7 @@ impl Calls<'_> {
 }
 
 impl Shared {
-    /// Whether a server was killed between these moments. Who killed it says so a moment later.
+    /// Returns whether a server was killed between these times. The kill is reported a moment later.
     fn was_killed(&self, began: u64, ended: u64) -> Result<bool> {
         let give_up = Instant::now() + Duration::from_secs(5);
         loop {
@@ -136,7 +136,7 @@ impl Shared {
         }
     }
 
-    /// Takes in what the killer says, until it has said all.
+    /// Reads the reported kills until the end of standard input.
     fn hear_of_kills(&self) -> Result<()> {
         for line in io::stdin().lines() {
             let line = line?;
@@ -182,7 +182,7 @@ pub fn run(options: &Options) -> Result<bool> {
             scope.spawn(move || {
                 let result = worker(dir, &mut Calls { shared, done, began: 0 });
                 if let Err(error) = &result {
-                    // Said at once: the others may wait for a long time.
+                    // Reported at once: the other workers may wait for a long time.
                     eprintln!("{name}: {error:#}");
                     std::process::exit(1);
                 }
@@ -202,7 +202,7 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Says how many calls each worker has made, again and again.
+/// Reports each worker's number of calls, repeatedly.
 fn tell(progress: Option<&Path>, done: &[AtomicU64], over: &AtomicBool) {
     let Some(path) = progress else { return };
     let aside = path.with_extension("new");
@@ -213,12 +213,12 @@ fn tell(progress: Option<&Path>, done: &[AtomicU64], over: &AtomicBool) {
     }
 }
 
-/// How many calls each worker has made.
+/// Returns each worker's reported number of calls.
 pub fn progress(path: &Path) -> Result<Vec<u64>> {
     Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
 }
 
-/// Names in a directory, in order.
+/// Returns the sorted names in a directory.
 fn listing(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir)? {

@@ -1,4 +1,4 @@
-//! Workers over names.
+//! Workers that use names.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::{Calls, FIXED, fixed, listing};
 
-/// Makes, renames and removes names in a directory of its own, and after each looks at what is there.
+/// Creates, renames and removes names in a directory of its own, and checks the directory after each.
 pub fn changes(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     let dir = dir.join("changed");
     calls.once("mkdir", libc::EEXIST, || fs::create_dir(&dir))?;
@@ -44,7 +44,7 @@ pub fn changes(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Lists a directory that nobody changes, and one in which others work.
+/// Lists a directory that never changes, and one in which other workers make changes.
 pub fn lists(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     let expected: Vec<String> = (0..FIXED).map(fixed).collect();
     while calls.goes_on() {
@@ -58,7 +58,7 @@ pub fn lists(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Looks at what is there and at what is not.
+/// Looks up existing and absent names.
 pub fn looks(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     let mut n = 0;
     while calls.goes_on() {

@@ -1,4 +1,4 @@
-//! Workers over contents.
+//! Workers that use file contents.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Calls, GIVEN, moment};
 
-/// Appends records, each with its number, through one descriptor. In the end each is there once and in order; twice
-/// in a row only where the server was killed while it was written.
+/// Appends numbered records through one descriptor. At the end each is there once and in order; a record may be there
+/// twice in a row only if the server was killed while it was written.
 pub fn appends(path: &Path, calls: &mut Calls<'_>) -> Result<()> {
     let mut file = calls.must("create", || OpenOptions::new().append(true).create(true).open(path))?;
     let mut times = Vec::new();
@@ -47,7 +47,7 @@ pub fn appends(path: &Path, calls: &mut Calls<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Writes numbers at their places in one file and reads them again, by its descriptor and by its path.
+/// Writes numbers at their offsets in one file and reads them again, by its descriptor and by its path.
 pub fn in_place(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     const PLACES: u64 = 64;
     let path = dir.join("in-place");
@@ -79,7 +79,7 @@ pub fn in_place(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a file that nobody changes, at all places in turn, by a descriptor that stays open and by its path.
+/// Reads a file that never changes, at all offsets in turn, by a descriptor that stays open and by its path.
 pub fn reads(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
     let path = dir.join("given");
     let file = calls.must("open", || File::open(&path))?;
@@ -89,7 +89,7 @@ pub fn reads(dir: &Path, calls: &mut Calls<'_>) -> Result<()> {
         let mut bytes = vec![0; 4096];
         calls.must("pread", || file.read_exact_at(&mut bytes, at))?;
         check(&bytes, at)?;
-        // The kernel keeps pages of what it read; these it asks for each time.
+        // The kernel caches pages that it has read; these reads go to the server each time.
         let direct = || {
             let other = File::open(&path)?;
             // SAFETY: a number and no pointer.

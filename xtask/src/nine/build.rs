@@ -1,4 +1,5 @@
-//! hostapd and wpa_supplicant, built on a mount of a diod: with negative entries off, on, and with symlink targets kept.
+//! Builds of hostapd and wpa_supplicant on a mount of diod: with negative entries off, on, and with symlink targets
+//! cached.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(1_800);
 
-/// How each line of the table is mounted.
+/// The mount options of each line of the table.
 const LINES: &[(&str, &[&str])] = &[
     ("negative entries off", &["--negative-timeout=off", "--symlinks=ask"]),
     ("negative entries on", &["--negative-timeout=forever", "--symlinks=ask"]),
@@ -78,7 +79,7 @@ pub fn run(world: &World, rtt: &str, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Source and system root, as they are built.
+/// Copies the source and the system root to the build directory.
 fn lay_out(dir: &Path) -> Result<()> {
     copy(&source::tree()?, &dir.join("wpa"))?;
     copy(&source::system(), &dir.join("system"))?;
@@ -99,7 +100,7 @@ fn make(world: &World, mount: Option<&Mount<'_>>, dir: &Path, what: &str) -> Res
         let mut command = Command::new("make");
         command.args(["-s", "-j2", "-C"]).arg(dir.join("wpa").join(part)).args(*targets);
         command.arg(format!("CC=gcc --sysroot={}", path(&system)?)).stdin(std::process::Stdio::null());
-        // Where the libraries' own files say that they are, below the root.
+        // The libraries' own files give paths below the root.
         command.env("PKG_CONFIG_SYSROOT_DIR", &system);
         let done = match mount {
             Some(mount) => mount.run(command, LIMIT)?,
@@ -131,7 +132,7 @@ fn one(world: &World, rtt: &str, what: &str, name: &'static str, options: &[&str
     Ok(Line { name, time, messages, waits })
 }
 
-/// Built again, nothing is asked about names and symlinks where all of that is believed for ever.
+/// Builds again: with unlimited caching of names and symlinks, no message asks for them.
 fn again(world: &World, mount: &Mount<'_>, wire: &Emulator, what: &str, options: &[&str]) -> Result<()> {
     let before = (wire.messages()?, mount.status()?["remote"]["waits"].as_u64().unwrap_or(0));
     let begun = Instant::now();
@@ -145,7 +146,7 @@ fn again(world: &World, mount: &Mount<'_>, wire: &Emulator, what: &str, options:
     more.retain(|_, count| *count > 0);
     println!("  again: {:.1} s, {waits} waits, {more:?}", time.as_secs_f64());
     let count = |name: &str| more.get(name).copied().unwrap_or(0);
-    // What the build has written is read for the first time: a walk and an open for each.
+    // Files that the build has written are read for the first time: a walk and an open for each.
     let names = count("Twalk").saturating_sub(count("Tlopen"));
     let asked = names + count("Treadlink");
     let keeps_all = options.contains(&"--symlinks=keep");

@@ -14,18 +14,18 @@ pub struct Options {
     /// Round trip time of the link, as `1ms`.
     #[arg(long, default_value = "0ms")]
     rtt: String,
-    /// What is built: `all` (hostapd and wpa_supplicant) or `wpa_cli` alone.
+    /// The target: `all` (hostapd and wpa_supplicant) or `wpa_cli` alone.
     #[arg(long, default_value = "all", value_parser = ["all", "wpa_cli"])]
     what: String,
-    /// Which: `build`, or 10,000 `stats` of one missing name by a shell loop.
+    /// The workload: `build`, or 10,000 `stats` of one missing name by a shell loop.
     #[arg(long, default_value = "build", value_parser = ["build", "stats"])]
     work: String,
-    /// The program to measure; built where it is not said.
+    /// The program to measure; built by default.
     #[arg(long)]
     nigh: Option<std::path::PathBuf>,
 }
 
-/// Prints the table; an error where messages do not fall from line to line.
+/// Prints the table; an error if the message counts do not fall from line to line.
 pub fn run(options: &Options) -> Result<bool> {
     ensure!(crate::root::is_root(), "it needs root, for a diod that acts as everybody");
     source::prepare()?;
@@ -38,7 +38,7 @@ pub fn run(options: &Options) -> Result<bool> {
     result.map(|()| true)
 }
 
-/// A copy of a tree, made without our help.
+/// Copies a tree.
 pub fn copy(from: &Path, to: &Path) -> Result<()> {
     let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status()?;
     ensure!(status.success(), "cannot copy {}", from.display());

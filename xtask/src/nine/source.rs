@@ -1,4 +1,4 @@
-//! What is built: Debian's `wpa`, and a system root to build it against.
+//! The sources of the build: Debian's `wpa`, and a system root to build it against.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::root;
 use crate::test::packages;
 
-/// What a build needs besides a compiler.
+/// Packages that a build needs besides a compiler.
 const PACKAGES: &[&str] = &[
     "diod",
     "gcc",
@@ -35,12 +35,12 @@ pub fn tree() -> Result<PathBuf> {
     dirs.find(is_it).context("no source of wpa was unpacked")
 }
 
-/// A system root as a distribution has it: headers, libraries, and symlinks where directories were merged.
+/// A system root as in a distribution: headers, libraries, and symlinks of merged directories.
 pub fn system() -> PathBuf {
     folder().join("system")
 }
 
-/// Installs and fetches what is not there.
+/// Installs and fetches what is missing.
 pub fn prepare() -> Result<()> {
     let absent = missing();
     if !absent.is_empty() {
@@ -71,7 +71,7 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// From where Debian's packages come here, whether their sources are listed or not.
+/// Fetches from this machine's Debian mirror, whether its source entries are enabled or not.
 fn fetch() -> Result<()> {
     let (folder, parts) = (folder(), folder().join("apt/parts"));
     for dir in [&parts, &folder.join("apt/lists/partial")] {

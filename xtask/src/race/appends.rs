@@ -1,4 +1,4 @@
-//! Races between who appends and who reads.
+//! Races between appends and reads.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -10,13 +10,13 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::stage::{Meter, Stage};
 
-/// Of a record: less than a page, a whole one, and pages in part.
+/// Record lengths: less than a page, a whole page, and partial pages.
 const LENGTHS: [usize; 3] = [100, 4096, 6000];
-/// Who reads looks again at so much of what it has read.
+/// Number of bytes already read that a reader reads again.
 const AGAIN: usize = 40_000;
 
-/// Both sides append records; meanwhile on each another thread reads what is new, and what was there before once more: of what was
-/// read nothing becomes other bytes, and in the end it is all as it was read.
+/// Both sides append records. On each side a second thread reads the new data, and the old data once more: data never
+/// changes after a read, and the final contents equal the data read.
 pub fn seen(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     let mut meter = Meter::default();
     for length in LENGTHS {
@@ -57,7 +57,7 @@ fn append(path: &Path, record: &[u8], count: u64, stage: &Stage, meter: &mut Met
     Ok(())
 }
 
-/// Until nobody appends any more, and once after that.
+/// Reads until both sides have stopped appending, and once after that.
 fn read(path: &Path, stage: &Stage, at_work: &AtomicU32) -> Result<()> {
     let file = File::open(path)?;
     let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! Races over contents.
+//! Races on file contents.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use super::stage::{Meter, Stage, Told};
 
 const WORDS: usize = 64;
-/// A record is one number, over and over.
+/// A record repeats one number.
 const RECORD: usize = WORDS * 8;
 const RECORD_BYTES: u64 = 512;
 
@@ -24,7 +24,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes))
 }
 
-/// The number of a whole record.
+/// Returns the number of a record, which must be whole.
 fn value_of(bytes: &[u8]) -> Result<u64> {
     let value = words(bytes).next().context("an empty record")?;
     ensure!(words(bytes).all(|w| w == value), "a record of {value} is torn");
@@ -35,7 +35,7 @@ fn read_write(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
-/// When a write of a record began and returned, in steps of a common clock, and what it wrote.
+/// One write of a record: its value, and its begin and return in ticks of a common clock.
 #[derive(Clone, Copy)]
 struct Write {
     value: u64,
@@ -43,7 +43,7 @@ struct Write {
     returned: u64,
 }
 
-/// Both write records of one file at random; each record must be whole afterwards, and the last one.
+/// Both sides write random records of one file; each record must be whole afterwards, and have the last value.
 pub fn records(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     const RECORDS: u64 = 128;
     fs::write(first.join("f"), vec![0; RECORD * 8])?;
@@ -78,7 +78,7 @@ pub fn records(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     Ok(meter)
 }
 
-/// What may stand where both wrote: what was written last, or either if neither write came after the other.
+/// Returns the possible values of a record: that of the last write, or either value if the writes overlapped.
 fn last_of(ours: Option<&Write>, theirs: Option<&Write>) -> Vec<u64> {
     match (ours, theirs) {
         (None, None) => vec![0],
@@ -89,7 +89,7 @@ fn last_of(ours: Option<&Write>, theirs: Option<&Write>) -> Vec<u64> {
     }
 }
 
-/// Both append: each record is there once, whole, and in its writer's order.
+/// Both sides append: each record is there once, whole, and in its writer's order.
 pub fn appends(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     fs::write(first.join("f"), b"")?;
     let (stage, done) = (Stage::default(), AtomicU64::new(0));
@@ -125,7 +125,7 @@ pub fn appends(first: &Path, second: &Path, count: u64) -> Result<Meter> {
 
 type OneWay = fn(&Path, &Path, u64) -> Result<Meter>;
 
-/// Half of it with the first side as the writer, half with the second.
+/// Runs half of the race with the first side as the writer, and half with the second.
 pub fn both_ways(first: &Path, second: &Path, count: u64, race: OneWay) -> Result<Meter> {
     let mut meter = Meter::default();
     for (name, writer, reader) in [("forth", first, second), ("back", second, first)] {
@@ -136,11 +136,11 @@ pub fn both_ways(first: &Path, second: &Path, count: u64, race: OneWay) -> Resul
     Ok(meter)
 }
 
-/// How the writer of [`tell`] goes on.
+/// The pace of the writer in [`tell`].
 struct Pace {
-    /// Writes to one file, before the next is made.
+    /// Number of writes to one file before the next file is created.
     each: u64,
-    /// Writes that the reader may be behind.
+    /// Number of writes by which the reader may be behind.
     behind: u64,
 }
 
@@ -148,14 +148,14 @@ pub fn told(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
     tell(writer, reader, count, &Pace { each: u64::MAX, behind: 20 })
 }
 
-/// Four writes to each file, and each file is read before it is written again: at the first two of them the
-/// reader holds it.
+/// Four writes to each file; each version is read before the file is written again. At the first two writes the reader
+/// holds a lease on the file.
 pub fn told_spread(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
     tell(writer, reader, count, &Pace { each: 4, behind: 0 })
 }
 
-/// What the reader sees is never older than what it was told of before it looked, nor newer than what was
-/// begun when it had looked.
+/// The reader never sees a value older than the one announced before its read, nor newer than the one begun after the
+/// read.
 fn tell(writer: &Path, reader: &Path, count: u64, pace: &Pace) -> Result<Meter> {
     let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
     let name = |value: u64| format!("f{}", value.saturating_sub(1) / pace.each);
@@ -205,7 +205,7 @@ fn tell(writer: &Path, reader: &Path, count: u64, pace: &Pace) -> Result<Meter> 
     stage.both(write, read)
 }
 
-/// By descriptor, by path, and the length.
+/// Reads by descriptor, by path, and the length.
 fn look(meter: &mut Meter, path: &Path, file: &File, least: u64, begun: &dyn Fn() -> u64) -> Result<()> {
     let mut bytes = vec![0; RECORD];
     meter.call("pread", || file.read_exact_at(&mut bytes, 0))?;
@@ -229,7 +229,7 @@ fn check(bytes: &[u8], least: u64, most: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whole files of changing length, replaced by renaming.
+/// Whole files of changing length, replaced by rename.
 pub fn saves(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
     let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
     let records = |value: u64| value % 7 + 1;

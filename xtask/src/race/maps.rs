@@ -1,4 +1,4 @@
-//! Races between a map and writes.
+//! Races between maps and writes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::stage::{Meter, Stage, Told};
 
-/// Of a file that is mapped.
+/// The length of a mapped file.
 pub const LENGTH: u16 = 8192;
 
 /// A shared map of a file of that length; unmapped when dropped.
@@ -28,17 +28,17 @@ impl Map {
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Map(at.cast())) }
     }
 
-    /// The word at a multiple of 8 below `LENGTH`.
+    /// Returns the word at a multiple of 8 below `LENGTH`.
     fn word(&self, at: u16) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at < LENGTH);
-        // SAFETY: inside the mapping, aligned, and others change it as they like.
+        // SAFETY: inside the mapping and aligned; other threads and processes may change it.
         unsafe { AtomicU64::from_ptr(self.0.add(usize::from(at)).cast()) }
     }
 
-    /// The byte there, below `LENGTH`.
+    /// Returns the byte at an offset below `LENGTH`.
     pub fn byte(&self, at: u16) -> &AtomicU8 {
         assert!(at < LENGTH);
-        // SAFETY: inside the mapping, and others change it as they like.
+        // SAFETY: inside the mapping; other threads and processes may change it.
         unsafe { AtomicU8::from_ptr(self.0.add(usize::from(at))) }
     }
 
@@ -51,7 +51,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into it any more.
+        // SAFETY: no reference into the mapping exists any more.
         unsafe { libc::munmap(self.0.cast(), usize::from(LENGTH)) };
     }
 }
@@ -62,8 +62,8 @@ fn in_order(what: &str, value: u64, least: u64, most: u64) -> Result<()> {
     Ok(())
 }
 
-/// The first side stores at 0 into a map and syncs; the second writes at `distance`. Each sees what the other
-/// told, and what it wrote itself.
+/// The first side stores at 0 into a map and syncs; the second writes at `distance`. Each sees the values that the
+/// other announced, and its own.
 pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<Meter> {
     fs::write(first.join("f"), vec![0; usize::from(LENGTH)])?;
     let open = |top: &Path| OpenOptions::new().read(true).write(true).open(top.join("f"));
@@ -109,7 +109,8 @@ pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<
     Ok(meter)
 }
 
-/// Both sides store into maps and sync, the first at 0 and the second at `distance`. Each sees what the other told; no store is lost.
+/// Both sides store into maps and sync, the first at 0 and the second at `distance`. Each sees the values that the
+/// other announced; no store is lost.
 pub fn both_stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<Meter> {
     fs::write(first.join("f"), vec![0; usize::from(LENGTH)])?;
     let (stage, told) = (Stage::default(), [Told::default(), Told::default()]);
@@ -140,7 +141,7 @@ pub fn both_stored(first: &Path, second: &Path, count: u64, distance: u16) -> Re
     Ok(meter)
 }
 
-/// Both words are the last ones, on both sides.
+/// Checks that both words have their last values, on both sides.
 fn in_the_end(tops: [&Path; 2], count: u64, distance: u16) -> Result<()> {
     for top in tops {
         let bytes = fs::read(top.join("f"))?;

@@ -1,7 +1,7 @@
-//! Races between two paths to one directory, such as two mounts of one tree. Each side is a thread with its own
-//! path; what a side did and told the other must show there at once (S1).
+//! Races between two paths to one directory, such as two mounts of one tree. Each side is a thread with its own path;
+//! a change that a side has made and announced must be visible on the other at once (S1).
 //!
-//! Runs in a process of its own, which may be given up. It fails with what was seen; otherwise it prints one
+//! Runs in a process of its own, which the caller may give up. It fails with the wrong result; otherwise it prints one
 //! line of JSON: `operations` (calls of both sides), `longest_ms` and `longest_call`.
 
 mod appends;
@@ -23,11 +23,12 @@ use stage::Meter;
 pub enum Race {
     /// Both create, rename and unlink names of their own in one directory.
     Names,
-    /// The same, both always in the same one of many directories.
+    /// As `names`, both always in one of many directories.
     NamesSpread,
     /// One creates and unlinks, the other scans.
     Listing,
-    /// Somebody has read a directory in part when it is changed, here and then there, and another one begins to.
+    /// A process has read a part of a directory when it is changed, on one side and then on the other, and another
+    /// process begins to read.
     Halves,
     /// One changes a large directory while the other scans it once.
     Scans,
@@ -35,25 +36,25 @@ pub enum Race {
     Records,
     /// Both append records to one file.
     Appends,
-    /// The same while others read it on both sides: what was read once stays.
+    /// As `appends`, while others read the file on both sides: data never changes after a read.
     AppendsSeen,
-    /// One writes and tells, the other reads.
+    /// One writes and announces it, the other reads.
     Told,
-    /// The same in many files, of which each is warm when it is written.
+    /// As `told`, in many files; each is cached when it is written.
     ToldSpread,
-    /// One writes another length and tells, and changes the mode while the other reads.
+    /// One writes another length and announces it, and changes the mode while the other reads.
     Sizes,
-    /// One makes a file longer and tells; there it is made longer still, while somebody reads.
+    /// One extends a file and announces it; the other extends it further, while a third reads there.
     Grows,
-    /// One saves as editors do (write aside, fsync, rename over) and tells, the other reads.
+    /// One saves as editors do (writes a temporary file, fsync, rename over) and announces it, the other reads.
     Saves,
     /// One stores into a map and syncs, the other writes, in different pages.
     Mapped,
-    /// The same within one page.
+    /// As `mapped`, within one page.
     MappedPage,
     /// Both store into a map and sync, in different pages.
     Stored,
-    /// The same within one page.
+    /// As `stored`, within one page.
     StoredPage,
 }
 

@@ -1,4 +1,4 @@
-//! Races over names.
+//! Races on names.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -14,14 +14,14 @@ use rustix::fs::{Mode, OFlags};
 use super::stage::{Meter, Stage, Told};
 use crate::listing;
 
-/// How many rounds a side may be ahead of the other: they are to meet.
+/// How many rounds a side may be ahead of the other, so that they meet.
 const AHEAD: u64 = 3;
 
-/// One round of a side creates a name, renames it, and unlinks it unless it is one to keep.
+/// One round of a side creates a name, renames it, and unlinks it unless it is to stay.
 struct Rounds<'a> {
     top: &'a Path,
     who: &'static str,
-    /// Rounds after which both go on in the next directory.
+    /// Rounds after which both sides continue in the next directory.
     each: u64,
 }
 
@@ -54,7 +54,7 @@ impl Rounds<'_> {
         self.look(meter, round)
     }
 
-    /// What is so once the round is done.
+    /// Checks the state after a round.
     fn look(&self, meter: &mut Meter, round: u64) -> Result<()> {
         meter.absent("stat of a name that was renamed", || fs::symlink_metadata(self.made(round)))?;
         let moved = self.moved(round);
@@ -66,7 +66,7 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Every name that was kept in this round's directory, of this side's first `done` rounds.
+    /// Returns the names that stay in this round's directory, of this side's first `done` rounds.
     fn all_kept(&self, round: u64, done: u64) -> Vec<String> {
         let first = (round / self.each).saturating_mul(self.each);
         let rounds = (first..done.min(first.saturating_add(self.each))).filter(|r| kept(*r));
@@ -74,7 +74,7 @@ impl Rounds<'_> {
     }
 }
 
-/// How often each name is listed.
+/// Returns how often each name is listed.
 fn listed(meter: &mut Meter, dir: &Path) -> Result<BTreeMap<String, u32>> {
     let mut times = BTreeMap::new();
     let names = meter.call("listing", || {
@@ -86,7 +86,7 @@ fn listed(meter: &mut Meter, dir: &Path) -> Result<BTreeMap<String, u32>> {
     Ok(times)
 }
 
-/// `count` changes of each side.
+/// Makes `count` changes on each side.
 pub fn names(first: &Path, second: &Path, count: u64, each: u64) -> Result<Meter> {
     let rounds = count / 3;
     let directories = if each == u64::MAX { 1 } else { rounds / each + 1 };
@@ -134,7 +134,7 @@ pub fn names(first: &Path, second: &Path, count: u64, each: u64) -> Result<Meter
     Ok(meter)
 }
 
-/// Names that stay while others come and go, and how long they are: a scan takes several requests.
+/// Number of names that stay while others come and go; they are long, so that a scan takes several requests.
 const STAY: u64 = 600;
 
 fn stays(i: u64) -> String {
@@ -145,10 +145,10 @@ fn comes(i: u64) -> String {
     format!("comes {i:05} {:.<120}", "")
 }
 
-/// Of the names that come, this many are there at a time.
+/// Number of temporary names that exist at a time.
 const AT_A_TIME: u64 = 30;
 
-/// `count` names come and go on the first side, while the second scans.
+/// `count` names come and go on the first side, while the second side scans.
 pub fn listing(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     for i in 0..STAY {
         fs::write(first.join(stays(i)), b"")?;
@@ -193,8 +193,9 @@ pub fn listing(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     stage.both(change, scan)
 }
 
-/// One reads a directory in part; then names in it come to lead to other files, and another one begins to read. The first reads on to
-/// the end, which its kernel may take for the end of a listing to keep, and the other goes on in that.
+/// One process reads a part of a directory; then names in it are changed to lead to other files, and another process
+/// begins to read. The first one reads to the end, which its kernel may take for the end of a listing to cache, and
+/// the other one continues in that listing.
 pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
     let mut meter = Meter::default();
     for round in 0..count {
@@ -227,7 +228,7 @@ pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
 
 const HALVES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// An open directory, of which two or three names are read at a time.
+/// An open directory, read two or three names at a time.
 struct Reader(OwnedFd);
 
 type Inodes = BTreeMap<String, u64>;
@@ -238,7 +239,7 @@ impl Reader {
         Ok(Reader(rustix::fs::open(dir, flags, Mode::empty())?))
     }
 
-    /// Empty only at the end.
+    /// Reads the next names; empty only at the end.
     fn part(&mut self) -> Result<Inodes> {
         let (part, _) = listing::part(&self.0)?;
         part.into_iter().map(|(name, ino)| Ok((String::from_utf8(name)?, ino))).collect()

@@ -11,17 +11,18 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use super::stage::{Meter, Stage};
 use crate::listing;
 
-/// So many changes one side may be ahead of where the other is in its scan, so that they are spread over all of it.
+/// How many changes one side may be ahead of the other's position in its scan, so that changes are spread over the
+/// whole scan.
 const AHEAD: u64 = 64;
 
-/// What was done to names. They are numbers; a name that is gone does not come back.
+/// The changed names. They are numbers; a removed name is not used again.
 struct Names {
     there: Vec<u32>,
     next: u32,
     touched: Vec<bool>,
 }
 
-/// A third each of new names, removals and renames.
+/// A third each of creations, removals and renames.
 enum Change {
     Make(u32),
     Remove(u32),
@@ -60,8 +61,8 @@ fn make(path: &Path) -> std::io::Result<()> {
     Ok(rustix::fs::mknodat(CWD, path, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)?)
 }
 
-/// `scans` times: `count` changes of a directory of twice as many entries on the first side, while the second scans it once
-/// in parts of two or three names.
+/// Runs `scans` times: `count` changes of a directory of twice as many entries on the first side, while the second
+/// side scans it once in parts of two or three names.
 pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<Meter> {
     let mut meter = Meter::default();
     let next = u32::try_from(count * 2)?;
@@ -92,7 +93,7 @@ pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<Mete
             let dir = meter.call("opendir", || Ok(rustix::fs::open(second, flags, Mode::empty())?))?;
             loop {
                 let (part, place) = meter.call("getdents", || Ok(listing::part(&dir)?))?;
-                // Cookies are spread evenly over 63 bits; on other directories this only is another pace.
+                // Cookies are spread evenly over 63 bits; on other filesystems this only changes the pace.
                 let now = place.map_or(count, |place| (count * (place >> 31)) >> 32);
                 due.store(now.min(count), Ordering::SeqCst);
                 if part.is_empty() {
@@ -108,7 +109,7 @@ pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<Mete
     Ok(meter)
 }
 
-/// Whether each that was there throughout came once, and none twice or though it was never there.
+/// Checks that each name present throughout was returned once, no name twice, and no name that never existed.
 fn judge(names: &Names, before: &[u32], seen: Vec<Vec<u8>>) -> Result<()> {
     let mut times = vec![0_u32; names.touched.len()];
     let mut known = vec![false; names.touched.len()];

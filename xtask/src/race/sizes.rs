@@ -1,4 +1,4 @@
-//! Races over how long files are.
+//! Races on file sizes.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::stage::{Meter, Stage, Told};
 
-/// Changes of one file: at the first ones the reader holds it.
+/// Changes of one file: during the first ones the reader holds a lease on it.
 const EACH: u64 = 4;
 const LENGTHS: u64 = 199;
 
@@ -18,8 +18,8 @@ fn length(value: u64) -> Result<usize> {
     Ok(usize::try_from(value * 67 % LENGTHS + 1)?)
 }
 
-/// One writes another length and tells, and changes something else of the file while the other, who was told, reads: whose
-/// kernel hears of that change while it takes in how long the file is.
+/// One side writes another length and announces it, and then changes another attribute while the other side reads: the
+/// reader's kernel is invalidated while it applies the new size.
 pub fn sizes(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
     let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
     let name = |value: u64| format!("f{}", (value - 1) / EACH);
@@ -71,8 +71,8 @@ pub fn sizes(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
     stage.both(write, read).context("lengths")
 }
 
-/// One makes a file longer and tells; the other's kernel, which knows it as empty, makes it longer still, and somebody reads there
-/// meanwhile: at least what was told.
+/// One side extends a file and announces it. The other side's kernel, which knows the file as empty, extends it
+/// further, while another thread reads there: it reads at least the announced data.
 pub fn grows(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
     const TOLD: &[u8] = b"told";
     let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));

@@ -1,4 +1,5 @@
-//! What the races have in common: two sides, how long their calls take, and numbers that one tells the other.
+//! Common parts of the races: two sides, the durations of their calls, and numbers that one side announces to the
+//! other.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-/// Calls of one side.
+/// Statistics of one side's calls.
 #[derive(Default)]
 pub struct Meter {
     pub operations: u64,
@@ -15,7 +16,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Makes a call and takes its time.
+    /// Makes a call and records its time.
     pub fn time<T>(&mut self, what: &'static str, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = call();
@@ -28,12 +29,12 @@ impl Meter {
         result
     }
 
-    /// A call that must succeed.
+    /// Makes a call that must succeed.
     pub fn call<T>(&mut self, what: &'static str, call: impl FnOnce() -> io::Result<T>) -> Result<T> {
         self.time(what, call).context(what)
     }
 
-    /// A call that must say that there is no such name.
+    /// Makes a call that must fail with ENOENT.
     pub fn absent<T>(&mut self, what: &'static str, call: impl FnOnce() -> io::Result<T>) -> Result<()> {
         match self.time(what, call) {
             Ok(_) => bail!("{what}: it is there"),
@@ -58,7 +59,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Waits until it is so; an error if the other side has failed.
+    /// Waits until the condition holds; an error if the other side has failed.
     pub fn wait_until(&self, is_so: impl Fn() -> bool) -> Result<()> {
         while !is_so() {
             ensure!(!self.failed.load(Ordering::SeqCst), "(the other side failed)");
@@ -67,7 +68,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether to give up because the other side did.
+    /// Returns whether the other side has failed.
     pub fn failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
     }
@@ -101,14 +102,14 @@ impl Stage {
     }
 }
 
-/// How a side ended. The one that fails second may only say that the other has failed.
+/// The result of a side. The side that fails second may only report that the other has failed.
 struct Side {
     meter: Meter,
     result: Result<()>,
     failed_first: bool,
 }
 
-/// A number that one side is about to make true, and that it then tells the other. It only grows.
+/// An increasing number that one side is about to make visible, and then announces to the other side.
 #[derive(Default)]
 pub struct Told {
     begun: AtomicU64,
@@ -116,12 +117,12 @@ pub struct Told {
 }
 
 impl Told {
-    /// Before the call that makes it true.
+    /// To be called before the call that makes it visible.
     pub fn begin(&self, value: u64) {
         self.begun.store(value, Ordering::SeqCst);
     }
 
-    /// After that call returned.
+    /// To be called after that call has returned.
     pub fn tell(&self, value: u64) {
         self.told.store(value, Ordering::SeqCst);
     }

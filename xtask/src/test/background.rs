@@ -1,4 +1,4 @@
-//! Groups that mount nothing, in a process of their own beside the groups that do.
+//! Groups without mounts, in a process of their own beside the mounted groups.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -13,10 +13,10 @@ use super::groups::Group;
 use crate::process;
 use crate::tally::Tally;
 
-/// Mounted groups wait for disks, links and timers most of the time, and some of them bound a time: they have precedence.
+/// Mounted groups mostly wait for disks, links and timers, and some of them have time limits: they have precedence.
 const NICE: libc::c_int = 10;
 
-/// Another process of this program that runs some groups. Ended with this.
+/// Another process of this program that runs some groups. Ended when dropped.
 pub struct Background {
     names: String,
     child: Child,
@@ -25,7 +25,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// `None`: there is no such group.
+    /// Starts the groups; `None` if there is none.
     pub fn start(groups: &[&Group]) -> Result<Option<Background>> {
         if groups.is_empty() {
             return Ok(None);
@@ -33,11 +33,11 @@ impl Background {
         let names = groups.iter().map(|group| group.name).collect::<Vec<_>>().join(",");
         let log = std::env::temp_dir().join(format!("nigh-background-{}", std::process::id()));
         let file = File::create(&log)?;
-        // The build may have put another file in its place.
+        // The build may have replaced the file of this program.
         let mut command = Command::new("/proc/self/exe");
         command.args(["test", "--no-install", "--groups", &names]).process_group(0);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        // SAFETY: system calls alone, between fork and exec.
+        // SAFETY: only system calls between fork and exec.
         unsafe {
             command.pre_exec(|| {
                 libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
@@ -51,7 +51,7 @@ impl Background {
         Ok(Some(Background { names, child, log, start: Instant::now() }))
     }
 
-    /// Waits for its end; what it printed and counted belongs to this run.
+    /// Waits for its end, and adds its output and counts to this run.
     pub fn finish(mut self, tally: &mut Tally) {
         let status = self.child.wait();
         let said = fs::read_to_string(&self.log).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the tests run, built once.
+//! Builds everything that the tests run, once.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,12 +7,13 @@ use anyhow::{Result, ensure};
 
 use crate::root;
 
-/// Every library, binary, test and example of the workspace, in the profile of `cargo test`: one choice of features for all of them.
+/// Builds every library, binary, test and example of the workspace, in the profile of `cargo test`, with one choice of
+/// features.
 pub fn everything() -> Result<()> {
     cargo(&["build", "--workspace", "--all-targets"])
 }
 
-/// The binaries alone, optimised: for commands that measure.
+/// Builds the optimised binaries only, for measurements.
 pub fn released(nigh: bool) -> Result<()> {
     let mut arguments = vec!["build", "--release", "-p", "nigh-posix"];
     if nigh {
@@ -28,7 +29,7 @@ fn cargo(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// This program, optimised, in place of this process: a figure of a build with assertions says nothing.
+/// Replaces this process by its optimised build: figures of a build with assertions mean nothing.
 pub fn measure_in_release() -> Result<()> {
     use std::os::unix::process::CommandExt;
     if !cfg!(debug_assertions) {

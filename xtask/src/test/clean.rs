@@ -1,4 +1,4 @@
-//! Removes what tests made and ends what they started, and nothing else.
+//! Removes the tests' files and ends the tests' processes, and no others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,13 +13,13 @@ use super::mount::{abort_connection, connection_of};
 use super::world::{PREFIX, TESTER, in_memory};
 use crate::{process, root};
 
-/// `cargo xtask clean`. Always true: what cannot be removed is said.
+/// `cargo xtask clean`. Always true: failures are reported.
 pub fn run() -> Result<bool> {
     let named = fs::read_dir(std::env::temp_dir())?.flatten().filter_map(|entry| of_tests(&entry.path()));
-    // A directory that is gone may have left processes.
+    // A removed directory may have left processes.
     let used = processes().into_iter().filter_map(program).filter_map(|program| of_tests(&program));
     for dir in named.chain(used).collect::<BTreeSet<_>>() {
-        // Tests that still run, perhaps of somebody else.
+        // Tests that still run, perhaps another user's.
         if let Some(owner) = owner(&dir).filter(|pid| runs(*pid)) {
             println!("left: {} (process {owner} runs)", dir.display());
             continue;
@@ -37,7 +37,7 @@ pub fn run() -> Result<bool> {
     Ok(true)
 }
 
-/// Whether tests of another process are under way.
+/// Returns whether tests of another process are running.
 #[must_use]
 pub fn others_run() -> bool {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return false };
@@ -49,7 +49,7 @@ fn runs(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// The directory of tests in which a path lies.
+/// Returns the test directory that contains a path.
 fn of_tests(path: &Path) -> Option<PathBuf> {
     let temporary = std::env::temp_dir();
     let first = path.strip_prefix(&temporary).ok()?.components().next()?;
@@ -57,14 +57,15 @@ fn of_tests(path: &Path) -> Option<PathBuf> {
     owner(&dir).map(|_| dir)
 }
 
-/// Whose directory of tests it is: their process, by the name.
+/// Returns the process that a test directory's name gives as its owner.
 fn owner(dir: &Path) -> Option<u32> {
     dir.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok()
 }
 
-/// Processes that belong to this directory, mounts on it, loop devices over its files, and it.
+/// Ends the processes of a test directory, and removes the mounts and loop devices in it, and the directory.
 pub fn below(dir: &Path) {
-    // Those that wait for a mount are killed when it answers no more, and while they live it may be busy.
+    // Processes that wait for a mount are killed when its connection is aborted; while they live the mount may be
+    // busy.
     for _ in 0..2 {
         for point in mounts_below(dir) {
             if let Some(id) = connection_of(&point) {
@@ -90,7 +91,7 @@ pub fn below(dir: &Path) {
     }
 }
 
-/// Kills them, and waits until they are gone, for at most two seconds.
+/// Kills the processes, and waits up to two seconds for their end.
 fn end_processes_below(dir: &Path) {
     let end = Instant::now() + Duration::from_secs(2);
     loop {
@@ -103,7 +104,7 @@ fn end_processes_below(dir: &Path) {
     }
 }
 
-/// Innermost first.
+/// Returns the mounts below a directory, innermost first.
 fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points =
@@ -113,22 +114,22 @@ fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     points
 }
 
-/// Programs are copied below the test's directory before they run, or have their home there: so it is seen whose
-/// process it is. Those that have ended and wait for their parent are left out, and so are we.
+/// Returns the processes of a test directory: their program or their home is below it. Zombies are left out, and so is
+/// this process.
 pub fn processes_below(dir: &Path) -> Vec<u32> {
     let is_of =
         |pid: &u32| *pid != std::process::id() && places(*pid).iter().any(|place| place.starts_with(dir));
     processes().into_iter().filter(is_of).collect()
 }
 
-/// Every process that runs.
+/// Returns all running processes.
 #[must_use]
 pub fn processes() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|e| e.file_name().to_string_lossy().parse::<u32>().ok()).collect()
 }
 
-/// Processes of that program.
+/// Returns the processes of a program.
 #[must_use]
 pub fn running(path: &Path) -> Vec<u32> {
     processes().into_iter().filter(|pid| program(*pid).as_deref() == Some(path)).collect()
@@ -138,8 +139,8 @@ fn program(pid: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
-/// Where a process' program lies, and its home. To be asked when no mount of ours hangs any more: the kernel locks the
-/// memory of the process to tell its variables.
+/// Returns the paths of a process's program and home. Call this only when no mount of the tests hangs: the kernel
+/// locks the process's memory to read its environment.
 fn places(pid: u32) -> Vec<PathBuf> {
     let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let home = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"HOME="));
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
     use std::process::Child;
 
-    /// A process with that home, ended with this.
+    /// A process with this home; ended when dropped.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_a_directory_of_tests_is_ended_and_nothing_else() {
-        // No process has such a number.
+        // No process has such an id.
         let [ours, others] =
             [u32::MAX, u32::MAX - 1].map(|n| std::env::temp_dir().join(format!("{PREFIX}{n}")));
         for dir in [&ours, &others] {

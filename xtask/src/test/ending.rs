@@ -1,4 +1,4 @@
-//! Who is ended by a signal leaves nothing behind: what the tests started is ended first.
+//! Cleanup at a fatal signal: the tests' processes and mounts are ended before this process.
 
 use std::io::{self, Read};
 use std::os::fd::IntoRawFd;
@@ -11,7 +11,7 @@ use crate::process;
 
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// Where the handler writes which signal came.
+/// The pipe to which the handler writes the signal's number.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 static CAME: AtomicBool = AtomicBool::new(false);
@@ -19,7 +19,7 @@ static CAME: AtomicBool = AtomicBool::new(false);
 /// A process group that ends with this process; 0: none.
 static GROUP: AtomicU32 = AtomicU32::new(0);
 
-/// The process group of a child, which a signal that ends this process ends too.
+/// Registers the process group of a child, which a signal that ends this process also ends.
 pub fn end_with_us(group: u32) {
     GROUP.store(group, Ordering::SeqCst);
 }
@@ -27,12 +27,12 @@ pub fn end_with_us(group: u32) {
 extern "C" fn on_signal(signal: libc::c_int) {
     CAME.store(true, Ordering::SeqCst);
     let byte = u8::try_from(signal).unwrap_or(0);
-    // SAFETY: one byte of ours; write(2) may be called in a handler.
+    // SAFETY: one byte of this function; write(2) may be called in a handler.
     unsafe { libc::write(PIPE.load(Ordering::SeqCst), (&raw const byte).cast(), 1) };
 }
 
-/// From now on a signal that ends us first ends all that belongs to this directory of tests. Programs that we start
-/// do not inherit that. There is one such directory in a process: another call changes nothing.
+/// Makes fatal signals first end everything in this test directory. Child programs do not inherit that. There is one
+/// such directory per process: another call changes nothing.
 pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
     if PIPE.load(Ordering::SeqCst) != -1 {
         return Ok(());
@@ -40,7 +40,7 @@ pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
     let (mut reader, writer) = io::pipe()?;
     PIPE.store(writer.into_raw_fd(), Ordering::SeqCst);
     for signal in SIGNALS {
-        // SAFETY: the handler does nothing but write(2).
+        // SAFETY: the handler calls write(2) only.
         unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };
     }
     let root = root.to_owned();
@@ -53,7 +53,7 @@ pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
             0 => {}
             group => process::kill_group(group),
         }
-        // A test that goes on meanwhile may start something more.
+        // A test that is still running may start another process meanwhile.
         for _ in 0..2 {
             clean::below(&root);
         }
@@ -62,8 +62,8 @@ pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// To be called before the process ends: where a signal came, that ends it when everything else has ended. For a
-/// while, should it not.
+/// Call this before the process ends: after a signal, the cleanup ends the process. Returns after a while if it does
+/// not.
 pub fn leave_to_signal() {
     for _ in 0..100 {
         if !CAME.load(Ordering::SeqCst) {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn tests_that_could_not_begin_may_try_again() {
-        // No process has such a number.
+        // No process has such an id.
         let root = std::env::temp_dir().join(format!("{}{}", crate::test::world::PREFIX, u32::MAX - 2));
         clean_up_at_signals(&root).unwrap();
         clean_up_at_signals(&root).unwrap();

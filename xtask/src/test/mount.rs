@@ -1,4 +1,4 @@
-//! One mount under guard: whatever hangs in it can be freed.
+//! A mount with a guard: a process that hangs on it can be freed.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -15,15 +15,15 @@ use crate::process::{self, Ended};
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
-/// How to mount.
+/// The parameters of a mount.
 #[derive(Clone)]
 pub struct How {
     pub who: As,
-    /// For the daemon.
+    /// The daemon's environment variables.
     pub variables: Vec<(String, String)>,
-    /// Behind `nigh mount SOURCE MOUNTPOINT`.
+    /// Arguments after `nigh mount SOURCE MOUNTPOINT`.
     pub arguments: Vec<String>,
-    /// The link, where it is another than that of the whole run; and the port through which it passes.
+    /// The link, if it is not that of the whole run; and the port through which it passes.
     pub over: Option<(Over, Option<u16>)>,
 }
 
@@ -47,7 +47,7 @@ impl How {
 }
 
 impl How {
-    /// The protocol's minor version at the most.
+    /// Returns the limit of the protocol's minor version.
     #[must_use]
     pub fn minor(&self) -> u32 {
         let asked = self.variables.iter().find(|(name, _)| name == "NIGH_FUSE_MINOR");
@@ -66,7 +66,7 @@ pub struct Mount<'w> {
 }
 
 impl<'w> Mount<'w> {
-    /// Mounts and waits until it answers.
+    /// Mounts, and waits until the mount responds.
     pub fn new(world: &'w World, source: &Path, point: &Path, how: &How) -> Result<Mount<'w>> {
         let log = world.log();
         let file = File::create(&log)?;
@@ -91,8 +91,8 @@ impl<'w> Mount<'w> {
             if let Some(status) = self.daemon.try_wait()? {
                 bail!("nigh mount ended with {status}: {}", self.said());
             }
-            // What is mounted there may still be the dead mount of a daemon that was killed, whose attributes
-            // the kernel goes on to tell; statfs always asks the daemon. Between the two there is neither.
+            // The mount there may still be the dead mount of a killed daemon, whose attributes the kernel still
+            // serves; statfs always asks the daemon. Between the two mounts there is neither.
             if let Some(device) = device_of(&self.point) {
                 self.connection = connection_of(&self.point);
                 let mut look = self.world.command("stat", self.how.who);
@@ -106,7 +106,7 @@ impl<'w> Mount<'w> {
         bail!("no answer from the mount after {READY_LIMIT:?}: {}", self.said())
     }
 
-    /// Runs a command that works in the mount. If it does not end in time the connection is aborted.
+    /// Runs a command that uses the mount. If it does not end in time, the connection is aborted.
     pub fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
         let ended = self.world.run(command, limit)?;
         if ended.how == process::How::TimedOut {
@@ -115,7 +115,7 @@ impl<'w> Mount<'w> {
         Ok(ended)
     }
 
-    /// Frees everything that waits for this mount.
+    /// Frees every process that waits for this mount.
     pub fn abort(&self) {
         if let Some(id) = self.connection {
             abort_connection(id);
@@ -127,7 +127,7 @@ impl<'w> Mount<'w> {
         self.daemon.id()
     }
 
-    /// `nigh status --json`.
+    /// Returns `nigh status --json`.
     pub fn status(&self) -> Result<Value> {
         let mut command = self.world.command(self.world.nigh(), self.how.who);
         command.arg("status").arg(&self.point).arg("--json").stdin(Stdio::null());
@@ -138,7 +138,7 @@ impl<'w> Mount<'w> {
         Ok(serde_json::from_slice(&out.stdout)?)
     }
 
-    /// `nigh status --server --json` of its user's own server.
+    /// Returns `nigh status --server --json` of the user's own server.
     pub fn server_status(&self) -> Result<Value> {
         let mut command = self.world.command(self.world.nigh(), self.how.who);
         command.args(["status", "--server", "--json"]);
@@ -146,7 +146,7 @@ impl<'w> Mount<'w> {
         Ok(serde_json::from_str(&ended.said).unwrap_or(Value::String(ended.said)))
     }
 
-    /// The daemon's last words.
+    /// Returns the daemon's last output.
     #[must_use]
     pub fn said(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
@@ -155,7 +155,7 @@ impl<'w> Mount<'w> {
         lines[lines.len().saturating_sub(8)..].join(" / ")
     }
 
-    /// Unmounts as a user would; an error if that does not end well.
+    /// Unmounts as a user would; an error if that does not succeed.
     pub fn unmount(mut self) -> Result<()> {
         let mut command = self.world.command(self.world.nigh(), self.how.who);
         command.arg("umount").arg(&self.point);
@@ -202,13 +202,13 @@ pub fn abort_connection(id: u32) {
     let _ = fs::write(format!("/sys/fs/fuse/connections/{id}/abort"), "1");
 }
 
-/// The minor device number of what is mounted there, asking only the mount table: a stat could hang.
+/// Returns the minor device number of a mount, from the mount table only: a stat could hang.
 #[must_use]
 pub fn device_of(point: &Path) -> Option<u32> {
     device_in(&mount_table()?, point)
 }
 
-/// The number of the FUSE connection mounted there, if it is one.
+/// Returns the number of the FUSE connection mounted there, if any.
 #[must_use]
 pub fn connection_of(point: &Path) -> Option<u32> {
     let table = mount_table()?;
@@ -216,7 +216,7 @@ pub fn connection_of(point: &Path) -> Option<u32> {
     device_in(&fuse.join("\n"), point)
 }
 
-/// Mount points need not be text; what is not shows as U+FFFD, as in [`device_in`].
+/// Mount points need not be valid UTF-8; invalid bytes show as U+FFFD, as in [`device_in`].
 fn mount_table() -> Option<String> {
     fs::read("/proc/self/mountinfo").ok().map(|table| String::from_utf8_lossy(&table).into_owned())
 }
@@ -234,7 +234,7 @@ fn device_in(table: &str, point: &Path) -> Option<u32> {
     found
 }
 
-/// Nothing is left of what was removed while it was open: sessions end a moment after their mounts.
+/// Checks that no removed open file is left: sessions end a moment after their mounts.
 pub fn no_orphans(source: &Path) -> Result<()> {
     let folder = source.join(".nigh-orphans");
     let give_up = Instant::now() + Duration::from_secs(5);

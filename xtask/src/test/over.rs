@@ -1,4 +1,4 @@
-//! The links over which mounted tests can reach what they mount, and the servers at the other ends.
+//! The kinds of links between mounted tests and their servers, and the servers at the other ends.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -44,10 +44,10 @@ impl Over {
     }
 }
 
-/// A process that serves until it is dropped.
+/// A server process; ended when dropped.
 pub struct Serving {
     pub child: Child,
-    /// The TCP port on which it listens, if it does.
+    /// Its TCP port, if it has one.
     pub port: u16,
     log: PathBuf,
 }
@@ -55,7 +55,7 @@ pub struct Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
-            // Its number may be another's by now.
+            // Its process id may be another process's by now.
             return;
         }
         process::signal(self.child.id(), libc::SIGTERM);
@@ -71,7 +71,7 @@ impl Serving {
     pub fn start(world: &World, mut command: Command, port: u16) -> Result<Serving> {
         let log = world.log();
         let file = File::create(&log)?;
-        // diod may crash when it is ended, and what it leaves then goes with the world.
+        // diod may crash at its end, and its core file is removed with the test directory.
         command.current_dir(&world.root);
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().context("starting a server")?;
@@ -87,7 +87,7 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Its last words.
+    /// Returns its last output.
     #[must_use]
     pub fn said(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
@@ -97,13 +97,13 @@ impl Serving {
     }
 }
 
-/// A port that nobody listens on.
+/// Returns a port without a listener.
 pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// What `nigh mount` is given in the place of the directory `source`, and how, to reach it over that link; starts
-/// the server where it does not run. With `port` the link passes there (an emulator in front of the server).
+/// Returns the SOURCE for `nigh mount` that leads to the directory `source` over a link, and the mount options; starts
+/// the server if it does not run. With `port` the link passes through that port (an emulator in front of the server).
 pub fn reach(
     world: &World,
     over: Over,
@@ -122,7 +122,7 @@ pub fn reach(
         Over::Nigh => {
             let port = port.map_or_else(|| serve(world, how.who), Ok)?;
             let token = format!("--token={}", token(world, how.who).display());
-            // The same people are on both sides.
+            // Both sides have the same users.
             let how = how.with(&token).with("--idmap=none");
             Ok((format!("nigh://127.0.0.1:{port}/all/{}", below(world, source)?), how))
         }
@@ -145,7 +145,7 @@ pub fn reach(
     }
 }
 
-/// A server's export is all of the test's directory; what is mounted is below it.
+/// Returns a directory's path below the test directory, which is the server's export.
 fn below(world: &World, source: &Path) -> Result<String> {
     let rest =
         source.strip_prefix(&world.root).context("only what lies in the test's directory is served")?;
@@ -159,17 +159,17 @@ fn home(world: &World, who: As) -> PathBuf {
     })
 }
 
-/// The socket of that user's `nigh serve`.
+/// Returns the socket of a user's `nigh serve`.
 pub fn socket(world: &World, who: As) -> PathBuf {
     home(world, who).join("served.sock")
 }
 
-/// The token of that user's `nigh serve`.
+/// Returns the token file of a user's `nigh serve`.
 pub fn token(world: &World, who: As) -> PathBuf {
     home(world, who).join("token")
 }
 
-/// The port of that user's `nigh serve`.
+/// Returns the port of a user's `nigh serve`.
 pub fn serve(world: &World, who: As) -> Result<u16> {
     let mut servers = world.servers.lock().map_err(|_| anyhow::anyhow!("a test died"))?;
     let name = format!("serve {}", who.name());
@@ -190,7 +190,7 @@ pub fn serve(world: &World, who: As) -> Result<u16> {
     Ok(port)
 }
 
-/// The port of a diod that exports the test's directory: no authentication, ids as they come.
+/// Returns the port of a diod that exports the test directory, without authentication, with ids as they come.
 pub fn diod(world: &World) -> Result<u16> {
     let mut servers = world.servers.lock().map_err(|_| anyhow::anyhow!("a test died"))?;
     if let Some(serving) = servers.get("diod") {
@@ -201,7 +201,7 @@ pub fn diod(world: &World) -> Result<u16> {
     Ok(port)
 }
 
-/// One that exports that directory, on that port.
+/// Starts a diod that exports a directory on a port.
 pub fn diod_on(world: &World, export: &Path, port: u16) -> Result<Serving> {
     let mut command = Command::new("/usr/sbin/diod");
     command.args(["-f", "-n", "-N", "-l", &format!("127.0.0.1:{port}"), "-L", "stderr", "-e"]);
@@ -209,7 +209,7 @@ pub fn diod_on(world: &World, export: &Path, port: u16) -> Result<Serving> {
     Serving::start(world, command, port)
 }
 
-/// A user has one server. That of earlier mounts stays for a minute after the last of them.
+/// A user has one server. The server of earlier mounts stays for a minute after the last of them.
 fn end_own_server(world: &World, who: As) {
     let uid = match who {
         As::Us => unsafe { libc::geteuid() },
@@ -244,13 +244,13 @@ fn login(who: As) -> Result<String> {
     }
 }
 
-/// The port of an sshd of our own.
+/// Returns the port of the tests' own sshd.
 pub fn ssh_server(world: &World) -> Result<u16> {
     let mut servers = world.servers.lock().map_err(|_| anyhow::anyhow!("a test died"))?;
     if let Some(serving) = servers.get("sshd") {
         return Ok(serving.port);
     }
-    // Copied, so that it is found, and ended, by where it lies.
+    // A copy, so that it is found, and ended, by its path.
     let sshd = world.root.join("bin/sshd");
     fs::copy("/usr/sbin/sshd", &sshd).context("sshd is missing: install the package openssh-server")?;
     let port = free_port()?;
@@ -295,7 +295,7 @@ fn configure(world: &World, port: u16) -> Result<()> {
     }
     fs::write(dir.join("config"), config)?;
     if root::is_root() {
-        // Where sshd locks itself in before somebody has logged in.
+        // The privilege separation directory of sshd.
         fs::create_dir_all("/run/sshd")?;
         fs::set_permissions("/run/sshd", fs::Permissions::from_mode(0o755))?;
     }

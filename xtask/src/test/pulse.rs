@@ -1,5 +1,5 @@
-//! Whether this machine stands still at times, as a virtual one does while its host is busy: whoever counts what a lease makes needless
-//! has to know.
+//! Detects whether this machine pauses at times, as a virtual one does while its host is busy: tests that count
+//! requests without a lease must know.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// So long it sleeps each time.
+/// The duration of each sleep.
 const BEAT: Duration = Duration::from_millis(20);
 
-/// A thread that does nothing but sleep, and looks each time how long that took.
+/// A thread that only sleeps, and measures the duration of each sleep.
 pub struct Pulse {
     stop: Sender<()>,
     thread: JoinHandle<Duration>,
@@ -33,14 +33,14 @@ impl Pulse {
         Pulse { stop, thread }
     }
 
-    /// By how much it overslept at the most.
+    /// Returns the longest delay of a sleep.
     pub fn stop(self) -> Duration {
         drop(self.stop);
         self.thread.join().unwrap_or_default()
     }
 }
 
-/// By the clock of leases, which goes on while the machine is asleep.
+/// Returns the time on the leases' clock, which also counts while the machine is suspended.
 fn now() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::try_from(now).unwrap_or_default()

@@ -1,17 +1,17 @@
-//! Whether this machine takes clean pages out of its page cache by itself: of a control group with a limit that its processes
-//! do not see, or because memory is short. Whoever counts reads of files that were read before has to know.
+//! Detects whether this machine reclaims clean pages from its page cache by itself: under a control group's limit that
+//! its processes do not see, or under memory pressure. Tests that count repeated reads of files must know.
 
 use anyhow::{Context as _, Result};
 
-/// What the kernel counts of that (/proc/vmstat), since the machine was started.
+/// Counters of /proc/vmstat, since boot.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Reclaim {
-    /// Pages of files that it had taken away, and that were read again. It keeps no trace of those that were dropped otherwise,
-    /// as a filesystem does with what it takes for stale.
+    /// File pages that were reclaimed and read again. The kernel does not count pages that a filesystem has
+    /// invalidated.
     refaults: u64,
-    /// Pages that went with their inodes, of which it keeps no trace.
+    /// Pages reclaimed with their inodes; the kernel does not count their later reads.
     with_inodes: u64,
-    /// How often somebody had it drop all (/proc/sys/vm/drop_caches).
+    /// Writes to /proc/sys/vm/drop_caches.
     drops: u64,
 }
 
@@ -36,8 +36,8 @@ impl Reclaim {
         counts
     }
 
-    /// How many pages were read from `from` to `to` because this machine had taken them away, at the most: they may have gone with
-    /// inodes since `before`, which is when they were read last.
+    /// Returns the maximum of pages that were read from `from` to `to` because this machine had reclaimed them. They
+    /// may have been reclaimed with inodes since `before`, the time of the previous read.
     #[must_use]
     pub fn read_again(before: Reclaim, from: Reclaim, to: Reclaim) -> u64 {
         if to.drops > before.drops {

@@ -1,4 +1,4 @@
-//! Which cells of a matrix a short run takes.
+//! Random samples of matrix cells for short runs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,20 +8,20 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// `some`: some cells of each matrix; otherwise all of them.
+    /// `some`: sample some cells of each matrix; otherwise all of them.
     #[must_use]
     pub fn new(some: bool) -> Sample {
         Sample { seed: some.then(seed) }
     }
 
-    /// Says how to take these cells again.
+    /// Prints how to repeat this choice.
     pub fn print(&self) {
         if let Some(seed) = self.seed {
             println!("cells of matrices are chosen by NIGH_SEED={seed}; --long takes all of them");
         }
     }
 
-    /// As many of these cells as are wanted, in their order; all of them in a long run.
+    /// Returns up to `wanted` cells, in their order; all of them in a long run.
     pub fn of<'a, T>(&self, matrix: &str, cells: &'a [T], wanted: usize) -> Vec<&'a T> {
         let Some(seed) = self.seed else { return cells.iter().collect() };
         let mut order: Vec<usize> = (0..cells.len()).collect();
@@ -32,7 +32,7 @@ impl Sample {
     }
 }
 
-/// Another one each time, unless `NIGH_SEED` chooses it.
+/// Returns a new seed, unless `NIGH_SEED` gives it.
 #[must_use]
 pub fn seed() -> u64 {
     let chosen = std::env::var("NIGH_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -40,7 +40,7 @@ pub fn seed() -> u64 {
 }
 
 fn rank(seed: u64, matrix: &str, cell: usize) -> u64 {
-    // The same for all runs of one build: the hasher's keys are fixed.
+    // Stable for all runs of one build: the hasher's keys are fixed.
     let mut hasher = DefaultHasher::new();
     (seed, matrix, cell).hash(&mut hasher);
     hasher.finish()

@@ -1,4 +1,4 @@
-//! Trees that nobody has looked at: how often who walks them waits for a link of 10 ms.
+//! Cold trees: how often a walk waits for a link of 10 ms.
 
 use std::fs;
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::test::mount::Mount;
 use crate::test::over::Over;
 use crate::test::world::{As, World};
 
-/// What workloads.md allows who walks, and who lists one directory.
+/// Limits in workloads.md for a walk, and for a listing of one directory.
 const MOST_WALKING: u64 = 8;
 const MOST_FLAT: u64 = 3;
 const LIMIT: Duration = Duration::from_secs(120);
-/// So many files, by far, that names are asked for before their attributes.
+/// Well above the number of files at which names are requested before their attributes.
 const LARGE: u64 = 100_000;
-/// Processes that list.
+/// Number of listing processes.
 const AT_ONCE: u64 = 8;
 
 const WALKS: &[&str] = &["ls -R", "ls -lR", "find . -type f -size +0c", "du -s .", "tar cf - ."];
@@ -56,7 +56,8 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// `deep`: directories in levels, two small files each; `chain`: each in the one before; `flat`: one large one; `large`: one that is larger.
+/// Creates the trees. `deep`: directories in levels, two small files each; `chain`: nested directories; `flat`: a
+/// large directory; `large`: a larger one.
 fn prepared(world: &World) -> Result<Distant<'_>> {
     let source = world.dir("cold-source", As::Us)?;
     let mut made = vec![source.join("deep")];
@@ -92,7 +93,7 @@ fn prepared(world: &World) -> Result<Distant<'_>> {
     Distant::start(world, &source, Over::Local, ("10ms", "1Gbit"), "forever")
 }
 
-/// Requests that waited for something that was not on its way, and all that waited.
+/// Returns the requests that waited for data not yet in transit, and all that waited.
 fn waits(status: &Value) -> Result<(u64, u64)> {
     let of = |key: &str| status["remote"][key].as_u64().with_context(|| format!("no {key}"));
     let (waits, joins) = (of("waits")?, of("joins")?);
@@ -110,7 +111,7 @@ fn shell(world: &World, mount: &Mount<'_>, dir: &str, script: &str) -> Result<()
 
 fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64) -> Result<()> {
     let mount = distant.mount(world)?;
-    // `cd` asks for the name of the tree.
+    // `cd` looks up the tree's name.
     let before = waits(&mount.status()?)?.0;
     let start = Instant::now();
     shell(world, &mount, tree, walk)?;
@@ -120,7 +121,7 @@ fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64)
     println!("  {walk}, {tree}: {} waits, {all} with joins, {} ms", alone - before, took.as_millis());
     let opens = status["remote"]["by_type"]["open"].as_u64().unwrap_or(0);
     let reads = status["remote"]["by_type"]["read"].as_u64().unwrap_or(0);
-    // Contents are asked for file by file.
+    // Contents are read file by file.
     let data = if walk.starts_with("tar") { opens.max(reads) } else { 0 };
     ensure!(alone - before <= most + data, "{} waits, at most {most}: {}", alone - before, status["remote"]);
     let ahead = |key: &str| status["cache"]["ahead"][key].as_u64().unwrap_or(0);
@@ -128,14 +129,15 @@ fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64)
     mount.unmount()
 }
 
-/// Lookups, and inodes that the kernel knows.
+/// Returns the lookups, and the inodes that the kernel references.
 fn told(mount: &Mount<'_>) -> Result<(u64, u64)> {
     let status = mount.status()?;
     let lookups = status["kernel"]["requests"]["lookup"].as_u64().unwrap_or(0);
     Ok((lookups, status["cache"]["inodes"].as_u64().context("no inodes")?))
 }
 
-/// docs/decisions/0022-who-is-given-attributes.md. In `deep` there are 1,597 directories, with two files in 1,596 of them; in `flat` 20,000 files.
+/// docs/decisions/0022-who-is-given-attributes.md. `deep` has 1,597 directories, with two files in 1,596 of them;
+/// `flat` has 20,000 files.
 fn readers(world: &World, distant: &Distant<'_>) -> Result<()> {
     const DIRS: u64 = 1 + 12 + 144 + 1_440;
     let mount = distant.mount(world)?;
@@ -165,7 +167,8 @@ fn names_first(world: &World, distant: &Distant<'_>) -> Result<()> {
     mount.unmount()
 }
 
-/// docs/decisions/0004-facts-and-overlay.md, rule 3: names that the server has read by then are removed, renamed and made.
+/// docs/decisions/0004-facts-and-overlay.md, rule 3: names that the server has already read are removed, renamed and
+/// created.
 fn changed(world: &World, distant: &Distant<'_>) -> Result<()> {
     const CHANGES: u64 = 60;
     let mount = distant.mount(world)?;
@@ -181,12 +184,12 @@ fn changed(world: &World, distant: &Distant<'_>) -> Result<()> {
     mount.unmount()
 }
 
-/// `ls` of directories all over a tree, none twice.
+/// Runs `ls` on scattered directories of a tree, each at most once.
 fn at_random(world: &World, distant: &Distant<'_>) -> Result<()> {
-    /// What the cache allows itself (`ahead/credit.rs`).
+    /// The budget of the cache for trying (`ahead/credit.rs`).
     const FREE_WASTE: u64 = 2_048;
     const OPENED: u64 = 160;
-    // Numbers of the 1,440 lowest directories, without a pattern that one would guess.
+    // Numbers of the 1,440 deepest directories, without a predictable pattern.
     let dirs = (0..OPENED)
         .map(|n| n * 997 * 3 % 1_440)
         .map(|n| format!("dir-{}/dir-{}/dir-{}", n / 120, n / 10 % 12, n % 10));
@@ -197,7 +200,7 @@ fn at_random(world: &World, distant: &Distant<'_>) -> Result<()> {
     let of = |key: &str| status["cache"]["ahead"][key].as_u64().unwrap_or(0);
     let (fetched, used) = (of("fetched"), of("used"));
     println!("  {} walks brought {fetched} entries, of which {used} were used", of("walks"));
-    // So much it may cost to find out, and a tenth of what was asked for (each of these has two files).
+    // The free attempts, and a tenth of the entries used (each of these directories has two files).
     let most = FREE_WASTE + (used + 3 * OPENED) / 10;
     ensure!(fetched - used <= most, "{} entries in vain, at most {most}", fetched - used);
     mount.unmount()
@@ -229,7 +232,7 @@ fn prefetched(world: &World, distant: &Distant<'_>) -> Result<()> {
     mount.unmount()
 }
 
-/// The same walk without anything that may be kept costs as many at least.
+/// A walk without any lease needs at least as many requests.
 fn with_leases(world: &World, distant: &Distant<'_>) -> Result<()> {
     let mut seen = Vec::new();
     for arguments in [&[][..], &["--host-timeout=off"]] {
@@ -243,7 +246,8 @@ fn with_leases(world: &World, distant: &Distant<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Eight on eight directories have eight listings under way at the same time; eight on one cause one.
+/// Eight processes on eight directories have eight listings in flight at once; eight on one directory cause one
+/// listing.
 fn at_once(world: &World, distant: &Distant<'_>) -> Result<()> {
     let mut took = Vec::new();
     for (script, lists) in [
@@ -252,7 +256,7 @@ fn at_once(world: &World, distant: &Distant<'_>) -> Result<()> {
         (format!("for n in $(seq 1 {AT_ONCE}); do ls eight-0 & done; wait"), 1),
     ] {
         let mount = distant.mount_with(world, &["--prefetch=off"])?;
-        // Programs are loaded before the time is taken.
+        // Programs are loaded before the measurement.
         shell(world, &mount, ".", "ls -d .; seq 1")?;
         let start = Instant::now();
         shell(world, &mount, ".", &script)?;

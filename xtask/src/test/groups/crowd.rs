@@ -1,4 +1,4 @@
-//! Many clients on one server: that each is asked once for what it holds, and is waited for.
+//! Many clients on one server: each gets one recall per lease, and the server waits for each.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! `nigh demo`: under a minute, exit 0, nothing left.
+//! `nigh demo`: under a minute, exit 0, nothing left behind.
 
 use std::fs;
 use std::time::{Duration, Instant};

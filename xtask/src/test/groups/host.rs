@@ -1,4 +1,4 @@
-//! Changes on the server's own disk are seen at once where it watches that (S9): counts and times.
+//! Changes on the server's own disk are visible at once on watched filesystems (S9): counts and times.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 
-/// Of a hundred changes all but the slowest show within this (issue: p99).
+/// Limit of the 99th percentile of the time until a change is visible.
 const P99_MS: f64 = 50.0;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Mounts that begin while their root changes.
@@ -34,7 +34,7 @@ pub fn run(world: &World, tally: &mut Tally) {
             tally.record(&name, start.elapsed(), result);
         }
     }
-    // Root is let in whatever the kernel knows.
+    // Root passes permission checks whatever the kernel has cached.
     for who in users.into_iter().filter(|who| *who != As::Us || !root::is_root()) {
         let start = Instant::now();
         let result = root_that_changes(world, who);
@@ -43,7 +43,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// Whoever is the first in a mount is let in, though the root is changed all the while.
+/// The first caller on a mount gets access, though the root directory changes all the while.
 fn root_that_changes(world: &World, who: As) -> Result<()> {
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
     let stop = AtomicBool::new(false);
@@ -61,7 +61,7 @@ fn root_that_changes(world: &World, who: As) -> Result<()> {
 }
 
 fn first_in(world: &World, source: &Path, point: &Path, who: As, nth: u32) -> Result<()> {
-    // One that has just been started, as it has more to say at first.
+    // A server that has just been started sends more at first.
     end_server(world, who)?;
     let mut first = world.command("sh", who);
     let script = "until grep -q \" $1 \" /proc/self/mountinfo; do :; done; exec ls \"$1\"";
@@ -70,7 +70,7 @@ fn first_in(world: &World, source: &Path, point: &Path, who: As, nth: u32) -> Re
     let mount = Mount::new(world, source, point, &How::new(who));
     let status = process::wait(&mut first, Duration::from_secs(20))?;
     if status.is_none() {
-        // It waits for a mount that does not come, or in one that does not answer.
+        // It waits for a mount that does not come, or on one that does not respond.
         mount.iter().for_each(Mount::abort);
         first.kill()?;
     }
@@ -106,7 +106,7 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
     ensure!(*promised == true, "S9: {promised} (daemon: {})", mount.said());
     ensure!(recalled >= dirs, "only {recalled} recalls: nothing was held");
     let p99 = said["p99_ms"].as_f64().context("it took no times")?;
-    // Of the short form, with whatever else runs there, what is asserted is that each shows.
+    // The short form runs beside other load: it only asserts that each change becomes visible.
     ensure!(world.short || p99 <= P99_MS, "99 of 100 show after {p99} ms, at most {P99_MS} ms are promised");
     mount.unmount()
 }

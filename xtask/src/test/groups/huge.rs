@@ -20,7 +20,7 @@ use crate::test::world::{As, World};
 const LIMIT: Duration = Duration::from_secs(900);
 const MIB: u64 = 1 << 20;
 
-/// How much of everything; without `--hours` a fiftieth, and as much less may be taken.
+/// The sizes; without `--hours` a fiftieth, with a limit lowered as much.
 struct Scale {
     dirs: u64,
     files: u64,
@@ -41,7 +41,7 @@ const FULL: Scale = Scale {
     kernel: 1_000_000,
 };
 
-/// Of what a process takes in any case 32 MiB are left.
+/// 32 MiB are allowed for a process's basic needs.
 const SHORT: Scale = Scale {
     dirs: 200,
     files: 500,
@@ -77,7 +77,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// An ext4 of its own with `many`, directories of empty files, `one`, as many empty files in one, and `few`.
+/// Creates an ext4 with `many` (directories of empty files), `one` (as many empty files in one directory), and `few`.
 fn prepared(world: &World, scale: &Scale) -> Result<Disk> {
     let inodes = scale.dirs * (scale.files + 1) + scale.one + 1_000;
     let options = ["-O", "^has_journal", "-N", &inodes.to_string()];
@@ -86,7 +86,7 @@ fn prepared(world: &World, scale: &Scale) -> Result<Disk> {
         fill(&disk.point.join(format!("many/dir-{dir:04}")), scale.files)?;
     }
     fill(&disk.point.join("one"), scale.one)?;
-    // By these it is seen that who reads them wants names only.
+    // A walk of these shows that the reader needs names only.
     for dir in 0..9 {
         fill(&disk.point.join(format!("few/dir-{dir}")), 1)?;
     }
@@ -101,7 +101,7 @@ fn fill(dir: &Path, files: u64) -> Result<()> {
     Ok(())
 }
 
-/// A server that has served nobody: what the one that serves the tests before these once took is theirs.
+/// Ends the server, if one runs: peak memory must not include earlier tests.
 fn another_server(world: &World) -> Result<()> {
     let is_there = || UnixStream::connect(world.server_socket(As::Us)).is_ok();
     if !is_there() {
@@ -122,7 +122,7 @@ fn mounted<'w>(world: &'w World, disk: &Disk, tree: &str, arguments: &[&str]) ->
     Mount::new(world, &disk.point.join(tree), &point, &how.with("--host-timeout=forever"))
 }
 
-/// Objects and bytes of FUSE inodes in the kernel, of all mounts.
+/// Returns the number and bytes of FUSE inodes in the kernel, of all mounts.
 fn slab() -> (u64, u64) {
     let text = fs::read_to_string("/proc/slabinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("fuse_inode ")).unwrap_or_default();
@@ -131,7 +131,8 @@ fn slab() -> (u64, u64) {
     (objects, objects * size)
 }
 
-/// Runs a script in the mount, looking now and then how many inodes the kernel knows; what it said, and the most of these.
+/// Runs a script in the mount, and samples the number of inodes that the kernel references; returns the output, the
+/// maximum, and the time.
 fn watched(world: &World, mount: &Mount<'_>, script: &str) -> Result<(String, u64, Duration)> {
     let (most, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let ended = std::thread::scope(|scope| {
@@ -152,7 +153,7 @@ fn watched(world: &World, mount: &Mount<'_>, script: &str) -> Result<(String, u6
     Ok((ended.said.trim().to_owned(), most.into_inner(), ended.took))
 }
 
-/// The most that client and server ever took, held against what they may.
+/// Compares the peak memory of client and server with the limits.
 fn taken(mount: &Mount<'_>, scale: &Scale) -> Result<()> {
     let status = mount.server_status()?;
     let server = status["pid"].as_u64().with_context(|| format!("no server: {status}"))?;
@@ -206,12 +207,12 @@ fn one(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     mount.unmount()
 }
 
-/// Where there is room for all, of names that the kernel was not told of.
+/// Measures memory per name with room for all names, for names that the kernel does not reference.
 fn each(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     let mount = mounted(world, disk, ".", &["--cache-size", "1G"])?;
     let before = process::memory_kib(mount.daemon(), "VmRSS:")?;
     watched(world, &mount, "find few one -type f > /dev/null")?;
-    // It was told names before their attributes, which follow without it.
+    // The client got names before attributes; the attributes follow by themselves.
     let cached = |key: &str| Ok::<_, anyhow::Error>(mount.status()?["cache"][key].as_u64().unwrap_or(0));
     let give_up = Instant::now() + Duration::from_secs(120);
     let names = loop {
@@ -229,14 +230,14 @@ fn each(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     mount.unmount()
 }
 
-/// The kernel's own trigger, on a machine whose page cache takes all that is free.
+/// The kernel's own memory pressure, on a machine whose page cache takes all free memory.
 fn short(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     if !Path::new("/proc/pressure/memory").exists() {
         println!("  this kernel does not say when memory is short");
         return Ok(());
     }
     let point = world.dir("mnt", As::Us)?;
-    // Somebody has waited for memory at all.
+    // The trigger fires as soon as any task has waited for memory.
     let how = How::new(As::Us).set("NIGH_PRESSURE", "some 1 2000000").with("--host-timeout=forever");
     let mount = Mount::new(world, &disk.point.join("one"), &point, &how)?;
     watched(world, &mount, "ls -f > /dev/null")?;
@@ -255,7 +256,7 @@ fn short(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     mount.unmount()
 }
 
-/// Reads a file of holes until memory was short: its pages take all that is free, and then others must be given up for them.
+/// Reads a sparse file until memory is short: its pages take all free memory, and then other memory must be reclaimed.
 fn squeeze(large: &Path, mount: &Mount<'_>) -> Result<u64> {
     let mut file = fs::File::open(large)?;
     let mut buffer = vec![0; 4 << 20];
@@ -269,7 +270,7 @@ fn squeeze(large: &Path, mount: &Mount<'_>) -> Result<u64> {
             break;
         }
     }
-    // It is done within five seconds.
+    // The reaction takes at most five seconds.
     std::thread::sleep(Duration::from_secs(5));
     squeezed()
 }

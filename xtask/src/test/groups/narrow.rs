@@ -15,7 +15,7 @@ use crate::test::world::{As, World};
 
 const PROGRAM: &str = include_str!("narrow.c");
 const LIMIT: Duration = Duration::from_secs(300);
-/// For listings that are kept by nobody, each of which the server makes anew.
+/// For listings that are not cached, so that the server makes each one again.
 const FEW: u32 = 20_000;
 
 pub fn run(world: &World, tally: &mut Tally) {
@@ -56,13 +56,13 @@ fn compiled(world: &World) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Of the names that the program looks for.
+/// Creates a directory with the names that the program looks up.
 fn directory(world: &World, count: u32) -> Result<PathBuf> {
     let source = world.dir("narrow-source", As::Us)?;
     for n in 0..count {
         fs::File::create(source.join(format!("n-{n}")))?;
     }
-    // Such a program has no inode numbers of 64 bits either.
+    // Such a program cannot represent 64-bit inode numbers either.
     let ino = fs::metadata(source.join("n-0"))?.ino();
     ensure!(u32::try_from(ino).is_ok(), "inodes in {} have numbers of more than 32 bits", source.display());
     Ok(source)

@@ -1,4 +1,4 @@
-//! Servers of others that export a mount of ours: what they list is whole, and takes as long as it has names.
+//! Foreign servers that re-export a mount: their listings are complete, and take time linear in the number of names.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -15,14 +15,14 @@ use crate::test::mount::{How, Mount};
 use crate::test::over;
 use crate::test::world::{As, World};
 
-/// For one listing.
+/// Limit of one listing.
 const LIMIT: Duration = Duration::from_secs(120);
 const START: Duration = Duration::from_secs(30);
-/// Of listings of four times as many names: by their number it is 4, by its square 16, and times are noisy.
+/// Limit of the ratio to a listing of a quarter of the names: linear time gives 4, quadratic 16, and times are noisy.
 const MOST: f64 = 8.0;
 const TIMES: usize = 3;
 
-/// A server of others, with all that it started.
+/// A foreign server, with the processes that it started.
 struct Server {
     child: Child,
     log: PathBuf,
@@ -41,7 +41,7 @@ impl Server {
         lines[lines.len().saturating_sub(6)..].join(" / ")
     }
 
-    /// Until its client is answered.
+    /// Waits until its client gets a reply.
     fn wait(&mut self, mut is_there: impl FnMut() -> Result<bool>) -> Result<()> {
         let end = Instant::now() + START;
         while !is_there()? {
@@ -86,7 +86,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     tally.record("reexport: ganesha", start.elapsed(), result);
 }
 
-/// Two directories, named by how many files are in each.
+/// Creates two directories, named by their number of files.
 fn prepared(world: &World, sizes: [u32; 2]) -> Result<PathBuf> {
     let source = world.dir("reexport-source", As::Us)?;
     for size in sizes {
@@ -97,7 +97,7 @@ fn prepared(world: &World, sizes: [u32; 2]) -> Result<PathBuf> {
     Ok(source)
 }
 
-/// Lists both directories several times in turn, the first time cold. `list` makes the command.
+/// Lists both directories several times in turn, the first time cold. `list` builds the command.
 fn linear(world: &World, mount: &Mount<'_>, sizes: [u32; 2], list: impl Fn(u32) -> Command) -> Result<()> {
     let mut least = [Duration::MAX; 2];
     for _ in 0..TIMES {
@@ -137,7 +137,7 @@ fn linear(world: &World, mount: &Mount<'_>, sizes: [u32; 2], list: impl Fn(u32) 
     Ok(())
 }
 
-/// The files that are named in a listing.
+/// Returns the files named in a listing.
 fn names(said: &str) -> Vec<u32> {
     let of_line = |line: &str| {
         let (_, rest) = line.split_once("file-")?;
@@ -180,7 +180,8 @@ fn by_smbd(world: &World, source: &Path, sizes: [u32; 2]) -> Result<()> {
     mount.unmount()
 }
 
-/// By NFS 4, whose server needs no other to say where it listens. It reaches files by the handles that the kernel makes of our numbers.
+/// By NFS 4, whose server needs no portmapper. It opens files by the handles that the kernel makes from nigh's node
+/// ids.
 fn by_ganesha(world: &World, source: &Path, sizes: [u32; 2]) -> Result<()> {
     let (Some(ganesha), Some(client)) = (process::which("ganesha.nfsd"), process::which("nfs-ls")) else {
         bail!("ganesha.nfsd or nfs-ls is missing: install nfs-ganesha, nfs-ganesha-vfs and libnfs-utils");

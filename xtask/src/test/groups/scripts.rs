@@ -1,6 +1,6 @@
-//! What people do in a directory, as shell scripts whose output must be the same anywhere.
+//! Shell scripts of typical work in a directory; their output must be equal on every filesystem.
 
-/// One script. `INPUTS` names a directory with what `prepare` made.
+/// One script. `INPUTS` names a directory with the files that `prepare` made.
 pub struct Script {
     pub name: &'static str,
     pub needs: &'static [&'static str],

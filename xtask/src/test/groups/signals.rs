@@ -1,4 +1,4 @@
-//! S8: a fatal signal ends any wait within 50 ms; other signals interrupt nothing but blocking locks.
+//! S8: a fatal signal ends any wait within 50 ms; other signals interrupt only blocking locks.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -12,9 +12,9 @@ use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 
-/// What S8 promises.
+/// The limit of S8.
 const FATAL_LIMIT: Duration = Duration::from_millis(50);
-/// What a machine that does something else for a moment may make of it, once. The answer would take longer.
+/// The limit that a busy machine may reach once. A reply would take longer.
 const FATAL_LIMIT_ONCE: Duration = Duration::from_secs(1);
 
 const ROUNDS: u32 = 8;
@@ -33,7 +33,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// A mount over an emulated link. The server is kept up by a second mount beside it.
+/// A mount over an emulated link. A second mount without the link keeps the server running.
 struct Distant<'w> {
     link: Emulator,
     mount: Mount<'w>,
@@ -91,7 +91,7 @@ fn terminated_while_silent(world: &World) -> Result<()> {
     distant.mount.unmount()
 }
 
-/// Processes that wait for an answer end at once when they are told to.
+/// Processes that wait for a reply end at once after the signal.
 fn all_end(distant: &Distant<'_>, signal: i32) -> Result<()> {
     let mut times =
         (0..ROUNDS).map(|round| time_to_end(distant, round, signal)).collect::<Result<Vec<_>>>()?;
@@ -103,7 +103,7 @@ fn all_end(distant: &Distant<'_>, signal: i32) -> Result<()> {
     Ok(())
 }
 
-/// The time from a signal to the end of a process that waits for an answer.
+/// Returns the time from a signal to the end of a process that waits for a reply.
 fn time_to_end(distant: &Distant<'_>, round: u32, signal: i32) -> Result<Duration> {
     let at = distant.mount.point.join(format!("d{round}"));
     let words: Vec<String> = match round % 4 {

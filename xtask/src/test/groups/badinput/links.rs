@@ -1,5 +1,5 @@
-//! Mistakes about a server at the other end of a link, as `nigh mount` tells them; and a server that cannot be spoken
-//! to any more under a mount that stands.
+//! Errors about a server at the other end of a link, as `nigh mount` reports them, and a server that becomes unusable
+//! under an existing mount.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -60,7 +60,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// `nigh mount SOURCE` is refused in one line that names each of `names`; nothing is mounted, and no process of it stays.
+/// `nigh mount SOURCE` fails with one line that names each of `names`; nothing is mounted, and no process remains.
 fn cannot_mount(world: &World, source: &str, options: &[&str], names: &[&str]) -> Result<()> {
     let point = world.dir("mnt", WHO)?;
     let point = text(&point);
@@ -118,7 +118,7 @@ fn missing_token(world: &World) -> Result<()> {
     )
 }
 
-/// A token file with that text and mode.
+/// Writes a token file with this text and mode.
 fn write_token(world: &World, text: &str, mode: u32) -> Result<PathBuf> {
     let path = world.dir("tokens", WHO)?.join("token");
     fs::write(&path, text)?;
@@ -135,21 +135,21 @@ fn open_token(world: &World) -> Result<()> {
 
 fn another_token(world: &World) -> Result<()> {
     let port = over::serve(world, WHO)?;
-    // As long, of the same digits, and another.
+    // A token with equal length and digits, but another value.
     let other: String = fs::read_to_string(over::token(world, WHO))?.chars().rev().collect();
     let path = write_token(world, &format!("{}\n", other.trim()), 0o600)?;
     let option = format!("--token={}", path.display());
     cannot_mount(world, &format!("nigh://127.0.0.1:{port}/all"), &[&option], &["token"])
 }
 
-/// Where a server that is not the user's own has its sockets.
+/// The socket directory of a server that is not the user's own.
 fn other_run(world: &World) -> Result<PathBuf> {
     let dir = world.dir("other-run", WHO)?;
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
     Ok(dir)
 }
 
-/// Two servers of which each has its own key, one after another on one port.
+/// Two servers with different keys, one after the other on one port.
 fn changed_key(world: &World) -> Result<()> {
     let port = over::free_port()?;
     let source = world.dir("source", WHO)?;
@@ -184,8 +184,8 @@ fn no_socket(world: &World) -> Result<()> {
     cannot_mount(world, &format!("unix://{socket}:all"), &[], &[&socket])
 }
 
-/// Listens on a socket and refuses whoever says hello, as a server of a later version does (docs/protocol.md,
-/// "A session"). Until it is dropped.
+/// A server that refuses each hello, as one of a later version does (docs/protocol.md, "A session"). It listens until
+/// dropped.
 struct Later {
     socket: PathBuf,
     over: Arc<AtomicBool>,
@@ -229,7 +229,7 @@ fn another_version(world: &World) -> Result<()> {
     cannot_mount(world, &format!("unix://{}:all", socket.display()), &[], &[TOO_OLD])
 }
 
-/// The mount says so where people look, and goes on trying; when the server is the old one again it goes on.
+/// The mount reports it in its status and keeps trying; it continues when the server has the old version again.
 fn another_version_later(world: &World) -> Result<()> {
     over::serve(world, WHO)?;
     let link = || {
@@ -237,7 +237,7 @@ fn another_version_later(world: &World) -> Result<()> {
         Emulator::start(&xtask, &world.root, &over::socket(world, WHO), "1ms", "1Gbit")
     };
     let first = link()?;
-    // Its path stays, whoever listens there.
+    // The path stays, whichever server listens there.
     let socket = world.root.join("changing.sock");
     let lead_to = |target: &Path| -> Result<()> {
         let _ = fs::remove_file(&socket);
@@ -274,7 +274,7 @@ fn another_version_later(world: &World) -> Result<()> {
     mount.unmount()
 }
 
-/// A server whose disk is full records no session, so it takes none.
+/// A server with a full disk cannot record sessions, so it accepts none.
 fn full_disk(world: &World) -> Result<()> {
     let (state, run) = (world.dir("full-state", WHO)?, other_run(world)?);
     process::output(Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "nigh-test"]).arg(&state))?;

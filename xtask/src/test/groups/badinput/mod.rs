@@ -1,5 +1,5 @@
-//! Mistakes: one line that says what happened and how to mend it, exit 1 or 2, nothing mounted, nothing
-//! left behind. And what remains after a daemon was killed can be mended.
+//! User errors: one line that says what happened and how to fix it, exit 1 or 2, nothing mounted, nothing left behind.
+//! Also recovery after a killed daemon.
 
 mod links;
 
@@ -75,7 +75,7 @@ fn dirs(world: &World) -> Result<(PathBuf, PathBuf)> {
     Ok((world.dir("source", As::Us)?, world.dir("mnt", As::Us)?))
 }
 
-/// Refused, in one line that names what it is about, with nothing mounted.
+/// Fails with one line that names the cause, with nothing mounted.
 pub(super) fn refused(world: &World, who: As, arguments: &[&str], codes: &[i32], names: &str) -> Result<()> {
     let before = fs::read_to_string("/proc/self/mountinfo")?;
     let ended = nigh(world, who, arguments)?;
@@ -169,7 +169,7 @@ fn umount_busy(world: &World) -> Result<()> {
     mount.unmount()
 }
 
-/// A daemon killed with SIGKILL leaves a mount that answers ENOTCONN.
+/// A daemon killed with SIGKILL leaves a mount that returns ENOTCONN.
 fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
     let (source, point) = dirs(world)?;
     fs::write(source.join("f"), b"contents")?;
@@ -179,7 +179,7 @@ fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
     while fs::metadata(point.join("f")).is_ok() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The guard would tidy up; what is asked here is whether nigh does.
+    // The guard would clean up; this test checks that nigh does.
     std::mem::forget(mount);
     Ok((source, point))
 }
@@ -216,7 +216,7 @@ fn background(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests that are ended by a signal leave no process, no mount and no directory.
+/// Tests ended by a signal leave no process, no mount and no directory.
 fn tests_ended(world: &World) -> Result<()> {
     let mut command = Command::new(world.root.join("bin/xtask"));
     command.args(["test", "--no-install", "--groups", "signals", "--nigh"]).arg(world.nigh());

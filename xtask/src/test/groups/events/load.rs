@@ -1,4 +1,5 @@
-//! Many changes of mixed kinds in many directories: `inotifywait` sees each, in the order of its directory, and no other.
+//! Many changes of mixed kinds in many directories: `inotifywait` gets one event for each, in the order of its
+//! directory, and no others.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes};
@@ -23,7 +24,7 @@ enum Kind {
     Symlink,
 }
 
-/// A tree as it must be, and what watchers must have been told.
+/// The expected tree, and the expected events.
 struct Load {
     root: PathBuf,
     dirs: Vec<(String, BTreeMap<String, Kind>, Instant)>,
@@ -39,7 +40,7 @@ impl Load {
         usize::try_from(self.random >> 33).unwrap_or(0) % most.max(1)
     }
 
-    /// A directory that was left alone for long enough, and is not `but`.
+    /// Returns a directory that was not changed for long enough, and is not `but`.
     fn free(&mut self, but: Option<usize>) -> Option<usize> {
         let now = Instant::now();
         let free: Vec<usize> =
@@ -72,7 +73,7 @@ impl Load {
         format!("n{}", self.made)
     }
 
-    /// One change; `false` where there was nothing to do it to.
+    /// Makes one change; `false` if it has no object.
     fn step(&mut self, dir: usize) -> Result<bool> {
         match self.below(10) {
             0..=3 => self.make(dir),

@@ -1,5 +1,5 @@
-//! Programs that watch by inotify(7) on one mount hear what another mount changes: the right kinds, in order, and nothing that
-//! did not happen. Mounts believe for ever (`--host-timeout=forever`), so nothing but recalls tells them.
+//! Programs that watch by inotify(7) on one mount get events for changes on another mount: the right kinds, in order,
+//! and no false events. Mounts use `--host-timeout=forever`, so only recalls can inform them.
 
 mod load;
 
@@ -19,10 +19,10 @@ use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 
-/// Between two changes of one directory: names that are recalled again and again before they were had for 200 ms are granted
-/// late, and what comes and goes between two looks is not told.
+/// Interval between two changes of one directory. A directory that is recalled repeatedly within 200 ms of its grants
+/// is granted late, and an entry that is created and removed between two listings causes no event.
 const PACE: Duration = Duration::from_millis(500);
-/// So long nothing more may come before what has come is all.
+/// How long no further event may come before the events count as complete.
 const QUIET: Duration = Duration::from_millis(1_500);
 
 pub fn run(world: &World, tally: &mut Tally) {
@@ -50,7 +50,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// Two mounts of one tree: on `here` somebody watches, on `there` things are changed.
+/// Two mounts of one tree: on `here` a program watches, on `there` changes are made.
 pub struct Pair<'w> {
     pub source: PathBuf,
     pub here: Mount<'w>,
@@ -75,7 +75,7 @@ impl<'w> Pair<'w> {
         Ok(Pair { source, here, there })
     }
 
-    /// Watches those directories, and waits until the mount knows.
+    /// Watches directories, and waits until the mount has noticed.
     pub fn watch(&self, world: &World, paths: &[String]) -> Result<Watcher> {
         let watcher = Watcher::start(world, self.here.how.who, &self.here.point, paths)?;
         let end = Instant::now() + Duration::from_secs(20);
@@ -97,7 +97,7 @@ impl<'w> Pair<'w> {
     }
 }
 
-/// An `inotifywait` that is told all events.
+/// An `inotifywait` for all events.
 pub struct Watcher {
     child: Child,
     log: PathBuf,
@@ -122,7 +122,7 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// What was told so far: the watched path below the mount, the events, the name in it.
+    /// Returns the events so far: the watched path below the mount, the kinds, the name in it.
     pub fn seen(&self) -> Result<Vec<(String, String, String)>> {
         let text = String::from_utf8(fs::read(&self.log)?)?;
         let root = format!("{}/", self.root.display());
@@ -134,7 +134,7 @@ impl Watcher {
         text.lines().map(|line| parse(line).with_context(|| format!("inotifywait says {line}"))).collect()
     }
 
-    /// The same, once it is so many and nothing more comes.
+    /// Returns the events, once they are at least `expected` and no more come.
     pub fn all(&self, expected: usize) -> Result<Vec<(String, String, String)>> {
         let mut last = (self.seen()?.len(), Instant::now());
         let end = Instant::now() + Duration::from_secs(30);
@@ -248,7 +248,7 @@ fn own(world: &World) -> Result<()> {
     let watcher = pair.watch(world, &dirs)?;
     let mut expected = Vec::new();
     for round in 0..20 {
-        // Another's change between has the directory listed and compared.
+        // Another mount's change in between causes a listing and a comparison.
         std::thread::sleep(PACE);
         let (own, theirs) = (format!("own-{round}"), format!("theirs-{round}"));
         fs::create_dir(pair.here.point.join("d").join(&own))?;
@@ -316,7 +316,7 @@ fn gap(world: &World) -> Result<()> {
     fs::write(pair.there.point.join("d/moves"), b"")?;
     let watcher = pair.watch(world, &dirs)?;
     let at = |name: &str| pair.source.join("d").join(name);
-    // Nobody is told of these, as the server hears of nothing any more: they are found by comparing.
+    // No recall tells of these changes, since the server is stopped: the client finds them by comparison.
     signal_server(world, libc::SIGSTOP)?;
     fs::write(at("comes"), b"")?;
     fs::remove_file(at("goes"))?;
@@ -339,7 +339,7 @@ fn gap(world: &World) -> Result<()> {
     pair.unmount()
 }
 
-/// Processes that replay for a mount point.
+/// Returns the replay processes of a mount point.
 fn replaying(point: &Path) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {

@@ -1,4 +1,4 @@
-//! Set-user-ID programs that others change, on mounts with `-o suid`.
+//! Set-user-ID programs that another mount changes, on mounts with `-o suid`.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -79,7 +79,7 @@ fn changed(world: &World, ways: &[&str], how: How) -> Result<()> {
     mount.unmount()
 }
 
-/// What the mode alone is, and whom the program says that it runs as.
+/// Returns the mode, by a statx of the mode alone, and the user as which the program runs.
 fn run(mount: &Mount<'_>, program: &Path) -> Result<(String, String)> {
     let mut stat = command("stat");
     stat.args(["--format", "%A"]).arg(program);

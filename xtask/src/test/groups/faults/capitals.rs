@@ -1,4 +1,4 @@
-//! Sources that do not tell upper and lower case apart: each spelling of a name leads to one file, whichever was used first.
+//! Case-insensitive sources: each spelling of a name leads to one file, whichever spelling was used first.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
     ("faults: another mount's change counts for each spelling", two_mounts),
 ];
 
-/// NTFS without regard to case, by `lowntfs-3g`. `None`: it cannot be had here.
+/// A case-insensitive NTFS, by `lowntfs-3g`. `None`: it is not available here.
 fn ntfs(world: &World) -> Result<Option<Disk>> {
     let Some((make, program)) = process::which("mkfs.ntfs").zip(process::which("lowntfs-3g")) else {
         println!("SKIPPED: there is no mkfs.ntfs or lowntfs-3g");
@@ -45,7 +45,7 @@ fn missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Without files that `lowntfs-3g` keeps by a name of its own, since they are open.
+/// Returns the names, without those of open removed files that `lowntfs-3g` renames.
 fn names(dir: &Path) -> Result<Vec<String>> {
     let names = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
     let names: Vec<String> = names.collect::<Result<_>>()?;
@@ -58,7 +58,7 @@ fn one_mount(world: &World) -> Result<()> {
     let dir = mount.point.join("dir");
     fs::create_dir(&dir)?;
     let at = |name: &str| -> PathBuf { dir.join(name) };
-    // A name that was missing, in each spelling, and a listing that has none of them.
+    // A name that is absent in each spelling, and an empty listing.
     ensure!(missing(&at("file")) && missing(&at("FILE")) && names(&dir)?.is_empty(), "something is there");
     fs::write(at("File"), "one")?;
     for name in ["FILE", "file", "fILE"] {

@@ -1,4 +1,4 @@
-//! Callers whose rights are more than their ids: in user namespaces, and with capabilities.
+//! Callers with more credentials than their ids: in user namespaces, and with capabilities.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub const TESTS: &[Test] = &[
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Mounts `source` on `mnt` in the namespaces and works there. The process namespace takes the server along when it ends.
+/// Mounts `source` on `mnt` in the namespaces and works there. The end of the process namespace also ends the server.
 const ONE_ID: &str = r#"
 set -eu
 refused() { if "$@" 2>/dev/null; then echo "allowed: $*"; exit 1; fi; }
@@ -61,8 +61,9 @@ fn inside_a_user_namespace(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Root of a container is user 1001, and its uids from 1 on are 100000 and so on, as podman has it. A shell begins without ids,
-/// is given them, and works in the directory; what it runs from then on has the capabilities.
+/// Root of a container is user 1001, and its uids from 1 on are 100000 and so on, as with podman. A shell starts
+/// without mapped ids, gets the mapping, and works in the directory; programs started after that have the
+/// capabilities.
 const CONTAINER: &str = r#"
 set -eu
 rm -rf "$DIR/c"; mkdir "$DIR/c"; chown 1001:1001 "$DIR/c"
@@ -106,7 +107,7 @@ refused chmod 666 roots
 refused mknod device c 1 3
 "#;
 
-/// A service of the machine that is no root and has one capability, as `AmbientCapabilities=` of systemd gives it.
+/// A system service that is not root and has one capability, as `AmbientCapabilities=` of systemd gives it.
 const SERVICE: &str = r#"
 set -eu
 refused() { if "$@" 2>/dev/null; then echo "allowed: $*"; exit 1; fi; }
@@ -127,7 +128,7 @@ with +sys_admin setfattr -n trusted.a -v b f
 test "$(with +sys_admin getfattr --only-values -n trusted.a f)" = b
 "#;
 
-/// On root's mount of this machine as on the local disk.
+/// Behaves on root's mount of this machine as on the local disk.
 fn capabilities(world: &World) -> Result<()> {
     if !root::is_root() {
         return Ok(());
@@ -146,7 +147,7 @@ fn capabilities(world: &World) -> Result<()> {
     mount.unmount()
 }
 
-/// Mounts `$DIR/i` on `to`, where what is 1001's there is 2001's.
+/// Mounts `$DIR/i` on `to` with 1001 mapped to 2001.
 const IDMAPPED: &str = r#"
 set -eu
 refused() { if "$@" 2>/dev/null; then echo "allowed: $*"; exit 1; fi; }
@@ -192,7 +193,7 @@ refused as 7001 sh -c "touch '$DIR/i/x'"
 umount to
 "#;
 
-/// On root's mount of this machine as on the local disk, and not without the option.
+/// Behaves on root's mount of this machine as on the local disk, and is refused without the option.
 fn idmapped(world: &World) -> Result<()> {
     if !root::is_root() {
         return Ok(());

@@ -1,4 +1,5 @@
-//! File handles of an earlier mount (name_to_handle_at(2)): servers that export the mount by NFS keep them over restarts.
+//! File handles of an earlier mount (name_to_handle_at(2)): servers that export the mount by NFS keep them over
+//! restarts.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -22,11 +23,11 @@ pub const TESTS: &[Test] = &[
     ("faults: file handles of an earlier mount, ext4", |world| earlier_mount(world, "ext4", true)),
     ("faults: file handles of an earlier mount, xfs", |world| earlier_mount(world, "xfs", true)),
     ("faults: file handles of an earlier mount, btrfs", |world| earlier_mount(world, "btrfs", true)),
-    // Its inodes are not opened by number (`shmem_fh_to_dentry` compares the generation).
+    // Its inodes cannot be opened by inode number (`shmem_fh_to_dentry` compares the generation).
     ("faults: file handles of an earlier mount, tmpfs", |world| earlier_mount(world, "tmpfs", false)),
 ];
 
-/// Enough for a filesystem that gives numbers again.
+/// Enough for a filesystem that reuses inode numbers.
 const ATTEMPTS: u32 = 50;
 
 /// `struct file_handle`
@@ -43,17 +44,17 @@ impl Handle {
         let mut found = Handle { bytes: 128, kind: 0, handle: [0; 128] };
         let mut mount: libc::c_int = 0;
         let (at, made) = (libc::AT_FDCWD, &raw mut found);
-        // SAFETY: the buffer says how long it is, and the path ends with NUL.
+        // SAFETY: the buffer contains its length, and the path ends with NUL.
         let done =
             unsafe { libc::syscall(libc::SYS_name_to_handle_at, at, path.as_ptr(), made, &raw mut mount, 0) };
         if done == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// `mount`: anything open on the mount.
+    /// `mount`: any open file on the mount.
     fn open(&self, mount: &File) -> io::Result<File> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let handle = std::ptr::from_ref(self);
-        // SAFETY: the buffer says how long it is; a result that is not negative is a new descriptor.
+        // SAFETY: the buffer contains its length; a result that is not negative is a new descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), handle, flags) };
         match i32::try_from(fd) {
             Ok(fd @ 0..) => Ok(unsafe { File::from_raw_fd(fd) }),
@@ -66,14 +67,14 @@ impl Handle {
     }
 }
 
-/// A file's handle, number and text.
+/// A file's name, handle and inode number.
 struct Kept {
     name: &'static str,
     handle: Handle,
     number: u64,
 }
 
-/// Dentries and inodes that nothing uses, of the mount and of the server's disk.
+/// Drops unused dentries and inodes of the mount and of the server's disk.
 fn drop_caches() -> Result<()> {
     Ok(fs::write("/proc/sys/vm/drop_caches", "2")?)
 }
@@ -84,7 +85,7 @@ fn earlier_mount(world: &World, kind: &str, finds: bool) -> Result<()> {
         return Ok(());
     }
     let disk = disk(world, kind, &format!("handles-{kind}"))?;
-    // Not the whole filesystem: what lies beside it is no part of the mount.
+    // Not the whole filesystem: a file beside the tree is not part of the mount.
     let source = disk.point.join("tree");
     fs::create_dir(&source)?;
     let mut names = vec!["a", "d/c"];
@@ -110,7 +111,7 @@ fn earlier_mount(world: &World, kind: &str, finds: bool) -> Result<()> {
     mount.unmount()?;
     end_server(world, As::Us)?;
     fs::remove_file(source.join("reused"))?;
-    // Those of all files that are gone are given again, the lowest first.
+    // The inode numbers of all removed files are reused, the lowest first.
     let again = (0..ATTEMPTS).map(|attempt| source.join(format!("another {attempt}"))).any(|path| {
         fs::write(&path, "another").is_ok()
             && fs::metadata(&path).is_ok_and(|about| about.ino() == reused.number)

@@ -1,5 +1,5 @@
-//! Faults that reports on other filesystems, other suites and hostile peers led to, each with the right value: what the
-//! local disk gives, or what a careful server allows. One file per area.
+//! Faults known from reports on other filesystems, from other suites and from hostile peers, each with the right
+//! result: that of the local disk, or that of a careful server. One file per area.
 
 mod attributes;
 mod capitals;

@@ -1,4 +1,4 @@
-//! Mounting as mount(8), mount.fuse3(8) and fstab(5) do it, and mount points that cannot be.
+//! Mounting as mount(8), mount.fuse3(8) and fstab(5) do it, and impossible mount points.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const GENERIC: &str =
     "rw,users,nofail,_netdev,x-systemd.automount,X-a=b,comment=c,noatime,nodiratime,lazytime,async,defaults";
 
-/// A directory with links to nigh under the names by which mount(8) calls it.
+/// Creates a directory with links to nigh under the names by which mount(8) calls it.
 fn links(world: &World) -> Result<PathBuf> {
     let dir = world.dir("sbin", As::Us)?;
     for name in ["mount.nigh", "mount.fuse.nigh", "umount.nigh", "nigh"] {
@@ -72,7 +72,7 @@ fn helpers(world: &World) -> Result<()> {
     for (name, words) in [
         ("mount.nigh", [&from, &to, "-n", "-v", "-o", &options[..]].as_slice()),
         ("mount.fuse.nigh", &[&from, &to, "-s", "-o", "ro,unheard-of", "-t", "fuse.nigh"]),
-        // As mount.fuse3 calls it.
+        // The call of mount.fuse3.
         ("nigh", &[&from, &to, "-o", "ro,dev,suid"]),
     ] {
         expect(world, helper(name, words), 0)?;
@@ -117,7 +117,7 @@ fn by_mount_fuse3(world: &World) -> Result<()> {
     by_source.args(["-t", "fuse"]).arg(format!("nigh#{}", source.display())).arg(&point);
     let mut by_table = world.command("mount", As::Us);
     by_table.arg("--fstab").arg(&table).arg(&point);
-    // mount.fuse3 looks for programs in the usual places only. The mount namespace is of this test run alone.
+    // mount.fuse3 looks for programs in the usual places only. The mount namespace belongs to this test run.
     let usual = Path::new("/usr/local/bin");
     process::output(Command::new("mount").arg("--bind").arg(&sbin).arg(usual))?;
     let result = [by_type, by_source, by_table].into_iter().try_for_each(|command| {
@@ -173,7 +173,7 @@ fn inside(world: &World) -> Result<()> {
     result
 }
 
-/// Only the server can see that the mount point lies in what it exports. The second mount comes later.
+/// Only the server can detect that the mount point is in its export. The second mount comes later.
 fn inside_by_socket(world: &World) -> Result<()> {
     over::serve(world, As::Us)?;
     let source = world.dir("source", As::Us)?;

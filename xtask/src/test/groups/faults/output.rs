@@ -1,4 +1,4 @@
-//! What nigh prints where the reader leaves early, or the disk is full.
+//! Output of nigh to a closed pipe, or to a full disk.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -48,7 +48,7 @@ fn moved(world: &World) -> Result<()> {
     if !root::is_root() {
         return Ok(());
     }
-    // Only what lies on a private mount can be moved.
+    // Only a mount below a private mount can be moved.
     let (room, elsewhere) = (world.dir("room", As::Us)?, world.dir("elsewhere", As::Us)?);
     mount_by(
         "mount",
@@ -116,7 +116,7 @@ fn lowered(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Exit status and standard error of a command that prints to `out`.
+/// Returns the exit status and standard error of a command that prints to `out`.
 fn print_to(world: &World, arguments: &[&str], out: Stdio) -> Result<(Option<i32>, String)> {
     let mut command = world.command(world.nigh(), As::Us);
     command.args(arguments).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! Overlays whose layers lie on a mount, as those of containers do.
+//! Overlay filesystems with layers on a mount, as containers have.
 
 use std::fs;
 use std::path::Path;
@@ -26,8 +26,8 @@ pub const TESTS: &[Test] = &[
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Makes and mounts an overlay ($1: for its upper layer, $2: for its lower one, $3: its options), changes it, mounts it again, and says what
-/// there is. More than 200 names of a directory go, which is as many as are dropped one by one.
+/// Creates and mounts an overlay ($1: upper layer, $2: lower layer, $3: options), changes it, mounts it again, and
+/// prints its contents. More than 200 names of a directory are removed, the limit for invalidation one by one.
 const CHANGES: &str = r#"
 set -u
 mkdir -p "$1/upper" "$1/work" "$1/merged" "$2/lower/d/sub" "$2/lower/many" "$2/lower/opaque"
@@ -74,7 +74,7 @@ fn layers(world: &World) -> Result<()> {
     mount.unmount()
 }
 
-/// Where all names are dropped at once, what an overlay holds of them is stale for good.
+/// After an epoch increment, an overlay's references to the dentries are stale for good.
 fn lower_layer(world: &World) -> Result<()> {
     if !root::is_root() {
         println!("SKIPPED: an overlay needs root");

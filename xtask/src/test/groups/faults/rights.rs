@@ -1,4 +1,4 @@
-//! What a caller is told or may do goes by its rights, as on the local disk.
+//! Results that depend on the caller's permissions, as on the local disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -33,7 +33,8 @@ fn names(path: &Path) -> Result<Vec<String>> {
     Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
 }
 
-/// A file on the server's disk that has this xattr and `user.a`, and where it is in the mount; `None`: it cannot have it.
+/// Creates a file on the server's disk with this xattr and `user.a`, and returns its path in the mount; `None`: the
+/// disk does not support the xattr.
 fn with_xattr<'w>(world: &'w World, name: &str) -> Result<Option<(Mount<'w>, PathBuf)>> {
     let source = world.dir("source", As::Us)?;
     fs::write(source.join("f"), "x")?;
@@ -80,7 +81,7 @@ fn labels(world: &World) -> Result<()> {
     mount.unmount()
 }
 
-/// `chattr +a` and `-a`; false where the disk has no such flag.
+/// `chattr +a` and `-a`; false if the disk has no such flag.
 fn set_append_only(path: &Path, on: bool) -> bool {
     let flags = if on { IFlags::APPEND } else { IFlags::empty() };
     File::open(path).is_ok_and(|file| ioctl_setflags(&file, flags).is_ok())
@@ -96,7 +97,7 @@ fn append_only(world: &World) -> Result<()> {
     let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &How::new(As::Us))?;
     let file = mount.point.join("log");
     let seen = looks_append_only(&file, &log);
-    // Or nothing can remove it.
+    // Otherwise the cleanup could not remove it.
     ensure!(set_append_only(&log, false), "its flag stays");
     seen?;
     mount.unmount()

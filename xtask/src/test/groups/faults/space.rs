@@ -60,7 +60,7 @@ fn space_after_removal(world: &World) -> Result<()> {
     drop(third);
     fs::remove_file(at("third"))?;
     write("fourth")?;
-    // What the other mount has open stays.
+    // A file that the other mount has open keeps its space.
     let mut open = OpenOptions::new().read(true).write(true).open(two.point.join("fourth"))?;
     fs::remove_file(at("fourth"))?;
     ensure!(write("fifth").is_err(), "there is space for two");

@@ -1,4 +1,4 @@
-//! Mounts whose daemon is killed, stopped or told to end, or whose server says nothing: no process stays unkillable, and the
+//! Mounts with a killed, stopped or terminated daemon, or with a silent server: no process stays unkillable, and the
 //! mount can be removed.
 
 use std::fs;
@@ -53,14 +53,14 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether a thread of a process waits in a kernel function whose name contains that.
+/// Returns whether a thread of a process waits in a kernel function whose name contains `function`.
 fn waits_in(pid: u32, function: &str) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let wchan = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
     threads.flatten().any(|thread| wchan(thread).contains(function))
 }
 
-/// Continues a stopped process.
+/// A stopped process; continued when dropped.
 struct Stopped(u32);
 
 impl Stopped {
@@ -105,8 +105,8 @@ fn umount(world: &World, who: As, words: &[&str], point: &Path) -> Result<proces
     world.run(command, LIMIT)
 }
 
-/// B is stopped and holds a grant on a directory, so a change of A waits with that directory locked. C changes another name of
-/// it, of which A's notifier tells the kernel: it waits for that lock. Then A's daemon is killed.
+/// B is stopped and holds a grant on a directory, so a change on A waits with that directory locked. C changes another
+/// name in the directory, and A's notifier invalidates it: the notifier waits for the lock. Then A's daemon is killed.
 fn killed(world: &World, who: As) -> Result<()> {
     let source = world.dir("source", who)?;
     fs::create_dir(source.join("d"))?;
@@ -118,7 +118,7 @@ fn killed(world: &World, who: As) -> Result<()> {
     for (point, name) in [(&a.point, "d"), (&b.point, "d"), (&b.point, "d/none"), (&c.point, "d/old")] {
         Program::start(world, who, &["ls", "-l", &text(point.join(name))])?.ends()?;
     }
-    // A server that was started a moment ago makes changes wait for clients of its predecessor.
+    // A server that has just started makes changes wait for its predecessor's clients.
     Program::start(world, who, &["touch", &text(a.point.join("first"))])?.ends()?;
     let stopped = Stopped::new(b.daemon());
     let mut touch = Program::start(world, who, &["touch", &text(a.point.join("d/new"))])?;
@@ -141,14 +141,14 @@ fn killed(world: &World, who: As) -> Result<()> {
     c.unmount()
 }
 
-/// All of it, its threads too.
+/// Returns whether the whole process has exited, with its threads.
 fn is_zombie(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     threads <= 1 && status.contains("State:\tZ")
 }
 
-/// A server that lets clients in and answers nothing after that, for as long as the test runs.
+/// Starts a server that accepts clients and then never replies, for as long as the test runs.
 fn serve_mute(socket: &Path) -> Result<()> {
     let listener = UnixListener::bind(socket)?;
     std::thread::spawn(move || {
@@ -198,7 +198,7 @@ fn session(tree: &Tree, term: Term) -> Session {
     }
 }
 
-/// The daemon itself waits in its own mount in no thread.
+/// No thread of the daemon waits in the daemon's own mount.
 fn mute_server(world: &World) -> Result<()> {
     let socket = world.root.join("mute.sock");
     let _ = fs::remove_file(&socket);

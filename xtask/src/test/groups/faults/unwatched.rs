@@ -1,5 +1,5 @@
-//! Changes on sources that tell nobody of them: a look that begins after the limit sees them, also where the new file has the inode number
-//! of the old one.
+//! Changes on sources without notifications: a read that begins after the staleness bound sees them, even if the new
+//! file has the old one's inode number.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -24,11 +24,11 @@ pub const TESTS: &[Test] = &[
 ];
 
 const LINKS: usize = 8;
-/// The limit of these mounts is 1 s.
+/// The staleness bound of these mounts is 1 s.
 const LATER: Duration = Duration::from_millis(1_500);
 
 fn symlink_over_9p(world: &World) -> Result<()> {
-    // Of a filesystem that gives numbers again at once, where there can be one.
+    // On a filesystem that reuses inode numbers at once, if one is available.
     let disk = root::is_root().then(|| disk(world, "ext4", "nine")).transpose()?;
     let source = disk.as_ref().map_or_else(|| world.dir("nine", As::Us), |disk| Ok(disk.point.clone()))?;
     let how = How { over: Some((Over::Ninep, None)), ..How::new(As::Us) };
@@ -47,7 +47,7 @@ fn symlink_on_overlay(world: &World) -> Result<()> {
     let mount = limited(world, &over.point)?;
     replaced(&over.point, &mount.point, "links").with_context(|| mount.said())?;
     mount.unmount()?;
-    // An overlay inside of an export whose root is watched and has birth times.
+    // An overlay inside an export whose root is watched and has birth times.
     let mount = limited(world, below.point.parent().context("a folder of disks")?)?;
     replaced(&over.point, &mount.point.join("overlay"), "inside").with_context(|| mount.said())?;
     mount.unmount()
@@ -57,7 +57,8 @@ fn limited<'w>(world: &'w World, source: &Path) -> Result<Mount<'w>> {
     Mount::new(world, source, &world.dir("mnt", As::Us)?, &How::new(As::Us).with("--host-timeout=1s"))
 }
 
-/// Symlinks that were read over the mount are replaced beside it. The first look after the limit follows the new ones.
+/// Symlinks that were read on the mount are replaced on the source. The first read after the bound follows the new
+/// ones.
 fn replaced(beside: &Path, mounted: &Path, dir: &str) -> Result<()> {
     let (beside, mounted) = (beside.join(dir), mounted.join(dir));
     fs::create_dir(&beside)?;
@@ -93,7 +94,7 @@ fn replaced(beside: &Path, mounted: &Path, dir: &str) -> Result<()> {
     Ok(())
 }
 
-/// Through an open file nothing is looked up, and the kernel keeps ACLs without a time.
+/// Calls by an open file look up no name, and the kernel caches ACLs without a timeout.
 fn acl_by_descriptor(world: &World) -> Result<()> {
     let source = world.dir("source", As::Us)?;
     fs::write(source.join("file"), "text")?;

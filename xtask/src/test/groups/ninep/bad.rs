@@ -1,4 +1,4 @@
-//! Servers that do not speak 9P2000.L, or not any more: one clear line, no hang, and what can be mended is.
+//! Servers that do not speak 9P2000.L, or stop to: one clear error line, no hang, and recovery if possible.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,10 +14,10 @@ use crate::test::mount::{How, Mount};
 use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
 
-/// What a server says to a message: its bytes, given the tag. `None`: it lets go.
+/// A server's reply to a message: its bytes, given the tag. `None`: it closes the connection.
 type Says = fn(u16) -> Option<Vec<u8>>;
 
-/// A server on a port of its own that says always the same.
+/// Starts a server on a port of its own that always sends one reply.
 fn fake(says: Says) -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let port = listener.local_addr()?.port();
@@ -79,7 +79,7 @@ pub fn at_mount(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Between a client and a diod; when it is told to, it says something else.
+/// A relay between a client and diod that on demand inserts other bytes.
 struct Liar {
     port: u16,
     lies: Arc<AtomicBool>,
@@ -122,13 +122,13 @@ fn relay(near: &TcpStream, far: &TcpStream, lies: &Arc<AtomicBool>, lie: &'stati
     }
 }
 
-/// A server that lies once: what was asked ends, and the mount goes on over another session.
+/// A server that sends invalid data once: pending calls end, and the mount continues with another session.
 pub fn in_the_midst(world: &World) -> Result<()> {
     let lies: [&'static [u8]; 4] = [
         &[255; 40],
-        // An answer to nothing: Rclunk with tag 999.
+        // A reply without a request: Rclunk with tag 999.
         &[7, 0, 0, 0, 121, 231, 3],
-        // A type that there is not.
+        // An unknown message type.
         &[7, 0, 0, 0, 250, 0, 0],
         &[3, 0, 0, 0, 1, 0, 0],
     ];

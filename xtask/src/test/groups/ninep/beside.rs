@@ -1,4 +1,4 @@
-//! What others change on the server's disk, or on a second mount, is seen within the time that was chosen.
+//! Changes on the server's disk, or on a second mount, are visible within the configured staleness bound.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::test::over::Over;
 use crate::test::table::{self, Table, Verdict};
 use crate::test::world::{As, World};
 
-/// The time of everything where none is said, and what it takes to look.
+/// The default bound of all facts, and the time of a check.
 const WITHIN: Duration = Duration::from_millis(1_800);
 
 fn how() -> How {

@@ -1,4 +1,4 @@
-//! The remotes' common suite over real servers.
+//! The remotes' conformance suite on real servers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -17,10 +17,10 @@ use super::server::{self, connect};
 use crate::test::over::{Serving, diod_on, free_port};
 use crate::test::world::{World, in_memory};
 
-/// Nothing more comes when a server was silent for so long.
+/// After this time of silence no more replies are expected.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Where a case finds a tree of its own: the server, and the tree's name there.
+/// Provides a tree for a case: the server, and the tree's name there.
 type Stage<'a> = Box<dyn FnMut(u32) -> Result<(Rc<Serving>, PathBuf)> + 'a>;
 
 struct Served<'a> {
@@ -109,7 +109,7 @@ fn judge(report: &Report) -> Result<()> {
     bail!("{} of {} cases failed:\n  {}", lines.len(), lines.len() + report.passed.len(), lines.join("\n  "))
 }
 
-/// What 9P2000.L has no message for; an xattr with no value is removed by it.
+/// Operations without a 9P2000.L message; setting an xattr to an empty value removes it.
 const NINEP_LACKS: &[&str] = &[
     "fallocate_extends",
     "fallocate_punches_holes",
@@ -121,7 +121,7 @@ const NINEP_LACKS: &[&str] = &[
     "xattrs_may_be_empty",
 ];
 
-/// diod 1.0.24 knows files by their paths, and changes what is there.
+/// diod 1.0.24 identifies files by path, and changes the file that is there now.
 const DIOD_LACKS: &[&str] = &["unlinked_files_are_cut_and_changed_while_open"];
 
 pub fn diod(world: &World) -> Result<()> {
@@ -136,9 +136,9 @@ pub fn diod(world: &World) -> Result<()> {
     judge(&run(&mut Served::new(Box::new(stage), &[NINEP_LACKS, DIOD_LACKS])))
 }
 
-/// unpfs 0.13.0 has no links, symlinks, devices, xattrs and locks (EOPNOTSUPP to their messages), does not heed O_EXCL in Tlcreate nor a
-/// time that is to be the server's own, takes names that are not UTF-8 for the end of the connection, and fails to list what
-/// goes meanwhile.
+/// unpfs 0.13.0 lacks links, symlinks, devices, xattrs and locks (EOPNOTSUPP). It ignores O_EXCL in Tlcreate and times
+/// that the server's clock should set. It closes the connection at names that are not UTF-8, and fails to list entries
+/// that are removed meanwhile.
 const UNPFS_LACKS: &[&str] = &[
     "create_finds_an_existing_file_unless_exclusive",
     "create_truncates_only_on_request",
@@ -173,7 +173,7 @@ const UNPFS_LACKS: &[&str] = &[
 
 pub fn unpfs(world: &World) -> Result<()> {
     let export = in_memory(&world.root).unwrap_or_else(|| world.root.clone()).join("unpfs");
-    // It has one tree, whatever its name.
+    // It serves one tree, whatever its name.
     let stage = |count| {
         let tree = export.join(format!("case-{count}"));
         Ok((Rc::new(server::unpfs(world, &tree)?), PathBuf::new()))

@@ -1,4 +1,4 @@
-//! 9P2000.L: servers of others, behind the same cache.
+//! 9P2000.L: foreign servers, behind nigh's cache.
 
 mod bad;
 mod beside;

@@ -1,4 +1,4 @@
-//! pjdfstest on a mount of a diod.
+//! pjdfstest on a mount of diod.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::test::over::{self, Over};
 use crate::test::packages;
 use crate::test::world::{As, World};
 
-/// Verdicts on the disk itself and on a mount of a diod that exports it.
+/// Returns the verdicts on the disk itself and on a mount of a diod that exports it.
 pub fn both(world: &World, program: &Path) -> Result<[BTreeMap<String, String>; 2]> {
     let disk = filesystems::disk(world, "ext4", "nine-ext4")?;
     let local = exercisers::world_dir(&disk.point, "pjd-local")?;
@@ -27,8 +27,8 @@ pub fn both(world: &World, program: &Path) -> Result<[BTreeMap<String, String>; 
     Ok([expected, got])
 }
 
-/// Cases that fail on a mount of a diod because diod fails them, as the same calls show when they are made without us: paths that
-/// are nearly as long as they may be are longer than that behind diod's own path.
+/// Cases that fail on a mount of diod because diod fails them, also without nigh: a path of almost the maximum length
+/// exceeds it behind diod's own path.
 const OF_LONG_PATHS: &[&str] = &[
     "chmod::enametoolong_path",
     "chown::enametoolong_path",

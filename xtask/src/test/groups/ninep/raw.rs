@@ -1,4 +1,4 @@
-//! Plain 9P, without anything of ours but the messages: what a server itself answers.
+//! Plain 9P, with nigh's message codec only: a server's own replies.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Attaches as root; fid 0 is the tree's.
+    /// Attaches as root; fid 0 is the tree's root.
     pub fn attach(port: u16, tree: &Path) -> Result<Client> {
         let mut client = Client { stream: TcpStream::connect(("127.0.0.1", port))? };
         let version = Tmessage::Version { msize: 65_536, version: VERSION.to_vec() };
@@ -44,12 +44,12 @@ impl Client {
     }
 }
 
-/// Whether a server refuses paths below its tree that are shorter than Linux allows: it makes them longer by its own.
+/// Returns whether a server refuses paths below its tree that Linux allows: it prepends its own path.
 pub fn refuses_long_paths(port: u16, tree: &Path) -> Result<bool> {
     const NAME: [u8; 255] = [b'p'; 255];
     let mut client = Client::attach(port, tree)?;
     let (mut fid, mut length) = (0, 0);
-    // Longer than this no program can say it (PATH_MAX).
+    // No program can pass a longer path (PATH_MAX).
     while length + 1 + NAME.len() < 4096 {
         let made = client.ask(&Tmessage::Mkdir { dir: fid, name: NAME.to_vec(), mode: 0o755, gid: 0 })?;
         match made {
@@ -66,7 +66,7 @@ pub fn refuses_long_paths(port: u16, tree: &Path) -> Result<bool> {
         fid += 1;
         length += 1 + NAME.len();
     }
-    // What is left of the length.
+    // The rest of the length.
     let rest = vec![b'q'; 4095 - length - 1];
     let made = client.ask(&Tmessage::Mkdir { dir: fid, name: rest, mode: 0o755, gid: 0 })?;
     Ok(made == Err(Errno::NAMETOOLONG))

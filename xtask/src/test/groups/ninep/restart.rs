@@ -1,4 +1,4 @@
-//! A diod that is killed and started again under a mount.
+//! diod is killed and restarted under a mount.
 
 use std::fs;
 use std::io::{Read, Seek, Write};
@@ -10,7 +10,7 @@ use crate::test::mount::{How, Mount};
 use crate::test::over::{self, Over, free_port};
 use crate::test::world::{As, World};
 
-/// What is open goes on, what waits is answered, and what others did meanwhile is seen.
+/// Open files continue, waiting calls get replies, and changes made meanwhile are visible.
 pub fn killed(world: &World) -> Result<()> {
     let port = free_port()?;
     let mut server = over::diod_on(world, &world.root, port)?;

@@ -1,4 +1,4 @@
-//! What goes over the wire for what is asked, counted by a relay that knows nothing of us. (G1 … G6)
+//! The number of messages per operation, counted by an independent relay. (G1 … G6)
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::test::mount::{How, Mount};
 use crate::test::over::{self, Over, free_port};
 use crate::test::world::{As, World};
 
-/// A mount of a diod behind a relay that counts.
+/// A mount of diod behind a counting relay.
 pub struct Counted<'w> {
     pub source: PathBuf,
     pub point: PathBuf,
@@ -32,16 +32,16 @@ pub fn counted<'w>(world: &'w World, rtt: &str, options: &[&str]) -> Result<Coun
         how = how.with(option);
     }
     let mount = Mount::new(world, &source, &point, &how)?;
-    // The attributes of the root are asked once.
+    // The attributes of the root are fetched once.
     there(&point)?;
     Ok(Counted { source, point, mount, wire })
 }
 
-/// Messages without those that only let go of fids, of which nobody waits for any.
+/// Message counts, without clunks, for whose replies no call waits.
 type Messages = BTreeMap<String, u64>;
 
 impl Counted<'_> {
-    /// What went over the wire for that; clunks are left out, and come a moment later.
+    /// Returns the messages that an operation caused; clunks are left out, since they come a moment later.
     pub fn cost<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(Messages, T)> {
         let before = self.wire.messages()?;
         let result = what()?;
@@ -112,7 +112,7 @@ pub fn no_time(world: &World) -> Result<()> {
     counted.mount.unmount()
 }
 
-/// What makes a name is seen at once where its absence was believed (G3), and what takes one away likewise.
+/// A creation is visible at once where absence was cached (G3), and so is a removal.
 pub fn made_over_missing(world: &World) -> Result<()> {
     let counted = counted(world, "0ms", &["--negative-timeout=forever"])?;
     fs::write(counted.source.join("there"), "x")?;
@@ -159,14 +159,14 @@ pub fn symlinks(world: &World) -> Result<()> {
     };
     counted.costs(&[("Twalk", 10), ("Tgetattr", 10), ("Treadlink", 10)], read).context("the first")?;
     counted.costs(&[], read).context("G4: again")?;
-    // The same number may be used again: what was replaced is not shown.
+    // The inode number may be reused: the replaced target must not be shown.
     fs::remove_file(counted.at("s3"))?;
     symlink("another", counted.at("s3"))?;
     ensure!(fs::read_link(counted.at("s3"))?.to_str() == Some("another"), "G4: replaced");
     counted.mount.unmount()
 }
 
-/// A directory is read in as few messages as their size allows, whatever order the server has, and each name once.
+/// A directory is read in as few messages as their size allows, in whatever order the server has, with each name once.
 pub fn large_directory(world: &World) -> Result<()> {
     const NAMES: u64 = 50_000;
     let counted = counted(world, "0ms", &["--entry-timeout=forever", "--negative-timeout=forever"])?;
@@ -183,7 +183,7 @@ pub fn large_directory(world: &World) -> Result<()> {
     names.sort();
     let whole = names.len() as u64 == NAMES && names.windows(2).all(|pair| pair[0] < pair[1]);
     ensure!(whole, "{} names", names.len());
-    // qid[13] offset[8] type[1] name[s]: 24 bytes and the name; diod has messages of 64 KiB at the most.
+    // qid[13] offset[8] type[1] name[s]: 24 bytes and the name; diod's messages have at most 64 KiB.
     let per_message = (65_536 - 24) / (24 + 11);
     let least = (NAMES + 2).div_ceil(per_message);
     let used = messages.get("Treaddir").copied().unwrap_or(0);
@@ -196,7 +196,7 @@ pub fn large_directory(world: &World) -> Result<()> {
     counted.mount.unmount()
 }
 
-/// After the connection was cut what is open is walked to anew: 16 names by a message.
+/// After a reconnect an open file is walked to again: 16 names per message.
 pub fn deep_paths(world: &World) -> Result<()> {
     const DEEP: usize = 64;
     let counted = counted(

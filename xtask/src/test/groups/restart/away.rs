@@ -1,4 +1,5 @@
-//! The server is away under each policy: what waits, what fails, what is answered, and that nothing is unkillable.
+//! Loss of the server under each disconnect policy: which calls wait, fail or get stale replies, and that no process
+//! is unkillable.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +17,7 @@ use crate::test::world::{As, World};
 
 const WHO: As = As::Us;
 
-/// A mount over a link that can be cut. The server is kept up by a second mount beside it.
+/// A mount over a link that can be cut. A second mount without the link keeps the server running.
 struct Cut<'w> {
     link: Option<Emulator>,
     mount: Mount<'w>,
@@ -43,7 +44,7 @@ impl<'w> Cut<'w> {
         Ok(Cut { link: Some(link), mount, _keeper: keeper })
     }
 
-    /// The link ends and cannot be made again; waits until the mount knows.
+    /// Ends the link for good; waits until the mount has noticed.
     fn cut(&mut self) -> Result<()> {
         self.link = None;
         let end = Instant::now() + Duration::from_secs(20);
@@ -65,7 +66,7 @@ fn errno<T>(result: std::io::Result<T>) -> i32 {
     result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
 }
 
-/// SIGKILL ends a process that waits within a second (and without a load far sooner: the group `signals`).
+/// SIGKILL ends a waiting process within a second (and without a load far sooner: the group `signals`).
 pub fn killed(words: &[&str], mount: &Mount<'_>) -> Result<()> {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -96,7 +97,7 @@ pub fn waits(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// What a process stored into a map is not given up with it: it ends when that is written back, or with the connection.
+/// Stores into a map are not lost with their process: it exits after their write-back, or when the connection ends.
 pub fn stores_are_kept(world: &World) -> Result<()> {
     let mut cut = Cut::new(world, &[])?;
     let child = store_and_stay(&cut.at("file"))?;
@@ -109,11 +110,11 @@ pub fn stores_are_kept(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Starts a process that stores into a shared map of a file and does nothing else; its number, when it has.
+/// Starts a process that stores into a shared map of a file and then sleeps; returns its id after the store.
 fn store_and_stay(file: &Path) -> Result<u32> {
     let path = std::ffi::CString::new(file.as_os_str().as_encoded_bytes())?;
     let (mut reader, writer) = std::io::pipe()?;
-    // SAFETY: the child makes system calls and nothing else.
+    // SAFETY: the child makes system calls only.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: a mapping of one page of a file that is not empty, which stays until the end.
@@ -151,7 +152,7 @@ fn ends(child: u32, limit: Duration) -> bool {
     false
 }
 
-/// The limit counts whether the link is known to be cut or only silent.
+/// The limit applies whether the link is known to be cut or only silent.
 pub fn fails(world: &World) -> Result<()> {
     for options in [["--on-disconnect=fail", "--request-timeout=1500ms"], ["-o", "soft,timeo=15"]] {
         let mut cut = Cut::new(world, &options)?;
@@ -197,8 +198,8 @@ pub fn answers_stale(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A file that was replaced on the server's disk before its server died cannot be opened again: whoever has it open is
-/// told so, and does not get what stands in its place.
+/// A file that was replaced on the server's disk before its server died cannot be reopened: calls on it fail, and do
+/// not reach its replacement.
 pub fn replaced_fails(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", WHO)?, world.dir("mnt", WHO)?);
     fs::write(source.join("victim"), b"old")?;

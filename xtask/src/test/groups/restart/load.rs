@@ -1,6 +1,6 @@
-//! The server dies, or the link to it is cut, again and again under a load of readers and writers (`xtask load`),
-//! with locks held all the while: no hang, no errno but those that docs/decisions/0009 names, nothing lost, nothing twice
-//! but what was under way at a kill, and a process that waits can be killed.
+//! The server dies, or the link is cut, again and again under a load of readers and writers (`xtask load`), with locks
+//! held throughout: no hang, only errnos that docs/decisions/0009 names, no loss, no duplicates except calls in flight
+//! at a kill, and a waiting process can be killed.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -21,10 +21,10 @@ use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
 
 const WHO: As = As::Us;
-/// By then every worker has made calls again. A server that was started anew holds changes back until its clients are
-/// back, at the most for 1.1 of a session's term.
+/// Limit until every worker has made calls again. A restarted server holds changes back until its clients have
+/// returned, at most for 1.1 of a session's term.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
-/// How long after its SIGKILL a server may still do something.
+/// How long after its SIGKILL a server may still execute something.
 const DYING: Duration = Duration::from_millis(100);
 
 fn rounds(world: &World) -> u64 {
@@ -61,7 +61,7 @@ fn cut_over(world: &World, over: Over) -> Result<()> {
     let source = world.dir("source", WHO)?;
     load::prepare(&source)?;
     if over == Over::Nigh {
-        // A user has one server; what is mounted beside is to find this one.
+        // A user has one server; the mount beside must find this one.
         over::serve(world, WHO)?;
     }
     let distant = Distant::start(world, &source, over, ("1ms", "1Gbit"), "forever")?;
@@ -84,7 +84,7 @@ fn cut_over(world: &World, over: Over) -> Result<()> {
     Ok(())
 }
 
-/// The process that works, which ends with this.
+/// The load process; ended when dropped.
 struct Work {
     child: Child,
     input: Option<ChildStdin>,
@@ -113,7 +113,7 @@ impl Work {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).trim().to_owned()
     }
 
-    /// How many calls each worker has made; an error if one found something wrong.
+    /// Returns how many calls each worker has made; an error if a worker found a wrong result.
     fn progress(&mut self) -> Result<Vec<u64>> {
         ensure!(self.child.try_wait()?.is_none(), "the load: {}", self.said());
         if self.progress.exists() { load::progress(&self.progress) } else { Ok(vec![]) }
@@ -129,7 +129,7 @@ impl Drop for Work {
     }
 }
 
-/// A load at work on a mount, and another mount of the same directory beside it.
+/// A load on a mount, and another mount of the directory.
 struct Under<'w> {
     work: Work,
     world: &'w World,
@@ -149,7 +149,7 @@ impl<'w> Under<'w> {
         Ok(under)
     }
 
-    /// Waits until each worker has made some calls more.
+    /// Waits until each worker has made some more calls.
     fn goes_on(&mut self) -> Result<()> {
         let before = self.work.progress()?;
         let end = Instant::now() + GOES_ON_WITHIN;
@@ -174,7 +174,7 @@ impl<'w> Under<'w> {
         }
     }
 
-    /// Whether the flock and the range lock that the load holds can be had on the other mount.
+    /// Checks whether the other mount can take the load's flock and range lock.
     fn locks_are_free(&self, expected: [bool; 2]) -> Result<()> {
         let mut command = self.world.command(self.world.root.join("bin/xtask"), WHO);
         command.arg("load").arg(&self.beside.point).arg("--try-locks");
@@ -185,7 +185,7 @@ impl<'w> Under<'w> {
         Ok(())
     }
 
-    /// A process that waits for the link is gone within a second of its SIGKILL.
+    /// A process that waits for the link exits within a second of its SIGKILL.
     fn one_is_killed(&self, round: u64) -> Result<()> {
         let at = |name: &str| self.mount.point.join(name).display().to_string();
         let new = at(&format!("killed-{round}"));
@@ -196,8 +196,8 @@ impl<'w> Under<'w> {
         }
     }
 
-    /// The load ends and looks at everything once more; the calls that a kill left in doubt, and that did not
-    /// take effect once.
+    /// Ends the load, which checks everything once more; returns the number of calls with an unknown outcome after a
+    /// kill that did not take effect exactly once.
     fn finish(mut self) -> Result<u64> {
         self.work.progress()?;
         drop(self.work.input.take());

@@ -1,4 +1,4 @@
-//! The server is killed under a mount: nothing hangs, what can go on goes on, and what is mounted below stays.
+//! The server is killed under a mount: no call hangs, open files continue, and mounts below stay.
 
 mod away;
 mod load;
@@ -45,13 +45,12 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// The process at the other end of the server's socket dies without a word. Where a server died just now the next
-/// is waited for.
+/// Kills the process at the other end of the server's socket. If a server has just died, waits for the next one.
 pub fn kill_server(world: &World) -> Result<()> {
     signal_server(world, libc::SIGKILL)
 }
 
-/// The same with another signal.
+/// Sends another signal to the server.
 pub fn signal_server(world: &World, signal: i32) -> Result<()> {
     let give_up = Instant::now() + Duration::from_secs(10);
     let stream = loop {
@@ -64,7 +63,7 @@ pub fn signal_server(world: &World, signal: i32) -> Result<()> {
     signal_peer(&stream, signal)
 }
 
-/// That user's server ends, if there is one that no mount needs.
+/// Ends a user's server, if one runs; no mount may need it.
 pub fn end_server(world: &World, who: As) -> Result<()> {
     let Ok(mut stream) = UnixStream::connect(world.server_socket(who)) else { return Ok(()) };
     signal_peer(&stream, libc::SIGTERM)?;
@@ -82,7 +81,7 @@ fn signal_peer(stream: &UnixStream, signal: i32) -> Result<()> {
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut size)
     };
     ensure!(got == 0 && peer.pid > 1, "who serves is not known");
-    // SAFETY: it is our own server.
+    // SAFETY: it is the tests' own server.
     ensure!(unsafe { libc::kill(peer.pid, signal) } == 0, "it cannot be told");
     Ok(())
 }
@@ -112,7 +111,7 @@ fn goes_on(world: &World) -> Result<()> {
     mount.unmount()
 }
 
-/// Files that were removed, and replaced, while they were open to be read.
+/// Files that were removed, and replaced, while they were open for reading.
 fn removed_stays(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
     for name in ["removed", "replaced", "written", "new"] {

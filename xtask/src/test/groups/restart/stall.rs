@@ -1,4 +1,4 @@
-//! Why nothing goes on: what the server says, where each thread waits, and whether the disk is to blame.
+//! Diagnosis of a stalled load: the server's status, where each thread waits, and whether the disk is slow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use serde_json::Value;
 use crate::test::mount::Mount;
 use crate::test::world::World;
 
-/// What is asked may be stuck too.
+/// The requests here may hang too.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// All that can be seen of it from outside; lines for people.
+/// Returns everything observable, as readable lines.
 pub fn picture(world: &World, mount: &Mount<'_>, source: &Path) -> String {
     let mut lines = vec![disk(world, source)];
     let server = mount.server_status().unwrap_or_else(|error| Value::String(error.to_string()));
@@ -27,7 +27,7 @@ pub fn picture(world: &World, mount: &Mount<'_>, source: &Path) -> String {
     lines.join("\n  ")
 }
 
-/// How long a small write and an fsync take beside the source.
+/// Measures a small write and an fsync beside the source.
 fn disk(world: &World, source: &Path) -> String {
     let mut command = Command::new("dd");
     command.args(["if=/dev/zero", "bs=4096", "count=1", "conv=fsync"]);
@@ -39,7 +39,7 @@ fn disk(world: &World, source: &Path) -> String {
     }
 }
 
-/// The threads of a process: name, where in the kernel each waits, and by which way (for root); alike ones once.
+/// Returns a process's threads: name, kernel function in which each waits, and stack (for root); equal threads once.
 fn threads(pid: u32) -> Vec<String> {
     let mut found = BTreeMap::<String, u64>::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {

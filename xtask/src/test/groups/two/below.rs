@@ -1,5 +1,6 @@
-//! Something is mounted below each of two mounts: names cannot be dropped all at once, and each is dropped only once
-//! no own request holds its directory. Two mounts that make names in one directory must not wait for each other.
+//! Another filesystem is mounted below each of two mounts: dentries cannot be dropped by the epoch, and each is
+//! dropped only when no local request holds its directory's lock. Two mounts that create names in one directory must
+//! not wait for each other.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::test::groups::filesystems::Disk;
 use crate::test::world::{As, World};
 
 const ROUNDS: u64 = 100;
-/// Rounds in one directory: one that is contended is recalled no more.
+/// Rounds in one directory: a contended directory is not recalled any more.
 const EACH: u64 = 4;
 const LONGEST: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_secs(20);
@@ -34,7 +35,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
 fn below(world: &World) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
     mounts.sh("mkdir -p $A/m/n", SHORT)?;
-    // Both kernels believe this, for good.
+    // Both kernels cache this without a limit.
     mounts.sh("for m in $A $B; do ls -l $m $m/m; test ! -e $m/none; test ! -e $m/m/none; done", SHORT)?;
     let mut disks = Vec::new();
     for number in 0..2 {

@@ -1,4 +1,4 @@
-//! What it costs to see a change: nothing before it, and nothing after it where that can be told.
+//! The cost of seeing a change: no request before it, and none after it if the change was pushed.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What is done in a directory of its own, `$D` on the mount that looks and `$E` on the one that changes.
+/// A script in a directory of its own: `$D` on the mount that reads, `$E` on the one that changes.
 struct Look {
     name: &'static str,
     prepare: &'static str,
@@ -18,8 +18,8 @@ struct Look {
     change: &'static str,
     before: &'static str,
     after: &'static str,
-    /// Requests to the server that the look takes after the change, at the most: data is asked back, and attributes that
-    /// were never looked at are not known.
+    /// Limit of requests to the server for the read after the change: data is fetched again, and so are attributes
+    /// that were never read.
     at_most: u64,
 }
 
@@ -97,7 +97,8 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         Ok(mounts) => mounts,
         Err(e) => return tally.fail("two: counts", &format!("{e:#}")),
     };
-    // All before the first look: a directory above that one changes while the other looks is contended.
+    // All directories are made before the first read: a parent directory that changes while the other mount reads
+    // would be contended.
     if let Err(e) = LOOKS.iter().enumerate().try_for_each(|(number, look)| prepare(&mounts, number, look)) {
         return tally.fail("two: counts", &format!("preparing: {e:#}"));
     }

@@ -1,6 +1,6 @@
-//! Several mounts of one tree, each by a daemon of its own, at one server: an operation that starts after another
-//! returned, on whichever mount, sees its effect (S1). They mount with `--host-timeout=forever`, so that
-//! nothing but recalls can make it true.
+//! Several mounts of one tree, each with a daemon of its own, at one server: an operation that starts after another
+//! returned, on whichever mount, sees its effect (S1). They mount with `--host-timeout=forever`, so that only recalls
+//! can make it true.
 
 mod below;
 mod counts;
@@ -24,7 +24,7 @@ use crate::tally::Tally;
 use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::world::{As, World};
 
-/// What would begin later fails instead: one thing that is slow or hangs must not hold up everything.
+/// A part that would begin later fails instead: a slow or hanging part must not hold up everything.
 const LIMIT: Duration = Duration::from_secs(480);
 const SHORT_LIMIT: Duration = Duration::from_secs(240);
 const LONG_LIMIT: Duration = Duration::from_secs(4 * 3600);
@@ -55,7 +55,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-/// The table once, and what people do, over the link that the world is set to.
+/// Runs the table and the programs once, over the configured link.
 pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
     let deadline = Deadline(Instant::now() + SHORT_LIMIT);
     tables::once(world, tally, &format!("two over {name}"));
@@ -64,11 +64,11 @@ pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
 
 type Part = fn(&World, &mut Tally, &Deadline);
 
-/// When the group must be done.
+/// The time by which the group must be done.
 struct Deadline(Instant);
 
 impl Deadline {
-    /// Whether it is too late to begin this, which then counts as failed.
+    /// Returns whether it is too late to begin a part, which then counts as failed.
     fn is_over(&self, tally: &mut Tally, name: &str) -> bool {
         let over = Instant::now() > self.0;
         if over {
@@ -78,7 +78,7 @@ impl Deadline {
     }
 }
 
-/// What a mount is like, beyond how all are mounted here.
+/// An environment variable of a mount's daemon, and its value.
 type Kind = (&'static str, &'static str);
 
 const ALL: Kind = ("NIGH_NOTIFY_LEVEL", "all");
@@ -86,7 +86,7 @@ const NO_EPOCH: Kind = ("NIGH_NOTIFY_LEVEL", "no-epoch");
 const NONE: Kind = ("NIGH_NOTIFY_LEVEL", "none");
 const OLD: Kind = ("NIGH_FUSE_MINOR", "31");
 
-/// Mounts of one directory. What hangs in one may wait for another, so all are freed together.
+/// Mounts of one directory. A call that hangs on one may wait for another, so all are aborted together.
 struct Mounts<'w> {
     world: &'w World,
     who: As,
@@ -112,7 +112,7 @@ impl<'w> Mounts<'w> {
         &self.mounts[number].point
     }
 
-    /// Runs what works in several of the mounts. If it does not end in time all their connections are aborted.
+    /// Runs a command that uses several mounts. If it does not end in time, all their connections are aborted.
     fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
         ensure!(!self.aborted.get(), "the mounts were aborted before");
         let ended = self.world.run(command, limit)?;
@@ -125,7 +125,7 @@ impl<'w> Mounts<'w> {
         Ok(ended)
     }
 
-    /// A shell script with the mount points as `$A`, `$B`, `$C`; what it said.
+    /// Runs a shell script with the mount points as `$A`, `$B`, `$C`; returns its output.
     fn sh(&self, script: &str, limit: Duration) -> Result<String> {
         let mut command = self.world.command("sh", self.who);
         command.args(["-euc", script]).env("LC_ALL", "C").env("WORK", &self.world.root);
@@ -137,14 +137,14 @@ impl<'w> Mounts<'w> {
         Ok(ended.said)
     }
 
-    /// A number of `nigh status --json`, by its keys.
+    /// Returns a number of `nigh status --json`, by its keys.
     fn status(&self, number: usize, keys: [&str; 2]) -> Result<u64> {
         let status: Value = self.mounts[number].status()?;
         let value = status[keys[0]][keys[1]].as_u64();
         value.with_context(|| format!("nigh status has no number {}.{}", keys[0], keys[1]))
     }
 
-    /// How often the mounts dropped all names because one could not be dropped in time.
+    /// Returns how often the mounts dropped all dentries because one could not be dropped in time.
     fn fallbacks(&self) -> Result<u64> {
         (0..self.mounts.len()).map(|number| self.status(number, ["kernel", "epoch_fallbacks"])).sum()
     }
@@ -165,7 +165,7 @@ impl<'w> Mounts<'w> {
     }
 }
 
-/// Who mounts: root, or whoever runs us; and root also as the ordinary user.
+/// The users that mount: this process's user; if that is root, the ordinary user too.
 fn users(world: &World) -> Vec<As> {
     let mut users = vec![As::Us];
     if process::which("fusermount3").is_some() {

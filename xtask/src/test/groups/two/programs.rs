@@ -1,4 +1,4 @@
-//! What people do in one tree from two mounts.
+//! Typical programs in one tree on two mounts.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Whether locks hold between mounts. What needs it is not run before.
+/// Whether locks work between mounts. Programs that need them run only then.
 const LOCKS_BETWEEN_MOUNTS: bool = true;
 
 /// A script with the mounts as `$A` and `$B`, `$ROUNDS`, and `same WHAT GOT EXPECTED`.
@@ -116,7 +116,7 @@ same() {
 }
 "#;
 
-/// Commits by turns; each time the other at once sees history, files and a clean tree. A lock of the one keeps
+/// Commits in turn; each time the other mount at once sees history, files and a clean tree. A lock file of one keeps
 /// the other out.
 const GIT: &str = r#"
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@example.org GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@example.org
@@ -163,7 +163,7 @@ git -C "$A/repo" fsck --full --strict
 same "status after gc" "$(git -C "$A/repo" status --porcelain)" ""
 "#;
 
-/// Files are replaced by mv and sed while the other has them open.
+/// Files are replaced by mv and sed while the other mount has them open.
 const MOVES: &str = r#"
 cd "$WORK"
 echo "version 0" > "$A/f"
@@ -186,7 +186,8 @@ while [ $i -lt $ROUNDS ]; do
 done
 "#;
 
-/// A directory is removed, and a new file or directory gets its number while the other mount has the old one open.
+/// A directory is removed, and a new file or directory gets its inode number while the other mount has the old one
+/// open.
 const NUMBERS: &str = r#"
 /usr/bin/python3 - <<'PY'
 import errno, os
@@ -243,7 +244,7 @@ print(f"{taken} numbers were used again at once")
 PY
 "#;
 
-/// Two connections that stay open, each used while the other is not: rollback journals come and go.
+/// Two connections that stay open and are used in turn: rollback journals come and go.
 const SQLITE_BY_TURNS: &str = r#"
 /usr/bin/python3 - <<'PY'
 import os, sqlite3
@@ -268,7 +269,7 @@ for c in connections:
 PY
 "#;
 
-/// Two processes count up at once; only locks that hold between the mounts keep the count right.
+/// Two processes increment a counter concurrently; only locks between the mounts keep it right.
 const SQLITE_AT_ONCE: &str = r#"
 cat > "$WORK/two-count.py" <<'PY'
 import os, sqlite3, sys
@@ -294,7 +295,7 @@ print(c.execute("select n from t").fetchone()[0], c.execute("pragma integrity_ch
 done
 "#;
 
-/// Two processes on one mount, with what the journal needs in shared memory: they count up at once.
+/// Two processes on one mount, with the WAL's shared memory, increment a counter concurrently.
 const SQLITE_WAL_ON_ONE: &str = r#"
 cat > "$WORK/two-wal.py" <<'PY'
 import os, sqlite3, sys
@@ -322,8 +323,8 @@ print(c.execute("select n from t").fetchone()[0], c.execute("pragma integrity_ch
 same "what is left" "$(ls -A "$B")" "db"
 "#;
 
-/// Across mounts a WAL is not supported (docs/semantics.md). What happens is told; whatever it is, both processes come
-/// to their end, and say what went wrong in words of SQLite.
+/// A WAL across mounts is not supported (docs/semantics.md). The result is only printed; in any case both processes
+/// end, and report errors of SQLite.
 const SQLITE_WAL_ACROSS: &str = r#"
 cat > "$WORK/two-wal-across.py" <<'PY'
 import os, sqlite3, sys

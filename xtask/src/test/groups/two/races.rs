@@ -1,4 +1,4 @@
-//! Races by count, each in a process of its own (`xtask race`): all answers right, no stall, few epochs.
+//! Races by count, each in a process of its own (`xtask race`): all results right, no stall, few epochs.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD};
 use crate::tally::Tally;
 use crate::test::world::{As, World};
 
-/// A call that takes as long as a lease has waited for somebody to fall silent.
+/// A call of this duration has waited for a silent client's lease to expire.
 const TERM_MS: f64 = 15_000.0;
-/// Of a hundred operations, so many may make a mount drop all names because one could not be dropped in time.
+/// Limit of operations, in percent, at which a mount dropped all dentries because one could not be dropped in time.
 const FALLBACKS_PERCENT: u64 = 1;
 const LIMIT: Duration = Duration::from_secs(90);
 const LONG_LIMIT: Duration = Duration::from_secs(1800);
 
-/// A race of `xtask race`, and how many changes each side makes.
+/// A race of `xtask race`, and the number of changes per side.
 struct Race {
     name: &'static str,
     count: u64,
@@ -46,12 +46,12 @@ const RACES: &[Race] = &[
     race("stored-page", 1000, 300),
 ];
 
-/// The others, shorter, between kernels that can be told less.
+/// Shorter races, between kernels of different notification levels.
 const MIXED: &[Race] =
     &[race("names-spread", 600, 300), race("told-spread", 600, 300), race("saves", 200, 100)];
 
-/// With `--hours`, at every level and with the oldest protocol: both change names of one directory, one writes and
-/// the other reads, both write in place, both append, one stores into a map and the other writes or stores too.
+/// With `--hours`, at every level and with the oldest protocol: both change names of one directory, one writes and the
+/// other reads, both write in place, both append, one stores into a map and the other writes or stores too.
 const LONG: &[Race] = &[
     race("mapped", 10_000, 0),
     race("mapped-page", 10_000, 0),
@@ -72,9 +72,9 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     let long: &[(&str, [Kind; 2], &[Race])] = &[
         (", 10,000 at level all", [ALL, ALL], LONG),
         (", 10,000 at level no-epoch", [NO_EPOCH, NO_EPOCH], LONG),
-        // Such a kernel keeps mapped pages (docs/semantics.md, S1).
+        // Without notifications a kernel keeps mapped pages (docs/semantics.md, S1).
         (", 10,000 at level none", [NONE, NONE], &LONG[3..]),
-        // And such a one shows an append for a moment at the end that it knew (docs/semantics.md, "O_APPEND").
+        // This protocol shows an append for a moment at the end that the kernel knew (docs/semantics.md, "O_APPEND").
         (", 10,000 with protocol 7.31", [OLD, OLD], &LONG[..7]),
     ];
     let kinds = if world.hours { long } else { usual };
@@ -94,7 +94,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     }
 }
 
-/// A file whose reads and writes all go to the daemon cannot be stored into through a map before protocol 7.39.
+/// Before protocol 7.39, a file in direct I/O mode cannot be mapped for stores.
 fn maps_nothing(error: &anyhow::Error) -> bool {
     let said = format!("{error:#}");
     said.contains("mmap") && said.contains("os error 19")
@@ -121,7 +121,7 @@ fn try_race(world: &World, race: &Race, kinds: &[Kind]) -> Result<()> {
     );
     ensure!(operations >= count, "only {operations} operations of {count}");
     ensure!(longest_ms < TERM_MS, "a call took {longest_ms:.0} ms");
-    // A reader that polls makes many operations that change nothing and must not hide what the others cost.
+    // A reader that polls makes many operations without changes, which must not hide the cost of the changes.
     let counted = operations.min(count * 10);
     ensure!(
         fallbacks * 100 <= counted * FALLBACKS_PERCENT,

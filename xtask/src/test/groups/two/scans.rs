@@ -9,12 +9,12 @@ use super::{ALL, Deadline, Mounts};
 use crate::tally::Tally;
 use crate::test::world::{As, World};
 
-/// For all scans of a run.
+/// Limit of all scans of a run.
 const LIMIT: Duration = Duration::from_secs(240);
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
-    // Changes in one scan, of a directory of twice as many entries, and scans.
+    // Changes in one scan of a directory of twice as many entries, scans, and limit.
     let (changes, scans, limit) = match (world.short, world.hours) {
         (true, _) => (2_500, 1, LIMIT),
         (_, true) => (50_000, 20, LONG_LIMIT),

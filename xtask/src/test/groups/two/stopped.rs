@@ -1,5 +1,5 @@
-//! A client that is stopped while it holds grants: others wait for its lease and no longer, and when it goes on it
-//! knows that its facts are over.
+//! A client is stopped while it holds grants: other clients wait for its lease and no longer, and when it resumes it
+//! drops its expired facts.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use crate::process;
 use crate::tally::Tally;
 use crate::test::world::{As, World};
 
-/// Until a client that owes an answer is suspect, then until its lease has run out on the server's clock, then
-/// what it takes to notice.
+/// The time until a client that owes an acknowledgement is suspect, until its lease expires on the server's clock, and
+/// until that is noticed.
 const LIMIT: Duration = Duration::from_millis(2000 + 16_500 + 2000);
-/// A client that goes on first drops what has expired; until then its kernel may serve it.
+/// A resumed client first drops expired facts; until then its kernel may serve them.
 const DROPS_WITHIN: Duration = Duration::from_secs(1);
-/// By then it is connected again.
+/// Limit until it has reconnected.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
@@ -27,7 +27,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     }
 }
 
-/// A stopped process, which goes on when dropped: a mount of it could not be taken down otherwise.
+/// A stopped process, continued when dropped: otherwise its mount could not be taken down.
 struct Stopped(u32);
 
 impl Stopped {
@@ -44,10 +44,10 @@ impl Drop for Stopped {
 }
 
 const WARM: &str = "for i in 1 2 3; do ls -l $B/d; cat $B/d/f; test ! -e $B/d/new; done";
-/// What the stopped client looks at when it goes on.
+/// Read by the stopped client when it resumes.
 const LOOK: &str = "stat -c %a $B/d/f; cat $B/d/f; ls $B/d | tr '\\n' ' '";
 const EXPECTED: &str = "600\nnew text\nf new";
-/// Asks the stopped client, which finds this before anything else when it goes on.
+/// Requests to the stopped client, which it finds first when it resumes.
 const ASK: &str = "for i in 1 2 3 4 5 6 7 8; do
     stat --cached=never -c %a $B/d/f >$WORK/asked.$i 2>&1 </dev/null &
 done";
@@ -84,8 +84,8 @@ fn stopped(world: &World) -> Result<()> {
     mounts.unmount()
 }
 
-/// Its own calls may fail while it connects again, but what they say is right: what reaches the client at
-/// once, and what the kernel still held within a second.
+/// The client's calls may fail while it reconnects, but their results are right: at once for calls that reach the
+/// client, and within a second for those that the kernel answers.
 fn sees_the_truth(mounts: &Mounts<'_>) -> Result<()> {
     let start = Instant::now();
     let limit = Duration::from_secs(15);

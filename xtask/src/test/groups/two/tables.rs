@@ -1,4 +1,4 @@
-//! The table `two` of `nigh-posix`: every kind of change, seen by the others at once.
+//! The table `two` of `nigh-posix`: every kind of change is visible on the other mounts at once.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::tally::Tally;
 use crate::test::table::{self, Verdict, Verdicts};
 use crate::test::world::{As, World};
 
-/// For one run of the table, and for one case.
+/// Limits of one run of the table, and of one case.
 const LIMIT: Duration = Duration::from_secs(120);
 const CASE_LIMIT_S: &str = "20";
 
-/// Kinds of the three mounts, and by which of them changes are made: the next one is the second way, and the
-/// last one only looks.
+/// The kinds of the three mounts, and the order in which they take the roles: the first makes changes, the second is
+/// read first, the last is only read.
 struct Variant {
     name: &'static str,
     kinds: [Kind; 3],
@@ -34,7 +34,7 @@ const VARIANTS: &[Variant] = &[
     Variant { name: "levels mixed", kinds: [ALL, NO_EPOCH, NONE], orders: &[THERE, BACK, [2, 0, 1]] },
 ];
 
-/// What a shorter pass runs with kernels of other kinds: cases whose names contain one of these.
+/// The cases of a shorter pass with kernels of other kinds: their names contain one of these.
 const SMALLER: &[&str] = &[
     "created", "unlinked", "removed", "renamed", "mode", "xattr", "written", "turns", "mapped", "while",
     "again", "closed",
@@ -47,7 +47,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
             Ok(control) => control,
             Err(e) => return tally.fail("two: the table on a local directory", &format!("{e:#}")),
         };
-        // As another user the same once: what differs is who asks the server.
+        // As another user once: only the credentials of requests differ.
         let others = if who == As::Us { world.sample.of("two", &VARIANTS[1..], 2) } else { Vec::new() };
         for variant in std::iter::once(&VARIANTS[0]).chain(others) {
             let name = format!("two as {}, {}", who.name(), variant.name);
@@ -65,7 +65,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     }
 }
 
-/// The first variant alone, whichever link is used.
+/// Runs the first variant only, for any link.
 pub fn once(world: &World, tally: &mut Tally, name: &str) {
     let start = Instant::now();
     let result = control(world, As::Us)
@@ -73,7 +73,7 @@ pub fn once(world: &World, tally: &mut Tally, name: &str) {
     tally.record(&format!("{name}, as a whole and unmounted"), start.elapsed(), result);
 }
 
-/// The same with one local directory in the place of all mounts.
+/// Runs the table with one local directory instead of all mounts.
 fn control(world: &World, who: As) -> Result<Verdicts> {
     let local = world.dir("local", who)?;
     let command = command(world, who, &[&local, &local, &local, &local]);
@@ -84,7 +84,7 @@ fn control(world: &World, who: As) -> Result<Verdicts> {
     Ok(verdicts)
 }
 
-/// Changed by the first way, looked at by the second, and by the others.
+/// Builds the command: changes on the first path, reads on the second, and on the others.
 fn command(world: &World, who: As, ways: &[&Path; 4]) -> std::process::Command {
     let mut command = world.command(world.root.join("bin/nigh-posix"), who);
     command.args(["--table", "two", "--limit-s", CASE_LIMIT_S]);
@@ -102,11 +102,11 @@ fn run_variant(
     control: &Verdicts,
 ) -> Result<()> {
     let mounts = Mounts::new(world, who, &variant.kinds)?;
-    // A shorter pass goes both ways only once.
+    // A shorter pass uses only one order.
     let orders = if world.short && variant.name != VARIANTS[0].name { 1 } else { variant.orders.len() };
     for order in variant.orders.iter().take(orders) {
         let [first, second, third] = order.map(|number| mounts.point(number));
-        // Last the export itself: what it says is so.
+        // The export itself comes last: it shows the true state.
         let mut command = command(world, who, &[first, second, third, &mounts.source]);
         command.arg("--filter").arg(control.keys().cloned().collect::<Vec<_>>().join(","));
         let ended = mounts.run(command, LIMIT)?;
@@ -144,7 +144,7 @@ fn count(tally: &mut Tally, name: &str, variant: &Variant, control: &Verdicts, e
     tally.passed_quietly(passed);
 }
 
-/// Why a case may fail with such a kernel.
+/// Returns why a case may fail with such a kernel.
 fn beyond(variant: &Variant, case: &str) -> Option<&'static str> {
     match case {
         "two_mapped_alone" if variant.kinds.contains(&NONE) => {
