@@ -1,9 +1,9 @@
-//! Which grants a call would make false, from what the export is now.
-//! See docs/decisions/0008-leases.md, rules 2 to 4.
+//! Lease conflicts of a call: the facts under lease that a mutation will change, found from the current state of the
+//! export. See docs/decisions/0008-leases.md, rules 2 to 4.
 //!
-//! A directory's names cover the attributes of those children too that are no directories and have one
-//! link; so a change of such a file needs to know where it lies. The places that this depends on are held
-//! from here until the call is answered.
+//! A directory lease also covers the attributes of its non-directory children with one link. So a change of such a
+//! file needs the directory that the file lies in. The inode locks taken here keep that answer true until the call is
+//! answered.
 
 use crate::error::Fault;
 use crate::ops::Context;
@@ -20,11 +20,11 @@ use rustix::fs::{Access, AtFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Looks at a call and begins its change. True: it may be made now. False: others were asked back what it
-/// makes false; nothing is held.
+/// Determines the facts that a call changes and begins the change. Returns true if the change may be applied now.
+/// Returns false if leases were recalled from other sessions first; the call then holds no inode lock.
 pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>) -> Result<bool, Fault> {
     if let Call::Read { node, handle, .. } = call {
-        // One that waited is granted already, whatever is found now.
+        // A read that waited already has its grant, even if the open file or the path is gone by now.
         let file = for_reading(cx, node, *handle)?;
         cx.watch(file.object(), file.fd());
         return Ok(cx.stake.begin_read(node.node, file.object()));
@@ -55,8 +55,8 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
     }
 }
 
-/// Stores into a map may have been written before others dropped what they hold of them; who syncs waits for
-/// that.
+/// Waits until other holders have dropped the data leases recalled for this file. Write-back of a shared mapping may
+/// be applied before those holders drop their pages; fsync waits for them.
 fn settle(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<bool, Fault> {
     let object = match handle {
         Some(handle) => cx.files.find(handle, place.node)?.object,
@@ -65,9 +65,9 @@ fn settle(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<bool
     Ok(cx.stake.settle(object))
 }
 
-/// Why looking came to no end.
+/// Reason to stop a scan early.
 enum Halt {
-    /// A place could not be had at once: it is waited for, and looking begins anew.
+    /// An inode lock was not free. The scan waits for the lock and starts again.
     Again,
     Fault(Fault),
 }
@@ -84,9 +84,9 @@ struct Look<'c, 'p, 'l> {
     cx: Context<'c>,
     places: &'p mut HeldPlaces<'l>,
     changes: Vec<Change>,
-    /// Where it is seen what they have become.
+    /// Probes that read the changed facts after the change.
     tells: Vec<Tell>,
-    /// What loses a name, which others may have been led to by it just now.
+    /// Files about to lose a name, kept open for calls that other clients have just resolved to them.
     departing: Vec<Node>,
 }
 
@@ -98,7 +98,7 @@ impl Look<'_, '_, '_> {
             | Call::Mkdir { dir, name, .. }
             | Call::Symlink { dir, name, .. } => {
                 let dir = self.directory(dir)?;
-                // Where the name is taken nothing will be made.
+                // An existing name makes the call fail, so the call changes nothing.
                 if self.there(&dir, name, Errno::EXIST)?.is_none() {
                     self.name(&dir, name);
                 }
@@ -130,14 +130,15 @@ impl Look<'_, '_, '_> {
             }
             Call::Open { node, .. } => self.inode(node, None, (true, Grip::Shared)),
             Call::Write { node, handle, flags, .. } => {
-                // Nothing else changes it from comparing its state to writing it (rule 12).
+                // The exclusive lock keeps other changes out between the comparison with the file's state and the
+                // write (rule 12).
                 let grip = if flags.flush { Grip::Exclusive } else { Grip::Shared };
                 self.inode(node, *handle, (true, grip))
             }
             Call::Fallocate { node, handle, .. } | Call::CopyRange { to: node, to_handle: handle, .. } => {
                 self.inode(node, *handle, (true, Grip::Shared))
             }
-            // A file without a name makes nothing false, and what is synced stays as it is.
+            // An unnamed file changes no leased fact, and a sync call changes no file.
             _ => Ok(()),
         }
     }
@@ -150,7 +151,8 @@ impl Look<'_, '_, '_> {
         access: nigh_types::Access,
     ) -> Looked<()> {
         let dir = self.directory(dir)?;
-        // The client believes that there is nothing: its kernel looks the name up again, and opens what is mounted there.
+        // The client believes that the name is absent. On `ESTALE` its kernel looks the name up again and opens what
+        // is mounted there.
         let mounted = if exclusive { Errno::EXIST } else { Errno::STALE };
         let Some(there) = self.there(&dir, name, mounted)? else {
             self.name(&dir, name);
@@ -191,7 +193,7 @@ impl Look<'_, '_, '_> {
         let there = self.there(&to, names.new_name, mounted)?;
         match there {
             Some(_) if no_replace => return Ok(()),
-            // Two names of one inode: nothing happens.
+            // rename(2) of two names of one inode does nothing.
             Some(there) if there.object == moved.object => return Ok(()),
             None if exchange => return Ok(()),
             _ => {}
@@ -215,7 +217,7 @@ impl Look<'_, '_, '_> {
         Ok(())
     }
 
-    /// An inode itself is changed: its attributes, and perhaps its data.
+    /// Collects a change of an inode itself: its attributes, and with `data` its contents.
     fn inode(&mut self, place: &Place, handle: Option<Handle>, (data, grip): (bool, Grip)) -> Looked<()> {
         let open = self.cx.files.find_told(handle, place.node)?;
         let object = match open {
@@ -244,7 +246,7 @@ impl Look<'_, '_, '_> {
         Ok(())
     }
 
-    /// The attributes of an inode that is held.
+    /// Collects a change of the attributes of an inode that is locked here.
     fn attributes(&mut self, place: &Place, at: At, object: Object) -> Looked<()> {
         let fd = at.fd().ok_or(Fault(Errno::IO))?;
         let stat = stat::of_fd(fd)?;
@@ -271,7 +273,7 @@ impl Look<'_, '_, '_> {
         Ok(())
     }
 
-    /// Where the client knows the file to be, if it is there.
+    /// Returns the directory in the client's path hint, if the file is there.
     fn hinted_home(&self, place: &Place, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
         let (parent, name) = place.hint.as_ref()?;
         let dir = self.cx.reach().hinted(*parent).ok()?;
@@ -279,8 +281,8 @@ impl Look<'_, '_, '_> {
         there.stat.is_same(stat).then(|| (dir.object, name.clone(), dir.fd))
     }
 
-    /// Where the kernel says that a file with one name lies. A descriptor's own name may be gone while another
-    /// one is left: then it tells nothing.
+    /// Returns the directory in which the kernel finds a file with one name. The name by which the descriptor was
+    /// opened may have been removed while another link remains; then the kernel's path leads nowhere.
     fn told_home(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
         let (dir, name) = match self.cx.reach().mount_root(stat) {
             Some(root) => match told_place(root, fd, stat).ok()? {
@@ -290,18 +292,18 @@ impl Look<'_, '_, '_> {
             None => by_path(fd, stat)?,
         };
         let object = self.cx.reach().ids.object(&stat::of_fd(&dir).ok()?);
-        // It is there and has no other name: so that is its directory, whichever way led to it.
+        // The file is at this path and has no other name, so this is its only directory, whichever path led to it.
         Some((object, name, Arc::new(dir)))
     }
 
-    /// A name comes or goes: so do its directory's times.
+    /// Collects the creation or removal of a name, which also changes the directory's times.
     fn name(&mut self, dir: &Node, name: &Name) {
         self.push_told(dir.object, Covers::Names, Some(name), At::Node(Arc::clone(&dir.fd)));
         self.push_told(dir.object, Covers::Inode, None, At::Node(Arc::clone(&dir.fd)));
     }
 
-    /// An inode that is held loses a name. It may have been the last one: then a new inode may get its number,
-    /// and without birth times be taken for it.
+    /// Collects the loss of a name of an inode that is locked here. If it was the last name, a new inode may get the
+    /// inode number; without birth times the two would be confused.
     fn removed(&mut self, dir: &Node, name: &Name, victim: Found) {
         if victim.stat.attr.nlink > 1 && !victim.stat.attr.is_dir() {
             let at = At::Before(Arc::clone(&dir.fd), name.clone());
@@ -321,21 +323,22 @@ impl Look<'_, '_, '_> {
         }
     }
 
-    /// It loses its last name, and is reached a little longer. One that has others is not: its descriptor would not tell where it lies.
+    /// Keeps a file that loses its last name reachable for a moment. A file with other names is not kept: the path of
+    /// its descriptor would not show where the file lies.
     fn departs(&mut self, dir: &Node, name: &Name, victim: &Found) {
         if victim.stat.attr.nlink == 1 {
             self.keep(dir, name, victim);
         }
     }
 
-    /// It is moved, and reached a little longer by who knows it by its old name.
+    /// Keeps a moved file reachable for a moment by clients that know it by its old name.
     fn moves(&mut self, dir: &Node, name: &Name, moved: &Found) {
         if self.cx.files.holding().leases.are_several() {
             self.keep(dir, name, moved);
         }
     }
 
-    /// Where it cannot be held it is looked up anew, as anything that is gone.
+    /// Keeps a descriptor of the file. Where that fails, the client has to look the name up again.
     fn keep(&mut self, dir: &Node, name: &Name, there: &Found) {
         if there.stat.attr.is_dir() {
             return;
@@ -344,15 +347,15 @@ impl Look<'_, '_, '_> {
         self.departing.extend(held.ok().filter(|node| node.object == there.object));
     }
 
-    /// The directory in which a name is to be changed.
+    /// Resolves and locks the directory in which a name is to be changed.
     fn directory(&mut self, place: &Place) -> Looked<Node> {
         let dir = self.cx.reach().directory(place, self.cx.files)?;
         self.take(dir.object, Grip::Exclusive)?;
         Ok(dir)
     }
 
-    /// What a name leads to that is to be changed. `mounted`: what the kernel answers where another filesystem is mounted there,
-    /// which is not looked at: it may not answer, and others wait for the directory.
+    /// Returns the file or directory behind a name that is to be changed. `mounted` is the kernel's errno for a mount
+    /// point. The mounted filesystem is not accessed: it may hang, and other calls wait for the directory lock.
     fn there(&self, dir: &Node, name: &Name, mounted: Errno) -> Result<Option<Found>, Fault> {
         match self.cx.reach().look_here(dir, name)? {
             There::Nothing => Ok(None),
@@ -366,7 +369,8 @@ impl Look<'_, '_, '_> {
         }
     }
 
-    /// With a shared grip others may change the file too, unless it is one whose places are noted.
+    /// Locks a file. With a shared lock other calls may change the file too; a moved hard link needs the exclusive
+    /// lock, because its directories are recorded.
     fn take_file(&mut self, object: Object, grip: Grip) -> Looked<()> {
         self.take(object, grip)?;
         if self.cx.files.holding().leases.homes.is_stray(object) {
@@ -385,7 +389,7 @@ impl Look<'_, '_, '_> {
         self.changes.push(Change { key, names, writes: false, told: false });
     }
 
-    /// The same, and it is seen there what it becomes.
+    /// Adds a change whose result is probed at `at` and sent to the other holders.
     fn push_told(&mut self, object: Object, covers: Covers, name: Option<&Name>, at: At) {
         let key = LeaseKey { object, covers };
         let names = name.into_iter().cloned().collect();

@@ -1,21 +1,21 @@
-//! Which ids a peer may claim. See docs/decisions/0010-transports-and-identity.md.
+//! Credential policy: the ids that a peer may claim. See docs/decisions/0010-transports-and-identity.md.
 
 use crate::acting::can_act;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_types::Credentials;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// User and group of those who are nobody here.
+/// User and group id of unknown or squashed callers.
 pub const ANONYMOUS: u32 = 65_534;
 
-/// Says as whom each call of one session is done. A claim that its peer may not make is replaced, not
-/// refused, and counted.
+/// Credential policy of one session: maps requested credentials to those with which a call is executed. A claim that
+/// the peer may not make is replaced, not refused, and counted.
 #[derive(Debug)]
 pub struct Admission {
     claims: Claims,
     squash: Squash,
     replaced: AtomicU64,
-    /// One of them was uid 0.
+    /// A replaced claim was uid 0.
     was_root: AtomicBool,
 }
 
@@ -29,13 +29,13 @@ impl Admission {
         Admission::new(peer.claims().clone(), peer.squash())
     }
 
-    /// As whom a call is done that is asked for on behalf of `asked`.
+    /// Returns the credentials with which a call asked for by `asked` is executed.
     #[must_use]
     pub fn admit(&self, asked: Credentials) -> Credentials {
         self.admit_saying(asked).0
     }
 
-    /// The same, and whether that is the first time that uid 0 was replaced.
+    /// Like [`Admission::admit`]; also returns whether uid 0 was replaced for the first time.
     pub(crate) fn admit_saying(&self, asked: Credentials) -> (Credentials, bool) {
         let claims_root = asked.uid == 0;
         let (admitted, honest) = match (&self.claims, self.squash) {
@@ -52,20 +52,20 @@ impl Admission {
         (admitted, first)
     }
 
-    /// How many claims were replaced because the peer may not make them.
+    /// The number of claims that were replaced.
     #[must_use]
     pub fn replaced(&self) -> u64 {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel at the other end is believed to have checked what its callers may do. Only then
-    /// does the server open a file on its own behalf for a call that names no open one.
+    /// Whether the server trusts the permission checks of the client's kernel. Only then does it open a file with its
+    /// own rights for a call without an open file.
     #[must_use]
     pub fn vouches(&self) -> bool {
         self.claims == Claims::Any && self.squash == Squash::None
     }
 
-    /// As whom the peer is let in. One that may be several is nobody in particular.
+    /// Credentials of the peer's own requests. A peer that speaks for several users is anonymous.
     pub(crate) fn peer(&self) -> Credentials {
         match (&self.claims, self.squash) {
             (Claims::Only(user), Squash::None | Squash::Root) => user.clone(),
@@ -74,8 +74,8 @@ impl Admission {
         }
     }
 
-    /// (uid, gid) as which calls are done that the peer makes for itself; `own` is the server's, for
-    /// peers who may be several.
+    /// Returns (uid, gid) of calls that the peer makes for itself. `own` is the server's, for peers that speak for
+    /// several users.
     pub(crate) fn acts_as(&self, own: (u32, u32)) -> (u32, u32) {
         match (&self.claims, self.squash) {
             (Claims::Only(user), Squash::None | Squash::Root) => (user.uid, user.gid),
@@ -85,8 +85,8 @@ impl Admission {
     }
 }
 
-/// The proven ids, with whichever proven group is the caller's present one; and whether all that was
-/// asked for is proven.
+/// Returns the proven ids, with a proven group of the caller as the primary one, and whether all requested ids are
+/// proven.
 fn only(own: &Credentials, asked: &Credentials) -> (Credentials, bool) {
     let proven = |gid: u32| gid == own.gid || own.groups.contains(&gid);
     let honest = asked.uid == own.uid && proven(asked.gid) && asked.groups.iter().all(|gid| proven(*gid));
@@ -116,13 +116,14 @@ fn serving_user() -> Credentials {
     }
 }
 
-/// Whether this is root or the user whose process this is.
+/// Whether this uid is root or the user of this process.
 pub(crate) fn is_own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Whom the kernel says to be at the other end of a unix socket: root may claim any id, others theirs.
-/// `None` for another user where this process cannot act as that one: it would do all with its own rights.
+/// Builds the peer of a unix socket from kernel-proven credentials: root may claim any id, other users only their
+/// own. Returns `None` for another user if this process cannot impersonate that user and would use its own rights
+/// instead.
 #[must_use]
 pub fn unix_peer(who: Credentials, squash: Squash) -> Option<Peer> {
     let uid = who.uid;
@@ -177,7 +178,7 @@ mod tests {
             assert!(one == two && one.uid != 0 && one.gid != 0);
             assert!(!all.vouches());
         }
-        // Whom a token names is written in it, root too.
+        // A token names its user, root included.
         let token = Admission::new(Claims::Only(who(0, 0, &[])), Squash::Root);
         assert_eq!(token.admit(who(1000, 1000, &[])), who(0, 0, &[]));
     }

@@ -1,7 +1,7 @@
-//! What lost a name a moment ago, for who was just led there by it: between the lookup of a path and
-//! the call that follows it another client may have moved, removed or replaced what it led to. On a local disk such a call
-//! gets the old file. Without this it would have to look again, and might again come too late: Linux looks a path up
-//! twice, and then says ESTALE.
+//! Recently unlinked or renamed files, by `O_PATH` descriptors. Between a path lookup and the call that follows,
+//! another client may move, remove or replace the file. On a local disk the call still reaches the old file. Without
+//! these descriptors the client would have to look the path up again, possibly too late once more: Linux retries a
+//! lookup once and then fails with ESTALE.
 
 use crate::descriptors::{Cached, Descriptors};
 use crate::export::Kept;
@@ -12,11 +12,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// For how long such a file is held, and its space on the disk unless somebody needs it, and how many at the most.
+/// How long a file is kept, and its disk space occupied even without another user; and the maximum number of kept
+/// files.
 const HELD: Duration = Duration::from_secs(2);
 const MOST: usize = 128;
 
-/// The latest of them, by `O_PATH` descriptors; the oldest first.
+/// Recently unlinked or renamed files, oldest first.
 #[derive(Debug)]
 pub(crate) struct Departed {
     files: Mutex<VecDeque<(Instant, Node, Cached)>>,
@@ -28,7 +29,7 @@ impl Departed {
         Departed { files: Mutex::default(), descriptors }
     }
 
-    /// Not where too many are held in all.
+    /// Keeps a file, unless the server runs short of descriptors.
     pub(crate) fn keep(&self, node: Node) {
         let now = Instant::now();
         self.close_old(now);
@@ -50,7 +51,7 @@ impl Departed {
         Some(node.clone())
     }
 
-    /// Takes all out, to be closed.
+    /// Removes all files from the table, for the caller to close.
     pub(crate) fn take_all(&self) -> Vec<Kept> {
         let all = std::mem::take(&mut *self.files.lock());
         let kept = |(_, node, cached): (Instant, Node, Cached)| {
@@ -60,7 +61,7 @@ impl Departed {
         all.into_iter().map(kept).collect()
     }
 
-    /// Lets go those that were held for long enough.
+    /// Closes files that were kept for long enough.
     pub(crate) fn close_old(&self, now: Instant) {
         let mut files = self.files.lock();
         let young = files.iter().take_while(|(since, ..)| now.saturating_duration_since(*since) >= HELD);

@@ -1,4 +1,4 @@
-//! The time after a restart in which clients of the server before may come back and claim what they had.
+//! Grace period after a restart: clients of the earlier server may return and reclaim their state.
 
 use crate::pool::Job;
 use crate::register::Who;
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// While a client that had a session may still believe what the server before granted it, nobody changes
-/// anything, and nobody takes a lock but who had it. Calls that have to wait for that occupy no thread. Under its
-/// lock no other is taken.
+/// Grace period. A client of the earlier server may still trust the grants of its old session. Until that ends, no
+/// mutation is applied, and a lock goes only to the client that held it. Calls that wait occupy no thread. No other
+/// lock is taken under `state`.
 pub(crate) struct Grace {
-    /// Not over. Only ever cleared, with `state` held.
+    /// The grace period is not over. Only ever cleared, with `state` held.
     stands: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Who is waited for, and whether what they claim to have locked can have been nobody else's meanwhile.
+    /// Clients that have not returned, and whether no other client can have held the locks that they reclaim.
     absent: BTreeMap<Who, bool>,
     until: Time,
     parked: Vec<Job>,
@@ -32,7 +32,7 @@ impl std::fmt::Debug for Grace {
 }
 
 impl Grace {
-    /// Until all of them are back, or it is that late.
+    /// A grace period until all of these clients are back, or until `until`.
     pub(crate) fn new(absent: BTreeMap<Who, bool>, until: Time) -> Grace {
         let stands = AtomicBool::new(!absent.is_empty());
         Grace { stands, state: Mutex::new(State { absent, until, parked: Vec::new() }) }
@@ -42,18 +42,18 @@ impl Grace {
         self.stands.load(Ordering::SeqCst)
     }
 
-    /// Whether this client may claim what it had locked, whatever that is: nobody else had it since.
+    /// Whether this client may reclaim any lock that it claims to have held: no other client had it since.
     pub(crate) fn believes(&self, who: Who) -> bool {
         self.stands() && self.state.lock().absent.get(&who) == Some(&true)
     }
 
-    /// Once it is that late nobody is waited for any more. How many did not come back.
+    /// Ends the wait for absent clients once `until` is reached. Returns how many did not come back.
     pub(crate) fn run_out(&self, now: Time) -> usize {
         let mut state = self.state.lock();
         if state.until <= now { std::mem::take(&mut state.absent).len() } else { 0 }
     }
 
-    /// Keeps a call that has to wait; `None`: it is kept.
+    /// Parks a call that has to wait. Returns the call if it may run now.
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
         if !self.stands() || !has_to_wait(&job.request.call) {
             return Some(job);
@@ -66,20 +66,20 @@ impl Grace {
         None
     }
 
-    /// This client has claimed what it had, or had nothing left.
+    /// Removes a client that has reclaimed its state, or had none left.
     pub(crate) fn returned(&self, who: Who) {
         self.state.lock().absent.remove(&who);
     }
 
-    /// Ends it when nobody is waited for any more: the calls that may go on now, in their order. `record` is said
-    /// before: others may have then what was locked by those who are not back, and the next server is to know.
-    /// Where that cannot be recorded this is to be asked again.
+    /// Ends the grace period once no client is absent. Returns the parked calls in their order. `record` runs first:
+    /// locks of absent clients may now go to others, and the next server has to know that. If it fails, the caller
+    /// tries again later.
     pub(crate) fn end(&self, record: impl FnOnce() -> bool) -> Vec<Job> {
         if !self.stands() {
             return Vec::new();
         }
         let waits = !self.state.lock().absent.is_empty();
-        // Nobody is absent who was not before, so it need not be locked while that is recorded, which takes time.
+        // Clients are only ever removed from `absent`, so the slow recording needs no lock.
         if waits || !record() {
             return Vec::new();
         }
@@ -88,12 +88,12 @@ impl Grace {
         std::mem::take(&mut state.parked)
     }
 
-    /// Takes out all calls that wait.
+    /// Removes and returns all parked calls.
     pub(crate) fn take_parked(&self) -> Vec<Job> {
         std::mem::take(&mut self.state.lock().parked)
     }
 
-    /// Takes back a call that waits.
+    /// Removes and returns one parked call.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let mut state = self.state.lock();
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
@@ -101,7 +101,7 @@ impl Grace {
         Some(state.parked.remove(at))
     }
 
-    /// Drops the calls of a session that is over.
+    /// Drops the parked calls of an ended session.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
         let theirs = |job: &mut Job| Arc::ptr_eq(&job.session, session);
         let dropped: Vec<Job> = self.state.lock().parked.extract_if(.., theirs).collect();

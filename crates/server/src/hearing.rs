@@ -1,4 +1,4 @@
-//! What clients say, and who does it.
+//! Dispatch of client messages: decodes the bytes of a link and routes each event to its handler.
 
 use crate::connection::Ended;
 use crate::intake;
@@ -10,23 +10,23 @@ use nigh_native::{ProtocolError, ServerEvent};
 use nigh_types::{Call, CallId, Errno, Request, Response, WriteFlags};
 use std::sync::Arc;
 
-/// Grants are taken back so many at a time: others wait for the table of leases meanwhile.
+/// Grants returned under one hold of the lease table's lock; other threads wait for the table meanwhile.
 const RETURNED_AT_A_TIME: usize = 4_096;
 
 impl Server {
-    /// Takes in what came over a link, one link after the other.
+    /// Handles bytes from a link. Links of one session take turns.
     pub(crate) fn hear(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Ended> {
         session.intake(link, || self.take_in(session, bytes)).unwrap_or(Some(Ended::Replaced))
     }
 
-    /// The same without waiting for others who take in something of that session; `None`: there are.
+    /// Handles bytes from a link without waiting. Returns `None` while another thread handles bytes of this session.
     pub(crate) fn hear_now(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Option<Ended>> {
         let heard = session.intake_now(link, || self.take_in(session, bytes))?;
         Some(heard.unwrap_or(Some(Ended::Replaced)))
     }
 
-    /// Takes in what a client said. Only while its lease goes on by that is it answered: where it owes
-    /// acknowledgements for too long, all else that it says waits until it has given them.
+    /// Decodes and handles messages of a client. They are answered only while they renew its lease: a client that
+    /// owes acknowledgements for too long gets no other replies until it has sent them.
     fn take_in(&self, session: &Arc<Session>, mut bytes: &[u8]) -> Option<Ended> {
         let is_heard = || self.leases.is_heard(session.holder());
         let heard = is_heard();
@@ -55,7 +55,7 @@ impl Server {
         }
         let events = session.with_connection(|connection| {
             connection.mute(false);
-            // What is answered now renews the lease, also here.
+            // These replies renew the client's lease as well.
             let _ = connection.handle_input(now(), &[]);
             std::iter::from_fn(|| connection.poll_event()).collect::<Vec<_>>()
         });
@@ -66,10 +66,10 @@ impl Server {
         events.into_iter().find_map(|event| self.take(session, event))
     }
 
-    /// Answers how the session ended, if it did.
+    /// Handles one event. Returns how the session ended, if the event ended it.
     pub(crate) fn take(&self, session: &Arc<Session>, event: ServerEvent) -> Option<Ended> {
         match event {
-            // Taken before there was a session.
+            // ATTACH is handled before a session exists.
             ServerEvent::Attach { .. } => return Some(Ended::Broken),
             ServerEvent::Request { call, request, again } => {
                 return self.request(session, call, request, again);
@@ -89,7 +89,7 @@ impl Server {
         None
     }
 
-    /// `again`: its client put it out before, in a session that is forgotten.
+    /// Starts a request. `again`: the client first sent it in a session that the server has discarded.
     pub(crate) fn request(
         &self,
         session: &Arc<Session>,
@@ -107,7 +107,7 @@ impl Server {
         }
         match &request.call {
             Call::Release { handles } => {
-                // Closing the last descriptor of a large file may take long, and this thread has to listen.
+                // Closing the last descriptor of a large file may take long, and this thread has to read the link.
                 if let Some(closing) = attached.files.take(handles) {
                     self.pool.later(session.share(), move || drop(closing));
                 }
@@ -128,7 +128,7 @@ impl Server {
                     session.end("more is wanted of a walk ahead than may be");
                     return Some(Ended::Broken);
                 }
-                session.outbox.send(); // a walk that waited for it goes on
+                session.outbox.send(); // a prefetch walk that waited for credit goes on
                 return None;
             }
             _ => {}
@@ -138,7 +138,7 @@ impl Server {
         {
             return None;
         }
-        // While the server stops it stays unanswered: the client hears of the end instead.
+        // While the server stops the call stays unanswered; the client sees the connection close instead.
         let taken = self.work.take()?;
         if request.call.waits_for_lock() {
             self.locks.expect(session.id, call);
@@ -156,7 +156,8 @@ impl Server {
         None
     }
 
-    /// Noted before looking, so that a call on its way from one to the other is not missed.
+    /// Cancels a call. The cancellation is recorded before the queues are searched, so that a call moving between two
+    /// queues is not missed.
     fn cancel(&self, session: &Arc<Session>, call: CallId) {
         let Some(locks) = session.note_cancelled(call) else { return };
         session.walks.end(call);
@@ -170,7 +171,7 @@ impl Server {
         }
     }
 
-    /// The client has claimed what it wants to have again.
+    /// Handles the end of the client's reclaim.
     fn reclaimed(&self, session: &Arc<Session>) {
         let attached = session.attached();
         self.locks.claimed(session.id);
@@ -179,7 +180,7 @@ impl Server {
     }
 }
 
-/// A grant that a call names is of the session in which it was put out first.
+/// Clears the grant that a resent call names: its id belongs to the session in which the call was first sent.
 fn forget_grant(call: &mut Call) {
     if let Call::Write { flags: WriteFlags { since: Some(since), .. }, .. } = call {
         since.under = None;

@@ -1,4 +1,4 @@
-//! What one session has of the lease table, and its changes under way.
+//! One session's access to the lease table, and its pending changes.
 
 use crate::leases::Leases;
 use crate::told::Tell;
@@ -8,7 +8,7 @@ use nigh_native::lease::{
 use nigh_types::{Covers, GrantId, NodeId, Span, Term};
 use std::sync::Arc;
 
-/// A change under way, until this is dropped.
+/// A pending change in the lease table. Dropping it ends the change.
 pub(crate) struct OpenChange {
     leases: Arc<Leases>,
     pub(crate) id: ChangeId,
@@ -16,18 +16,18 @@ pub(crate) struct OpenChange {
 }
 
 impl OpenChange {
-    /// Whether somebody holds back what it changes.
+    /// Whether another holder has suspended the facts that this change affects.
     pub(crate) fn is_awaited(&self) -> bool {
         self.leases.is_awaited(self.id)
     }
 
-    /// It has had its effect.
+    /// Ends the change after its effect.
     pub(crate) fn done(mut self, tells: &[Tell]) {
         self.is_over = true;
         self.leases.done(self.id, tells);
     }
 
-    /// The same of a change of data, which its maker is granted.
+    /// Ends a change of data after its effect and grants the written data to the writer.
     pub(crate) fn written(
         mut self,
         tells: &[Tell],
@@ -43,17 +43,17 @@ impl OpenChange {
         self.leases.merge_base(self.id, under, range)
     }
 
-    /// Another client may yet have to merge its pages with what this writes back.
+    /// Whether another client may still have to merge its pages with the data written back by this change.
     pub(crate) fn overtakes(&self) -> bool {
         self.leases.overtakes(self.id)
     }
 
-    /// Write-back was applied.
+    /// Records applied write-back.
     pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
         self.leases.wrote_back(self.id, wrote);
     }
 
-    /// Another change of data was applied to this range (offset, length).
+    /// Records another change of data in this range (offset, length).
     pub(crate) fn changed(&self, range: (u64, u64)) {
         self.leases.changed(self.id, range);
     }
@@ -67,7 +67,7 @@ impl Drop for OpenChange {
     }
 }
 
-/// One session's part in the table.
+/// One session's leases in the lease table.
 #[derive(Clone)]
 pub(crate) struct Holding {
     pub(crate) leases: Arc<Leases>,
@@ -75,7 +75,7 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Of a table of its own.
+    /// A session with its own lease table.
     pub(crate) fn alone(term: Term) -> Holding {
         let leases = Leases::new(LeaseConfig { term: Span(u64::MAX / 2), ..LeaseConfig::default() }, None);
         let holder = Holder(1);
@@ -83,7 +83,7 @@ impl Holding {
         Holding { leases, holder }
     }
 
-    /// Begins a change, or adds to one. True: it may be made now.
+    /// Begins a change, or extends `open`. Returns true if the change may be applied now.
     pub(crate) fn change(&self, open: &mut Option<OpenChange>, changes: &[Change], flush: bool) -> bool {
         let begun = open.as_ref().map(|change| change.id);
         let (id, ready) = self.leases.change(self.holder, begun, changes, flush);
@@ -91,7 +91,7 @@ impl Holding {
         ready
     }
 
-    /// A grant for a call that reads data; `Err`: it waits until `open` is ready, and then asks again.
+    /// Registers a data grant for a read. `Err`: the read waits until `open` is ready, and then calls this again.
     pub(crate) fn read(
         &self,
         open: &mut Option<OpenChange>,
@@ -111,7 +111,7 @@ impl Holding {
         }
     }
 
-    /// Waits until what was asked of others is given back. True: it is.
+    /// Waits until other holders have returned the recalled leases. Returns true if they have.
     pub(crate) fn settle(&self, open: &mut Option<OpenChange>, key: LeaseKey) -> bool {
         let id = match open {
             Some(open) => open.id,

@@ -1,8 +1,9 @@
-//! Which files are open, where those lie whose descriptors may not tell, and which have lost their last name.
+//! The open files of a server: directories of moved hard links, and orphans without a name.
 //!
-//! A change of a file with one name recalls the names of the directory that holds it, which the kernel tells by
-//! the descriptor. A descriptor opened under a name that was removed since, while another is left, tells
-//! nothing: for such files the directories are noted in which anybody was shown them.
+//! A change of a file with one name recalls the lease of the directory that holds the name. Normally the kernel's
+//! path of the descriptor shows that directory. The path is useless once the name by which the file was opened is
+//! removed and another link remains. For such files this table records each directory in which a client was shown the
+//! file.
 
 use crate::descriptors::Opened;
 use crate::orphans::{Orphan, Orphans};
@@ -13,36 +14,37 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The files that sessions of a server have open. Its lock is held alone and for a moment.
+/// Open-file table of all sessions. No other lock is taken under its lock, which is held for a moment.
 #[derive(Default)]
 pub(crate) struct Homes {
     files: Mutex<FxHashMap<Object, File>>,
     strays: AtomicU64,
     orphans: AtomicU64,
-    /// Files that are about to lose a name. Locked alone.
+    /// Files about to lose a name. No other lock is taken under this one.
     leaving: Mutex<FxHashSet<Object>>,
-    /// How often one began to, or was done.
+    /// Incremented when a removal of a name begins and when it ends.
     departures: AtomicU64,
 }
 
 #[derive(Default)]
 struct File {
     open: u64,
-    /// It lost a name and kept another one, or is about to.
+    /// The file lost a name, or is about to, and keeps another one.
     stray: bool,
     homes: Vec<Object>,
     orphan: Option<Orphan>,
 }
 
-/// A file is about to lose a name, until this is dropped.
+/// Guard of a file that is about to lose a name. Dropping it ends the removal.
 pub(crate) struct Leaving<'a> {
     homes: &'a Homes,
     object: Object,
-    /// Whether anybody has it open. Who opens it from here on waits for its place, and looks again.
+    /// Whether a session has the file open. An open that starts later waits for the inode lock and checks its name
+    /// again.
     pub(crate) is_open: bool,
 }
 
-/// A file counts as open until this is dropped.
+/// Counted reference to an open file. Dropping it releases the reference.
 pub(crate) struct Counted {
     homes: Arc<Homes>,
     object: Object,
@@ -51,41 +53,43 @@ pub(crate) struct Counted {
 }
 
 impl Homes {
-    /// Counts a file as open. To be followed by making sure that the name it was reached by is still there.
-    /// `opened`: it counts among those of its origin.
+    /// Counts a file as open. Afterwards the caller must check that the name by which it reached the file still
+    /// exists. `opened`: the file's share in the descriptor limit of its origin.
     pub(crate) fn count(self: &Arc<Homes>, object: Object, opened: Option<Opened>) -> Counted {
         self.files.lock().entry(object).or_default().open += 1;
         Counted { homes: Arc::clone(self), object, opened }
     }
 
-    /// Whether anybody has it open.
+    /// Whether a session has the file open.
     pub(crate) fn is_open(&self, object: Object) -> bool {
         self.files.lock().contains_key(&object)
     }
 
-    /// It is about to lose a name. The caller holds it exclusively.
+    /// Marks a file that is about to lose a name. The caller holds its inode lock exclusively.
     pub(crate) fn leaves(&self, object: Object) -> Leaving<'_> {
         self.leaving.lock().insert(object);
         self.departures.fetch_add(1, Ordering::SeqCst);
         Leaving { homes: self, object, is_open: self.is_open(object) }
     }
 
-    /// Whether it may be losing its name right now. To be asked when it was counted.
+    /// Whether a removal of the file's name may be under way. Must be called after [`Homes::count`].
     pub(crate) fn is_leaving(&self, object: Object) -> bool {
         self.leaving.lock().contains(&object)
     }
 
-    /// To be asked before an open file is looked at that may be losing a name meanwhile.
+    /// Returns the removal counter. Read it before the attributes of an open file that may lose a name meanwhile.
     pub(crate) fn departures(&self) -> u64 {
         self.departures.load(Ordering::SeqCst)
     }
 
-    /// Whether it may have been: the name that it gets in a server's own folder may have been counted then.
+    /// Whether the file may have lost a name since `since`. If so, the observed nlink may include its name in an
+    /// orphan folder.
     pub(crate) fn may_have_left(&self, object: Object, since: u64) -> bool {
         self.is_leaving(object) || self.departures() != since && self.is_open(object)
     }
 
-    /// It has a name in a server's own folder, until it is open no more. Where it is not, that ends here.
+    /// Stores the file's name in the orphan folder until its last close. If the file is not open, the name is removed
+    /// here.
     pub(crate) fn set_aside(&self, object: Object, orphan: Orphan) {
         let mut files = self.files.lock();
         let Some(file) = files.get_mut(&object).filter(|file| file.orphan.is_none()) else {
@@ -96,9 +100,9 @@ impl Homes {
         self.orphans.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Its attributes without the name in a server's own folder. Where an earlier server left it there `orphans` know before anybody has
-    /// opened it again; where another export made it, only those who have it open do.
-    /// `look` may be called more than once.
+    /// Returns the attributes without counting the name in an orphan folder. `orphans` knows names that an earlier
+    /// server left, even before a session opens the file again. A name made through another export is known only by
+    /// the open-file entry. `look` may be called more than once.
     pub(crate) fn seen<E>(
         &self,
         orphans: &Orphans,
@@ -114,20 +118,20 @@ impl Homes {
         Ok(Attr { nlink: attr.nlink.saturating_sub(u32::from(here || elsewhere)), ..attr })
     }
 
-    /// Keeps whoever opens or closes a file waiting.
+    /// Blocks every open and close of files.
     #[cfg(test)]
     pub(crate) fn hold(&self) -> impl Drop + '_ {
         self.files.lock()
     }
 
-    /// It has a name in `dir` that it had not. The caller holds it exclusively.
+    /// Records a new name of the file in `dir`. The caller holds the inode lock exclusively.
     pub(crate) fn named(&self, object: Object, dir: Object) {
         if let Some(file) = self.files.lock().get_mut(&object) {
             file.note(dir);
         }
     }
 
-    /// It is about to lose a name, or lost it, and one is left.
+    /// Marks a file that lost a name, or is about to, and keeps another one.
     pub(crate) fn lost_a_name(&self, object: Object) {
         if let Some(file) = self.files.lock().get_mut(&object)
             && !std::mem::replace(&mut file.stray, true)
@@ -136,18 +140,19 @@ impl Homes {
         }
     }
 
-    /// Whether its directory must be noted when anybody is shown it there.
+    /// Whether a directory must be recorded when a client is shown the file in it.
     pub(crate) fn is_stray(&self, object: Object) -> bool {
         self.strays.load(Ordering::SeqCst) > 0
             && self.files.lock().get(&object).is_some_and(|file| file.stray)
     }
 
-    /// Somebody is shown it in `dir`. The caller holds its place exclusively, and reads it afterwards.
+    /// Records that a client is shown the file in `dir`. The caller holds the inode lock exclusively and reads the
+    /// attributes afterwards.
     pub(crate) fn shown(&self, object: Object, dir: Object) {
         self.named(object, dir);
     }
 
-    /// Where an open file may lie.
+    /// Returns the directories in which an open file may lie.
     pub(crate) fn of(&self, object: Object) -> Vec<Object> {
         self.files.lock().get(&object).map(|file| file.homes.clone()).unwrap_or_default()
     }
@@ -174,13 +179,13 @@ impl Drop for Counted {
         if let Some(File { stray, orphan, .. }) = gone {
             self.homes.strays.fetch_sub(u64::from(stray), Ordering::SeqCst);
             self.homes.orphans.fetch_sub(u64::from(orphan.is_some()), Ordering::SeqCst);
-            drop(orphan); // its blocks are freed: that may wait for the disk
+            drop(orphan); // frees its blocks, which may wait for the disk
         }
     }
 }
 
 impl Leaving<'_> {
-    /// It did not lose its name, and needs no other.
+    /// Cancels the removal: the file kept its name and needs none in the orphan folder.
     pub(crate) fn take_back(&self) {
         let orphan = self.homes.files.lock().get_mut(&self.object).and_then(|file| file.orphan.take());
         if orphan.is_some() {

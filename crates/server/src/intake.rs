@@ -1,4 +1,4 @@
-//! What is checked of a request before anything of it is done.
+//! Validation of the ids in a request, before any of it is executed.
 
 use crate::claims::Admission;
 use crate::export::Export;
@@ -6,16 +6,17 @@ use crate::users;
 use nigh_native::{ID_NAMES, Session};
 use nigh_types::{Call, NodeId, Place, Request};
 
-/// The rule that a client broke; its session ends with it.
+/// Protocol violation that ends the client's session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum Broken {
-    /// An id can only be had from the server, which knows its own: this one was made up, or is of another
+    /// Only the server makes ids, and it recognises them by their MAC: this id is invented or belongs to another
     /// export.
     #[error("a node id that this export never made (inode {}): ids cannot be made up", .0.ino)]
     ForgedId(NodeId),
 }
 
-/// Tells a client as whom its calls are done, whether its kernel is believed, and what this machine calls its users where it wants to know.
+/// Tells a client its effective ids, whether its kernel's permission checks are trusted, and on request the server's
+/// user names.
 pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admission, features: u64) {
     if export.acts() {
         session.acts_as = admission.acts_as(session.acts_as);
@@ -26,7 +27,7 @@ pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admi
     }
 }
 
-/// Every node that a request names was made by this export.
+/// Checks that this export made every node id in a request.
 pub(crate) fn check(export: &Export, request: &Request) -> Result<(), Broken> {
     let (places, bare) = named(&request.call);
     for place in places.into_iter().flatten() {
@@ -48,12 +49,13 @@ fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
     if export.reach().ids.genuine(node) { Ok(()) } else { Err(Broken::ForgedId(node)) }
 }
 
-/// All that a call names: places, and an id without one. A handle names something only within its session.
+/// Returns the node references of a call, and an id without path hint. A handle is meaningful only within its
+/// session.
 fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
     match call {
-        // Where a walk begins is looked at by who asks this.
+        // [`check`] looks at the roots of a prefetch.
         Call::Release { handles: _ } | Call::Ahead { roots: _, .. } => ([None, None], None),
-        // A number is no id: whether it may be asked for by that is a question of rights.
+        // An inode number is not an id: the lookup itself checks the rights to use it.
         Call::LookupNumber { ino: _ } => ([None, None], None),
         Call::Steer { want, .. } => ([want.as_ref(), None], None),
         Call::Walk { node, names: _ } => ([None, None], Some(*node)),

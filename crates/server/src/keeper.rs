@@ -1,22 +1,22 @@
-//! What becomes of sessions whose client is away (docs/decisions/0009-sessions-over-connections.md).
+//! Session reaper: expiry of sessions with disconnected clients (docs/decisions/0009-sessions-over-connections.md).
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a session that lapsed keeps its open files, locks and stream for its client.
+/// How long an expired session keeps its open files, locks and stream for its client.
 pub(crate) const DORMANCY: Duration = Duration::from_secs(600);
-/// How often sessions are looked at while a client is away.
+/// Interval of the checks while a client is disconnected.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Whether a session is still what its client believes it to be.
+/// Phase of a session.
 ///
 /// ```text
-///            its lease ran out
-///   Stands ────────────────────▶ Dormant ── in the way, ten minutes ──▶ Doomed ── forgotten
-///      ▲                            │                                      ▲
-///      └───────── resumed ──────────┘          too much is kept for it ────┘ (from everywhere)
+///            lease expired
+///   Stands ────────────────────▶ Dormant ── conflict, ten minutes ──▶ Doomed ── discarded
+///      ▲                            │                                    ▲
+///      └───────── resumed ──────────┘         memory limit exceeded ─────┘ (from every phase)
 /// ```
 #[derive(Default)]
 pub(crate) struct Standing(AtomicU8);
@@ -38,12 +38,12 @@ impl Standing {
         let _ = self.0.compare_exchange(STANDS, DORMANT, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// False: it is too late.
+    /// Makes an expired session active again. Returns false if it is too late.
     pub(crate) fn resume(&self) -> bool {
         self.0.compare_exchange(DORMANT, STANDS, Ordering::SeqCst, Ordering::SeqCst) != Err(DOOMED)
     }
 
-    /// It is to be forgotten if its client is not back. True: so it is.
+    /// Marks an expired session for removal, unless its client has returned. Returns whether it did.
     pub(crate) fn doom_dormant(&self) -> bool {
         self.0.compare_exchange(DORMANT, DOOMED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -53,12 +53,12 @@ impl Standing {
     }
 }
 
-/// Wakes the thread that looks after sessions whose client is away, and when too much is kept for all of them.
+/// Wakes the reaper thread, and accounts the memory of all sessions.
 #[derive(Default)]
 pub(crate) struct Keeper {
     state: Mutex<State>,
     wake: Condvar,
-    /// Bytes kept for all sessions, and how many there may be.
+    /// Memory of all sessions in bytes, and its limit.
     held: AtomicU64,
     most: u64,
 }
@@ -70,21 +70,21 @@ struct State {
 }
 
 impl Keeper {
-    /// For a server that keeps up to `most` bytes for its sessions.
+    /// A reaper for sessions with at most `most` bytes of memory.
     pub(crate) fn new(most: u64) -> Keeper {
         Keeper { most, ..Keeper::default() }
     }
 
-    /// For one session so many bytes are kept now, not as many as before.
+    /// Changes the memory of a session from `before` to `now` bytes.
     pub(crate) fn note_held(&self, before: u64, now: u64) {
-        // It wraps around where less is kept.
+        // A decrease wraps around.
         self.held.fetch_add(now.wrapping_sub(before), Ordering::SeqCst);
         if now > before && self.is_crowded() {
             self.call();
         }
     }
 
-    /// Bytes kept for all sessions.
+    /// Memory of all sessions in bytes.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::SeqCst)
     }
@@ -93,7 +93,7 @@ impl Keeper {
         self.held_bytes() > self.most
     }
 
-    /// There is something to look at.
+    /// Wakes the reaper thread.
     pub(crate) fn call(&self) {
         self.state.lock().called = true;
         self.wake.notify_one();
@@ -104,7 +104,7 @@ impl Keeper {
         self.wake.notify_one();
     }
 
-    /// Waits for a call, or if `busy` for the next tick. False: the server stops.
+    /// Waits for a wake-up, or if `busy` for the next tick. Returns false if the server stops.
     pub(crate) fn wait(&self, busy: bool) -> bool {
         let mut state = self.state.lock();
         while !state.called && !state.stopping {
@@ -119,7 +119,7 @@ impl Keeper {
     }
 }
 
-/// Bytes kept for one session, as the keeper is told.
+/// Memory account of one session, also counted in the server's total.
 pub(crate) struct Tally {
     keeper: Arc<Keeper>,
     bytes: AtomicU64,
@@ -135,7 +135,7 @@ impl Tally {
     }
 }
 
-/// A part of them, until it is dropped.
+/// A charge on a memory account, released when dropped.
 pub(crate) struct Held {
     tally: Arc<Tally>,
     bytes: u64,
@@ -149,7 +149,7 @@ impl Held {
     }
 
     pub(crate) fn set(&mut self, bytes: u64) {
-        // It wraps around where less is kept.
+        // A decrease wraps around.
         self.tally.bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::SeqCst);
         self.tally.keeper.note_held(self.bytes, bytes);
         self.bytes = bytes;

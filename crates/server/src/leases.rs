@@ -1,4 +1,4 @@
-//! The lease table of a server, its clock, and the calls that wait for others to give back.
+//! The server's lease table with its clock, and the calls parked until other clients return leases.
 //! Rules: docs/decisions/0008-leases.md.
 
 use crate::events;
@@ -21,17 +21,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// One table for all sessions of a server.
+/// The lease table shared by all sessions of a server.
 ///
-/// **Lock order.** Places (`place_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox.
-/// Under `state` recalls, and answers that carry grants, take their places on sessions' wires, as [`Desk`]
-/// says. Nothing is sent to a socket, no call is executed, submitted or dropped under it. Nobody waits under any
-/// of them for an acknowledgement: a call that has to is parked, and occupies no thread.
+/// **Lock order.** Inode locks (`place_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox. Under
+/// `state`, recalls and replies with grants are queued on the sessions' wires in one order, as [`Desk`] requires.
+/// While `state` is held, nothing is sent to a socket, and no call is executed, submitted or dropped. No thread waits
+/// for an acknowledgement with one of these locks: a call that has to is parked, and occupies no thread.
 pub(crate) struct Leases {
     state: Mutex<State>,
-    /// The clock has something earlier to do.
+    /// Signals an earlier deadline to the clock thread.
     wake: Condvar,
-    /// Whereto parked calls return; `None` for a table of one session, where none is ever parked.
+    /// Pool that resumes parked calls; `None` for a table of one session, which never parks any.
     pool: Option<Weak<Pool>>,
     pub(crate) places: PlaceLocks,
     pub(crate) homes: Arc<Homes>,
@@ -40,52 +40,52 @@ pub(crate) struct Leases {
 
 struct State {
     desk: Desk<Job>,
-    /// What has become of the change that ends just now.
+    /// Observed result of the change that is ending.
     seen: Option<Seen>,
     sessions: FxHashMap<Holder, Arc<Session>>,
-    /// Whose sessions were forgotten before their lease ran out.
+    /// Holders whose session was discarded before its lease expired.
     cut: BTreeMap<Holder, Absent>,
-    /// When the table wants to be told the time.
+    /// The table's next deadline.
     due: Time,
-    /// For when the clock was set.
+    /// The deadline that the clock thread waits for.
     clock: Time,
     stopping: bool,
 }
 
-/// The client of a session that is no more, and its incarnation.
+/// Client and incarnation of a discarded session.
 struct Absent {
     who: (u64, u64),
     peer: Peer,
 }
 
-/// For status.
+/// Snapshot for status.
 pub(crate) struct Picture {
     pub(crate) report: LeaseReport,
     pub(crate) parked: Vec<Parked>,
-    /// Holders without a session, and which client each was.
+    /// Holders without a session, with their client ids.
     pub(crate) cut: Vec<(Holder, u64)>,
 }
 
-/// A call that waits for others to give back.
+/// A call parked until other clients return leases.
 pub(crate) struct Parked {
     pub(crate) change: ChangeId,
     pub(crate) session: u64,
     pub(crate) call: &'static str,
 }
 
-/// What the table said and is done when its lock is free again.
+/// Output of the lease table that is carried out after its lock is released.
 #[derive(Default)]
 struct Pending {
     send: Vec<Arc<Session>>,
     ready: Vec<Job>,
-    /// With the number of the lease that ran out.
+    /// Sessions with expired leases, and the lease numbers.
     fenced: Vec<(Arc<Session>, u64)>,
 }
 
-/// The time may jump while the machine sleeps, so the clock looks this often while anything is due.
+/// The time may jump during suspend, so the clock thread checks this often while a deadline is set.
 const CLOCK_STEP: Duration = Duration::from_secs(1);
 
-/// It is looked so often what has become of a change while others end.
+/// Attempts to read the result of a change while other changes end.
 const LOOKS: u32 = 4;
 
 impl Leases {
@@ -109,12 +109,12 @@ impl Leases {
         })
     }
 
-    /// Whereto calls return that had to wait.
+    /// The pool that resumes parked calls.
     pub(crate) fn pool(&self) -> Weak<Pool> {
         self.pool.clone().unwrap_or_default()
     }
 
-    /// Starts the thread that tells the table the time, until [`Leases::stop`].
+    /// Starts the thread that drives the table's timeouts, until [`Leases::stop`].
     pub(crate) fn start_clock(self: &Arc<Leases>) -> std::io::Result<()> {
         let leases = Arc::clone(self);
         std::thread::Builder::new().name("nigh-leases".into()).spawn(move || leases.run_clock())?;
@@ -130,7 +130,7 @@ impl Leases {
         self.state.lock().desk.report()
     }
 
-    /// The table, the parked calls, and the leases whose session was forgotten; all at one moment.
+    /// Returns table, parked calls and leases of discarded sessions, all at one moment.
     pub(crate) fn picture(&self) -> Picture {
         let state = self.state.lock();
         let parked = state.desk.parked();
@@ -147,7 +147,7 @@ impl Leases {
         }
     }
 
-    /// A session begins. `dropped`: its client has dropped everything that earlier sessions of it were granted.
+    /// Registers a session. `dropped`: its client has dropped all grants of its earlier sessions.
     pub(crate) fn attach(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) {
         self.with(|state, now| {
             let is_it = |absent: &Absent| absent.who == attached.who && absent.peer.is_same(&session.peer);
@@ -162,8 +162,8 @@ impl Leases {
         });
     }
 
-    /// A session goes on over another connection. True: its lease had run out, and a new one begins. Otherwise
-    /// its client is heard, unless it is suspect, which it stays.
+    /// Resumes a session over another connection. Returns true if its lease had expired and a new one begins.
+    /// Otherwise the lease is renewed, unless the session is suspect, which it stays.
     pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
         self.with(|state, now| {
             state.desk.table_mut().handle_heard(now, session.holder());
@@ -180,13 +180,13 @@ impl Leases {
         self.state.lock().sessions.len() > 1
     }
 
-    /// The same for a session without a connection.
+    /// Registers a holder without a session.
     pub(crate) fn attach_alone(&self, holder: Holder, term: Term) {
         self.with(|state, now| state.begin(now, holder, false, term));
     }
 
-    /// The session is over, and with it what it had parked. `goodbye`: its client has dropped everything;
-    /// otherwise its grants stand until its lease has run out.
+    /// Removes a session with its parked calls. `goodbye`: its client has dropped its grants; otherwise they stay
+    /// until the lease expires.
     pub(crate) fn leave(&self, session: &Arc<Session>, who: (u64, u64), goodbye: bool) {
         let peer = session.peer.clone();
         let dropped = self.with(|state, now| {
@@ -200,10 +200,11 @@ impl Leases {
             }
             state.desk.take_parked(|job| Arc::ptr_eq(&job.session, session))
         });
-        drop(dropped); // ends their changes
+        drop(dropped); // ends the calls' changes
     }
 
-    /// Something was heard of the client. False: it is neither answered nor renewed by it.
+    /// Renews a client's lease on receipt of a message. Returns false if the message neither renews the lease nor may
+    /// be answered.
     pub(crate) fn is_heard(&self, holder: Holder) -> bool {
         self.with(|state, now| state.desk.table_mut().handle_heard(now, holder))
     }
@@ -216,7 +217,7 @@ impl Leases {
         self.with(|state, now| state.desk.table_mut().handle_return(now, holder, grants));
     }
 
-    /// These were registered and no answer carries them.
+    /// Withdraws grants that no reply carries.
     pub(crate) fn withdraw(&self, holder: Holder, grants: &[GrantId]) {
         if !grants.is_empty() {
             self.with(|state, now| state.desk.handle_withdraw(now, holder, grants));
@@ -227,8 +228,8 @@ impl Leases {
         self.with(|state, now| state.desk.handle_grant(now, (holder, key), node))
     }
 
-    /// Puts an answer on a wire, under the lock under which recalls are put there. Takes out of its grants what
-    /// it may not carry; `put` is told whether those that are left are as they were.
+    /// Queues a reply under the lock under which recalls are queued. Removes grants that it may not carry any more;
+    /// `put` learns whether the remaining grants are unchanged.
     pub(crate) fn put_answer(&self, holder: Holder, grants: Vec<Grant>, put: impl FnOnce(Vec<Grant>, bool)) {
         self.with_answer(|state, now| state.desk.handle_answer(now, holder, grants), put);
     }
@@ -238,17 +239,17 @@ impl Leases {
         self.with(|state, now| state.desk.table_mut().handle_may_list(now, holder, grant));
     }
 
-    /// Asks everybody for what they hold of a key. Nobody waits until they have given it back.
+    /// Recalls a key from all holders, without waiting for its return.
     pub(crate) fn recall(&self, key: LeaseKey) {
         self.with(|state, now| state.desk.handle_recall(now, key));
     }
 
-    /// What is no session's and is said to the table.
+    /// Passes an input to the table that belongs to no session.
     pub(crate) fn tell<T>(&self, say: impl FnOnce(&mut LeaseTable, Time) -> T) -> T {
         self.with(|state, now| say(state.desk.table_mut(), now))
     }
 
-    /// Begins a change, or names more of what it makes false. True: nobody else holds any of it.
+    /// Begins a change, or extends one. Returns true if no other session holds a conflicting lease.
     pub(crate) fn change(
         &self,
         by: Holder,
@@ -270,17 +271,17 @@ impl Leases {
         })
     }
 
-    /// For a grant that is to be had before data is read; a call that waits for it is kept.
+    /// Requests a grant before data is read. A read that has to wait is registered.
     pub(crate) fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
         self.with(|state, now| state.desk.handle_read(now, seat, node))
     }
 
-    /// What a call was granted that waited.
+    /// Takes the grant of a read that waited.
     pub(crate) fn claim(&self, reader: ChangeId) -> Option<Granted> {
         self.state.lock().desk.take_granted(reader)
     }
 
-    /// Ends a change that has had its effect. Those who hold back what it changed are told what that is now.
+    /// Ends a change after its effect. Holders of the suspended facts receive the new values.
     fn finish<T>(&self, id: ChangeId, tells: &[Tell], end: impl FnOnce(&mut State, Time) -> T) -> T {
         let mut end = Some(end);
         for _ in 0..LOOKS {
@@ -296,16 +297,16 @@ impl Leases {
                 return result;
             }
         }
-        // Who holds it back looks for itself.
+        // The facts kept changing, so the holders read them themselves.
         self.with(end.expect("it has not ended"))
     }
 
-    /// A change has had its effect, and ends.
+    /// Ends a change after its effect.
     pub(crate) fn done(&self, id: ChangeId, tells: &[Tell]) {
         self.finish(id, tells, |state, now| state.desk.handle_done(now, id));
     }
 
-    /// The same of a change of data, which its maker is granted.
+    /// Ends a change of data after its effect and grants the written data to the writer.
     pub(crate) fn written(
         &self,
         id: ChangeId,
@@ -316,7 +317,7 @@ impl Leases {
         self.finish(id, tells, |state, now| state.desk.handle_written(now, id, seat, node))
     }
 
-    /// Whether somebody holds back what a change names.
+    /// Whether a holder has suspended facts of this change.
     pub(crate) fn is_awaited(&self, id: ChangeId) -> bool {
         self.state.lock().desk.table().awaiting(id).next().is_some()
     }
@@ -355,7 +356,7 @@ impl Leases {
         self.with(|state, now| state.desk.table_mut().handle_settle(now, by, key))
     }
 
-    /// For which exports it is to be looked what has become of a change; `None`: for none.
+    /// Returns the exports through which the result of a change is needed, if any.
     fn asked(&self, id: ChangeId) -> Option<(Looked, Vec<Arc<Export>>)> {
         let state = self.state.lock();
         let mut exports: Vec<Arc<Export>> = Vec::new();
@@ -368,8 +369,8 @@ impl Leases {
         (!exports.is_empty()).then(|| (state.desk.table().looks(), exports))
     }
 
-    /// A call on that filesystem was refused for want of space: all exports give back what they keep. Whether anything was
-    /// given back since there were so many rounds.
+    /// Handles ENOSPC on a filesystem: all exports close the files that they keep. Returns whether any were closed
+    /// since round `rounds`.
     pub(crate) fn give_back_space(&self, own: &Export, filesystem: Option<u64>, rounds: u64) -> bool {
         let exports: Vec<Arc<Export>> = {
             let state = self.state.lock();
@@ -384,8 +385,7 @@ impl Leases {
         self.with(|state, now| state.desk.handle_done(now, id));
     }
 
-    /// Keeps a call until its change is ready; `None`: it is kept, or nobody waits for it any more.
-    /// Otherwise it goes on at once.
+    /// Parks a call until its change is ready. Returns the call if it may go on at once; a cancelled call is aborted.
     pub(crate) fn park(&self, job: Job) -> Option<Job> {
         let Some(change) = job.change.as_ref().map(|change| change.id) else { return Some(job) };
         let is_wanted = |job: &Job| !job.session.is_over() && !job.session.is_cancelled(job.call);
@@ -400,18 +400,18 @@ impl Leases {
         }
     }
 
-    /// Takes back a call that is parked.
+    /// Removes and returns a parked call.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
         self.state.lock().desk.take_parked(is_it).pop()
     }
 
-    /// One input to the table, and all that it puts out.
+    /// Runs one input to the table and all its output.
     fn with<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
         self.with_answer(act, |_, _| ())
     }
 
-    /// The same with an answer that is put on its wire when it is its turn.
+    /// Like [`Leases::with`], for an input that may queue a reply through `put`.
     fn with_answer<T>(
         &self,
         act: impl FnOnce(&mut State, Time) -> T,
@@ -472,7 +472,7 @@ impl State {
         self.begin(now, session.holder(), names_alone, attached.term);
         let party = Party { client: attached.who, origin: session.origin };
         self.desk.table_mut().handle_client(now, session.holder(), party);
-        // A peer that does not speak for all users of its machine: each call goes by its caller's rights alone.
+        // A peer that does not vouch for its machine's users: the rights of each caller are checked on every call.
         if attached.export.acts() && !attached.files.is_vouched() {
             self.desk.table_mut().handle_confine(now, session.holder());
         }
@@ -510,7 +510,7 @@ impl State {
         self.say(pending, holder, |connection| connection.commit(commit));
     }
 
-    /// Everything that the desk has to say. Recalls are on their wires when this returns.
+    /// Polls the sequencer until it has no more output. Recalls are queued on their wires when this returns.
     fn drain(&mut self, put: impl FnOnce(Vec<Grant>, bool)) -> Pending {
         let (mut pending, mut put) = (Pending::default(), Some(put));
         loop {

@@ -1,5 +1,5 @@
-//! Answers that clients of forgotten sessions may not have: who comes with the same operation again is answered
-//! from here, so that it takes effect once (docs/decisions/0009-sessions-over-connections.md).
+//! Reply cache: replies of discarded sessions that their clients may not have received. A resent operation is
+//! answered from here, so that it takes effect once (docs/decisions/0009-sessions-over-connections.md).
 
 use crate::files::{OpenFile, SessionFiles};
 use crate::room;
@@ -12,26 +12,26 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long they are remembered.
+/// How long replies are kept.
 const KEPT: Duration = Duration::from_secs(600);
-/// Of so many sessions, and so many altogether; then the earliest goes of the client of which most is remembered.
+/// Limits on sessions and replies. Beyond them the oldest entry of the client with the most replies is dropped.
 const MOST_SESSIONS: usize = 1_024;
 const MOST_ALTOGETHER: usize = 1 << 18;
-/// Answers of one session. A client has fewer calls outstanding.
+/// Maximum number of replies of one session. A client has fewer calls outstanding.
 const MOST_ANSWERS: usize = 4_096;
-/// How long calls of a forgotten session may go on before its client may begin another.
+/// How long calls of a discarded session may go on before its client may begin another session.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What forgotten sessions left behind.
+/// The reply cache of all discarded sessions.
 #[derive(Default)]
 pub(crate) struct Memory {
-    /// The latest is last.
+    /// Oldest first.
     left: Mutex<VecDeque<Left>>,
 }
 
-/// What one session left behind.
+/// Cached replies of one discarded session.
 pub(crate) struct Left {
-    /// Calls of its may still be executed.
+    /// Its calls may still be executing.
     session: Weak<Session>,
     peer: Peer,
     who: (u64, u64),
@@ -40,7 +40,7 @@ pub(crate) struct Left {
     answers: Arc<Answers>,
 }
 
-/// Answers of one session to named operations, by their sequence.
+/// Replies of one session to named operations, by sequence number.
 #[derive(Default)]
 pub(crate) struct Answers {
     told: Mutex<BTreeMap<u64, Told>>,
@@ -48,14 +48,14 @@ pub(crate) struct Answers {
 
 struct Told {
     response: Response,
-    /// The open file that it names.
+    /// The open file named by the reply.
     file: Option<Arc<OpenFile>>,
 }
 
 impl Answers {
-    /// Notes one, with the file that it names, which stays open.
+    /// Stores a reply. The file that it names stays open.
     pub(crate) fn note(&self, sequence: u64, mut response: Response, files: &SessionFiles) {
-        // Who was led astray looks for the way and asks again.
+        // On ESTALE the client resolves the path again and sends a new call.
         if !response.last || response.result == Err(Errno::STALE) {
             return;
         }
@@ -85,8 +85,8 @@ impl Answers {
 }
 
 impl Memory {
-    /// The session is forgotten; these are its answers, to which those of calls that go on are added. What has
-    /// to make way, to be dropped with no lock held.
+    /// Stores the replies of a discarded session; calls that are still executing add theirs later. Returns evicted
+    /// entries, which the caller drops without holding a lock.
     #[must_use]
     pub(crate) fn keep(
         &self,
@@ -107,7 +107,7 @@ impl Memory {
         std::iter::from_fn(|| make_way(&mut all)).collect()
     }
 
-    /// The answer to an operation that a client puts out again, if it was done.
+    /// Returns the reply to a resent operation, if it was executed.
     pub(crate) fn recall(&self, session: &Session, name: OpName) -> Option<Response> {
         let attached = session.attached()?;
         let answers = self.answers_of(session, attached);
@@ -122,8 +122,8 @@ impl Memory {
         theirs.map(|left| Arc::clone(&left.answers)).collect()
     }
 
-    /// Waits until no call of this client's forgotten sessions is executed any more or may come to be: those that
-    /// come again must find their answers here. False: that takes too long.
+    /// Waits until no call of this client's discarded sessions is executing or will be: resent calls must find their
+    /// replies here. Returns false after a timeout.
     pub(crate) fn is_settled(&self, who: (u64, u64)) -> bool {
         let give_up = Instant::now() + PATIENCE;
         let mut pause = Duration::from_micros(100);
@@ -143,7 +143,7 @@ impl Memory {
         }
     }
 
-    /// Forgets what is too old. Whether anything is left.
+    /// Drops expired entries. Returns whether any are left.
     pub(crate) fn tidy(&self) -> bool {
         let mut left = self.left.lock();
         let old = left.iter().take_while(|left| left.since.elapsed() > KEPT).count();
@@ -155,7 +155,7 @@ impl Memory {
     }
 }
 
-/// Takes out what one session left behind, if there is too much.
+/// Removes one entry if the cache is too large.
 fn make_way(all: &mut VecDeque<Left>) -> Option<Left> {
     if all.len() <= MOST_SESSIONS
         && all.iter().map(|left| left.answers.count()).sum::<usize>() <= MOST_ALTOGETHER
@@ -169,7 +169,7 @@ fn make_way(all: &mut VecDeque<Left>) -> Option<Left> {
     all.remove(at)
 }
 
-/// The number of the open file that an answer names.
+/// Returns the handle in a reply that opens a file.
 fn handle(response: &mut Response) -> Option<&mut Handle> {
     match response.result.as_mut().ok()? {
         Reply::Opened { handle, .. } => Some(handle),

@@ -1,8 +1,9 @@
-//! Files that lost their last name while somebody has them open. See docs/decisions/0013-orphans.md.
+//! Orphans: files that lost their last name while a session has them open. See docs/decisions/0013-orphans.md.
 //!
-//! Such a file gets a name in a folder of the server's own, at the export's root, or of a filesystem or subvolume
-//! inside it: before its last name goes, until the last open file of it is closed. So it lives over a restart
-//! of the server, and its id leads to it. The name tells inode number and birth; what else lies there is left alone.
+//! Before the last name of such a file is removed, the server links the file into a folder of its own, until the last
+//! close. The folder is at the root of the export, or of a filesystem or subvolume inside the export. So the file
+//! survives a restart of the server, and its id still resolves. The link's name encodes inode number and birth time;
+//! other files in the folder are left alone.
 
 use crate::error::{Fault, Result};
 use crate::grace::Grace;
@@ -19,10 +20,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// The folder. No client sees a directory of this name, or reaches what lies in it, anywhere in an export.
+/// The orphan folder. A directory of this name, and everything in it, is hidden from clients anywhere in an export.
 pub(crate) const FOLDER: &[u8] = b".nigh-orphans";
 
-/// Those of one export.
+/// The orphans of one export.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans(Arc<Shared>);
 
@@ -32,20 +33,21 @@ struct Shared {
     folders: Mutex<Folders>,
     known: Mutex<FxHashMap<NodeId, Known>>,
     objects: Objects,
-    /// The server stops: whoever comes back to the next one finds what is there.
+    /// The server stops: the files stay for clients that return to the next server.
     stays: AtomicBool,
-    /// How long those of an earlier server are kept for sessions that come back, in nanoseconds;
+    /// How long orphans of an earlier server are kept for returning sessions, in nanoseconds.
     grace_ns: AtomicU64,
-    /// and whether some are waited for.
+    /// Grace period, which tells whether sessions are still expected back.
     returning: OnceLock<Arc<Grace>>,
 }
 
-/// The inodes of `known`: some call asks for every attribute that is told. Its lock is held alone and for a moment.
+/// The inodes of `known`, consulted for every attribute reply. No other lock is taken under its lock, which is held
+/// for a moment.
 #[derive(Debug, Default)]
 struct Objects {
     count: AtomicU64,
     all: Mutex<FxHashMap<Object, Named>>,
-    /// Counts each beginning and each end of a change.
+    /// Incremented at each beginning and each end of a change.
     changes: AtomicU64,
     settled: Condvar,
 }
@@ -53,31 +55,31 @@ struct Objects {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Named {
     Yes,
-    /// It is getting its name in the folder, or losing it.
+    /// Its link in the folder is being made or removed.
     Changing,
 }
 
-/// What an inode is while its name is made or removed, until this is dropped.
+/// State of an inode while its link is made or removed. Dropping it ends the change.
 struct Change<'a> {
     objects: &'a Objects,
     object: Object,
-    /// Whether it has the name then.
+    /// Whether the inode has the link after the change.
     has: bool,
 }
 
-/// Open folders. The one at the root stays so, once there is one; a descriptor of another one would keep its
-/// filesystem from being unmounted.
+/// Open orphan folders. The root's folder stays open. A descriptor of another one would keep its filesystem from
+/// being unmounted.
 #[derive(Debug, Default)]
 struct Folders {
     root: Option<Arc<Folder>>,
     inner: FxHashMap<Object, Weak<Folder>>,
 }
 
-/// Locked, so that another server does not take what is in use for what is left.
+/// An open orphan folder. Its flock keeps another server from taking files in use for leftovers.
 #[derive(Debug)]
 struct Folder {
     fd: OwnedFd,
-    /// The directory that it is in, where it is to be removed in the end.
+    /// The parent directory, if the folder is to be removed after use.
     top: Option<Arc<OwnedFd>>,
 }
 
@@ -86,13 +88,13 @@ struct Known {
     object: Object,
     folder: Arc<Folder>,
     name: String,
-    /// When it was found to be left by an earlier server, while nobody has it open;
+    /// When it was found as a leftover of an earlier server, while no session has it open.
     left: Option<Instant>,
-    /// somebody had.
+    /// A session has opened it since.
     was_open: bool,
 }
 
-/// A file's name in the folder, until this is dropped.
+/// A file's link in the orphan folder. Dropping it removes the link.
 #[derive(Debug)]
 pub(crate) struct Orphan {
     shared: Arc<Shared>,
@@ -100,7 +102,7 @@ pub(crate) struct Orphan {
     id: NodeId,
     object: Object,
     name: String,
-    /// When an earlier server's was found: others may come back for it too.
+    /// When the link was found as a leftover of an earlier server: other sessions may return for the file too.
     left: Option<Instant>,
 }
 
@@ -111,33 +113,33 @@ pub(crate) struct Top {
     is_root: bool,
 }
 
-/// So often a file is looked at while others get or lose names in the folder.
+/// Attempts to read a file's state while orphan links change.
 const LOOKS: u32 = 8;
 
-/// A directory of more levels is taken for none.
+/// A deeper directory is treated as stale.
 const MAX_DEPTH: u32 = 1 << 16;
 
 impl Orphans {
-    /// Looks for what an earlier server left at the root; it is kept for so long.
+    /// Finds the leftovers of an earlier server at the root; they are kept for the grace time.
     pub(crate) fn find_left(&self, reach: &Reach) {
         let root = reach.root_node();
         let top = Top { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
-        // None, or none of ours.
+        // There is no folder, or it belongs to another user.
         let _ = self.folder(reach, &top, false);
     }
 
-    /// How long those are kept that an earlier server left, for sessions that come back.
+    /// Sets how long leftovers of an earlier server are kept for returning sessions.
     pub(crate) fn set_grace(&self, grace: Span, returning: &Arc<Grace>) {
         self.0.grace_ns.store(grace.0, Ordering::Relaxed);
         let _ = self.0.returning.set(Arc::clone(returning));
     }
 
-    /// From now on nothing is removed.
+    /// Disables the removal of links from now on.
     pub(crate) fn stay(&self) {
         self.0.stays.store(true, Ordering::SeqCst);
     }
 
-    /// Why files that are removed while open do not outlive the server, if that is known beforehand.
+    /// Returns why files removed while open will not outlive the server, if that is known in advance.
     pub(crate) fn refusal(reach: &Reach) -> Option<&'static str> {
         let root = &reach.root_node().fd;
         let asked = rustix::fs::accessat(root, c".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
@@ -154,15 +156,15 @@ impl Orphans {
         )
     }
 
-    /// Where the folder for files of this directory is, if it would have to be made: that changes the attributes
-    /// of the directory in which it is made.
+    /// Returns the directory in which the orphan folder for files of `dir` has to be made, if the folder is missing.
+    /// Making it changes the attributes of the returned directory.
     pub(crate) fn needs_folder(&self, reach: &Reach, dir: &Node) -> Option<Top> {
         let top = top(reach, dir).ok()?;
         let there = self.folder(reach, &top, false);
         matches!(there, Err(Fault(Errno::NOENT))).then_some(top)
     }
 
-    /// Gives a file of this directory its name in the folder. `make`: the folder may be made.
+    /// Links a file of `dir` into the orphan folder. `make`: the folder may be made.
     pub(crate) fn link(&self, reach: &Reach, dir: &Node, file: &Node, make: bool) -> Result<Orphan> {
         let folder = self.folder(reach, &top(reach, dir)?, make)?;
         let (name, object) = (name_of(&file.stat), file.object);
@@ -175,14 +177,14 @@ impl Orphans {
         Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, object, name, left: None })
     }
 
-    /// What changes where the folder is made.
+    /// Returns the directory in which the orphan folder for `dir` is made, with its attributes.
     pub(crate) fn top_of(&self, reach: &Reach, dir: &Node) -> Option<(NodeId, Attr)> {
         let top = top(reach, dir).ok()?;
         let node = reach.opened(rustix::io::fcntl_dupfd_cloexec(&top.fd, 0).ok()?).ok()?;
         Some((node.id, node.stat.attr))
     }
 
-    /// An orphan by its id. `dir`: a directory of the filesystem that it lies on.
+    /// Resolves an orphan by its id. `dir`: a directory on the orphan's filesystem.
     pub(crate) fn find(&self, reach: &Reach, id: NodeId, dir: Option<&Node>) -> Result<Node> {
         if !self.0.known.lock().contains_key(&id)
             && let Some(dir) = dir
@@ -198,7 +200,7 @@ impl Orphans {
         if node.id == id { Ok(node) } else { Err(Fault::STALE) }
     }
 
-    /// Somebody has opened it: if an earlier server left it, it is kept for as long as that.
+    /// Takes over a leftover of an earlier server that a session has opened; it is kept until the last close.
     pub(crate) fn adopt(&self, id: NodeId) -> Option<Orphan> {
         let mut known = self.0.known.lock();
         let found = known.get_mut(&id)?;
@@ -207,13 +209,13 @@ impl Orphans {
         Some(Orphan { shared: Arc::clone(&self.0), folder, id, object, name, left })
     }
 
-    /// Looks at a file; and whether it had a name in the folder then, be it that nobody has opened it again yet. It may
-    /// look more than once.
+    /// Observes a file together with whether it had an orphan link at that moment, including links of an earlier
+    /// server. `look` may be called more than once.
     pub(crate) fn look<T>(&self, object: Object, look: impl FnMut() -> T) -> (T, bool) {
         self.0.objects.look(object, look)
     }
 
-    /// Removes those for which nobody came back in time.
+    /// Removes leftovers whose sessions did not return in time.
     pub(crate) fn sweep(&self, now: Instant) {
         let grace = Duration::from_nanos(self.0.grace_ns.load(Ordering::Relaxed));
         let is_over = |known: &mut Known| {
@@ -268,14 +270,14 @@ impl Orphans {
 }
 
 impl Shared {
-    /// Whether sessions of an earlier server may yet come back for what they had open.
+    /// Whether sessions of an earlier server may still return for their open files.
     fn waits(&self) -> bool {
         self.returning.get().is_some_and(|grace| grace.stands())
     }
 }
 
 impl Objects {
-    /// Its name is about to be made or removed; if that fails it stays as it is.
+    /// Begins making or removing an inode's link. Unless `has` is set, the state stays as it was.
     fn change(&self, object: Object) -> Change<'_> {
         let mut all = self.all.lock();
         let has = self.settled(&mut all, object);
@@ -295,7 +297,8 @@ impl Objects {
         self.count.load(Ordering::SeqCst) > 0 && self.settled(&mut self.all.lock(), object)
     }
 
-    /// Where a change was under way meanwhile it looks again: of what it has seen nobody could say whether that name counts.
+    /// Repeats an observation that overlapped with a change: it would be unclear whether nlink included the orphan
+    /// link.
     fn look<T>(&self, object: Object, mut look: impl FnMut() -> T) -> (T, bool) {
         for _ in 0..LOOKS {
             let before = self.changes.load(Ordering::SeqCst);
@@ -305,7 +308,7 @@ impl Objects {
                 return (seen, has);
             }
         }
-        // Others are changed faster than this one is looked at: now none is.
+        // Changes arrive faster than observations complete, so this one blocks them.
         let mut all = self.all.lock();
         let has = self.settled(&mut all, object);
         (look(), has)
@@ -328,7 +331,8 @@ impl Drop for Change<'_> {
 }
 
 impl Folder {
-    /// `ENOENT` where there is none and none is to be made; `EACCES`: it is not this server's.
+    /// Opens the folder. Fails with `ENOENT` if it is missing and `make` is false, with `EACCES` if it is not this
+    /// server's.
     fn open(top: &Top, make: bool) -> Result<Folder> {
         if make {
             make_in(&top.fd)?;
@@ -368,7 +372,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if let Some(top) = &self.top {
-            // It is not empty while somebody may come back.
+            // rmdir fails while the folder holds files for returning sessions.
             let before = times_of(top);
             if rustix::fs::unlinkat(top, FOLDER, AtFlags::REMOVEDIR).is_ok() {
                 set_times(top, before);
@@ -383,7 +387,8 @@ impl Drop for Orphan {
             return;
         }
         if self.left.is_some() && self.shared.waits() {
-            // Whoever has opened it again has closed it, or another session has taken the place of theirs; others may not be back yet.
+            // The session that reopened the file has closed it, or another session has replaced that session. Other
+            // sessions may still return for the file.
             if let Some(known) = self.shared.known.lock().get_mut(&self.id) {
                 (known.left, known.was_open) = (self.left, true);
             }
@@ -396,7 +401,7 @@ impl Drop for Orphan {
     }
 }
 
-/// Where files of a directory get their names.
+/// Returns the directory that contains the orphan folder for files of `dir`.
 fn top(reach: &Reach, dir: &Node) -> Result<Top> {
     let root = reach.root_node();
     let place = |stat: &Stat| (stat.dev, stat.mount, stat.subvolume);
@@ -411,7 +416,7 @@ fn top(reach: &Reach, dir: &Node) -> Result<Top> {
         if place(&there) != place(&at) {
             return Ok(Top { fd, object: reach.ids.object(&at), is_root: false });
         }
-        // The root of everything is its own parent: then it was not reached through the export.
+        // The root of all mounts is its own parent: the export was not the way to this directory.
         if there.is_same(&at) {
             break;
         }
@@ -437,7 +442,8 @@ fn times_of(dir: &OwnedFd) -> Option<Timestamps> {
     Some(Timestamps { last_access: access, last_modification: change })
 }
 
-/// To whoever looks at the directory nothing was changed in it. It may be somebody else's: then it shows.
+/// Restores the times of a directory, so that the folder's creation is not visible. Fails silently on another user's
+/// directory.
 fn set_times(dir: &OwnedFd, times: Option<Timestamps>) {
     if let Some(times) = times {
         let _ = rustix::fs::utimensat(dir, c"", &times, AtFlags::EMPTY_PATH);
@@ -455,8 +461,8 @@ mod tests {
 
     const FILE: Object = Object { filesystem: 1, ino: 2, birth: 3 };
 
-    /// One call reads how many names a file has while another gives it its name in the folder, or takes that away: both of what is
-    /// counted and of what is not counted must be of one moment.
+    /// nlink and the presence of the orphan link must come from one moment, even if another call makes or removes the
+    /// link meanwhile.
     #[test]
     fn a_file_that_is_getting_or_losing_its_name_in_the_folder_is_looked_at_again() {
         let (objects, names) = (Objects::default(), Cell::new(1));

@@ -1,5 +1,5 @@
-//! Connections on which nothing came for a while. One thread listens to all of them and takes in what asks for
-//! nothing, so that many clients that acknowledge or renew at once do not wake a thread each.
+//! Idle connections. One thread polls all of them and handles messages that need no reply, so that many
+//! acknowledgements and renewals do not each wake a thread.
 
 use crate::connection::Ended;
 use crate::server::Server;
@@ -15,22 +15,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Why a connection's own thread goes on.
+/// Why a connection's own thread resumes.
 pub(crate) enum Back {
-    /// What came, and is not taken in yet; none: it is to read itself.
+    /// Unhandled input; if empty, the thread reads the link itself.
     Said(Vec<u8>),
-    /// Its session, or it, is at an end.
+    /// The session or the link has ended.
     Ended(Ended),
-    /// It cannot be read.
+    /// Reading failed.
     Failed(io::Error),
 }
 
-/// Those connections, whose threads sleep.
+/// The idle connections, whose threads sleep.
 pub(crate) struct Quiet {
     epoll: OwnedFd,
     seats: Mutex<FxHashMap<u64, Arc<Seat>>>,
     last: AtomicU64,
-    /// Readable when the server stops.
+    /// Eventfd, readable when the server stops.
     stop: OwnedFd,
 }
 
@@ -44,7 +44,7 @@ struct Seat {
     wake: Condvar,
 }
 
-/// How often a connection was read lately: whoever talks a lot is not to take this thread from the others.
+/// Read rate of a connection: a busy connection must not occupy this thread.
 struct Pace {
     since: Instant,
     reads: u32,
@@ -63,9 +63,9 @@ impl Pace {
     }
 }
 
-/// What the server's stop is called among the seats.
+/// Token of the stop event.
 const STOP: u64 = 0;
-/// Read from a connection at a time. Whoever says more at once is not quiet.
+/// Bytes read from a connection at a time. A connection with more input is not idle.
 const BYTES: usize = 4 << 10;
 const EVENTS: usize = 256;
 
@@ -77,8 +77,8 @@ impl Quiet {
         Ok(Quiet { epoll, seats: Mutex::default(), last: AtomicU64::new(STOP), stop })
     }
 
-    /// Lets the calling thread, a connection's own, sleep until it has something to do. Nothing is left to read
-    /// of the link ([`Link::read_now`]).
+    /// Blocks the calling thread, a connection's own, until it has something to do. The link has no unread input
+    /// ([`Link::read_now`]).
     pub(crate) fn wait(&self, session: &Arc<Session>, number: u64, link: &Link) -> Back {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let seat = Arc::new(Seat {
@@ -92,7 +92,7 @@ impl Quiet {
         self.seats.lock().insert(id, Arc::clone(&seat));
         let (token, flags) = (epoll::EventData::new_u64(id), epoll::EventFlags::IN);
         if epoll::add(&self.epoll, link, token, flags).is_err() {
-            // It waits by reading, as before.
+            // The thread falls back to blocking reads.
             self.seats.lock().remove(&id);
             return Back::Said(Vec::new());
         }
@@ -106,11 +106,11 @@ impl Quiet {
     }
 
     pub(crate) fn stop(&self) {
-        // It counts up; there is room for more than one.
+        // An eventfd is a counter and does not block on a second write.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// The thread that listens, until [`Quiet::stop`].
+    /// Runs the polling thread, until [`Quiet::stop`].
     pub(crate) fn listen(&self, server: &Weak<Server>) {
         let mut ready = Vec::with_capacity(EVENTS);
         let mut buffer = vec![0; BYTES];
@@ -145,7 +145,7 @@ impl Quiet {
     }
 
     fn give_back(&self, id: u64, seat: &Seat, back: Back) {
-        // It was added when the seat was taken.
+        // The link was added to the epoll set by [`Quiet::wait`].
         let _ = epoll::delete(&self.epoll, &seat.link);
         self.seats.lock().remove(&id);
         *seat.back.lock() = Some(back);
@@ -154,15 +154,15 @@ impl Quiet {
 }
 
 impl Seat {
-    /// Takes in what came, if that asks for nothing; otherwise why its own thread is to go on.
+    /// Handles input that needs no reply. Otherwise returns why the connection's own thread resumes.
     fn hear(&self, server: &Server, buffer: &mut [u8]) -> Option<Back> {
-        // Until nothing is left: what TLS has unpacked makes no descriptor readable.
+        // Reads until nothing is left: bytes buffered by TLS make no descriptor readable.
         loop {
             if self.pace.lock().is_too_fast() {
                 return Some(Back::Said(Vec::new()));
             }
             let count = match self.link.read_now(buffer) {
-                // Its own thread finds the same.
+                // End of file, which the connection's own thread will read again.
                 Ok(0) => return Some(Back::Said(Vec::new())),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
@@ -172,12 +172,12 @@ impl Seat {
             if count == buffer.len() || !self.session.asks_nothing(bytes) {
                 return Some(Back::Said(bytes.to_vec()));
             }
-            // A panic of ours is the end of that connection, and not of all.
+            // A panic ends this connection only.
             let heard = std::panic::AssertUnwindSafe(|| server.hear_now(&self.session, self.number, bytes));
             match std::panic::catch_unwind(heard) {
                 Ok(Some(None)) => {}
                 Ok(Some(Some(ended))) => return Some(Back::Ended(ended)),
-                // Another link's thread is at it.
+                // The thread of another link is handling input.
                 Ok(None) => return Some(Back::Said(bytes.to_vec())),
                 Err(_) => return Some(Back::Ended(Ended::Cut)),
             }

@@ -1,4 +1,4 @@
-//! From node ids to inodes, never leaving the export. See docs/decisions/0001-node-ids.md.
+//! Resolution of node ids to inodes, confined to the export. See docs/decisions/0001-node-ids.md.
 
 use crate::departed::Departed;
 use crate::descriptors::{Cached, Descriptors};
@@ -24,63 +24,64 @@ use std::time::{Duration, Instant};
 
 mod numbers;
 
-/// An inode that was reached: it lies in the export and is the one asked for.
+/// A resolved inode: verified to lie in the export and to have the requested id.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     /// `O_PATH`, or a file open in the session.
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) stat: Stat,
-    /// What is really there, whichever export leads to it.
+    /// Lease identity of the inode, equal through every export.
     pub(crate) object: Object,
-    /// The name that led here just now.
+    /// The name by which it was resolved just now.
     pub(crate) under: Option<Under>,
-    /// When it, or the directory through which it was reached, was found to lie in the export.
+    /// When the inode, or the directory through which it was resolved, was last found to lie in the export.
     pub(crate) checked: Instant,
 }
 
-/// A name of a directory.
+/// A directory entry: a directory and a name in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Under {
     pub(crate) dir: NodeId,
     pub(crate) object: Object,
     fd: Arc<OwnedFd>,
-    /// What [`Directory`] says of it.
+    /// Device of the directory, as in [`Directory`].
     device: (Dev, u64, bool),
     name: Name,
 }
 
-/// What a name leads to, without holding it.
+/// The inode behind a name, without a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) object: Object,
     pub(crate) stat: Stat,
 }
 
-/// What a name that is to be changed leads to.
+/// The inode behind a name that is to be changed.
 pub(crate) enum There {
     Nothing,
     Found(Found),
-    /// Another filesystem is mounted there. It was not looked at, since it may not answer.
+    /// A mount point. The mounted filesystem was not accessed, since it may hang.
     MountPoint,
 }
 
-/// Where directories were seen, descriptors of the latest ones, and handles of files.
+/// Node resolver: remembered parents and names of directories, open descriptors of the most recently used ones, and
+/// file handles.
 ///
-/// All three are bounded and may forget anything at any time: the client walks again. None of their
-/// locks is held during a system call.
+/// All three are bounded caches that may drop any entry; the client then resolves the path again. None of their locks
+/// is held during a system call.
 #[derive(Debug)]
 pub(crate) struct Reach {
     root: Node,
-    /// The root of its mount, where it may be opened.
+    /// Root of the export's mount, if the server may open it.
     mount_root: Option<OwnedFd>,
-    /// Shared by exports of one directory that are reached over different mounts.
+    /// Shared by exports of one directory that are reached through different mounts.
     pub(crate) ids: Arc<Ids>,
     pub(crate) orphans: Orphans,
     pub(crate) spellings: Spellings,
     opener: Option<Opener>,
     places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
-    /// Directories on the root's own mount only: a descriptor would keep others from being unmounted.
+    /// Directories on the root's own mount only: a descriptor would keep another mount from being unmounted.
     directories: Mutex<LruCache<NodeId, Held>>,
     handles: Mutex<LruCache<NodeId, FileHandle>>,
     pub(crate) departed: Departed,
@@ -91,17 +92,17 @@ pub(crate) struct Reach {
 #[derive(Clone, Debug)]
 struct Held {
     fd: Arc<OwnedFd>,
-    /// When it was last found to lie in the export.
+    /// When the directory was last found to lie in the export.
     checked: Instant,
     #[allow(dead_code, reason = "held, not looked at")]
     cached: Arc<Cached>,
 }
 
-/// A directory that was moved out of the export is out of reach after this time at the latest.
-/// (Asking the kernel for a path costs 4 µs.)
+/// Time within which a directory that was moved out of the export becomes unreachable. (Asking the kernel for a path
+/// costs 4 µs.)
 const TRUSTED: Duration = Duration::from_millis(100);
 
-/// How much [`Reach`] remembers.
+/// Cache sizes of [`Reach`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) places: NonZeroUsize,
@@ -109,15 +110,15 @@ pub(crate) struct Bounds {
     pub(crate) handles: NonZeroUsize,
 }
 
-/// So many directories are held open even where there are too many in all.
+/// Number of directories kept open even when descriptors are short.
 const LEAST: usize = 8;
 
-/// How often a walk is begun that is overtaken by renames.
+/// Attempts of a lookup that races with renames.
 const ATTEMPTS: u32 = 32;
 
-/// Names are joined to paths of this many bytes for one openat2 (`PATH_MAX` is 4096).
+/// Maximum length in bytes of the paths that are joined from names for one openat2 (`PATH_MAX` is 4096).
 const PATH_CHUNK: usize = 3500;
-/// More levels than this are taken for a cycle of outdated entries.
+/// A path of more levels is taken for a cycle of outdated entries.
 const MAX_DEPTH: u32 = 1 << 20;
 
 impl Reach {
@@ -155,12 +156,12 @@ impl Reach {
         &self.root
     }
 
-    /// The root of the mount on which this lies, if that is the export root's.
+    /// The root of the mount on which an inode lies, if that is the mount of the export's root.
     pub(crate) fn mount_root(&self, stat: &Stat) -> Option<&OwnedFd> {
         self.mount_root.as_ref().filter(|_| stat.mount == self.root.stat.mount)
     }
 
-    /// Reaches what a call names; `ESTALE` where its hint and all that is remembered fail.
+    /// Resolves the inode of a call. Fails with `ESTALE` if neither its path hint nor a cache leads there.
     pub(crate) fn node(&self, place: &Place, files: &SessionFiles) -> Result<Node> {
         if let Some(found) = self.held_directory(place.node)? {
             return Ok(found);
@@ -173,7 +174,7 @@ impl Reach {
         if let Some(found) = absent_if_stale(self.by_places(place.node))? {
             return Ok(found);
         }
-        // What is held too long is found by its handle too.
+        // An expired entry of `departed` is closed first; its file can still be reached by its handle.
         self.departed.close_old(Instant::now());
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
@@ -195,10 +196,11 @@ impl Reach {
         if orphan.is_ok() || !files.is_vouched() {
             return orphan;
         }
-        // Last, as it may read a directory.
+        // Last resort, because it may read a directory.
         match self.by_number_of(place.node) {
             Err(Fault::STALE) => orphan,
-            // The caller may know the inode by another name, and takes a grant on that directory as proof that its own name leads there.
+            // The caller may know the inode by another name. A grant on this directory would confirm the wrong name
+            // to it.
             found => found.map(|node| Node { under: None, ..node }),
         }
     }
@@ -208,18 +210,18 @@ impl Reach {
         self.orphans.find(self, place.node, dir.as_ref())
     }
 
-    /// The same for what must be a directory.
+    /// Resolves a node that must be a directory.
     pub(crate) fn directory(&self, place: &Place, files: &SessionFiles) -> Result<Node> {
         let found = self.node(place, files)?;
         if found.stat.attr.is_dir() { Ok(found) } else { Err(Fault(Errno::NOTDIR)) }
     }
 
-    /// Opens one name of a directory as `O_PATH`; a symlink itself.
+    /// Opens an entry of a directory as `O_PATH`, without following a symlink.
     pub(crate) fn child(&self, dir: &Node, name: &Name) -> Result<Node> {
         self.adopt(dir, name, self.open_child(dir, name)?)
     }
 
-    /// The first half of [`Reach::child`], which may be done on a caller's behalf.
+    /// First half of [`Reach::child`], which may run with a caller's credentials.
     pub(crate) fn open_child(&self, dir: &Node, name: &Name) -> Result<OwnedFd> {
         if hides(name.as_bytes()) {
             return Err(Fault(Errno::NOENT));
@@ -227,7 +229,7 @@ impl Reach {
         open_beneath(&dir.fd, name.as_bytes())
     }
 
-    /// The second half, which must not be.
+    /// Second half of [`Reach::child`], which must run with the server's own credentials.
     pub(crate) fn adopt(&self, dir: &Node, name: &Name, fd: OwnedFd) -> Result<Node> {
         let mut found = self.opened(fd)?;
         (found.under, found.checked) = (Some(Under::new(dir, name)), dir.checked);
@@ -235,7 +237,7 @@ impl Reach {
         Ok(found)
     }
 
-    /// What a name leads to now; `None`: nothing.
+    /// Looks up the inode behind a name; `None` if the name does not exist.
     pub(crate) fn look(&self, dir: &Node, name: &Name) -> Result<Option<Found>> {
         if hides(name.as_bytes()) {
             return Ok(None);
@@ -247,7 +249,8 @@ impl Reach {
         }
     }
 
-    /// The same for a name that is to be changed, while others wait for its directory.
+    /// Looks up a name that is to be changed, without entering a mounted filesystem, because other calls wait for the
+    /// directory.
     pub(crate) fn look_here(&self, dir: &Node, name: &Name) -> Result<There> {
         if hides(name.as_bytes()) {
             return Ok(There::Nothing);
@@ -257,7 +260,7 @@ impl Reach {
         match rustix::fs::openat2(&dir.fd, name.as_bytes(), flags, Mode::empty(), resolve) {
             Ok(fd) => {
                 let stat = stat::of_fd(&fd)?;
-                // So that its filesystem is known.
+                // Registers the filesystem.
                 self.ids.node(&stat, || Ok(fd))?;
                 Ok(There::Found(Found { object: self.ids.object(&stat), stat }))
             }
@@ -267,7 +270,7 @@ impl Reach {
         }
     }
 
-    /// The directory of a hint, if it can be reached.
+    /// Resolves the directory of a path hint.
     pub(crate) fn hinted(&self, parent: NodeId) -> Result<Node> {
         match self.held_directory(parent)? {
             Some(dir) => Ok(dir),
@@ -278,7 +281,7 @@ impl Reach {
         }
     }
 
-    /// Goes along `names` from the root; `ESTALE` unless they lead to `node`.
+    /// Walks `names` from the root. Fails with `ESTALE` unless they lead to `node`.
     pub(crate) fn walk(&self, node: NodeId, names: &[Name]) -> Result<()> {
         let mut at = Node { checked: Instant::now(), ..self.root.clone() };
         let mut last = None;
@@ -296,19 +299,19 @@ impl Reach {
         Ok(())
     }
 
-    /// The id of what `stat` describes, `name` in `dir`.
+    /// Returns the node id of `name` in `dir`, which `stat` describes.
     pub(crate) fn id_of(&self, dir: impl AsFd, name: &[u8], stat: &Stat) -> Result<NodeId> {
         self.ids.node(stat, || open_beneath(dir, name))
     }
 
-    /// A directory has this place.
+    /// Remembers the parent and name of a directory.
     pub(crate) fn note_place(&self, id: NodeId, parent: NodeId, name: &Name) {
         if id != self.root.id {
             self.places.lock().put(id, (parent, name.clone()));
         }
     }
 
-    /// So that an opened file is found again when its names are lost.
+    /// Stores a file handle, so that an opened file is found again after it loses its names.
     pub(crate) fn note_handle(&self, node: &Node) {
         let wanted = self.opener.is_some() && self.may_hold(node);
         if !wanted || self.handles.lock().contains(&node.id) {
@@ -319,12 +322,13 @@ impl Reach {
         }
     }
 
-    /// Whether a descriptor of it may be held beyond a call: not of what may have to be unmounted.
+    /// Whether a descriptor may stay open after a call: only on the export's own mount, since others may have to be
+    /// unmounted.
     pub(crate) fn may_hold(&self, node: &Node) -> bool {
         node.stat.mount == self.root.stat.mount
     }
 
-    /// Where a directory lies that was used lately; for people.
+    /// Returns the path of a recently used directory, for display.
     pub(crate) fn path_of(&self, object: Object) -> Option<PathBuf> {
         let held: Vec<Arc<OwnedFd>> =
             self.directories.lock().iter().map(|(_, held)| Arc::clone(&held.fd)).collect();
@@ -334,7 +338,7 @@ impl Reach {
         std::fs::read_link(proc_path(&*found)).ok()
     }
 
-    /// Drops what is remembered of an inode that is gone.
+    /// Drops all cache entries of a removed inode.
     pub(crate) fn forget(&self, id: NodeId) {
         self.places.lock().pop(&id);
         let held = self.directories.lock().pop(&id);
@@ -342,7 +346,7 @@ impl Reach {
         drop(held);
     }
 
-    /// What an `O_PATH` descriptor stands for.
+    /// Identifies the inode of an `O_PATH` descriptor.
     pub(crate) fn opened(&self, fd: OwnedFd) -> Result<Node> {
         let stat = stat::of_fd(&fd)?;
         let id = self.ids.node(&stat, || Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?))?;
@@ -352,7 +356,7 @@ impl Reach {
 
     fn stat_of_name(&self, dir: &Node, name: &Name) -> Result<Stat> {
         let stat = stat::of_name(&dir.fd, name.as_bytes())?;
-        // So that its filesystem is known.
+        // Registers the filesystem.
         self.id_of(&dir.fd, name.as_bytes(), &stat)?;
         Ok(stat)
     }
@@ -376,10 +380,10 @@ impl Reach {
         let oldest = (0..2).map_while(|_| if crowded { directories.pop_lru() } else { None });
         let oldest: Vec<_> = oldest.collect();
         drop(directories);
-        drop((evicted, oldest)); // closed when no lock is held
+        drop((evicted, oldest)); // closed after the lock is released
     }
 
-    /// The root, or a directory whose descriptor is held and still lies in the export.
+    /// Returns the root, or a directory whose open descriptor still lies in the export.
     fn held_directory(&self, id: NodeId) -> Result<Option<Node>> {
         if id == self.root.id {
             let (stat, checked) = (stat::of_fd(&self.root.fd)?, Instant::now());
@@ -409,7 +413,7 @@ impl Reach {
         Ok(found)
     }
 
-    /// Along remembered places, from the nearest ancestor that is held.
+    /// Resolves along remembered parents and names, starting from the nearest ancestor with an open descriptor.
     fn by_places(&self, id: NodeId) -> Result<Node> {
         let mut names: Vec<Name> = Vec::new();
         let mut at = id;
@@ -453,7 +457,8 @@ impl Reach {
         self.told(Node { stat: stat::of_fd(&found.fd)?, ..found })
     }
 
-    /// A name that it lost would not tell in which directory it lies.
+    /// Rejects a file whose opening name was removed while another link remains: the kernel's path would not show
+    /// where it lies.
     fn told(&self, found: Node) -> Result<Node> {
         let told = found.stat.attr.nlink == 0 || !is_deleted(&found.fd);
         if told && self.contains(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
@@ -464,8 +469,8 @@ impl Reach {
         if found.id == id { Ok(found) } else { Err(Fault::STALE) }
     }
 
-    /// Whether the path of an open inode lies below the root's. The kernel composes each path at one
-    /// moment; a path too long to be told counts as outside, and is walked again.
+    /// Whether the path of an open inode lies below the root's path. The kernel composes each path at one moment. A
+    /// path too long for readlink(2) counts as outside; the client then resolves it again.
     pub(crate) fn contains(&self, fd: impl AsFd) -> bool {
         let (Some(root), Some(path)) = (link(&self.root.fd), link(fd)) else { return false };
         root == b"/"
@@ -475,7 +480,7 @@ impl Reach {
 }
 
 impl Node {
-    /// Itself, where it is a directory.
+    /// Returns the inode itself as a [`Directory`]; it must be one.
     pub(crate) fn directory(&self) -> Directory<'_> {
         Directory { fd: &self.fd, device: (self.stat.dev, self.stat.mount, self.stat.known_anew) }
     }
@@ -499,24 +504,24 @@ impl Under {
         Directory { fd: &self.fd, device: self.device }
     }
 
-    /// What that inode is now, if the name still leads to it.
+    /// Returns the inode's current attributes, if the name still leads to it.
     pub(crate) fn look_again(&self, node: &Node) -> Option<Stat> {
         stat::of_name(&self.fd, self.name.as_bytes()).ok().filter(|stat| stat.is_same(&node.stat))
     }
 }
 
-/// Whether a name is a server's own and no part of any export. In every directory: what is below here may be
-/// another export's root, or another filesystem's.
+/// Whether a name is reserved for the server and hidden from every export. This holds in every directory, since one
+/// below may be the root of another export or filesystem.
 pub(crate) fn hides(name: &[u8]) -> bool {
     spelling::may_be_same(name, FOLDER)
 }
 
-/// `/proc/self/fd/N`, through which an `O_PATH` descriptor is opened, changed, linked.
+/// `/proc/self/fd/N`, the path by which an `O_PATH` descriptor is opened, changed or linked.
 pub(crate) fn proc_path(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
-/// Opens a reached regular file or directory itself; other types are never opened.
+/// Reopens a resolved regular file or directory; other types are never opened.
 pub(crate) fn reopen(node: &Node, flags: OFlags) -> Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     match node.stat.attr.kind() {
@@ -524,7 +529,7 @@ pub(crate) fn reopen(node: &Node, flags: OFlags) -> Result<OwnedFd> {
         Kind::Directory => {
             let flags = flags | OFlags::DIRECTORY;
             match rustix::fs::openat(&node.fd, c".", flags, Mode::empty()) {
-                // To be read it need not be searchable, as the way by its own name would ask.
+                // Opening "." needs search permission on the directory, which a plain open for reading does not.
                 Err(rustix::io::Errno::ACCESS) => {
                     Ok(rustix::fs::open(proc_path(&node.fd), flags, Mode::empty())?)
                 }
@@ -536,17 +541,16 @@ pub(crate) fn reopen(node: &Node, flags: OFlags) -> Result<OwnedFd> {
     }
 }
 
-/// Reading through it leaves the access time alone, where the server (not the caller) may ask for that.
+/// Sets `O_NOATIME` on a descriptor, as far as the server (not the caller) may.
 pub(crate) fn without_atime(fd: OwnedFd) -> OwnedFd {
     if let Ok(flags) = rustix::fs::fcntl_getfl(&fd) {
-        // Only the owner and CAP_FOWNER may; for others reading goes on as usual.
+        // Only the owner and CAP_FOWNER may; otherwise reads update the access time as usual.
         let _ = rustix::fs::fcntl_setfl(&fd, flags | OFlags::NOATIME);
     }
     fd
 }
 
-/// The absolute path by which an inode was reached, as it is now; of a name that is gone, with " (deleted)"
-/// behind it.
+/// Returns the inode's current absolute path from the kernel, with the suffix " (deleted)" if its name was removed.
 pub(crate) fn link(fd: impl AsFd) -> Option<Vec<u8>> {
     let path = rustix::fs::readlink(proc_path(fd), Vec::with_capacity(256)).ok()?;
     Some(path.into_bytes())
@@ -556,14 +560,14 @@ pub(crate) fn is_deleted(fd: &OwnedFd) -> bool {
     link(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
 }
 
-/// An `O_PATH` descriptor of what `path`, names joined by `/`, leads to below a directory.
+/// Opens `path` below a directory as `O_PATH`. `path` consists of names joined by `/`.
 pub(crate) fn open_beneath(dir: impl AsFd, path: &[u8]) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     for _ in 0..ATTEMPTS {
         match rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
-            // A mount or rename happened meanwhile. No path here has `..`, so what lies elsewhere was moved there
-            // while it was opened (`complete_walk` in fs/namei.c).
+            // The lookup raced with a mount or a rename. No path here contains `..`, so an escape means that the
+            // directory was moved during the lookup (`complete_walk` in fs/namei.c).
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::XDEV) => {}
             other => return Ok(other?),
         }

@@ -1,13 +1,14 @@
-//! Which sessions stand, over restarts: a server that was killed waits for their clients before it lets
-//! anybody change what those may still believe (docs/decisions/0009-sessions-over-connections.md).
+//! Durable record of the active sessions. After a crash the next server waits for their clients before it allows
+//! changes of facts that those clients may still trust (docs/decisions/0009-sessions-over-connections.md).
 //!
-//! The file `sessions` in the state directory is text. Its first line says the version; then come `= SESSION`, the
-//! highest number so far, and `+ SESSION CLIENT INCARNATION` for each that began, all hexadecimal. Its sign is
-//! written over when that changes, for which a full disk has room: `?` says that locks which its client believes to
-//! have may have been another's meanwhile, until it has claimed what was still its own (`+` again); `-` that it has
-//! ended. A line without its end was never acted on, and nothing is ever appended behind one: after a line that
-//! could not be written, at each start and when most of it is of the past the file is written anew, by renaming a
-//! finished one into place.
+//! The file `sessions` in the state directory is text. Its first line is the version. Then follow `= SESSION`, the
+//! highest session number so far, and a line `+ SESSION CLIENT INCARNATION` for each session, all numbers in
+//! hexadecimal. A change overwrites a line's sign in place, which works even on a full disk. `?`: locks of this
+//! session may have been granted to another client; the client's reclaim changes it back to `+`. `-`: the session has
+//! ended.
+//!
+//! An unterminated line was never acted on, and no line is ever appended behind one. The file is rewritten, through a
+//! rename, after a failed append, at each start, and when most lines are obsolete.
 
 use crate::export::{make_private, wants_room};
 use nigh_types::Time;
@@ -21,25 +22,25 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const TITLE: &str = "nigh sessions 1\n";
-/// How long to wait for a server that is about to end.
+/// How long to wait for the lock file of a server that is about to exit.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// Lines of the past that are let stand.
+/// Obsolete lines that trigger no rewrite.
 const SLACK: u64 = 256;
 
 /// A client and its incarnation.
 pub(crate) type Who = (u64, u64);
 
-/// A session that stands.
+/// An active session.
 #[derive(Clone, Copy)]
 struct Entry {
     who: Who,
-    /// Nobody else can have had what it has locked.
+    /// No other client can have held the session's locks.
     whole: bool,
-    /// Where its line stands, in bytes.
+    /// Offset of the session's line in bytes.
     at: u64,
 }
 
-/// The file of the sessions that stand.
+/// The session registry: the file of the active sessions.
 pub(crate) struct Register {
     dir: PathBuf,
     state: Mutex<Result<State, io::Error>>,
@@ -47,33 +48,33 @@ pub(crate) struct Register {
 
 struct State {
     path: PathBuf,
-    /// The one that its name leads to, also after a power failure. None: there was no room for one, or that is not
-    /// known.
+    /// The file that the path leads to, also after a power failure. `None`: there was no space for a file, or the
+    /// directory could not be synced.
     file: Option<File>,
-    /// Bytes of its whole lines.
+    /// Length in bytes of the complete lines.
     length: u64,
-    /// What stands in the file behind them is not known: it is written anew before anything is appended.
+    /// The bytes behind the complete lines are undefined: the file is rewritten before any append.
     torn: bool,
-    /// The latest change of a sign could not be recorded, which was said.
+    /// The latest change of a sign failed, and the failure was logged.
     failing: bool,
-    /// Held as long as the server lives.
+    /// Lock file, held while the server runs.
     _lock: File,
     standing: BTreeMap<u64, Entry>,
-    /// The highest number of a session, ever.
+    /// The highest session number ever used.
     last: u64,
-    /// Ended here, but what their clients were granted may stand until then.
+    /// Sessions that have ended, with the time until which their clients may trust the grants.
     ending: BTreeMap<u64, Time>,
     lines: u64,
 }
 
 impl Register {
-    /// Opens or makes the file in `dir`. Also who had a session when the last server ended without a word, each with
-    /// whether its locks were all its own, and the highest number of a session before. Where it cannot be used, no session can begin; where that is for want of
-    /// room, until there is some.
+    /// Opens or creates the file in `dir`. Also returns the clients with active sessions at the last server's crash,
+    /// each with whether its locks were all its own, and the highest session number. If the file is unusable no
+    /// session can begin; if the disk is full, sessions can begin once there is space.
     ///
     /// # Errors
-    /// `WouldBlock` where another server uses it: one line, for people. What that one leaves would have to be known
-    /// here.
+    /// `WouldBlock` if another server uses the directory; the message is one line for users. This server cannot
+    /// start, because it does not know what the other one will leave.
     pub(crate) fn open(dir: &Path) -> io::Result<(Register, BTreeMap<Who, bool>, u64)> {
         let state = State::open(dir);
         let (absent, last) = match &state {
@@ -89,18 +90,18 @@ impl Register {
         Ok((Register { dir: dir.to_owned(), state: Mutex::new(state) }, absent, last))
     }
 
-    /// A session begins; it is on the disk when this returns. Not `whole`: it takes the place of one that was
-    /// forgotten.
+    /// Records the start of a session durably. `whole` is false for a session that replaces a discarded one.
     ///
     /// # Errors
-    /// One line, for people.
+    /// One line for users.
     pub(crate) fn begin(&self, session: u64, who: Who, whole: bool) -> Result<(), String> {
         let mut state = self.state.lock();
         let begun = self.begin_in(&mut state, session, Entry { who, whole, at: 0 });
         begun.map_err(|error| problem(&self.dir, &error))
     }
 
-    /// A session has claimed what was still its own. Not synced: if that is lost it is not believed, no more.
+    /// Records that a session has completed its reclaim. Not synced: if the record is lost, later reclaims are
+    /// refused, no more.
     pub(crate) fn claimed(&self, session: u64) {
         if let Ok(state) = &mut *self.state.lock() {
             let marked = state.mark_whole(session, true);
@@ -108,9 +109,9 @@ impl Register {
         }
     }
 
-    /// A session is forgotten, and what it has locked is to be free for others: it may be when this says so, as the
-    /// next server will know then. Otherwise this is to be asked again. Not `synced`, where it has locked nothing: it is on the
-    /// disk before a session in its place begins.
+    /// Records that a discarded session loses its locks. Returns true once other clients may get the locks, because
+    /// the next server would know of the loss; otherwise the caller retries. `synced` is false for a session without
+    /// locks: its record reaches the disk before a session in its place begins.
     pub(crate) fn disown(&self, session: u64, synced: bool) -> bool {
         let Ok(state) = &mut *self.state.lock() else { return true };
         let marked = state.mark_whole(session, false);
@@ -125,7 +126,7 @@ impl Register {
 
     fn begin_in(&self, state: &mut Result<State, io::Error>, session: u64, entry: Entry) -> io::Result<()> {
         if state.as_ref().is_err_and(wants_room) {
-            // Nobody could be in a file that could not be made.
+            // No session can be recorded in a file that could not be created.
             *state = State::open(&self.dir).and_then(State::fresh);
         }
         let state = state.as_mut().map_err(|error| again(error))?;
@@ -135,15 +136,15 @@ impl Register {
         })
     }
 
-    /// A session has ended. Until `until` its client may believe what it was granted.
+    /// Notes the end of a session. Its client may trust its grants until `until`.
     pub(crate) fn end(&self, session: u64, until: Time) {
         if let Ok(state) = &mut *self.state.lock() {
             state.ending.insert(session, until);
         }
     }
 
-    /// Takes out what has ended by now. Not synced: what others may have had of it the next server knows from
-    /// [`Register::disown`], and where it comes to stand there again it makes a restart slower, no more.
+    /// Removes sessions whose end time has passed. Not synced: the next server knows lost locks from
+    /// [`Register::disown`]. An entry that reappears after a crash only delays the next start.
     pub(crate) fn tidy(&self, now: Time) {
         let Ok(state) = &mut *self.state.lock() else { return };
         let over: Vec<u64> = state.ending.iter().filter(|(_, until)| **until <= now).map(|e| *e.0).collect();
@@ -153,8 +154,8 @@ impl Register {
         }
     }
 
-    /// Sessions up to this one are not waited for any more, and others may have what they have locked when this says
-    /// so: then the next server will know. Otherwise it is to be asked again.
+    /// Forgets absent sessions up to `last`. Returns true once other clients may get their locks, because the next
+    /// server would know; otherwise the caller retries.
     pub(crate) fn forget_absent(&self, last: u64) -> bool {
         let Ok(state) = &mut *self.state.lock() else { return true };
         let gone: Vec<u64> = state.standing.range(..=last).map(|(session, _)| *session).collect();
@@ -163,7 +164,7 @@ impl Register {
         self.is_recorded(state, removed, "the grace is over, so it goes on")
     }
 
-    /// Whether something was recorded. That it was not is said once, until something is.
+    /// Returns whether a record was written. A failure is logged once, until a write succeeds.
     fn is_recorded(&self, state: &mut State, result: io::Result<()>, what: &str) -> bool {
         let before = std::mem::replace(&mut state.failing, result.is_err());
         if let (Err(error), false) = (&result, before) {
@@ -198,7 +199,7 @@ impl State {
         let (ending, length, torn, failing) = (BTreeMap::new(), 0, true, false);
         let mut state =
             State { path, file: None, length, torn, failing, _lock: lock, standing, last, ending, lines: 0 };
-        // For want of room that waits until somebody wants to begin: who stood is known.
+        // A full disk delays this until a session begins; the recorded sessions are known already.
         state.write_anew().or_else(|error| if wants_room(&error) { Ok(()) } else { Err(error) })?;
         Ok(state)
     }
@@ -211,7 +212,7 @@ impl State {
         absent
     }
 
-    /// If it is of no server before this one.
+    /// Accepts the file only if no other server has used it.
     fn fresh(self) -> io::Result<State> {
         if self.standing.is_empty() && self.last == 0 {
             return Ok(self);
@@ -219,14 +220,14 @@ impl State {
         Err(io::Error::other("another server was here meanwhile: start this one again"))
     }
 
-    /// One more line behind those that the file has, on the disk. Where that fails none of it stands there.
+    /// Appends one line durably. After a failure the line is not part of the file.
     fn append(&mut self, session: u64, entry: Entry) -> io::Result<()> {
         let entry = Entry { at: self.length, ..entry };
         self.standing.insert(session, entry);
         let most_is_past = self.lines > 2 * self.standing.len() as u64 + SLACK;
         if most_is_past || self.torn || self.file.is_none() {
             let written = self.write_anew();
-            // Where there is no room for another file there may be some for a line.
+            // A full disk may have space for a line, though not for a second file.
             if written.is_ok() || self.torn {
                 return written;
             }
@@ -239,13 +240,13 @@ impl State {
             self.lines += 1;
         } else {
             self.torn = true;
-            // If that fails too: a server that begins now drops what has no end.
+            // If that fails too, the next server drops the unterminated line.
             let _ = file.set_len(self.length);
         }
         written
     }
 
-    /// Writes over the sign of a session that stands.
+    /// Overwrites the sign of an active session.
     fn mark_whole(&mut self, session: u64, whole: bool) -> io::Result<()> {
         match self.standing.get_mut(&session) {
             Some(entry) if entry.whole != whole => {
@@ -257,7 +258,7 @@ impl State {
         }
     }
 
-    /// A session stands no more. Where that cannot be recorded it does still.
+    /// Removes an active session. It stays active if that cannot be recorded.
     fn remove(&mut self, session: u64) -> io::Result<()> {
         if let Some(entry) = self.standing.remove(&session) {
             self.mark(entry.at, '-').inspect_err(|_| {
@@ -268,7 +269,7 @@ impl State {
         Ok(())
     }
 
-    /// What stands has changed: the sign at that place is to be this one.
+    /// Overwrites the sign at this offset.
     fn mark(&mut self, at: u64, sign: char) -> io::Result<()> {
         match &self.file {
             Some(file) => file.write_all_at(sign.to_string().as_bytes(), at),
@@ -280,7 +281,7 @@ impl State {
         self.file.as_ref().map_or(Ok(()), File::sync_data)
     }
 
-    /// A file of what stands, in the place of the one that is there.
+    /// Replaces the file by one with the active sessions only.
     fn write_anew(&mut self) -> io::Result<()> {
         let made = self.path.with_extension("new");
         let mut text = format!("{TITLE}= {:016x}\n", self.last);
@@ -314,13 +315,13 @@ fn write_file(path: &Path, text: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// One line, with how to mend it.
+/// Formats an error as one line, with its remedy.
 fn problem(dir: &Path, error: &io::Error) -> String {
     let mend = match error.kind() {
         _ if wants_room(error) => ": make room there",
         io::ErrorKind::WouldBlock => ": another server uses it: stop that one",
         _ if error.raw_os_error().is_some() => ": make it writable",
-        // It says that itself.
+        // The error's text contains the remedy.
         _ => "",
     };
     format!("sessions cannot be recorded in {}: {error}{mend}", dir.display())
@@ -333,13 +334,13 @@ fn again(error: &io::Error) -> io::Error {
     }
 }
 
-/// The sessions that stand, and the highest number so far.
+/// Parses the active sessions and the highest session number.
 fn read(text: &str) -> io::Result<(BTreeMap<u64, Entry>, u64)> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the file `sessions` is damaged: remove it");
     let rest = text.strip_prefix(TITLE).ok_or_else(damaged)?;
     let (mut standing, mut last) = (BTreeMap::new(), 0);
     for line in rest.split_inclusive('\n') {
-        // Nobody was let in by a line that was not finished.
+        // A session whose line is unterminated was never accepted.
         let Some(line) = line.strip_suffix('\n') else { break };
         let (kind, numbers) = line.split_once(' ').ok_or_else(damaged)?;
         let numbers: Result<Vec<u64>, _> = numbers.split(' ').map(|n| u64::from_str_radix(n, 16)).collect();
@@ -361,7 +362,7 @@ fn read(text: &str) -> io::Result<(BTreeMap<u64, Entry>, u64)> {
 
 #[cfg(test)]
 impl Register {
-    /// Nothing can be written to its file any more, or it can again.
+    /// Makes writes to the file fail, or succeed again.
     pub(crate) fn set_readonly(&self, readonly: bool) {
         if let Ok(state) = &mut *self.state.lock() {
             let file = OpenOptions::new().read(true).write(!readonly).open(&state.path);
@@ -411,7 +412,7 @@ mod tests {
         register.begin(1, (7, 1), true).unwrap();
         register.begin(2, (7, 2), true).unwrap();
         assert!(register.disown(1, true));
-        // Its client comes again, and is away again before it has claimed.
+        // Its client reconnects and loses its connection again before the reclaim.
         register.begin(3, (7, 1), false).unwrap();
         drop(register);
         let absent = |whole| [((7, 1), whole), ((7, 2), true)].into();

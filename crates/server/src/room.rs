@@ -1,7 +1,7 @@
-//! How much one client can have of a server beside others (docs/decisions/0009-sessions-over-connections.md, "Bounds").
+//! Limits on what one client can use of a server (docs/decisions/0009-sessions-over-connections.md, "Bounds").
 //!
-//! What there is too much of is taken from the origin that has most, and there from the client that has most. So
-//! whoever makes up clients takes from itself.
+//! A scarce resource is taken from the origin that uses most, and there from the client that uses most. A peer that
+//! invents many clients takes the resource from its own origin.
 
 use crate::pool::Share;
 use crate::server::{End, Server};
@@ -13,17 +13,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a server has room for.
+/// Limits of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Sessions, dormant ones included.
+    /// Number of sessions, expired ones included.
     pub sessions: u64,
     /// Sessions of one origin ([`nigh_link::Origin`]).
     pub sessions_per_origin: u64,
-    /// Of one client, sessions whose lease ran out while it was away.
+    /// Number of expired sessions of one disconnected client.
     pub dormant_per_client: u64,
-    /// Bytes kept for all sessions: what they asked for and is not answered, and what they were answered and have
-    /// not confirmed.
+    /// Memory of all sessions in bytes: unanswered requests, and replies that the client has not confirmed.
     pub bytes: u64,
 }
 
@@ -39,7 +38,7 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// What a client is told to keep to: so sixteen that write as much at a time as they may have room.
+    /// Limits that a client is told to keep: sixteen clients that write with the largest window fit into memory.
     pub(crate) fn limits(&self) -> Limits {
         let max_bytes = (self.bytes / 16).clamp(16 << 20, MAX_UNANSWERED_BYTES);
         Limits { max_bytes, ..Limits::default() }
@@ -51,11 +50,11 @@ fn memory_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-/// A client of an origin.
+/// A client within an origin.
 pub(crate) type Client = (Origin, u64);
 
-/// Whose turn it is to give something back. `shares`: whose it is, how much, and its number, of which the latest
-/// goes first where several have the same.
+/// Returns the client that has to release something. `shares` holds client, amount and number; of equal amounts the
+/// highest number is chosen.
 pub(crate) fn most(shares: impl Iterator<Item = (Client, u64, u64)>) -> Option<Client> {
     let mut origins = BTreeMap::<Origin, (u64, u64, BTreeMap<u64, (u64, u64)>)>::new();
     for ((origin, client), much, number) in shares {
@@ -71,22 +70,23 @@ pub(crate) fn most(shares: impl Iterator<Item = (Client, u64, u64)>) -> Option<C
 }
 
 impl Session {
-    /// Whose it is.
+    /// The client of the session.
     pub(crate) fn client(&self) -> Client {
         (self.origin, self.attached().map_or(0, |attached| attached.who.0))
     }
 
-    /// This session in queues that all share.
+    /// The session's key in queues that are shared fairly.
     pub(crate) fn share(&self) -> Share {
         (self.origin, self.id)
     }
 }
 
 impl Server {
-    /// Room for one more session, and for its export if no other has that: a dormant session makes way.
+    /// Makes room for one more session, and for its export if no other session uses it, by discarding an expired
+    /// session.
     ///
     /// # Errors
-    /// What its client is told.
+    /// The reply to the client.
     pub(crate) fn make_room(&self, session: &Session) -> Result<(), (Errno, String)> {
         loop {
             let all = self.all_sessions();
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// What there is too much of for one more session.
+    /// Returns the limit that one more session would exceed.
     fn full(&self, all: &[Arc<Session>], session: &Session) -> Option<Full> {
         let (bounds, origin) = (self.options.bounds, session.origin);
         let theirs = || all.iter().filter(|other| other.origin == origin);
@@ -131,7 +131,7 @@ impl Server {
         if is_full(&exports, most) { full(exports, false) } else { None }
     }
 
-    /// Of each client that has too many dormant sessions, those go that are away for longest.
+    /// Discards excess expired sessions of each client, longest disconnected first.
     pub(crate) fn bound_dormant(&self) {
         let mut dormant: Vec<(Instant, Arc<Session>)> = Vec::new();
         for session in self.all_sessions() {
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// While more is kept than there is room for, the session goes for which most is.
+    /// Discards the session with the most memory while the memory limit is exceeded.
     pub(crate) fn bound_bytes(&self) {
         while self.keeper.is_crowded() {
             let all = self.all_sessions().into_iter();
@@ -165,8 +165,8 @@ impl Server {
         }
     }
 
-    /// Where an origin was refused a file, a dormant session that has files open makes room: of that origin, else of one that
-    /// has more.
+    /// Discards an expired session with open files after an origin was refused a file: one of that origin, or else of
+    /// an origin with more open files.
     pub(crate) fn bound_files(&self) {
         for refused in self.descriptors.take_refused() {
             let files =
@@ -188,7 +188,7 @@ impl Server {
     }
 
     fn send_away(&self, session: &Arc<Session>, why: &str) {
-        // It may be back.
+        // The client may have returned.
         if session.standing.doom_dormant() {
             session.story.ends(|| why.to_owned());
             self.forget(session, End::Forgotten);
@@ -196,10 +196,10 @@ impl Server {
     }
 }
 
-/// Too much of all, or of one origin.
+/// An exceeded limit, of the server or of one origin.
 struct Full {
     count: u64,
-    /// Exports; otherwise sessions.
+    /// Counts exports; otherwise sessions.
     exports: bool,
     of_origin: bool,
 }
@@ -220,7 +220,7 @@ impl Full {
     }
 }
 
-/// By where it lies in memory.
+/// Identifies the export by its memory address.
 fn export_of(session: &Session) -> Option<usize> {
     session.attached().map(|attached| Arc::as_ptr(&attached.export).addr())
 }
@@ -229,7 +229,7 @@ fn exports<'a>(sessions: impl Iterator<Item = &'a Arc<Session>>) -> BTreeSet<usi
     sessions.filter_map(|session| export_of(session)).collect()
 }
 
-/// With how much each has.
+/// Selects the session to discard; `shares` holds each session's use.
 fn first_to_go(shares: Vec<(Arc<Session>, u64)>) -> Option<Arc<Session>> {
     let client = most(shares.iter().map(|(session, much)| (session.client(), *much, session.id)))?;
     let theirs = shares.into_iter().filter(|(session, _)| session.client() == client);

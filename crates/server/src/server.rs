@@ -1,4 +1,4 @@
-//! Serves exports to sessions over streams.
+//! The server: exports served to sessions over streams.
 
 mod status;
 
@@ -34,24 +34,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// How a server works.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Below it each export has its state directory.
+    /// Parent of the state directories of all exports.
     pub state_dir: PathBuf,
     pub export: ExportOptions,
-    /// What clients may attach to by name.
+    /// Exports that clients may attach to by name.
     pub exports: Exports,
     /// Threads that execute calls; at least 4.
     pub threads: u32,
-    /// Open files of one session.
+    /// Maximum number of open files of one session.
     pub files_per_session: u64,
-    /// How long a session stands without renewal, on every transport (decision 4 of the design).
+    /// Lifetime of a session without renewal, on every transport (decision 4 of the design).
     pub session_term: Span,
-    /// How leases are kept; their term is `session_term`.
+    /// Lease configuration; its term is replaced by `session_term`.
     pub leases: LeaseConfig,
     pub bounds: Bounds,
-    /// Descriptors that it takes, if that is to be fewer than its process may have.
+    /// Limit on the server's descriptors, if below the process limit.
     pub descriptors: Option<u64>,
     pub watch: WatchWay,
 }
@@ -74,11 +74,11 @@ impl ServerOptions {
     }
 }
 
-/// Serves directories to sessions: those of its table of exports by name, and to peers that may do so
-/// any that its process can reach, by its path.
+/// Server of directories. A session attaches to an export by name, or, where its peer may do so, to any directory by
+/// its path.
 ///
-/// Exports are opened when the first session attaches and closed after the last one; sessions that
-/// name the same directory share one. Dropping the server ends its sessions.
+/// An export is opened when its first session attaches and closed after its last one. Sessions that name one
+/// directory share an export. Dropping the server ends its sessions.
 pub struct Server {
     pub(crate) options: ServerOptions,
     own_exports: Arc<Exports>,
@@ -87,15 +87,15 @@ pub struct Server {
     pub(crate) watch: Arc<Watch>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) quiet: Arc<Quiet>,
-    /// What guests serve, by scope, and where they listen ([`nigh_link::Peer::within`]).
+    /// Exports and listen addresses of guests, by scope ([`nigh_link::Peer::within`]).
     pub(crate) guests: Mutex<BTreeMap<u64, Served>>,
-    /// By what they are and the mount by which they are reached.
+    /// Open exports, by export id and by the mount through which they are reached.
     exports: OpenExports,
-    /// By what they are, exports that are being opened, which may wait for their filesystem for ever. Each lock comes
-    /// before `exports`.
+    /// Locks of exports that are being opened, by export id. Opening may wait for a filesystem without bound. Each
+    /// lock comes before `exports` in lock order.
     opening: Arc<Mutex<HashMap<String, Arc<Mutex<()>>>>>,
     states: Arc<States>,
-    /// Before the leases' table and `Session::wire` in lock order.
+    /// Comes before the lease table and `Session::wire` in lock order.
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     pub(crate) locks: Arc<Locks>,
     pub(crate) register: Register,
@@ -104,47 +104,47 @@ pub struct Server {
     pub(crate) memory: Memory,
     pub(crate) work: Arc<Work>,
     pub(crate) meter: Meter,
-    /// The highest number of a session of servers before this one: one might be taken for another.
+    /// The highest session number of earlier servers; new sessions get higher numbers.
     before: u64,
     last_session: AtomicU64,
-    /// Held while a session takes a place among those that stand; before all other locks.
+    /// Held while a session takes its place within the limits; comes before all other locks.
     pub(crate) room: Mutex<()>,
-    /// Connections that have not said who they are.
+    /// Connections that have not authenticated yet.
     pub(crate) greeting: AtomicU64,
-    /// All sessions are being ended, since the server stops.
+    /// The server stops and ends all sessions.
     ending: AtomicBool,
-    /// Exports of which what is idle is being closed, by where they lie in memory.
+    /// Exports whose idle descriptors are being closed, by memory address.
     sweeping: Arc<Mutex<FxHashSet<usize>>>,
-    /// Sessions that are forgotten but for their locks, as it could not be recorded that they lose them.
+    /// Discarded sessions that keep their locks, because the loss of the locks could not be recorded yet.
     unrecorded: Mutex<Vec<Unrecorded>>,
 }
 
-/// Exports of a guest, and where it listens.
+/// Exports and listen addresses of a guest.
 type Served = (Arc<Exports>, Vec<String>);
-/// By what they are and the mount by which they are reached.
+/// By export id and by the mount through which the export is reached.
 type OpenExports = Arc<Mutex<HashMap<(String, u64), Weak<Export>>>>;
-/// How that session ended, and until when its client may believe what it was granted.
+/// A session, how it ended, and until when its client may trust its grants.
 type Unrecorded = (Arc<Session>, End, Time);
 
-/// How a session comes to its end.
+/// How a session ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Its client has dropped everything.
+    /// Its client has dropped all its grants.
     Goodbye,
-    /// What its client was granted stands until its lease has run out.
+    /// The client may trust its grants until its lease expires.
     Cut,
-    /// The same, and its client is away.
+    /// The client is disconnected, and may trust its grants until its lease expires.
     Forgotten,
 }
 
-/// Descriptors that are left for what is no open file.
+/// Descriptors reserved for uses other than open files.
 pub(crate) const SPARE_DESCRIPTORS: u64 = 256;
 
 impl Server {
-    /// Starts the threads. Raises this process's soft limit of descriptors to its hard one.
+    /// Starts the server's threads. Raises the soft limit of descriptors of this process to its hard limit.
     ///
     /// # Errors
-    /// Also where another server has the same state directory.
+    /// Fails also if another server uses the state directory.
     pub fn new(mut options: ServerOptions) -> io::Result<Arc<Server>> {
         let held = options.export.directories.get() as u64 + options.export.readers.get() as u64;
         let limit = raise_descriptor_limit().min(options.descriptors.unwrap_or(u64::MAX));
@@ -160,7 +160,7 @@ impl Server {
             let sessions = absent.len();
             tracing::info!(sessions, "sessions of the server before this one are waited for");
         }
-        // What was granted before was granted before now.
+        // The grants of the earlier server are older than this moment.
         let grace = Arc::new(Grace::new(absent, now().after(config.lapse())));
         let states = States::new(options.state_dir.clone());
         let watch = Watch::new(&leases, options.watch)?;
@@ -205,15 +205,15 @@ impl Server {
         Ok(server)
     }
 
-    /// Sessions that stand, or are about to.
+    /// Counts active sessions and connections that are being set up.
     #[must_use]
     pub fn session_count(&self) -> u64 {
         let greeting = if self.is_ending() { 0 } else { self.greeting.load(Ordering::SeqCst) };
         self.sessions.lock().len() as u64 + greeting
     }
 
-    /// From now on calls are not taken, and nobody is let in; what was taken goes on. But calls that have done
-    /// nothing and wait for clients that are away are dropped: those put them out again to the next server.
+    /// Refuses new calls and new connections; accepted calls go on. Calls that have had no effect and wait for a
+    /// disconnected client are dropped: the client resends them to the next server.
     pub fn stop_taking(&self) {
         self.work.stop();
         drop(self.grace.take_parked());
@@ -227,27 +227,26 @@ impl Server {
         }
     }
 
-    /// Calls that were taken and are not finished. Those that wait for a lock do not count: that may take
-    /// for ever.
+    /// Counts accepted calls that are not finished. Calls that wait for a file lock do not count, as they may wait
+    /// without bound.
     #[must_use]
     pub fn calls_under_way(&self) -> u64 {
         self.work.under_way()
     }
 
-    /// Who holds what, and who waits for whom.
+    /// Reports the leases and the waits for them.
     #[must_use]
     pub fn leases(&self) -> LeaseReport {
         self.leases.report()
     }
 
-    /// Serves nobody any more: closes all connections when what is queued for them has arrived. The clients are
-    /// told nothing, so they go on with whoever serves these directories next, who finds what they have
-    /// open without a name; `why` is for the log.
+    /// Ends all sessions: closes each connection once its queued messages are sent. Clients get no goodbye, so they
+    /// reconnect to the next server of these directories, which finds their orphans. `why` is for the log.
     pub fn end_sessions(&self, why: &str) {
         self.work.stop();
         let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
         exports.iter().for_each(|export| export.leave_orphans());
-        // Before anybody goes: what one had locked is not another's.
+        // Before the sessions end, so that their locks do not go to other clients.
         self.locks.stop();
         self.ending.store(true, Ordering::SeqCst);
         for session in self.all_sessions() {
@@ -275,7 +274,7 @@ impl Server {
         self.guests.lock().remove(&scope);
     }
 
-    /// What clients of that scope may attach to by name; `None`: what brought it has ended.
+    /// Returns the exports that clients of this scope may attach to by name; `None` if the scope's guest has ended.
     pub(crate) fn exports_of(&self, scope: u64) -> Option<Arc<Exports>> {
         match scope {
             0 => Some(Arc::clone(&self.own_exports)),
@@ -287,9 +286,8 @@ impl Server {
         self.sessions.lock().get(&id).cloned()
     }
 
-    /// A session stands from now on, in the place of earlier ones of the same client. `dropped`: that one has
-    /// dropped everything that it was granted in those.
-    /// False: the client has made a later connection meanwhile.
+    /// Makes a session active in place of earlier sessions of its client. `dropped`: the client has dropped all
+    /// grants of those sessions. Returns false if the client has made a later connection meanwhile.
     pub(crate) fn begin(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) -> bool {
         let moment = session.moment();
         let mut sessions = self.sessions.lock();
@@ -309,7 +307,7 @@ impl Server {
         true
     }
 
-    /// Other sessions of the same client end: it begins this one.
+    /// Ends earlier sessions of the client that begins this one.
     pub(crate) fn forget_earlier(&self, session: &Session, attached: &Attached, dropped: bool) {
         let moment = session.moment();
         let mut earlier = self.sessions_of(session, attached);
@@ -320,7 +318,7 @@ impl Server {
         }
     }
 
-    /// Other sessions of the same client.
+    /// Returns the other sessions of this session's client.
     pub(crate) fn sessions_of(&self, session: &Session, attached: &Attached) -> Vec<Arc<Session>> {
         let mut all = self.all_sessions();
         all.retain(|other| is_of(other, session, attached));
@@ -331,7 +329,7 @@ impl Server {
         self.sessions.lock().values().cloned().collect()
     }
 
-    /// The session is no more.
+    /// Removes an ended session.
     pub(crate) fn forget(&self, session: &Arc<Session>, end: End) {
         let goodbye = end == End::Goodbye;
         let lapsed = session.lapse_moment();
@@ -339,7 +337,7 @@ impl Server {
         if sessions.remove(&session.id).is_none() {
             return;
         }
-        // Whoever does not find the session finds its answers.
+        // Under the lock, so that a lookup finds either the session or its stored replies.
         let earliest = match session.attached().filter(|_| !goodbye && !self.is_ending()) {
             Some(attached) => {
                 session.leave_answers().map(|answers| self.memory.keep(session, attached, answers))
@@ -355,7 +353,7 @@ impl Server {
             self.leases.leave(session, attached.who, goodbye);
             if goodbye {
                 self.locks.leave(session.id);
-                // Who leaves while others wait for it is not waited for.
+                // Other calls in the grace period no longer wait for a client that has left.
                 self.returned(attached.who);
             }
         }
@@ -365,25 +363,25 @@ impl Server {
         events::ended(session, end);
     }
 
-    /// The last of forgetting a session: its locks are free for others. Not before the next server would know that, or
-    /// that one would give them back to its client.
+    /// Last step of a session's removal: frees its locks for other clients. That waits until the loss is recorded,
+    /// since the next server would otherwise grant the locks to this client.
     fn let_go(&self, (session, end, lapsed): Unrecorded) {
         let goodbye = end == End::Goodbye;
         let locks = self.locks.are_held_by(session.id);
         let loses = !goodbye && !self.is_ending();
         if loses && !self.register.disown(session.id, locks) && locks {
-            // The keeper asks again.
+            // The session reaper tries again.
             return self.unrecorded.lock().push((session, end, lapsed));
         }
         session.leave();
-        // The next server waits for the clients that this one had, but for those that have left.
+        // The next server waits for the clients of this one, except those that have left.
         if goodbye || !self.is_ending() {
             self.register.end(session.id, if goodbye { Time(0) } else { lapsed });
             self.register.tidy(now());
         }
     }
 
-    /// Looks after the sessions whose clients are away, and after exports. Whether that is to be done again soon.
+    /// Expires sessions of disconnected clients and tidies exports. Returns whether it should run again soon.
     fn tend(&self) -> bool {
         let now = now();
         if self.grace.run_out(now) > 0 {
@@ -411,12 +409,12 @@ impl Server {
         remembers || exports > 0 || self.grace.stands() || !self.unrecorded.lock().is_empty()
     }
 
-    /// Has exports close what is idle. How many there are.
+    /// Closes idle descriptors of all exports. Returns the number of exports.
     fn sweep(&self) -> u64 {
         let exports = self.open_exports();
         self.tidy_states();
         let count = exports.len() as u64;
-        // Each by itself: closing may wait for a filesystem that does not answer.
+        // One job per export: closing may wait for a hung filesystem.
         for export in exports {
             let (sweeping, at) = (Arc::clone(&self.sweeping), Arc::as_ptr(&export).addr());
             if sweeping.lock().insert(at) {
@@ -438,7 +436,7 @@ impl Server {
         open
     }
 
-    /// Removes state of directories that are gone, on a thread that may wait for their filesystem.
+    /// Removes the state of deleted directories, on a thread that may wait for their filesystem.
     fn tidy_states(&self) {
         let sweeping = Arc::clone(&self.sweeping);
         if !sweeping.lock().insert(0) {
@@ -465,7 +463,7 @@ impl Server {
         });
     }
 
-    /// This client is not waited for any more.
+    /// Ends the grace period's wait for this client.
     pub(crate) fn returned(&self, who: Who) {
         self.grace.returned(who);
         self.end_grace();
@@ -495,7 +493,7 @@ impl Server {
             if let Some(export) = exports.get(&key).and_then(Weak::upgrade) {
                 return Ok(export);
             }
-            // Over another mount it may be read-only, or hide something; its ids are the same.
+            // Through another mount the directory may be read-only or partly hidden, but its ids are equal.
             let mut twins = exports.iter().filter(|((id, _), _)| *id == key.0);
             twins.find_map(|(_, twin)| twin.upgrade())
         };
@@ -533,7 +531,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether it is another session of the same client.
+/// Whether `other` is another session of this client.
 fn is_of(other: &Session, session: &Session, attached: &Attached) -> bool {
     let who = other.attached().map(|other| other.who);
     other.id != session.id && who == Some(attached.who) && other.peer.is_same(&session.peer)

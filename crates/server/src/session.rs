@@ -1,4 +1,4 @@
-//! One client's session: its stream, over whatever connections, and its open files.
+//! A client session: its message stream, independent of connections, and its open files.
 
 use crate::claims::Admission;
 use crate::events::{self, Story};
@@ -26,10 +26,10 @@ use std::time::Instant;
 /// or the outbox.
 pub(crate) struct Session {
     pub(crate) id: u64,
-    /// Who is at the other end, and may claim what.
+    /// The peer, with the ids that it may claim.
     pub(crate) peer: Peer,
     pub(crate) origin: Origin,
-    /// As whom its calls are done.
+    /// Maps the credentials in requests to those with which calls are executed.
     pub(crate) admission: Admission,
     pub(crate) story: Story,
     leases: Arc<Leases>,
@@ -37,65 +37,65 @@ pub(crate) struct Session {
     tally: Arc<Tally>,
     attached: OnceLock<Attached>,
     pub(crate) standing: Standing,
-    /// Counts the leases that it had in the table.
+    /// Counter of the leases that the session has had in the lease table.
     lease: AtomicU64,
-    /// Held while what a connection brought is taken in, so that another one goes on behind it.
+    /// Held while input of a connection is handled, so that a later connection's input follows it.
     intake: Mutex<()>,
     wire: Mutex<Wire>,
-    /// Calls that are not answered yet and for which nobody waits. Changed under `wire`, which knows the former.
+    /// Unanswered calls that the client has cancelled. Changed under `wire`, which knows whether a call is answered.
     cancelled: Mutex<FxHashSet<CallId>>,
     pub(crate) walks: Walks,
-    /// Calls that threads of the pool execute.
+    /// Calls that pool threads are executing.
     running: Running,
     pub(crate) outbox: Outbox,
 }
 
-/// What comes of a connection on which a session is to go on.
+/// Outcome of a connection's attempt to resume a session.
 pub(crate) enum Resumption {
-    /// It does, by this number of its link.
+    /// The session goes on; this is the number of the new link.
     Link(u64),
-    /// It is too late.
+    /// The session is discarded already.
     Forgotten,
-    /// The client has made another connection since.
+    /// The client has made a later connection.
     Stale,
 }
 
 struct Wire {
     connection: ServerConnection,
-    /// The outbox's number of its link.
+    /// The outbox's number of the current link.
     link: u64,
-    /// When its client made the link's connection, by its own clock.
+    /// When the client made the link's connection, by the client's clock.
     moment: u64,
-    /// Since when its client is away.
+    /// Since when the client is disconnected.
     away: Option<Instant>,
-    /// The connection is closed when the client has all that it was sent.
+    /// The server stops: the connection closes once the client has all queued messages.
     stopping: bool,
-    /// The session is forgotten: answers to its named operations go there.
+    /// Set once the session is discarded: replies to its named operations are stored there.
     late: Option<Arc<Answers>>,
-    /// By the connection.
+    /// Memory used by the connection.
     held: Held,
 }
 
-/// What a session has once its client was accepted.
+/// The attached state of a session, set when its client was accepted.
 pub(crate) struct Attached {
-    /// As the client calls it.
+    /// The export's name in the client's request.
     pub(crate) name: Vec<u8>,
-    /// What was agreed of its features and of the term of its grants.
+    /// Negotiated feature bits, and term of the session's grants.
     pub(crate) features: u64,
     pub(crate) term: Term,
     pub(crate) export: Arc<Export>,
     pub(crate) files: SessionFiles,
     pub(crate) locks: Arc<Locks>,
-    /// The client and its incarnation.
+    /// The client id and its incarnation.
     pub(crate) who: (u64, u64),
 }
 
 impl Session {
-    /// Bytes of answers and recalls that are kept for a client: those not put out yet, and those not confirmed.
-    /// Calls are held long before ([`Outbox::admit`]); this is for what was under way then, and for recalls.
+    /// Maximum size in bytes of the unsent and unconfirmed replies and recalls of one session. [`Outbox::admit`]
+    /// stops calls at much less; the rest covers replies under way at that moment, and recalls.
     const MOST_KEPT: u64 = 32 << 20;
 
-    /// Begins over a connection whose hello came.
+    /// A session on a connection whose HELLO has arrived.
     pub(crate) fn new(
         connection: ServerConnection,
         (link, peer, moment): (Link, Peer, u64),
@@ -136,7 +136,7 @@ impl Session {
         }
     }
 
-    /// This session in the table of leases.
+    /// The session's identity in the lease table.
     pub(crate) fn holder(&self) -> Holder {
         Holder(self.id)
     }
@@ -149,11 +149,12 @@ impl Session {
         if attached.features & COMPRESSED != 0 {
             self.outbox.pack();
         }
-        // A connection says hello once, so there is nothing here yet.
+        // A connection sends one HELLO, so the cell is still empty.
         let _ = self.attached.set(attached);
     }
 
-    /// Does something with the stream and sends what it put out. Not with the table of leases.
+    /// Runs `act` on the connection state and sends the resulting frames. Not to be called with the lease table
+    /// locked.
     pub(crate) fn with_connection<T>(&self, act: impl FnOnce(&mut ServerConnection) -> T) -> T {
         let mut wire = self.wire.lock();
         let result = act(&mut wire.connection);
@@ -163,19 +164,19 @@ impl Session {
         result
     }
 
-    /// The number of its first link.
+    /// The number of the session's first link.
     pub(crate) fn first_link(&self) -> u64 {
         1
     }
 
-    /// Takes in what came over a link: `take` is called with nobody else taking in anything. `None`: another
-    /// link took its place.
+    /// Runs `take` on a link's input while no other link's input is handled. Returns `None` if another link has
+    /// replaced this one.
     pub(crate) fn intake<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<T> {
         let _one = self.intake.lock();
         self.is_over_link(link).then(take)
     }
 
-    /// The same where nobody else takes in anything at this moment; otherwise `None`.
+    /// Like [`Session::intake`], but returns `None` at once while other input is handled.
     pub(crate) fn intake_now<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<Option<T>> {
         let _one = self.intake.try_lock()?;
         Some(self.is_over_link(link).then(take))
@@ -185,10 +186,10 @@ impl Session {
         self.wire.lock().link == link
     }
 
-    /// Its client came again at `moment` and has `received` frames: the session goes on over this link.
+    /// Resumes the session over this link. Its client connected again at `moment` and has received `received` frames.
     ///
     /// # Errors
-    /// So many frames cannot have arrived. The session is over, and its client is told.
+    /// The frame count is impossible. The session is over, and its client is informed.
     pub(crate) fn go_on(
         self: &Arc<Session>,
         link: Link,
@@ -203,7 +204,7 @@ impl Session {
         let mut lapsed = self.leases.resume(self, attached);
         let mut wire = self.wire.lock();
         if !lapsed && self.standing.is_dormant() {
-            // A suspect's lease ran out in between: that it is heard renews it not.
+            // The lease of a suspect session expired in between: its messages do not renew it.
             drop(wire);
             lapsed = self.leases.resume(self, attached);
             wire = self.wire.lock();
@@ -221,12 +222,12 @@ impl Session {
         resumed.map(|()| Resumption::Link(number))
     }
 
-    /// When its client made the latest connection, by its own clock.
+    /// When the client made the latest connection, by the client's clock.
     pub(crate) fn moment(&self) -> u64 {
         self.wire.lock().moment
     }
 
-    /// That link is at its end; the session is not. False: another took its place already.
+    /// Handles the end of a link; the session goes on. Returns false if another link has replaced it already.
     pub(crate) fn cut(&self, link: u64) -> bool {
         let mut wire = self.wire.lock();
         if wire.link != link || wire.connection.is_ended() {
@@ -240,7 +241,7 @@ impl Session {
         true
     }
 
-    /// Its lease in the table has run out: the one of this number, which [`Session::lease`] said.
+    /// Handles the expiry of the lease with this number (see [`Session::lease`]).
     pub(crate) fn lapse(&self, lease: u64) {
         let mut wire = self.wire.lock();
         if self.lease() != lease || wire.connection.is_ended() {
@@ -251,13 +252,13 @@ impl Session {
         self.standing.lapse();
         let link = wire.link;
         drop(wire);
-        // Its client may be back on another one by now.
+        // The client may have reconnected over another link by now.
         self.outbox.disconnect(link);
         events::dormant(self);
         self.keeper.call();
     }
 
-    /// From when on its client believes nothing any more, if it says nothing more.
+    /// The time at which the client stops trusting its grants unless it renews.
     pub(crate) fn lapse_moment(&self) -> Time {
         if self.standing.is_dormant() { Time(0) } else { self.wire.lock().connection.lapses() }
     }
@@ -266,17 +267,17 @@ impl Session {
         self.lease.load(Ordering::SeqCst)
     }
 
-    /// It has a new lease in the table; said under the table's lock.
+    /// Counts a new lease in the table. Called under the table's lock.
     pub(crate) fn begin_lease(&self) {
         self.lease.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Since when its client is away.
+    /// Since when the client is disconnected.
     pub(crate) fn away(&self) -> Option<Instant> {
         self.wire.lock().away
     }
 
-    /// Why it is kept no longer, if it lapsed.
+    /// Returns why an expired session is to be discarded, if it is.
     pub(crate) fn reason_to_go(&self) -> Option<&'static str> {
         if !self.standing.is_dormant() {
             return None;
@@ -297,28 +298,28 @@ impl Session {
         }
     }
 
-    /// The session is to be forgotten.
+    /// Marks the session for removal by the reaper.
     pub(crate) fn doom(&self, why: &str) {
         self.story.ends(|| why.to_owned());
         self.standing.doom();
         self.keeper.call();
     }
 
-    /// Ends the session with a word to its client, which takes it as final.
+    /// Ends the session with a final error message to the client.
     pub(crate) fn end(&self, why: &str) {
         self.story.ends(|| why.to_owned());
         self.with_connection(|connection| connection.end(why));
         self.outbox.end();
     }
 
-    /// Ends the session without a word: its client comes again and learns that it is forgotten.
+    /// Ends the session silently: the client reconnects and learns that the session is discarded.
     pub(crate) fn abandon(&self) {
         self.with_connection(ServerConnection::abandon);
         self.outbox.finish();
     }
 
-    /// The same, but for closing the connection. Also its answers to named operations that its client may not
-    /// have; those of calls that threads still execute are added to them.
+    /// Ends the session without closing the connection. Returns the replies to named operations that the client may
+    /// not have received; replies of calls still executing are added to them.
     pub(crate) fn leave_answers(&self) -> Option<Arc<Answers>> {
         let mut wire = self.wire.lock();
         self.part(&mut wire);
@@ -339,8 +340,8 @@ impl Session {
         wire.connection.abandon();
     }
 
-    /// The server stops: the connection is closed when the client has said that it has everything, or has had
-    /// time for that. It is told nothing, and goes on with the next server.
+    /// Stops the session with the server: the connection closes when the client has confirmed all replies, or after a
+    /// timeout. The client gets no goodbye, and reconnects to the next server.
     pub(crate) fn stop(&self) {
         self.wire.lock().stopping = true;
         self.with_connection(|connection| {
@@ -355,24 +356,24 @@ impl Session {
         self.wire.lock().connection.is_ended()
     }
 
-    /// Whether these bytes, if they are the next of its connection, ask for nothing.
+    /// Whether these bytes, if next on the connection, contain no message that needs a reply.
     pub(crate) fn asks_nothing(&self, bytes: &[u8]) -> bool {
         self.wire.lock().connection.asks_nothing(bytes)
     }
 
-    /// Calls that are not answered yet, and those among them that threads execute.
+    /// Returns the number of unanswered calls, and of those being executed by threads.
     pub(crate) fn calls(&self) -> (u32, u32) {
         (self.wire.lock().connection.outstanding(), self.running.count())
     }
 
-    /// Bytes kept for it: of the answers and recalls that its client has not confirmed, and of all; the table of
-    /// leases not counted.
+    /// Returns the bytes of unconfirmed replies and recalls, and the total memory of the session without its lease
+    /// table entries.
     pub(crate) fn kept_bytes(&self) -> (u64, u64) {
         (self.wire.lock().connection.kept_bytes(), self.tally.bytes())
     }
 
-    /// Nobody waits for this call any more: if it has to wait for others it is given up. Answers whether it
-    /// may wait for a lock; `None`: it is answered already.
+    /// Cancels an unanswered call: it is aborted if it has to wait. Returns whether the call may wait for a lock, or
+    /// `None` if it is answered already.
     pub(crate) fn note_cancelled(&self, call: CallId) -> Option<bool> {
         let wire = self.wire.lock();
         if !wire.connection.is_outstanding(call) {
@@ -386,8 +387,8 @@ impl Session {
         self.cancelled.lock().contains(&call)
     }
 
-    /// Executes a call on this thread and answers it, or leaves it with the leases until others have given
-    /// back what it changes.
+    /// Executes a call on this thread and answers it, or parks it until other clients have returned the leases on its
+    /// facts.
     pub(crate) fn execute(self: &Arc<Session>, job: Job) {
         if self.running.enter() {
             if let Some(job) = self.hold(job) {
@@ -401,14 +402,14 @@ impl Session {
         }
     }
 
-    /// The session's threads begin nothing more. Its locks go with the last call that one of them executes.
+    /// Lets threads begin no more calls. The session's locks are released with the last executing call.
     pub(crate) fn leave(&self) {
         if self.running.close() {
             self.free_locks();
         }
     }
 
-    /// Whether it is over, and none of its calls is executed any more or will be.
+    /// Whether the session is over and none of its calls is being executed or will be.
     pub(crate) fn is_settled(&self) -> bool {
         self.running.is_settled()
     }
@@ -419,7 +420,7 @@ impl Session {
         }
     }
 
-    /// Answers a call for a lock, or leaves it waiting.
+    /// Answers a lock call, or leaves it waiting.
     fn lock(&self, call: CallId, request: &Request, node: &Place) {
         let Some(Attached { export, files, locks, .. }) = self.attached() else { return };
         let result = match ops::locks::find(export, files, &request.credentials, (&request.call, node)) {
@@ -434,7 +435,7 @@ impl Session {
         }
     }
 
-    /// As whom a call is done that is asked for on behalf of `asked`.
+    /// Returns the credentials with which a call asked for by `asked` is executed.
     pub(crate) fn admit(&self, asked: Credentials) -> Credentials {
         let (admitted, first) = self.admission.admit_saying(asked);
         if first {
@@ -454,7 +455,8 @@ impl Session {
         }
     }
 
-    /// Leaves a call with the outbox that answers much, until the client has taken what is queued; `None` then.
+    /// Leaves a call with a large reply in the outbox until the client has received the queued replies; then returns
+    /// `None`.
     fn hold(&self, job: Job) -> Option<Job> {
         let call = job.call;
         let job = self.outbox.admit(job);
@@ -464,7 +466,7 @@ impl Session {
         job
     }
 
-    /// The call, if it waits.
+    /// Makes one attempt to execute a call. Returns the call if it has to wait.
     fn attempt(&self, job: Job) -> Option<Job> {
         let Attached { export, files, .. } = self.attached()?;
         let Job { session, call, request, change, taken, again, begun } = job;
@@ -478,7 +480,7 @@ impl Session {
                 self.outbox.has_room()
             })
         }));
-        // One that waits is admitted again when it returns; a listing that pauses goes on from there.
+        // A waiting call is admitted again when it resumes. A paused listing keeps its admission.
         if !matches!(done, Ok(Progress::Pauses(_))) {
             self.outbox.done(&request.call);
             self.walks.forget(call);
@@ -499,8 +501,8 @@ impl Session {
         }
     }
 
-    /// Answers a call from what its client's forgotten sessions did, if they did it. It counts as executed until that
-    /// answer is sent or, where this session is forgotten too by then, remembered again.
+    /// Answers a resent call from the replies of the client's discarded sessions, if one of them executed it. The
+    /// call counts as running until its reply is sent, or, if this session is discarded by then, stored again.
     pub(crate) fn answer_again(&self, memory: &Memory, call: CallId, name: OpName) -> bool {
         let known = if self.running.enter() { memory.recall(self, name) } else { None };
         let found = known.is_some();
@@ -513,8 +515,8 @@ impl Session {
         found
     }
 
-    /// Sends a response. It is encoded before anything is locked; grants that were recalled or ended since
-    /// they were registered are left out.
+    /// Sends a response, without those grants that were recalled or ended since their registration. The response is
+    /// encoded before any lock is taken.
     pub(crate) fn answer(&self, call: CallId, response: Response) {
         self.answer_named(call, None, response);
     }
@@ -538,7 +540,7 @@ impl Session {
         self.outbox.send();
     }
 
-    /// Puts a recall, a hold or its end on the wire; the outbox is to be told to send when no lock is held.
+    /// Queues a recall, an update prepare or an update commit. The caller flushes the outbox once it holds no lock.
     pub(crate) fn queue(&self, say: impl FnOnce(&mut ServerConnection)) {
         let mut wire = self.wire.lock();
         say(&mut wire.connection);
@@ -583,7 +585,7 @@ impl Wire {
     }
 }
 
-/// The time that sessions count: it goes on while the machine sleeps.
+/// The sessions' clock, `CLOCK_BOOTTIME`: it advances during suspend.
 pub(crate) fn now() -> Time {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What one call asks of the lease table while it is executed.
+//! The grants and the lease change of one call while it is executed.
 
 use crate::files::SessionFiles;
 use crate::holding::{Holding, OpenChange};
@@ -8,25 +8,25 @@ use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
 
-/// Grants that were registered for one call, and the change that it is.
+/// Grants registered for one call, and its pending change.
 pub(crate) struct Stake<'a> {
     holding: &'a Holding,
     term: Term,
     registered: RefCell<Vec<GrantId>>,
     change: RefCell<Option<OpenChange>>,
-    /// Where it is seen what that has made of what it names.
+    /// Probes that read the changed facts after the change.
     tells: RefCell<Vec<Tell>>,
     makes_folder: Cell<bool>,
-    /// The client put the call out before, in a session that is forgotten.
+    /// The client resends the call, which it first sent in a session that the server has discarded.
     pub(crate) again: bool,
     /// [`Stake::wrote_back`] was called.
     wrote_back: Cell<bool>,
-    /// Registered on data before the call was looked into.
+    /// A data grant registered by [`Stake::begin_read`], before the call was executed.
     given: Cell<Option<(LeaseKey, Granted)>>,
 }
 
 impl<'a> Stake<'a> {
-    /// `change`: one that this call began when it was executed before.
+    /// `change`: the pending change that an earlier attempt of this call began.
     pub(crate) fn new(files: &'a SessionFiles, change: Option<OpenChange>, again: bool) -> Stake<'a> {
         Stake {
             holding: files.holding(),
@@ -41,14 +41,16 @@ impl<'a> Stake<'a> {
         }
     }
 
-    /// Registers a grant. What it covers is read *afterwards*. `None`: answer without it.
+    /// Registers a grant. The caller reads the covered facts only *afterwards*. Returns `None` if the call is to be
+    /// answered without a grant.
     pub(crate) fn ask(&self, node: NodeId, object: Object, covers: Covers) -> Option<Grant> {
         let granted = self.register(node, object, covers)?;
         Some(self.grant(granted, node, covers))
     }
 
-    /// The same for names. `may_list` looks at the caller's right to list the directory; it is called only where names
-    /// are told by that right and it is not known yet. The second value: whether the recall may carry names.
+    /// Registers a directory grant. `may_list` checks the caller's right to list the directory. It is called only if
+    /// a recall may carry names only with that right, and the right is not yet known. The second value: whether the
+    /// recall may carry names.
     pub(crate) fn ask_names(
         &self,
         node: NodeId,
@@ -63,7 +65,7 @@ impl<'a> Stake<'a> {
         Some((self.grant(granted, node, Covers::Names), listed))
     }
 
-    /// Takes back a grant that no answer is to carry.
+    /// Withdraws a grant that no reply will carry.
     pub(crate) fn withdraw(&self, grant: &Grant) {
         self.registered.borrow_mut().retain(|id| *id != grant.id);
         self.holding.leases.withdraw(self.holding.holder, &[grant.id]);
@@ -86,7 +88,7 @@ impl<'a> Stake<'a> {
         Some(granted)
     }
 
-    /// Registers one for a call that reads data. False: the call waits for it.
+    /// Registers a data grant for a read. Returns false if the read has to wait for a conflicting change.
     pub(crate) fn begin_read(&self, node: NodeId, object: Object) -> bool {
         if self.term == Term::Limited(Span::ZERO) {
             return true;
@@ -100,7 +102,7 @@ impl<'a> Stake<'a> {
         true
     }
 
-    /// Data was changed: the change is done, and what was written granted.
+    /// Ends a change of data and grants the written data to the writer.
     pub(crate) fn written(&self, node: NodeId, object: Object) -> Option<Grant> {
         let change = self.change.take()?;
         if self.term == Term::Limited(Span::ZERO) {
@@ -113,34 +115,34 @@ impl<'a> Stake<'a> {
         Some(self.grant(granted, node, Covers::Data))
     }
 
-    /// Waits until others have given back what they were asked for of this data. True: they have.
+    /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
     pub(crate) fn settle(&self, object: Object) -> bool {
         self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: Covers::Data })
     }
 
-    /// How the pages are to be merged that this call writes back in this range (offset, length). `None`: another client may have changed
-    /// them since this grant, and how is not known.
+    /// Returns how to merge the pages that this call writes back to this range (offset, length). Returns `None` if
+    /// another client may have changed those pages since this grant and the changes are not known.
     pub(crate) fn merge_base(&self, under: (GrantId, Covers), range: (u64, u64)) -> Option<MergeBase> {
         self.change.borrow().as_ref()?.merge_base(under, range)
     }
 
-    /// Another client may yet have to merge its pages with what this call writes back.
+    /// Whether another client may still have to merge its pages with the data that this call writes back.
     pub(crate) fn overtakes(&self) -> bool {
         self.change.borrow().as_ref().is_some_and(OpenChange::overtakes)
     }
 
-    /// Write-back was applied; to be said before [`Stake::written`].
+    /// Records applied write-back. Must be called before [`Stake::written`].
     pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
         self.wrote_back.set(true);
         self.change.borrow().iter().for_each(|change| change.wrote_back(wrote));
     }
 
-    /// Whether an earlier attempt of this call has said what it changed.
+    /// Whether an earlier attempt of this call has recorded its write-back.
     pub(crate) fn has_written_back(&self) -> bool {
         self.wrote_back.get()
     }
 
-    /// Another change of data was applied to this range (offset, length); to be said before the change is done.
+    /// Records another change of data in this range (offset, length). Must be called before the change ends.
     pub(crate) fn changed(&self, range: (u64, u64)) {
         self.change.borrow().iter().for_each(|change| change.changed(range));
     }
@@ -157,8 +159,8 @@ impl<'a> Stake<'a> {
         }
     }
 
-    /// What is read under the grant on this key is not all that it covers: it is taken out of `grants`, and
-    /// recalled where an answer carried it already.
+    /// Handles a grant on this key whose facts were read only in part: removes it from `grants`, or recalls it if an
+    /// earlier part of the reply carried it already.
     pub(crate) fn forsake(&self, grants: &mut Vec<Grant>, object: Object, covers: Covers) {
         let before = grants.len();
         grants.retain(|grant| grant.covers != covers);
@@ -167,24 +169,24 @@ impl<'a> Stake<'a> {
         }
     }
 
-    /// Says what the call makes false. True: nobody else holds any of it, nor will until it is done.
-    /// `flush`: it writes stores into a map back.
+    /// Begins the call's change. Returns true if no other session holds a conflicting lease, nor gets one until the
+    /// change ends. `flush`: the call writes back a shared mapping.
     pub(crate) fn begin(&self, changes: &[Change], flush: bool) -> bool {
         let mut open = self.change.borrow_mut();
         (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes, flush)
     }
 
-    /// The call may make the server's own folder: its change says what that makes false.
+    /// Notes that this call may make the orphan folder, because its change covers the folder's parent directory.
     pub(crate) fn make_folder(&self) {
         self.makes_folder.set(true);
     }
 
-    /// Whether that was said.
+    /// Whether the call may make the orphan folder.
     pub(crate) fn makes_folder(&self) -> bool {
         self.makes_folder.get()
     }
 
-    /// The change may be made now: for those who hold it back.
+    /// Installs the probes. The change may be applied now, and other holders wait for its result.
     pub(crate) fn tell(&self, mut tells: Vec<Tell>) {
         if self.change.borrow().as_ref().is_some_and(OpenChange::is_awaited) {
             tells.iter_mut().for_each(Tell::hold);
@@ -192,14 +194,15 @@ impl<'a> Stake<'a> {
         }
     }
 
-    /// All effects of the call are there: what it changed may be granted again, to its own session too.
+    /// Ends the change after all effects of the call: the changed facts may be granted again, also to the call's own
+    /// session.
     pub(crate) fn done(&self) {
         if let Some(change) = self.change.take() {
             change.done(&self.tells.borrow());
         }
     }
 
-    /// An answer is about to carry these. What no answer carries in the end is withdrawn.
+    /// Marks grants that a reply is about to carry. The remaining ones are withdrawn when this value is dropped.
     pub(crate) fn carry(&self, grants: &[Grant]) {
         let mut registered = self.registered.borrow_mut();
         if registered.len() == grants.len() {
@@ -210,7 +213,7 @@ impl<'a> Stake<'a> {
         }
     }
 
-    /// The call is parked: its change goes on.
+    /// Takes the pending change out of a call that is being parked.
     pub(crate) fn take_change(&self) -> Option<OpenChange> {
         self.change.take()
     }

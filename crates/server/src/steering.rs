@@ -1,15 +1,15 @@
-//! What the clients of walks ahead say of them while they are under way.
+//! Flow control and priorities of prefetch walks, received while they run.
 
 use nigh_types::{Call, CallId, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One session's walks. The locks are held for a moment, and no other is taken under them.
+/// The prefetch walks of one session. No other lock is taken under these locks, which are held for a moment.
 #[derive(Default)]
 pub(crate) struct Walks(Mutex<BTreeMap<CallId, Arc<Steering>>>);
 
-/// What was said of one walk and it has not heard yet.
+/// Control messages that a walk has not consumed yet.
 #[derive(Default)]
 pub(crate) struct Steering(Mutex<Said>);
 
@@ -17,19 +17,19 @@ pub(crate) struct Steering(Mutex<Said>);
 pub(crate) struct Said {
     pub(crate) credit: u64,
     pub(crate) wants: Vec<Place>,
-    /// It is to end.
+    /// The walk is to end.
     pub(crate) ends: bool,
-    /// It goes on only when something is said.
+    /// The walk sleeps until the next control message.
     waits: bool,
 }
 
-/// Walks of one session at a time.
+/// Maximum number of concurrent walks of a session.
 const MOST: usize = 16;
-/// Directories that are asked for and not heard of.
+/// Maximum number of requested directories that a walk has not consumed yet.
 const MOST_WANTS: usize = 1_024;
 
 impl Walks {
-    /// One begins. `None`: there are enough.
+    /// Registers a walk. Returns `None` at the limit.
     pub(crate) fn begin(&self, call: CallId) -> Option<Arc<Steering>> {
         let mut walks = self.0.lock();
         if walks.len() >= MOST {
@@ -38,7 +38,8 @@ impl Walks {
         Some(Arc::clone(walks.entry(call).or_default()))
     }
 
-    /// False: there is no such walk any more, or it is asked for too much.
+    /// Handles a control message. Returns false if too many directories are requested. A message for an ended walk is
+    /// ignored.
     pub(crate) fn steer(&self, call: &Call) -> bool {
         let Call::Steer { walk, credit, want } = call else { return false };
         let walks = self.0.lock();
@@ -50,7 +51,7 @@ impl Walks {
         said.wants.len() <= MOST_WANTS
     }
 
-    /// That one is to end, if it is a walk.
+    /// Ends this call's walk, if it is one.
     pub(crate) fn end(&self, call: CallId) {
         self.0.lock().get(&call).into_iter().for_each(|steering| steering.end());
     }
@@ -59,7 +60,7 @@ impl Walks {
         self.0.lock().values().for_each(|steering| steering.end());
     }
 
-    /// That one is answered.
+    /// Removes the walk of an answered call.
     pub(crate) fn forget(&self, call: CallId) {
         self.0.lock().remove(&call);
     }
@@ -71,14 +72,14 @@ impl Steering {
         (said.ends, said.waits) = (true, false);
     }
 
-    /// What was said since this was asked.
+    /// Takes the control messages received since the last call.
     pub(crate) fn hear(&self) -> Said {
         let mut said = self.0.lock();
         let ends = said.ends;
         Said { ends, ..std::mem::take(&mut *said) }
     }
 
-    /// There is nothing to do until something is said. False: something was.
+    /// Puts the walk to sleep until the next message. Returns false if a message is pending.
     pub(crate) fn wait(&self) -> bool {
         let mut said = self.0.lock();
         said.waits = said.credit == 0 && said.wants.is_empty() && !said.ends;

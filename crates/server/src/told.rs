@@ -1,4 +1,5 @@
-//! What has become of what a call changed, for those who hold it back meanwhile. See docs/decisions/0014-pushes.md.
+//! Probes for the result of a change, sent to the holders that suspended the affected facts. See
+//! docs/decisions/0014-pushes.md.
 
 use crate::error::{Fault, Result};
 use crate::export::Export;
@@ -12,32 +13,32 @@ use nigh_types::{Attr, Commit, Covers, Entry, Errno, Fact, Name, RecallId};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// One fact that a call changes, and where it is looked for afterwards.
+/// One fact that a call changes, and where to read it after the change.
 pub(crate) struct Tell {
     key: LeaseKey,
     name: Option<Name>,
     at: At,
 }
 
-/// Where a fact is looked for.
+/// Where a changed fact is read.
 pub(crate) enum At {
-    /// At the inode, or in the directory, that this descriptor stands for.
+    /// The inode or directory of this descriptor.
     Node(Arc<OwnedFd>),
     File(Arc<OpenFile>),
-    /// At the inode to which that name leads before the change.
+    /// The inode that this name leads to before the change.
     Before(Arc<OwnedFd>, Name),
 }
 
-/// What a fact has become, in the numbers of one export.
+/// The new value of a fact, in the node ids of one export.
 enum Became {
     Name(Option<Entry>),
     Attr(Attr),
 }
 
-/// By key, and name of those that have some.
+/// Facts by lease key, and by name where the fact is a directory entry.
 type Facts = Vec<(LeaseKey, Option<Name>, Became)>;
 
-/// What was seen at one moment, for each export that asked.
+/// The facts observed at one moment, in the terms of each export whose sessions are to receive them.
 pub(crate) struct Seen {
     pub(crate) looked: Looked,
     exports: Vec<(Arc<Export>, Facts)>,
@@ -62,7 +63,7 @@ impl Tell {
         (self.key, self.name.as_ref()) == (key, name)
     }
 
-    /// Somebody is to be told: what is to be found by a name of before is opened.
+    /// Opens the inode behind a pre-change name, because a holder needs the result of the change.
     pub(crate) fn hold(&mut self) {
         if let At::Before(dir, name) = &self.at
             && let Ok(fd) = open_beneath(dir, name.as_bytes())
@@ -74,7 +75,7 @@ impl Tell {
     fn look(&self, export: &Export, homes: &Homes) -> Option<Became> {
         let fd = self.at.fd()?;
         match (self.key.covers, &self.name) {
-            // One that was moved out is nobody's any more.
+            // A directory that was moved out of the export has no holders in it any more.
             (Covers::Names, Some(_)) if !export.reach().contains(fd) => None,
             (Covers::Names, Some(name)) => look_up(export, homes, fd, name).ok().map(Became::Name),
             (Covers::Inode, None) => {
@@ -89,7 +90,7 @@ impl Tell {
     }
 }
 
-/// What a name leads to, as a lookup through that export would say.
+/// Looks a name up as a LOOKUP through this export would.
 fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> Result<Option<Entry>> {
     if hides(name.as_bytes()) {
         return Ok(None);
@@ -106,7 +107,7 @@ fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> 
 }
 
 impl Seen {
-    /// Looks at all of it, once for each export.
+    /// Reads all probed facts, once for each export.
     pub(crate) fn look(looked: Looked, exports: Vec<Arc<Export>>, tells: &[Tell], homes: &Homes) -> Seen {
         let look = |export: Arc<Export>| {
             let became = tells
@@ -118,7 +119,7 @@ impl Seen {
         Seen { looked, exports: exports.into_iter().map(look).collect() }
     }
 
-    /// The end of a hold, for a session of that export.
+    /// Builds the commit of an update for a session of this export.
     pub(crate) fn commit(&self, export: &Arc<Export>, id: RecallId, told: Vec<Told>) -> Commit {
         let of = self.exports.iter().find(|(of, _)| Arc::ptr_eq(of, export));
         let seen = of.map_or(&[][..], |(_, seen)| seen);

@@ -1,4 +1,4 @@
-//! Where a file lies of which only a descriptor is known.
+//! Resolution of a bare descriptor to the directory and name of its file.
 
 use crate::error::{Fault, Result};
 use crate::reach::link;
@@ -8,10 +8,10 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// More levels than this there are not.
+/// Bound on the depth of a directory.
 const MAX_DEPTH: u32 = 1 << 20;
 
-/// The root of the mount on which a directory lies, or of all that this process sees of it.
+/// Returns the root of the mount on which a directory lies, or the root of this process's view of the mount.
 pub(crate) fn mount_root(dir: &OwnedFd) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut at = rustix::io::fcntl_dupfd_cloexec(dir, 0)?;
@@ -28,18 +28,19 @@ pub(crate) fn mount_root(dir: &OwnedFd) -> Result<OwnedFd> {
     Err(Fault(nigh_types::Errno::LOOP))
 }
 
-/// Where the kernel says that a file lies.
+/// Location of a file according to the kernel.
 pub(crate) enum Told {
-    /// There it is: a name of this directory.
+    /// The file is a name of this directory.
     There(OwnedFd, Name),
-    /// It is not there any more, or not on that mount as it can be seen; or the kernel knows none of its names just now.
+    /// The file is no longer at the kernel's path, or that path is not visible on its mount, or the kernel has no
+    /// name of the file cached.
     Elsewhere,
 }
 
-/// The same below the root of its mount. No other mount is looked into on the way, so this waits for nothing but the mount's own disk:
-/// anybody may have put something over a directory.
+/// Resolves a descriptor below the root of its mount. The lookup enters no other mount, which any user may have
+/// placed over a directory, so it waits only for the mount's own disk.
 pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<Told> {
-    // Too long to be told.
+    // The path is too long for readlink(2) on /proc/self/fd.
     let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Told::Elsewhere) };
     let base = if base == b"/" { &base[..0] } else { &base[..] };
     let below = path.strip_prefix(base).and_then(|path| path.strip_prefix(b"/"));
@@ -53,7 +54,7 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
         match rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve) {
             Ok(fd) => Ok(Some(fd)),
-            // With " (deleted)" behind it, a name may be longer than names are.
+            // The suffix " (deleted)" may make a name longer than `NAME_MAX`.
             Err(Errno::XDEV | Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => Ok(None),
             Err(errno) => Err(Fault::from(errno)),
         }
@@ -67,7 +68,7 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
     }
 }
 
-/// The same on a mount whose root nobody has, along the whole path.
+/// Resolves a descriptor along its whole path, on a mount whose root is not open.
 pub(crate) fn by_path(fd: impl AsFd, stat: &Stat) -> Option<(OwnedFd, Name)> {
     let path = link(fd)?;
     let slash = path.iter().rposition(|&byte| byte == b'/')?;

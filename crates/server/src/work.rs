@@ -1,31 +1,31 @@
-//! The calls that a server has taken and not finished, and whether it takes more.
+//! Accepted calls that are not finished, and whether the server accepts more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Counts calls from before they are taken until they are answered or dropped: queued, executed or parked.
+/// Counter of calls from acceptance until they are answered or dropped: queued, executing or parked.
 ///
-/// Counting comes before looking whether the server stops, and stopping before looking at the count; so
-/// once it has stopped and counts none, nothing is done any more.
+/// A call is counted before the stop flag is read, and the flag is set before the count is read. So once the server
+/// has stopped and counts no calls, none will be executed.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     under_way: AtomicU64,
     stopping: AtomicBool,
 }
 
-/// One call that was taken.
+/// An accepted call, counted until dropped.
 #[derive(Debug)]
 pub(crate) struct Taken(Arc<Work>);
 
 impl Work {
-    /// Takes a call; `None`: the server stops, and it is not to be done.
+    /// Accepts a call; `None` if the server stops and the call must not be executed.
     pub(crate) fn take(self: &Arc<Work>) -> Option<Taken> {
         self.under_way.fetch_add(1, Ordering::SeqCst);
         let taken = Taken(Arc::clone(self));
         (!self.is_stopping()).then_some(taken)
     }
 
-    /// No calls are taken from now on.
+    /// Accepts no more calls.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }

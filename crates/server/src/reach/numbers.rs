@@ -1,4 +1,4 @@
-//! Inodes that are reached by their numbers alone. See docs/decisions/0035-file-handles.md.
+//! Resolution of inodes by inode number alone. See docs/decisions/0035-file-handles.md.
 
 use super::{Node, Reach, Under, absent_if_stale, hides, link};
 use crate::error::{Fault, Result};
@@ -10,12 +10,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 impl Reach {
-    /// Whether inodes of the root's filesystem are reached by their numbers.
+    /// Whether inodes of the root's filesystem can be resolved by number.
     pub(crate) fn finds_numbers(&self) -> bool {
         self.mount_root.is_some() && self.opener.as_ref().is_some_and(|opener| opener.opens_numbers())
     }
 
-    /// Whatever has the number now, by a name that leads to it inside the export; `ESTALE` where there is none, or no name of it is known.
+    /// Resolves the current inode with this number, by a name that leads to it inside the export. Fails with `ESTALE`
+    /// if there is no such inode, or no known name of it.
     pub(crate) fn by_number(&self, number: u64) -> Result<Node> {
         if let Some(root) = self.held_directory(self.root.id)?.filter(|root| root.id.ino == number) {
             return Ok(root);
@@ -33,12 +34,13 @@ impl Reach {
         if let Told::There(dir, name) = told_place(root, &found.fd, &found.stat)? {
             match absent_if_stale(self.placed(&found, dir, &name))? {
                 Some(placed) => return Ok(placed),
-                // That is its only name: no directory is read for another one.
+                // The kernel's path shows its only name, so no directory is searched for another one.
                 None if nlink == 1 => return Err(Fault::STALE),
                 None => {}
             }
         }
-        // A file whose names the kernel has dropped; of a directory it finds them all again (`reconnect_path` in fs/exportfs/expfs.c).
+        // The kernel has dropped the file's dentries. For a directory it would restore them (`reconnect_path` in
+        // fs/exportfs/expfs.c).
         let parent =
             self.ids.parents.find(number).filter(|_| !found.stat.attr.is_dir()).ok_or(Fault::STALE)?;
         let dir = open(parent)?;
@@ -49,7 +51,7 @@ impl Reach {
         self.placed(&found, dir, &name)
     }
 
-    /// The same where it is that node.
+    /// Resolves a node id by its inode number; the inode must still have the id.
     pub(super) fn by_number_of(&self, id: NodeId) -> Result<Node> {
         if !self.finds_numbers() {
             return Err(Fault::STALE);
@@ -58,7 +60,8 @@ impl Reach {
         if found.id == id { Ok(found) } else { Err(Fault::STALE) }
     }
 
-    /// For [`Reach::by_number`], so that a file is found whose names the server's kernel has dropped.
+    /// Records a file's parent directory for [`Reach::by_number`], which needs it once the server's kernel has
+    /// dropped the dentries.
     pub(crate) fn note_parent(&self, id: NodeId, stat: &Stat, dir: &Stat) {
         if !stat.attr.is_dir()
             && stat.mount == dir.mount
@@ -69,7 +72,7 @@ impl Reach {
         }
     }
 
-    /// An inode by a name of it, which must be one of the export.
+    /// Resolves an inode by a name of it, which must lie in the export.
     fn placed(&self, found: &Node, dir: OwnedFd, name: &Name) -> Result<Node> {
         let dir = self.opened(dir)?;
         if hides(name.as_bytes()) || !self.shows(&dir.fd) {
@@ -83,7 +86,7 @@ impl Reach {
         Ok(placed)
     }
 
-    /// Whether a directory lies in the export, and not in what is the server's own there.
+    /// Whether a directory lies in the export and not in the server's own folder there.
     fn shows(&self, dir: &OwnedFd) -> bool {
         let (Some(root), Some(path)) = (link(&self.root.fd), link(dir)) else { return false };
         let below = path.strip_prefix(&root[..]).unwrap_or_default();
@@ -91,20 +94,20 @@ impl Reach {
     }
 }
 
-/// What a kernel says of a number that nothing has, which differs among filesystems.
+/// Maps the errno of a nonexistent inode number, which differs among filesystems.
 fn stale_unless_own(fault: Fault) -> Fault {
     if fault.is_the_servers_own() || fault.0 == Errno::IO { fault } else { Fault::STALE }
 }
 
-/// Whether the directory lies below the root of its mount (or is it), and no other mount hides it.
+/// Whether the directory is the root of its mount or lies below it, not hidden by another mount.
 fn is_seen(root: &OwnedFd, dir: &OwnedFd) -> Result<bool> {
     let stat = stat::of_fd(dir)?;
-    // It may be a file by now.
+    // The number may belong to a file by now.
     Ok(stat.attr.is_dir()
         && (stat.is_same(&stat::of_fd(root)?) || matches!(told_place(root, dir, &stat)?, Told::There(..))))
 }
 
-/// A name of a directory, where no other mount lies over it: that might not answer.
+/// Opens a name of a directory. Fails if another mount covers it, since that mount may hang.
 fn open_here(dir: &OwnedFd, name: &Name) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
@@ -114,7 +117,7 @@ fn open_here(dir: &OwnedFd, name: &Name) -> Result<OwnedFd> {
     }
 }
 
-/// A name of an inode in a directory, as listings tell its number.
+/// Returns a name of the inode in a directory, found by the d_ino of its entries.
 fn named_in(dir: &OwnedFd, stat: &Stat) -> Result<Option<Name>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
