@@ -1,4 +1,4 @@
-//! One connection: its hello, the session that it begins or goes on with, and what it brings.
+//! A connection: its HELLO, the session that it begins or resumes, and its input.
 
 use crate::events::{self, Story};
 use crate::files::SessionFiles;
@@ -17,26 +17,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a connection's thread waits for it before it leaves that to others.
+/// How long a connection's thread waits for input before it moves the connection to the idle set.
 const BUSY: Duration = Duration::from_millis(200);
 /// Bytes read from a connection at a time.
 const READ_BYTES: usize = 256 << 10;
-/// The same until so many came at once: most clients say little, and there may be many.
+/// Initial read size, until that many bytes arrive at once: many clients send little.
 const FIRST_BYTES: usize = 4 << 10;
 
-/// How a connection came to its end.
+/// How a connection ended.
 pub(crate) enum Ended {
-    /// Its client has dropped everything.
+    /// The client has dropped all its grants.
     Goodbye,
-    /// Its client broke a rule.
+    /// The client violated the protocol.
     Broken,
-    /// It may come again.
+    /// The connection was lost; the client may reconnect.
     Cut,
-    /// It came again already.
+    /// The client has reconnected already.
     Replaced,
 }
 
-/// Who says hello, and for what.
+/// The contents of a HELLO.
 struct Hello {
     who: (u64, u64),
     export: Vec<u8>,
@@ -56,23 +56,22 @@ impl Hello {
     }
 }
 
-/// What comes of waiting for a hello.
+/// Outcome of waiting for a HELLO.
 enum Greeting {
     Hello(Box<ServerConnection>, Hello),
-    /// There is none, and why.
+    /// No HELLO arrived; the text says why.
     Nothing(String),
 }
 
 type Refusal = (Errno, String);
 
 impl Server {
-    /// Serves one client over a connection until that ends; `peer` says what it may claim.
+    /// Serves one client over a connection until it ends; `peer` holds the ids that it may claim.
     pub fn serve_link(&self, link: Link, peer: Peer) -> io::Result<()> {
         self.serve_stranger(link, peer, None)
     }
 
-    /// The same for one that may be told to go as long as it has attached to nothing: until then its ticket
-    /// is kept.
+    /// Serves a connection that may be dropped while it is unattached; the ticket is kept until it attaches.
     pub(crate) fn serve_stranger(&self, link: Link, peer: Peer, ticket: Option<Ticket>) -> io::Result<()> {
         link.set_write_timeout(Some(Outbox::PATIENCE))?;
         link.set_read_timeout(Some(BUSY))?;
@@ -99,7 +98,7 @@ impl Server {
             Ok(Ended::Cut) => self.cut(&session, number, "the connection was lost"),
             Err(error) => self.cut(&session, number, &error.to_string()),
         }
-        // Its own failures are the connection's.
+        // A failure of the writer is one of the connection.
         let _ = writer?.join();
         read.map(drop)
     }
@@ -113,25 +112,25 @@ impl Server {
                 session.outbox.drop_held();
             }
         }
-        // Nobody comes again to a server that stops.
+        // No client reconnects to a server that stops.
         if session.is_over() || (self.is_ending() && session.away().is_some()) {
             self.forget(session, End::Cut);
         }
     }
 
-    /// A stream to this server, served by a thread of this process.
+    /// Returns a stream to this server, served by a thread of this process.
     pub fn serve_in_process(self: &Arc<Server>) -> io::Result<UnixStream> {
         let (theirs, ours) = UnixStream::pair()?;
         let server = Arc::clone(self);
         std::thread::Builder::new().name("nigh-session".into()).spawn(move || {
-            // What ended it stands in the log.
+            // The session log has the reason.
             let _ = server.serve_link(ours.into(), Peer::in_process());
         })?;
         Ok(theirs)
     }
 
-    /// Waits for the hello. The session that the connection begins or goes on with, and its number there;
-    /// `None`: it was not wanted, or said nothing right.
+    /// Waits for the HELLO. Returns the session that the connection begins or resumes, and the link's number there;
+    /// `None` if the connection was refused or sent no valid HELLO.
     pub(crate) fn greet(&self, link: &Link, peer: Peer) -> io::Result<Option<(Arc<Session>, u64)>> {
         let story = Story::new(&self.meter.limits, link.kind());
         let id = self.next_session_id();
@@ -152,7 +151,7 @@ impl Server {
         let (session_term, limits) = (self.options.session_term, self.options.bounds.limits());
         let config = ServerConfig { session_id, session_term, limits };
         let mut connection = ServerConnection::new(now(), config);
-        // Whatever is said until then: a byte now and then is no hello.
+        // Deadline for the HELLO, whatever other bytes arrive.
         let until = connection.lapses();
         let mut buffer = vec![0; FIRST_BYTES];
         let nothing = |why: &str| Ok(Greeting::Nothing(why.to_owned()));
@@ -167,7 +166,7 @@ impl Server {
                 if self.is_ending() {
                     return nothing("the server stops");
                 }
-                // By that nothing was heard of it.
+                // The read timed out.
                 continue;
             }
             let taken = connection.handle_input(now(), &buffer[..count]);
@@ -233,8 +232,8 @@ impl Server {
         Some((session, number))
     }
 
-    /// The session that a hello names, if it is this client's: whoever cannot prove what that one proved, or
-    /// does not know its incarnation, is told of it no more than of one that never was.
+    /// Returns the session named in a HELLO if it belongs to this client. A client with other credentials or another
+    /// incarnation learns nothing about it.
     fn named(&self, peer: &Peer, hello: &Hello) -> Option<(Arc<Session>, Resume)> {
         let resume = hello.resume?;
         let session = self.session(resume.session_id)?;
@@ -261,7 +260,7 @@ impl Server {
             .trusting(hello.features & TRUSTS_WATCH != 0);
         let Hello { who, mut features, term, .. } = *hello;
         if export.acts() && !session.admission.vouches() {
-            // Others' changes are looked at as the server, and not all that it may see is this client's to see.
+            // Updates are read with the server's rights, and a confined client may not see all that they contain.
             features &= !PUSHES;
         }
         let (name, locks) = (asked.to_vec(), Arc::clone(&self.locks));
@@ -320,7 +319,7 @@ impl Server {
     }
 }
 
-/// The session goes on over this link, if it can.
+/// Resumes the session over this link, if possible.
 fn go_on(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumption, ProtocolError> {
     let Some(Ok(agreed)) = session.attached().map(|attached| agree(session, attached)) else {
         return Ok(Resumption::Forgotten);
@@ -328,14 +327,14 @@ fn go_on(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumpti
     session.go_on(link.clone(), at, agreed)
 }
 
-/// What the client is told of its export.
+/// Returns the session parameters for the client.
 fn agree(session: &Session, attached: &Attached) -> Result<nigh_native::Session, Errno> {
     let mut agreed = attached.export.session(&attached.files)?;
     intake::introduce(&mut agreed, &attached.export, &session.admission, attached.features);
     Ok(agreed)
 }
 
-/// How many bytes came; 0 where nothing did for a while, `None` at the end.
+/// Reads some bytes; 0 after a timeout, `None` at the end of the stream.
 fn read_some(link: &Link, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         return match link.read(buffer) {

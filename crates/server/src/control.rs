@@ -1,12 +1,11 @@
-//! What is asked on the server's unix sockets before a session, or in the place of one.
+//! Control requests on the server's unix sockets, sent before a session or instead of one.
 //!
-//! Whoever connects there and says [`REQUEST`] first, in one write, is answered with one JSON object, and
-//! the connection is closed. The kernel says who asks: only root and the user whose server it is are told
-//! anything. As the head of a frame these bytes would be longer than what is taken from strangers, so no
-//! session begins with them.
+//! A connection whose first write is [`REQUEST`] gets one JSON object as reply and is closed. The kernel proves the
+//! peer's uid: only root and the server's own user get the status. Read as a frame header, these bytes exceed the
+//! length limit for unauthenticated peers, so no session begins with them.
 //!
-//! Whoever says [`THERE`] first is answered [`HERE`], and goes on as if nothing had been said. A connection
-//! is made as soon as it is queued; only this tells that a server took it that lives.
+//! A connection that begins with [`THERE`] gets [`HERE`] and continues as usual. connect(2) succeeds once the
+//! connection is queued; only this reply proves that a living server has accepted it.
 
 use crate::server::Server;
 use rustix::net::{RecvFlags, recv};
@@ -18,27 +17,27 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const REQUEST: &[u8; 14] = b"nigh status 1\n";
-/// What is to be served follows in one line (`guests.rs`).
+/// Followed by one line with exports and addresses (`guests.rs`).
 pub(crate) const SERVE: &[u8; 14] = b"nigh serve  1\n";
 const THERE: &[u8; 14] = b"nigh there? 1\n";
 const HERE: &[u8; 12] = b"nigh here 1\n";
-/// How long either end takes part.
+/// Time limit for either end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// More than the status of thousands of sessions.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     Session,
     Status,
-    /// Another process of this user brings exports and listeners. Its request is taken, but for the line.
+    /// Another process of this user adds exports and listeners. The request is consumed up to the line.
     Serve,
-    /// It ended, or said nothing for as long as a session is given for it.
+    /// The connection ended, or was silent for the time that a session has to begin.
     Nothing,
 }
 
-/// Waits until something was said, and takes nothing of it but [`THERE`], which is answered once.
+/// Waits for the first bytes and peeks at them. Only [`THERE`] is consumed, and answered once.
 pub(crate) fn purpose(mut stream: &UnixStream, patience: Duration) -> Purpose {
     let mut greeted = false;
     if stream.set_read_timeout(Some(patience)).is_err() {
@@ -64,11 +63,11 @@ pub(crate) fn purpose(mut stream: &UnixStream, patience: Duration) -> Purpose {
     }
 }
 
-/// Whether a server took this new connection; the session can begin on it then. False: it was queued by
-/// one that ended since, or is served by a version that does not know the question; it is of no more use.
+/// Checks that a server has accepted this new connection; a session can then begin on it. False: the server that
+/// queued it has ended, or does not know this request; the connection is useless.
 ///
 /// # Errors
-/// `TimedOut` where nobody says anything for that long.
+/// `TimedOut` if no reply arrives in time.
 pub(crate) fn is_served(mut stream: &UnixStream, patience: Duration) -> io::Result<bool> {
     stream.set_read_timeout(Some(patience))?;
     let mut answer = [0; HERE.len()];
@@ -83,9 +82,9 @@ pub(crate) fn is_served(mut stream: &UnixStream, patience: Duration) -> io::Resu
     }
 }
 
-/// Answers whoever `uid` is, within [`PATIENCE`] in all.
+/// Answers a status request of `uid`, within [`PATIENCE`] in all.
 pub(crate) fn answer(mut stream: UnixStream, uid: u32, server: &Server) {
-    // What is left unread at the end would have the kernel drop the answer.
+    // The kernel would discard the reply if unread input remained at close.
     if stream.read_exact(&mut [0; REQUEST.len()]).is_err() {
         return;
     }
@@ -99,7 +98,7 @@ pub(crate) fn answer(mut stream: UnixStream, uid: u32, server: &Server) {
     write_within(&mut stream, status.to_string().as_bytes(), PATIENCE);
 }
 
-/// As much as is read within that time, however it is read.
+/// Writes as much as the peer reads within the time limit, however slowly.
 fn write_within(stream: &mut UnixStream, mut left: &[u8], patience: Duration) {
     let give_up = Instant::now() + patience;
     while !left.is_empty() {
@@ -115,10 +114,10 @@ fn write_within(stream: &mut UnixStream, mut left: &[u8], patience: Duration) {
     }
 }
 
-/// The status of the server that listens at `socket`.
+/// Requests the status of the server that listens at `socket`.
 ///
 /// # Errors
-/// `ConnectionRefused` and `NotFound` where none does; else one line.
+/// `ConnectionRefused` and `NotFound` if no server listens; otherwise one line.
 pub fn ask(socket: &Path) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -146,7 +145,7 @@ mod tests {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(said).unwrap();
             let found = purpose(&ours, Duration::from_millis(50));
-            // Nothing of it is taken.
+            // The bytes are not consumed.
             ours.set_nonblocking(true).unwrap();
             let mut left = vec![0; said.len()];
             assert!(said.is_empty() || { &ours }.read(&mut left).unwrap() == said.len() && left == said);
@@ -177,7 +176,7 @@ mod tests {
         ours.read_exact(&mut said).unwrap();
         assert_eq!(&said, b"hello");
 
-        // Asked again and again, it is no question any more.
+        // Repeated, THERE is no greeting but the start of a session.
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(&[&THERE[..], THERE].concat()).unwrap();
         assert_eq!(super::purpose(&ours, Duration::from_secs(10)), Purpose::Session);
@@ -204,7 +203,7 @@ mod tests {
             write_within(&mut ours, &text, Duration::from_millis(300));
             let took = begin.elapsed();
             assert!(took >= Duration::from_millis(250) && took < Duration::from_secs(3), "{took:?}");
-            // What is left in the buffer would take the slow one long.
+            // The slow reader would take long to drain the rest of the buffer.
             ours.shutdown(std::net::Shutdown::Both).unwrap();
             drop((ours, slowly));
             std::mem::drop(reader);

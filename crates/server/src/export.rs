@@ -1,4 +1,4 @@
-//! One exported directory.
+//! An exported directory.
 
 use crate::acting::can_act;
 use crate::affected;
@@ -33,26 +33,26 @@ mod kept;
 
 pub(crate) use kept::{GivenBack, Kept, with_space};
 
-/// How far a call came.
+/// Progress of a call.
 pub(crate) enum Progress {
     Answered,
-    /// It did nothing yet, and waits for others to give back what it changes.
+    /// The call has had no effect yet, and waits for other clients to return leases on the facts that it changes.
     Waits(OpenChange),
-    /// A part of it is answered, and there is no room for more.
+    /// Part of the reply is sent, and the send queue is full.
     Pauses(Begun),
 }
 
-/// How much an export remembers. Descriptors are bounded by `directories + readers`, besides those
-/// of files that sessions opened.
+/// Cache sizes of an export. `directories + readers` bounds the descriptors, besides those of files that sessions
+/// opened.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    /// Directories whose place (parent and name) is remembered; about 150 bytes each.
+    /// Directories whose parent and name are remembered; about 150 bytes each.
     pub places: NonZeroUsize,
     /// Directories held open.
     pub directories: NonZeroUsize,
     /// Files whose handle is remembered; about 100 bytes each.
     pub handles: NonZeroUsize,
-    /// Files held open for reads that name no open file.
+    /// Files held open for reads without an open file.
     pub readers: NonZeroUsize,
 }
 
@@ -68,7 +68,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// Why a directory cannot be exported. One line, for people.
+/// Why a directory cannot be exported. One line, for users.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     #[error("cannot export {}: {error}", path.display())]
@@ -86,7 +86,7 @@ pub enum ExportError {
     NoProc { path: PathBuf },
 }
 
-/// A disk is full, or what may be had of it.
+/// Whether a disk or a quota is full.
 pub(crate) fn wants_room(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
@@ -101,7 +101,7 @@ fn mend_state(error: &std::io::Error) -> &'static str {
 }
 
 impl ExportError {
-    /// The errno for a refusal.
+    /// Returns the errno for a refused attach.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
@@ -115,10 +115,9 @@ impl ExportError {
     }
 }
 
-/// A directory of a Linux filesystem, with all that lies below it, served to sessions.
+/// A Linux directory with its subtree, served to sessions.
 ///
-/// Thread-safe. What it must remember over restarts is in a file below the state directory, which one
-/// export uses at a time.
+/// Thread-safe. Its durable data is in a file below the state directory, which one export uses at a time.
 #[derive(Debug)]
 pub struct Export {
     reach: Reach,
@@ -129,12 +128,12 @@ pub struct Export {
     watched: Option<Arc<Watched>>,
 }
 
-/// How long to wait for the state of an export that is in use.
+/// How long to wait for an export's state that is in use.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Export {
-    /// Opens the directory at `path`; symlinks in `path` itself are followed. Its own state directory is
-    /// made below `state_dir` (0700).
+    /// Opens the directory at `path`; symlinks in `path` itself are followed. The export's state directory is made
+    /// below `state_dir` (0700).
     pub fn open(
         path: &Path,
         state_dir: &Path,
@@ -147,12 +146,12 @@ impl Export {
         Ok(export)
     }
 
-    /// Takes up what servers before this one kept of open files.
+    /// Finds orphans that earlier servers kept.
     pub(crate) fn find_orphans(&self) {
         self.reach.orphans.find_left(&self.reach);
     }
 
-    /// Of an opened root, with its ids. `path` is how people call it.
+    /// Makes an export of an opened root, with its ids. `path` is its display name.
     pub(crate) fn of(
         opened: Opened,
         path: &Path,
@@ -173,7 +172,8 @@ impl Export {
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
     }
 
-    /// What identifies the export, and names its state directory: its filesystem's UUID, subvolume, and root.
+    /// Returns the id of the export at `path`, which also names its state directory: filesystem UUID, subvolume and
+    /// root inode.
     pub fn identify(path: &Path) -> std::result::Result<String, ExportError> {
         Ok(Opened::new(open_root(path)?, path)?.id)
     }
@@ -184,13 +184,14 @@ impl Export {
         &self.id
     }
 
-    /// How it was called when it was opened.
+    /// The path by which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The root, and what its filesystem can and cannot give; the term is the one of `files`.
+    /// Returns the session parameters: the root, and the capabilities of its filesystem. The term is taken from
+    /// `files`.
     pub fn session(&self, files: &SessionFiles) -> std::result::Result<Session, Errno> {
         let root = self.reach.root();
         let place = nigh_types::Place::bare(root);
@@ -213,7 +214,7 @@ impl Export {
         })
     }
 
-    /// What S9 comes to; nothing: it holds for whatever is granted without a limit.
+    /// Returns the bound of S9 as text; empty if grants without a time limit satisfy S9.
     fn host_bound(&self, files: &SessionFiles) -> String {
         let seen =
             |span: Span| format!("changes on the server's own disk are seen within {} ms", span.as_millis());
@@ -229,21 +230,21 @@ impl Export {
         }
     }
 
-    /// Has changes by others on an object heard of, before it is granted. `fd` stands for it.
+    /// Starts watching an object for other processes' changes, before a grant on it. `fd` refers to the object.
     pub(crate) fn watch(&self, files: &SessionFiles, object: Object, fd: &OwnedFd) {
         if let Some(watched) = self.watched.as_ref().filter(|_| files.trusts_watch()) {
             watched.watch(object, fd);
         }
     }
 
-    /// The names of a directory are about to be granted.
+    /// Notes that a directory lease is about to be granted.
     pub(crate) fn note_directory(&self, files: &SessionFiles, object: Object, fd: &OwnedFd) {
         if let Some(watched) = self.watched.as_ref().filter(|_| files.trusts_watch()) {
             watched.note_directory(object, fd);
         }
     }
 
-    /// The same where a descriptor is to be opened for it.
+    /// Like [`Export::watch`], opening a descriptor only if the object is not watched yet.
     pub(crate) fn watch_with(
         &self,
         files: &SessionFiles,
@@ -258,12 +259,12 @@ impl Export {
         }
     }
 
-    /// Executes one call. `sink` is called once, or several times for a listing, the last time with
-    /// `last` set; not at all where [`Call::is_answered`] denies it. May be called from several threads; a thread that calls it
-    /// gets a umask and working directory of its own.
+    /// Executes one call. `sink` is called once, or for a listing several times, the last time with `last` set. It is
+    /// not called if [`Call::is_answered`] is false. May be called from several threads; each calling thread gets its
+    /// own umask and working directory.
     ///
     /// # Panics
-    /// With files whose session shares its leases with others: there the call may have to wait for them.
+    /// If the session shares its lease table with other sessions, because the call may then have to wait for them.
     pub fn execute(
         &self,
         files: &SessionFiles,
@@ -282,10 +283,10 @@ impl Export {
         }
     }
 
-    /// The same, if nobody else holds what it changes; otherwise that was asked back, and the call is to be
-    /// attempted again when its change is ready. `sink` says whether there is room for more; where there is
-    /// none a listing pauses, and is to be attempted again when there is. The flag beside the request: its client put it out before, in a
-    /// session that is forgotten.
+    /// Makes one attempt to execute a call. If another client holds a conflicting lease, the lease is recalled, and
+    /// the call is to be attempted again when its change is ready. `sink` returns whether there is room for more;
+    /// without room a listing pauses. `again`: the client first sent the call in a session that the server has
+    /// discarded.
     pub(crate) fn attempt(
         &self,
         files: &SessionFiles,
@@ -311,7 +312,7 @@ impl Export {
             Call::Keep { node, names, handle } => {
                 self.keep(files, &request.credentials, (node, names), *handle);
             }
-            // Heard of by who takes calls in.
+            // [`Server::request`](crate::Server) has handled it.
             Call::Steer { .. } => {}
             what if ahead::is_in_parts(what) => match ahead::in_parts(cx, what, begun, &mut sink) {
                 Ok(Some(begun)) => return Progress::Pauses(begun),
@@ -330,8 +331,8 @@ impl Export {
                     },
                     Err(fault) => Err(fault),
                 };
-                // Others may go on before the answer is there to be read, and the answer keeps its place before
-                // what they change.
+                // Other calls may proceed before this reply is queued. The reply still precedes recalls that their
+                // changes cause.
                 stake.done();
                 let settled = done.and_then(|outcome| self.reach.ids.settle().map(|()| outcome));
                 sink(settled.map_or_else(refuse, Outcome::into_response));
@@ -340,8 +341,8 @@ impl Export {
         Progress::Answered
     }
 
-    /// Keeps a file open for a client that has it open without our knowing ([`Call::Keep`]). This ends before
-    /// anything that the client said later is begun.
+    /// Keeps a file open that a client opened without a handle ([`Call::Keep`]). Completes before any later message
+    /// of the client is handled.
     pub(crate) fn keep(
         &self,
         files: &SessionFiles,
@@ -356,18 +357,18 @@ impl Export {
         }
     }
 
-    /// How long files without a name that an earlier server left are kept for sessions that come back.
+    /// Sets how long orphans of an earlier server are kept for returning sessions.
     pub(crate) fn set_grace(&self, grace: Span, returning: &Arc<Grace>) {
         self.reach.orphans.set_grace(grace, returning);
     }
 
-    /// The server stops: files without a name that are open stay for the sessions that come back to the next one.
+    /// Leaves open orphans in place when the server stops, for sessions that return to the next server.
     pub fn leave_orphans(&self) {
         self.reach.orphans.stay();
     }
 
-    /// Closes descriptors that nothing has used for a while, and removes what an earlier server left and nobody
-    /// came back for. To be called every few seconds.
+    /// Closes descriptors unused for a while, and removes orphans whose sessions did not return. To be called every
+    /// few seconds.
     pub fn close_idle(&self, now: Instant) {
         self.reach.orphans.sweep(now);
         self.readers.close_idle(now);
@@ -402,7 +403,7 @@ fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
         Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
         Call::GetFlags { node } => look::flags(cx, node),
-        // What is answered in parts, or not at all, is answered by `attempt`.
+        // [`Export::attempt`] handles calls with several replies or none.
         _ => mutate(cx, call),
     }
 }
@@ -448,17 +449,17 @@ fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
     }
 }
 
-/// A root before its state is opened.
+/// An export's root before its state is opened.
 pub(crate) struct Opened {
     pub(crate) root: OwnedFd,
-    /// Open for reading, where that is allowed.
+    /// Opened for reading, if permitted.
     pub(crate) readable: Option<OwnedFd>,
     stat: Stat,
     filesystem: Filesystem,
     pub(crate) id: String,
 }
 
-/// The directory at `path`, whose symlinks are followed.
+/// Opens the directory at `path`, following symlinks.
 pub(crate) fn open_root(path: &Path) -> std::result::Result<OwnedFd, ExportError> {
     let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::PATH;
     match rustix::fs::open(path, flags, Mode::empty()) {
@@ -468,7 +469,7 @@ pub(crate) fn open_root(path: &Path) -> std::result::Result<OwnedFd, ExportError
 }
 
 impl Opened {
-    /// Of the directory that `root` stands for; `path` is how people call it.
+    /// Identifies the directory `root`; `path` is its display name.
     pub(crate) fn new(root: OwnedFd, path: &Path) -> std::result::Result<Opened, ExportError> {
         let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
         if !Path::new("/proc/self/fd").exists() {
@@ -487,12 +488,12 @@ impl Opened {
         Ok(Opened { root, readable, stat, filesystem, id })
     }
 
-    /// What it is, and the mount by which it is reached: another one may allow more.
+    /// The export's id, and the mount by which it is reached: another mount may allow more.
     pub(crate) fn key(&self) -> (String, u64) {
         (self.id.clone(), self.stat.mount)
     }
 
-    /// Its ids, from its own directory (0700) below `state_dir`, which is made where it is not there.
+    /// Loads the ids from the export's own directory (0700) below `state_dir`, which is made if missing.
     pub(crate) fn open_ids(
         &self,
         path: &Path,
@@ -528,8 +529,8 @@ fn id_of(filesystem: &Filesystem, root: &Stat, path: &Path) -> String {
     id
 }
 
-/// Waits a little for another thread that is closing the same export, and for a child of this process
-/// between fork and exec, which holds the lock too.
+/// Opens the log. Waits briefly for a thread that closes the same export, and for a child of this process between
+/// fork and exec, which holds the lock too.
 fn open_log(path: &Path, first: Record) -> std::io::Result<(Log, Vec<Record>)> {
     let give_up = Instant::now() + LOCK_PATIENCE;
     loop {
@@ -547,8 +548,8 @@ pub(crate) fn make_private(dir: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Whether the root's filesystem knows POSIX ACLs: asking for one says that there is none, not that
-/// there is no such thing.
+/// Whether the root's filesystem supports POSIX ACLs: without support getxattr fails with `EOPNOTSUPP`, not with
+/// `ENODATA`.
 fn has_acls(root: &Node) -> bool {
     let path = crate::reach::proc_path(&root.fd);
     let asked = rustix::fs::getxattr(path, "system.posix_acl_access", &mut [0_u8; 0]);

@@ -12,18 +12,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the server keeps for one session: its open files, bounded, and its part in the table of leases.
-/// Dropping it closes all.
+/// Per-session server state: a limited number of open files, and the session's leases. Dropping it closes the files.
 #[derive(Debug)]
 pub struct SessionFiles {
     table: Mutex<Table>,
-    /// Files that were taken out and are not closed yet.
+    /// Number of files removed from the table and not closed yet.
     closing: Arc<AtomicU64>,
     limit: u64,
-    /// How long its grants live at the most.
+    /// Maximum lifetime of the session's grants.
     term: Term,
     holding: Holding,
-    /// Open files are divided among origins.
+    /// The origin's share of the server's descriptors.
     share: Option<(Arc<Descriptors>, Origin)>,
     vouched: bool,
     trusts_watch: bool,
@@ -33,7 +32,7 @@ pub struct SessionFiles {
 struct Table {
     open: FxHashMap<Handle, Arc<OpenFile>>,
     by_node: FxHashMap<NodeId, Vec<Handle>>,
-    /// Of open files that this session has changed.
+    /// Write history of open files that this session has changed.
     own: FxHashMap<NodeId, Arc<Mutex<OwnChanges>>>,
     last: u64,
 }
@@ -48,20 +47,21 @@ pub(crate) struct OpenFile {
     pub(crate) writable: bool,
     /// Each write is durable before it returns.
     pub(crate) syncs: bool,
-    /// Open with `O_APPEND`, as a file with the append-only flag has to be.
+    /// Opened with `O_APPEND`, as a file with the append-only flag requires.
     pub(crate) append_only: bool,
-    /// Held by whoever uses the descriptor's own position.
+    /// Held while a call uses the descriptor's file position.
     pub(crate) position: Mutex<()>,
-    /// It counts as open.
+    /// Counts the file as open.
     #[allow(dead_code, reason = "held, not looked at")]
     pub(crate) counted: Counted,
 }
 
-/// A server hands out no larger number, and behind it there are enough left.
+/// Highest handle that a client may reopen; far below the range of newly assigned handles' limit.
 const MOST_CLAIMED: u64 = 1 << 62;
 
 impl SessionFiles {
-    /// At most `limit` open files; grants end after `term`, and nobody else is granted anything.
+    /// A table with at most `limit` open files and grants that end after `term`, for a session with a lease table of
+    /// its own.
     #[must_use]
     pub fn new(limit: u64, term: Term) -> SessionFiles {
         SessionFiles::of_session(limit, term, Holding::alone(term))
@@ -80,19 +80,19 @@ impl SessionFiles {
         }
     }
 
-    /// Whether the client's kernel is believed to have checked what its callers may do
-    /// ([`crate::Admission::vouches`]). It is unless this says otherwise.
+    /// Sets whether the server trusts the permission checks of the client's kernel ([`crate::Admission::vouches`]).
+    /// The default is true.
     #[must_use]
     pub fn vouched(self, vouched: bool) -> SessionFiles {
         SessionFiles { vouched, ..self }
     }
 
-    /// Its files count among those of an origin.
+    /// Charges the open files to an origin.
     pub(crate) fn sharing(self, descriptors: &Arc<Descriptors>, origin: Origin) -> SessionFiles {
         SessionFiles { share: Some((Arc::clone(descriptors), origin)), ..self }
     }
 
-    /// A file that is about to be opened, among those of its origin.
+    /// Reserves a descriptor of the origin for a file that is about to be opened.
     pub(crate) fn opened(&self) -> Option<Opened> {
         self.share.as_ref().map(|(descriptors, origin)| descriptors.open(*origin))
     }
@@ -105,7 +105,7 @@ impl SessionFiles {
         self.vouched
     }
 
-    /// Whether the term of the session is for what nobody watches only.
+    /// Sets whether the session's term limits only grants on unwatched files.
     pub(crate) fn trusting(self, trusts_watch: bool) -> SessionFiles {
         SessionFiles { trusts_watch, ..self }
     }
@@ -114,7 +114,7 @@ impl SessionFiles {
         self.trusts_watch
     }
 
-    /// How long the grants of this session live at the most.
+    /// Maximum lifetime of this session's grants.
     #[must_use]
     pub fn term(&self) -> Term {
         self.term
@@ -124,7 +124,7 @@ impl SessionFiles {
         &self.holding
     }
 
-    /// How many files are open.
+    /// Number of open files.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.table.lock().open.len() as u64
@@ -135,7 +135,7 @@ impl SessionFiles {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Refuses with `ENFILE` what could not be kept; ask before changing the export.
+    /// Fails with `ENFILE` if one more open file would exceed a limit. Call this before changing the export.
     pub(crate) fn has_room(&self) -> Result<()> {
         if self.count() + self.closing.load(Ordering::SeqCst) < self.limit && self.may_open(1) {
             Ok(())
@@ -148,24 +148,24 @@ impl SessionFiles {
         self.insert_as(None, Arc::new(file))
     }
 
-    /// One that another session had.
+    /// Takes over an open file of another session.
     pub(crate) fn adopt(&self, file: Arc<OpenFile>) -> Result<Handle> {
         self.insert_as(None, file)
     }
 
-    /// The open file of that number, of whatever node.
+    /// Returns the open file of this handle, whatever its node.
     pub(crate) fn share(&self, handle: Handle) -> Option<Arc<OpenFile>> {
         self.table.lock().open.get(&handle).cloned()
     }
 
-    /// Whether writes under this handle wait for the disk.
+    /// Whether writes through this handle are synchronous.
     pub(crate) fn syncs(&self, handle: Handle) -> bool {
         self.table.lock().open.get(&handle).is_some_and(|file| file.syncs)
     }
 
-    /// The same, under a number that the client chose; `EEXIST` where it did before.
+    /// Inserts an open file, under a client-assigned handle if given. Fails with `EEXIST` if that handle is in use.
     pub(crate) fn insert_as(&self, chosen: Option<Handle>, file: Arc<OpenFile>) -> Result<Handle> {
-        // It is counted already.
+        // The file itself is counted already.
         if !self.may_open(0) {
             return Err(Fault(Errno::NFILE));
         }
@@ -183,8 +183,8 @@ impl SessionFiles {
         Ok(handle)
     }
 
-    /// Puts a file where the client had it before the server forgot it; `EINVAL` where that number is in use, or
-    /// cannot be one that was handed out.
+    /// Inserts a reopened file under the handle that the client had before the server discarded its session. Fails
+    /// with `EINVAL` if the handle is in use or cannot have been assigned.
     pub(crate) fn insert_again(&self, handle: Handle, file: OpenFile) -> Result<()> {
         if !handle.is_chosen() {
             if handle.0 > MOST_CLAIMED {
@@ -199,15 +199,15 @@ impl SessionFiles {
         }
     }
 
-    /// The open file of that number; `EBADF` where there is none or it is of another node.
+    /// Returns the open file of this handle. Fails with `EBADF` if there is none, or if it belongs to another node.
     pub(crate) fn find(&self, handle: Handle, node: NodeId) -> Result<Arc<OpenFile>> {
         let table = self.table.lock();
         let file = table.open.get(&handle).filter(|f| f.node == node);
         file.cloned().ok_or(Fault(Errno::BADF))
     }
 
-    /// The same where a handle is told. `None` also for one that the client chose and that could not be
-    /// had: it may be reached by its place.
+    /// Like [`SessionFiles::find`] for an optional handle. Also returns `None` for an unknown client-assigned handle:
+    /// its open may have failed, and the file can still be resolved by its node id.
     pub(crate) fn find_told(&self, handle: Option<Handle>, node: NodeId) -> Result<Option<Arc<OpenFile>>> {
         let Some(handle) = handle else { return Ok(None) };
         match self.find(handle, node) {
@@ -216,27 +216,28 @@ impl SessionFiles {
         }
     }
 
-    /// Any open file of that node.
+    /// Returns any open file of this node.
     pub(crate) fn of_node(&self, node: NodeId) -> Option<Arc<OpenFile>> {
         let table = self.table.lock();
         let handle = table.by_node.get(&node)?.last()?;
         table.open.get(handle).cloned()
     }
 
-    /// Whether a file of that node is open, and one of them is `such`.
+    /// Whether this node has an open file that satisfies `such`.
     pub(crate) fn has_open(&self, node: NodeId, such: impl Fn(&OpenFile) -> bool) -> bool {
         let table = self.table.lock();
         let mut handles = table.by_node.get(&node).into_iter().flatten();
         handles.any(|handle| table.open.get(handle).is_some_and(|file| such(file)))
     }
 
-    /// What this session alone has made of a file's data, to be told of one more change. `None`: it has not opened it.
+    /// Returns the history of this session's own changes of a file's data. `None` if the session has not opened the
+    /// file.
     pub(crate) fn own_changes(&self, node: NodeId) -> Option<Arc<Mutex<OwnChanges>>> {
         let mut table = self.table.lock();
         table.by_node.contains_key(&node).then(|| Arc::clone(table.own.entry(node).or_default()))
     }
 
-    /// An open file of that node that can be read.
+    /// Returns a readable open file of this node.
     pub(crate) fn readable(&self, node: NodeId) -> Option<Arc<OpenFile>> {
         let table = self.table.lock();
         let files = table.by_node.get(&node)?.iter().filter_map(|handle| table.open.get(handle));
@@ -269,7 +270,7 @@ impl SessionFiles {
     }
 }
 
-/// Files that are open no longer, until this is dropped.
+/// Files removed from the table, closed when dropped.
 pub(crate) struct Closing {
     files: Vec<Arc<OpenFile>>,
     pending: Arc<AtomicU64>,

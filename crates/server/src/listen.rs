@@ -1,4 +1,4 @@
-//! Where a server is told to listen, and what that means there.
+//! Listen addresses of a server and their access rules.
 
 use crate::acting::can_act;
 use crate::exports::Exports;
@@ -15,26 +15,26 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What `nigh serve` was told.
+/// Options of `nigh serve`.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
     /// Each `[NAME=]DIR`.
     pub exports: Vec<OsString>,
-    /// Besides this user's own socket.
+    /// Addresses besides this user's own socket.
     pub listens: Vec<Listen>,
-    /// The token of connections over TCP; made where there is none.
+    /// Token file for TCP connections; made if missing.
     pub token: Option<PathBuf>,
-    /// No TLS.
+    /// Disables TLS.
     pub plaintext: bool,
-    /// Ids of callers are believed over TCP.
+    /// Trusts the callers' ids over TCP.
     pub trust_client_ids: bool,
-    /// Listening sockets that the service manager made.
+    /// Listening sockets made by the service manager.
     pub passed: Vec<Passed>,
-    /// What becomes of believed ids; unless said: root is squashed over TCP only.
+    /// Squashing of trusted ids; by default root is squashed over TCP only.
     pub squash: Option<Squash>,
 }
 
-/// One place to listen.
+/// A listen address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Listen {
     Unix(PathBuf),
@@ -42,7 +42,7 @@ pub enum Listen {
 }
 
 impl Listen {
-    /// `unix:///PATH` or `tcp://ADDRESS[:PORT]`; `None` for anything else.
+    /// Parses `unix:///PATH` or `tcp://ADDRESS[:PORT]`; `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Listen> {
         if let Some(path) = text.strip_prefix("unix://") {
@@ -64,10 +64,10 @@ impl std::fmt::Display for Listen {
 }
 
 impl Serving {
-    /// Names and directories.
+    /// Parses the exports: names and directories.
     ///
     /// # Errors
-    /// One line, with how to mend it.
+    /// One line, with its remedy.
     pub fn exports(&self) -> io::Result<Exports> {
         let mut exports = Exports::default();
         for text in &self.exports {
@@ -76,7 +76,7 @@ impl Serving {
         Ok(exports)
     }
 
-    /// What is wrong with it, whatever the machine is like: one line, with how to mend it.
+    /// Checks the options by themselves. The error is one line, with its remedy.
     pub fn check(&self) -> Result<(), String> {
         let tcp = self.is_on_tcp();
         if tcp && self.token.is_none() && !self.trust_client_ids {
@@ -102,7 +102,7 @@ impl Serving {
 }
 
 impl Serving {
-    /// Who may do what over TCP; `None` where nobody listens there.
+    /// Returns the access rules for TCP; `None` if there is no TCP listener.
     pub(crate) fn network(&self, places: &Places) -> io::Result<Option<Admits>> {
         if !self.is_on_tcp() {
             return Ok(None);
@@ -126,7 +126,7 @@ impl Serving {
     }
 }
 
-/// As whom the clients of a token act.
+/// Returns the user as which a token's clients act.
 fn user_of(token: Option<&Token>) -> io::Result<nigh_types::Credentials> {
     let own = own_credentials();
     match token.and_then(Token::user) {
@@ -161,8 +161,8 @@ pub(crate) fn bind_tcp(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
     addresses.map(bind).collect()
 }
 
-/// A folder that others may enter is its administrator's choice: then anybody may connect, and who it is
-/// decides. Any other folder is this user's alone, and made so where it is not there.
+/// Binds a unix socket. In a directory that other users may enter, every local user may connect, and the peer's uid
+/// decides. Any other directory is private to this user, and is made private if it is missing.
 pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let at = |error: io::Error| io::Error::new(error.kind(), format!("unix://{}: {error}", path.display()));
     let say = |problem: &str| at(io::Error::other(problem.to_owned()));

@@ -1,4 +1,4 @@
-//! All that a server listens on, and whom it lets in there.
+//! Listening sockets of a server, and admission of connections.
 
 use crate::claims::{is_own, unix_peer};
 use crate::control::{self, Purpose};
@@ -19,39 +19,40 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections that have proved nothing yet, over TCP; and that are not attached yet, of holders of the token and of
-/// users of this machine.
+/// Limit on unauthenticated TCP connections, and on unattached connections of token holders and of this machine's
+/// users.
 const LOBBY: usize = 64;
 const UNATTACHED: &str = "too many connections that attach to nothing: one is dropped";
 
-/// How long a connection on a unix socket may say nothing.
+/// How long a connection on a unix socket may stay silent.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// All that a server listens on.
+/// All listening sockets of a server or guest.
 pub(crate) struct Listeners {
     all: Vec<Listener>,
     lobby: Lobby,
     users: Lobby,
     complaints: Arc<Lines>,
-    /// One for each connection on a unix socket, from being accepted to its end, and ours.
+    /// Cloned for each unix-socket connection from acceptance to its end; the count shows whether any exist.
     present: Arc<()>,
     names: Vec<String>,
-    /// Removed at the end.
+    /// Socket files, removed at the end.
     sockets: Vec<PathBuf>,
-    /// Which exports clients find that come by these ([`Peer::within`]).
+    /// Scope of the exports that clients of these sockets may attach to ([`Peer::within`]).
     scope: u64,
     arrivals: Arc<Arrivals>,
     links: Arc<Links>,
 }
 
-/// Connections of clients that are being served, to be cut off.
+/// Connections being served, which can be cut off.
 #[derive(Default)]
 struct Links {
     all: Mutex<(u64, BTreeMap<u64, Accepted>)>,
 }
 
 impl Links {
-    /// `None`: it cannot be kept, and so may not be served where it might have to be cut off.
+    /// Registers a connection. Returns `None` if it cannot be registered; it must then not be served, as it could not
+    /// be cut off.
     fn enter(self: &Arc<Links>, stream: io::Result<Accepted>) -> Option<Served> {
         let stream = stream.ok()?;
         let mut all = self.all.lock();
@@ -71,7 +72,7 @@ impl Links {
     }
 }
 
-/// As long as it lives its connection can be cut off.
+/// Registration of a connection, until dropped.
 struct Served {
     links: Arc<Links>,
     number: u64,
@@ -95,17 +96,17 @@ pub(crate) enum Socket {
 
 #[derive(Clone)]
 pub(crate) enum Admits {
-    /// This user and root, to whatever they can reach.
+    /// This user and root, with access to every path that they can reach.
     Own,
-    /// Users of this machine, to exports; on a server that cannot act as them only its own.
+    /// Users of this machine, with access to exports. A server that cannot impersonate them admits only its own user.
     Users(Option<Squash>),
-    /// Whoever gets through the door, to exports.
+    /// Network clients that authenticate, with access to exports.
     Network(Arc<Door>, Claims, Squash),
 }
 
 impl Listeners {
-    /// Listens on this user's socket, which must be free, and everywhere else that is said; and takes what
-    /// the service manager listens on already.
+    /// Listens on this user's socket, which must be free, on all configured addresses, and on sockets passed by the
+    /// service manager.
     pub fn open(places: &Places, serving: &Serving, arrivals: &Arc<Arrivals>) -> io::Result<Listeners> {
         let mut listeners = Listeners::empty((0, Arc::clone(arrivals)));
         let network = serving.network(places)?;
@@ -128,7 +129,7 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Listens only where `serving` says, for the exports of a guest.
+    /// Listens only on the addresses in `serving`, for the exports of a guest.
     pub fn open_for(
         places: &Places,
         serving: &Serving,
@@ -150,7 +151,7 @@ impl Listeners {
             all: Vec::new(),
             lobby: Lobby::new(LOBBY),
             users: Lobby::new(LOBBY),
-            // Of strangers: so that they cannot fill a disk.
+            // Limits complaints about strangers, so that they cannot fill a disk.
             complaints: Arc::new(Lines::new(1, Duration::from_secs(1))),
             present: Arc::new(()),
             names: Vec::new(),
@@ -180,7 +181,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Ends the connections of all that came by these.
+    /// Closes the connections of all clients of these listeners.
     pub fn cut_off(&self) {
         self.links.cut_off();
     }
@@ -213,17 +214,17 @@ impl Listeners {
         Ok(())
     }
 
-    /// Where, for people.
+    /// Addresses for display.
     pub fn names(&self) -> Vec<String> {
         self.names.clone()
     }
 
-    /// Whether a connection on a unix socket is there, be it that it said nothing yet.
+    /// Whether any unix-socket connection exists, even a silent one.
     pub fn is_anybody_there(&self) -> bool {
         Arc::strong_count(&self.present) > 1
     }
 
-    /// What becomes readable when somebody connects.
+    /// Descriptors that become readable when a client connects.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.all.iter().map(|listener| match &listener.socket {
             Socket::Unix(socket) => socket.as_fd(),
@@ -231,10 +232,10 @@ impl Listeners {
         })
     }
 
-    /// Lets in all who are there now, each with a thread. Whether there was anybody.
+    /// Accepts all pending connections, each with a thread. Returns whether there were any on unix sockets.
     ///
     /// # Errors
-    /// Nothing that one of them does is one: it would be the end of all others.
+    /// Never for a fault of one client, which would end all others.
     pub fn accept_all(&self, server: &Arc<Server>) -> io::Result<bool> {
         let mut any = false;
         for listener in &self.all {
@@ -254,7 +255,7 @@ impl Listeners {
                             any = true;
                             break;
                         }
-                        // What accept says of a connection that is gone already (accept(2)).
+                        // Errors that accept(2) passes on for a connection that is gone already.
                         _ if matches!(listener.socket, Socket::Tcp(_)) => {
                             tracing::debug!(%error, "a client went away");
                         }
@@ -271,7 +272,7 @@ impl Listeners {
         Ok(any)
     }
 
-    /// Nobody finds this server by its sockets any more.
+    /// Removes the socket files, so that no client finds this server any more.
     pub fn close(self) -> io::Result<()> {
         let remove = |path: &PathBuf| match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -306,7 +307,7 @@ impl Listeners {
                     let peer = Peer::new(format!("tcp from {from}"), claims, squash)
                         .from_host(from.ip())
                         .within(scope);
-                    // What ended it stands in the log.
+                    // The session log has the reason.
                     let _ = server.serve_stranger(link, peer, Some(ticket));
                 }
                 Err(error) => complain(&complaints, &error.to_string()),
@@ -315,7 +316,7 @@ impl Listeners {
         self.begin(serve);
     }
 
-    /// False for somebody who is not wanted, or who cannot be served now.
+    /// Starts a unix-socket connection. Returns false if the client is refused or cannot be served now.
     fn admit_unix(&self, stream: UnixStream, admits: &Admits, server: &Arc<Server>) -> bool {
         let known = stream.set_nonblocking(false).and_then(|()| nigh_link::unix::credentials(&stream));
         let who = match known {
@@ -354,7 +355,7 @@ impl Listeners {
                 Purpose::Status => control::answer(stream, uid, &server),
                 Purpose::Nothing => {}
                 Purpose::Session => match peer {
-                    // What ended it stands in the log.
+                    // The session log has the reason.
                     Some(peer) => drop(server.serve_stranger(stream.into(), peer, ticket)),
                     None => complain(&complaints, &format!("uid {uid} on a socket that is not for others")),
                 },
@@ -363,7 +364,8 @@ impl Listeners {
         begun && wanted
     }
 
-    /// Serves a connection with a thread of its own. False: there is none, and the connection is dropped.
+    /// Serves a connection on a thread of its own. Returns false if no thread could be started; the connection is
+    /// dropped.
     fn begin(&self, serve: impl FnOnce() + Send + 'static) -> bool {
         let begun = std::thread::Builder::new().name("nigh-session".into()).spawn(serve);
         if let Err(error) = &begun {

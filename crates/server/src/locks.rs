@@ -1,5 +1,5 @@
-//! All locks of a server: the table, and the calls that wait without a thread.
-//! See docs/decisions/0011-locks.md.
+//! File locks of all sessions: the lock table, and the calls that wait for locks without a thread. See
+//! docs/decisions/0011-locks.md.
 
 use crate::claimants::Claimants;
 use crate::grace::Grace;
@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The locks of all sessions. Under its mutex only those of the grace and the keeper are taken; nothing is answered
-/// under it.
+/// The file locks of all sessions. Under `state` only the locks of grace period and reaper are taken, and no call is
+/// answered.
 pub(crate) struct Locks {
     state: Mutex<State>,
     grace: Arc<Grace>,
@@ -24,53 +24,53 @@ pub(crate) struct Locks {
 struct State {
     table: LockTable<Object>,
     members: BTreeMap<u64, Member>,
-    /// All sessions of which the table has something left.
+    /// Sessions with entries left in the table.
     claimants: Claimants,
     /// The server stops.
     stopping: bool,
 }
 
-/// For status.
+/// Snapshot for status.
 pub(crate) struct LockPicture {
-    /// Ranges, by session.
+    /// Number of locked ranges, by session.
     pub(crate) held: BTreeMap<u64, u64>,
-    /// Of each wait the session, and those that hold what it waits for.
+    /// For each waiting call its session, and the sessions that hold conflicting locks.
     pub(crate) waits: Vec<(u64, BTreeSet<u64>)>,
 }
 
-/// Ranges that the sessions of one origin may hold together, and those of all.
+/// Limits on the locked ranges of one origin, and of all.
 const MOST_OF_ORIGIN: u64 = 1 << 18;
 const MOST_RANGES: u64 = 1 << 21;
-/// So many locks that exclude a claim are looked at for sessions whose clients are away.
+/// Number of conflicting locks searched for sessions of disconnected clients.
 const MOST_IN_WAY: usize = 64;
 
-/// Looking for whom one waits takes time with the locks of that file.
+/// Maximum number of waits shown: finding the blockers of one takes time linear in the file's locks.
 const WAITS_SHOWN: usize = 1_000;
 
-/// A session that stands.
+/// An active session.
 struct Member {
     session: Arc<Session>,
-    /// The client, one machine and user, and its incarnation.
+    /// The client (a machine and user) and its incarnation.
     who: Who,
-    /// Its client has dropped everything.
+    /// The client has dropped all its state.
     leaves: bool,
-    /// What its locks are on, by the export's numbers, so that unlocking needs no look at the disk.
+    /// Objects of the session's locks by node id, so that unlocking needs no access to the disk.
     objects: BTreeMap<NodeId, Object>,
-    /// Calls that the pool has and that may come to wait; whether they were cancelled meanwhile.
+    /// Lock calls in the pool that may block, each with whether it was cancelled.
     coming: BTreeMap<CallId, bool>,
 }
 
-/// Calls that waited and can be answered.
+/// Waiting calls that can be answered.
 type Ended = Vec<(Arc<Session>, CallId, Result<(), Errno>)>;
 
 impl Locks {
-    /// None, of a server that begins.
+    /// An empty lock table for a starting server.
     pub(crate) fn new(grace: Arc<Grace>) -> Locks {
         Locks { state: Mutex::default(), grace }
     }
 
-    /// A session begins, and takes the place of forgotten ones of its client. Until [`Locks::end`] the table keeps
-    /// it. `dropped`: its client claims nothing.
+    /// Registers a session in place of its client's discarded ones; the table keeps it until [`Locks::end`].
+    /// `dropped`: the client reclaims nothing.
     pub(crate) fn begin(&self, session: &Arc<Session>, who: Who, dropped: bool) {
         let member = Member {
             who,
@@ -80,7 +80,7 @@ impl Locks {
             session: Arc::clone(session),
         };
         let ended = self.change(|state| {
-            // The thread that was last with those may not have said so yet.
+            // The last thread of an earlier session may not have reported its end yet.
             let earlier = state.members.iter().filter(|(_, other)| {
                 let theirs = other.who == who && other.session.peer.is_same(&session.peer);
                 !dropped && theirs && other.session.is_settled()
@@ -104,57 +104,56 @@ impl Locks {
         drop(ended);
     }
 
-    /// A session's client has dropped everything.
+    /// Notes that the session's client has dropped all its state.
     pub(crate) fn leave(&self, session: u64) {
         if let Some(member) = self.state.lock().members.get_mut(&session) {
             member.leaves = true;
         }
     }
 
-    /// A session has claimed what it wants to have again of what was held in those before it.
+    /// Notes that a session has completed its reclaim.
     pub(crate) fn claimed(&self, session: u64) {
         let mut state = self.state.lock();
         state.table.handle_claimed(session);
         state.claimants.remove(session);
     }
 
-    /// The server stops: from now on nobody's locks are free but those of who says goodbye. All others' clients
-    /// claim them from the next server.
+    /// Stops the release of locks, except those of clients that say goodbye. The other clients reclaim theirs from
+    /// the next server.
     pub(crate) fn stop(&self) {
         self.state.lock().stopping = true;
     }
 
-    /// A session is over: its locks are free, and what it waits for is forgotten.
+    /// Ends a session: releases its locks and drops its waiting calls.
     pub(crate) fn end(&self, session: u64) {
         drop(self.change(|state| state.end(session)));
     }
 
-    /// Whether a session holds or waits for any.
+    /// Whether a session holds a lock or waits for one.
     pub(crate) fn are_held_by(&self, session: u64) -> bool {
         self.state.lock().members.get(&session).is_some_and(|member| !member.objects.is_empty())
     }
 
-    /// Whether others wait for what a session holds.
+    /// Whether another session waits for a lock of this session.
     pub(crate) fn are_in_the_way(&self, session: u64) -> bool {
         self.state.lock().table.is_waited_for(session)
     }
 
-    /// A call for a lock goes to the pool. From now on it can be cancelled.
+    /// Registers a lock call that goes to the pool, so that it can be cancelled from now on.
     pub(crate) fn expect(&self, session: u64, call: CallId) {
         if let Some(member) = self.state.lock().members.get_mut(&session) {
             member.coming.insert(call, false);
         }
     }
 
-    /// That call will not come after all.
+    /// Removes a lock call that will not reach the table.
     pub(crate) fn forget(&self, session: u64, call: CallId) {
         if let Some(member) = self.state.lock().members.get_mut(&session) {
             member.coming.remove(&call);
         }
     }
 
-    /// Nobody waits for a call any more. True: it waited for a lock, does not any longer, and is to be
-    /// answered.
+    /// Cancels a lock call. Returns true if it was waiting for a lock and is now to be answered.
     pub(crate) fn cancel(&self, session: u64, call: CallId) -> bool {
         let mut state = self.state.lock();
         let State { table, members, .. } = &mut *state;
@@ -170,8 +169,8 @@ impl Locks {
         true
     }
 
-    /// A call for a lock on a reached file, or a question for one. `None`: it waits, and is answered when it
-    /// has the lock.
+    /// Executes a lock call, or a lock query, on a resolved file. Returns `None` if the call waits; it is answered
+    /// once the lock is granted.
     pub(crate) fn lock(
         &self,
         session: u64,
@@ -181,7 +180,7 @@ impl Locks {
     ) -> Option<Result<Reply, Errno>> {
         self.change(|state| {
             let State { table, members, .. } = state;
-            // Its session ended meanwhile: nobody would ever unlock it.
+            // The session ended meanwhile, so the lock would never be released.
             let Some(member) = members.get_mut(&session) else { return Some(Err(Errno::IO)) };
             if member.coming.remove(&id) == Some(true) {
                 return Some(Err(Errno::INTR));
@@ -217,7 +216,7 @@ impl Locks {
                     let claim = claim(object, owner(number, flock), kind, (start, end), 0);
                     let client = who.0;
                     let found = table.conflict(&claim).map(|(holder, mut info)| {
-                        // The number of a process means something on its own machine only.
+                        // A process id is meaningful only on its own machine.
                         if members.get(&holder.session).is_none_or(|m| m.who.0 != client) {
                             info.pid = 0;
                         }
@@ -230,8 +229,8 @@ impl Locks {
         })
     }
 
-    /// Ends what an owner holds. This looks at nothing but memory, so a session's reader does it, in the
-    /// order in which calls came.
+    /// Releases locks of an owner. This accesses only memory, so the session's reader thread does it, in the order of
+    /// the calls.
     pub(crate) fn unlock(&self, session: u64, call: &Call) -> Result<Reply, Errno> {
         let Call::Unlock { node, owner, flock, start, end } = call else { return Err(Errno::PROTO) };
         let unlocked = self.change(|State { table, members, .. }| {
@@ -248,7 +247,7 @@ impl Locks {
         unlocked.map(|()| Reply::Done)
     }
 
-    /// Who holds how much, and who waits for whom.
+    /// Returns the number of locks per session, and the waits.
     pub(crate) fn picture(&self) -> LockPicture {
         let state = self.state.lock();
         let held = state.members.keys().map(|session| (*session, state.table.held(*session)));
@@ -256,7 +255,7 @@ impl Locks {
         LockPicture { held: held.collect(), waits: waits.collect() }
     }
 
-    /// Changes the table, then answers the waiting calls that wait no longer by that.
+    /// Changes the table, then answers the waiting calls that the change released.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, ended) = {
             let mut state = self.state.lock();
@@ -299,7 +298,7 @@ impl State {
     }
 }
 
-/// Sessions whose clients are away make way for a claim: those of the first locks that exclude it.
+/// Dooms sessions of disconnected clients that hold some of the first locks in conflict with this claim.
 fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &Claim<Object>) {
     let in_way = table.conflicts(claim).take(MOST_IN_WAY).map(|(owner, _)| owner.session);
     let in_way: BTreeSet<u64> = in_way.filter(|other| *other != claim.owner.session).collect();
@@ -310,8 +309,8 @@ fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &
     }
 }
 
-/// `ENOLCK` where the origin of a session holds too many ranges. That is looked at only while there are many in all, since
-/// it takes time with the number of sessions. Root of the machine has no bound but that over all.
+/// Returns `ENOLCK` if the origin holds too many ranges. Checked only while there are many in all, since the check
+/// takes time linear in the number of sessions. This machine's root is bound only by the total limit.
 fn has_room(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, origin: Origin) -> Result<(), Errno> {
     let all = table.ranges();
     if all < MOST_OF_ORIGIN || (origin.is_local_root() && all < MOST_RANGES) {
@@ -333,13 +332,13 @@ fn claim(
     Claim { object, owner, kind, start, end, pid }
 }
 
-/// flock(2) locks a file as a whole.
+/// flock(2) locks the whole file.
 fn ends(flock: bool, start: u64, end: u64) -> (u64, u64) {
     if flock { (0, u64::MAX) } else { (start, end) }
 }
 
-/// Counts the calls of a session that threads are executing. Its locks are freed when the session is over
-/// *and* the last of them has ended: until then it may still write what it locked.
+/// Counter of the calls that threads execute for a session. The session's locks are released when the session is over
+/// *and* its last call has ended: until then a call may still write the locked file.
 #[derive(Default)]
 pub(crate) struct Running {
     count: AtomicU32,
@@ -347,14 +346,14 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Before a call; [`Running::leave`] follows in any case. False: the session is over, and the call is not
-    /// to be executed.
+    /// Enters a call; [`Running::leave`] must follow in any case. Returns false if the session is over and the call
+    /// must not be executed.
     pub(crate) fn enter(&self) -> bool {
         self.count.fetch_add(1, Ordering::SeqCst);
         !self.over.load(Ordering::SeqCst)
     }
 
-    /// True: that was the last call of a session that is over.
+    /// Leaves a call. Returns true if it was the last call of an ended session.
     pub(crate) fn leave(&self) -> bool {
         self.count.fetch_sub(1, Ordering::SeqCst) == 1 && self.over.load(Ordering::SeqCst)
     }
@@ -363,12 +362,12 @@ impl Running {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Whether the session is over, and nothing of it runs or will.
+    /// Whether the session is over, and none of its calls is running or will be.
     pub(crate) fn is_settled(&self) -> bool {
         self.over.load(Ordering::SeqCst) && self.count() == 0
     }
 
-    /// The session is over. True: nothing runs.
+    /// Marks the session as over. Returns true if no call is running.
     pub(crate) fn close(&self) -> bool {
         self.over.store(true, Ordering::SeqCst);
         self.count.load(Ordering::SeqCst) == 0
@@ -421,7 +420,7 @@ mod tests {
             }
         };
         let claimable = |session| locks.state.lock().table.claimable_by(session);
-        // Forgotten with all that a session may hold, and back, and silent.
+        // Sessions are discarded with the maximum number of locks; their clients return and reclaim nothing.
         for n in 0..5 {
             locks.begin(&session(10 + n, "10.0.0.2"), (100 + n, 1), true);
             hold(10 + n, 65_536);
@@ -442,7 +441,7 @@ mod tests {
         }
         locks.claimed(40);
         assert_eq!(claimable(40), 0);
-        // Forgotten before it has claimed, it is its client's still.
+        // A session discarded before its reclaim leaves its locks claimable by its client.
         locks.end(41);
         locks.begin(&session(50, "10.0.0.1"), (1, 1), false);
         assert_eq!(claimable(50), 3);

@@ -1,4 +1,4 @@
-//! What waits to be written to a client.
+//! Send queue of a client.
 
 use crate::ops::ahead::Begun;
 use crate::pool::{Job, Pool};
@@ -11,59 +11,59 @@ use std::io;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// Frames on their way to one client, in order, over one connection after another; but what is urgent goes first,
-/// since the client takes a server that is silent for gone. What was not written when a connection ended is
-/// dropped: the session keeps what counts.
+/// Frames to one client in order, across successive connections. Urgent frames go first, because the client takes a
+/// silent server for lost. Frames unsent at the end of a connection are dropped: the session keeps those that have to
+/// be retransmitted.
 ///
-/// Whoever adds a frame sends it at once if the link takes it; what it does not take is left to
-/// the connection's writer thread. A client that reads nothing for [`Outbox::PATIENCE`] loses its connection;
-/// nobody ever waits for it longer. Calls whose answers are long are held here, without a thread, while much is
-/// queued or the client is away; and all calls while the client has not confirmed more than the window. One that
-/// goes on with a change that it has begun is never held, since others wait for its end.
+/// A thread that adds a frame sends it if the link accepts it at once, and otherwise leaves it to the connection's
+/// writer thread. A client that reads nothing for [`Outbox::PATIENCE`] loses its connection, so no thread waits
+/// longer. Calls with long replies are held here without a thread while much is queued or the client is disconnected.
+/// All calls are held while more than the window is unconfirmed. A call with a pending change is never held, since
+/// other clients wait for its end.
 pub(crate) struct Outbox {
     queue: Mutex<Queue>,
-    /// The writer has something to do.
+    /// Signals the writer thread.
     wake: Condvar,
-    /// Whereto calls return that were held.
+    /// Pool that resumes held calls.
     pool: Weak<Pool>,
 }
 
 #[derive(Default)]
 struct Queue {
     link: Option<Link>,
-    /// Counts the links: what was begun on one is never gone on with on another.
+    /// Counts the links: a partly sent frame is never continued on another link.
     number: u64,
-    /// Bytes read from and written to links before.
+    /// Bytes read from and written to earlier links.
     past: (u64, u64),
     frames: VecDeque<FrameBytes>,
     urgent: VecDeque<FrameBytes>,
-    /// The first frame was offered to the link, and so many of its bytes are sent. A link may have taken in hand
-    /// what it did not report (TLS does), so it is offered the same again before anything else.
+    /// Sent bytes of the first frame, once it was offered to the link. A link may have buffered bytes that it did not
+    /// report (TLS does), so this frame is offered again before any other.
     begun: Option<usize>,
     bytes: u64,
-    /// Bytes that the session keeps back until the client is there, or has confirmed more.
+    /// Bytes that the session holds back until the client is connected or has confirmed more.
     waiting: u64,
-    /// Bytes that the client has not confirmed, those included.
+    /// Bytes that the client has not confirmed, including `waiting`.
     kept: u64,
-    /// Bytes that reads under way will add.
+    /// Bytes that running reads will add.
     promised: u64,
     pace: Pace,
-    /// Listings that were begun come first.
+    /// Held calls; listings already begun come first.
     held: VecDeque<Job>,
-    /// Listings that were begun and not ended: each has all the names of its directory.
+    /// Listings begun and not finished: each keeps all names of its directory in memory.
     listings: u32,
-    /// The same of names alone.
+    /// Names-only listings begun and not finished.
     dirents: u32,
     turn: Turn,
-    /// The client read nothing for too long, on the latest link.
+    /// The client read nothing for too long on the latest link.
     deaf: bool,
-    /// Bodies of frames are packed.
+    /// Frame bodies are compressed.
     packs: bool,
-    /// Nothing is to come any more; the connection is closed when all is sent.
+    /// The session is ending: the connection is closed when all frames are sent.
     ending: bool,
 }
 
-/// How fast the link takes bytes when it is full.
+/// Throughput of the link when its buffer is full.
 #[derive(Default)]
 struct Pace {
     bytes: u64,
@@ -79,7 +79,7 @@ impl Pace {
         self.spent += spent;
     }
 
-    /// What it takes in a second, if that is known and less than [`Outbox::CALM`].
+    /// The bytes that the link accepts per second, if known and less than [`Outbox::CALM`].
     fn calm(&self) -> u64 {
         if self.spent < Duration::from_millis(50) {
             return Outbox::CALM;
@@ -90,13 +90,13 @@ impl Pace {
 }
 
 impl Queue {
-    /// A recall keeps its place behind what is queued, so that should be gone in about a second.
+    /// Whether the queue would be sent within about a second: a recall waits behind the queued frames.
     fn has_room(&self) -> bool {
         let kept = self.kept + self.promised;
         kept <= WINDOW_BYTES && self.bytes + self.waiting + self.promised <= self.pace.calm()
     }
 
-    /// A client confirms what it reads long before so much is kept for it.
+    /// Whether the client confirms what it reads; a working client does so long before the window is full.
     fn is_confirmed(&self) -> bool {
         self.kept <= WINDOW_BYTES
     }
@@ -111,7 +111,7 @@ impl Queue {
         }
     }
 
-    /// How many of that kind were begun, where that is bounded.
+    /// The counter of running calls of this kind, if their number is limited.
     fn begun(&mut self, call: &Call) -> Option<&mut u32> {
         match call {
             Call::List { .. } => Some(&mut self.listings),
@@ -130,12 +130,12 @@ impl Queue {
     }
 }
 
-/// Who is sending; only that one may take frames off.
+/// Which thread is sending; only that thread may take frames off the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Turn {
     #[default]
     Nobody,
-    /// Whoever added something, without waiting.
+    /// A thread that added a frame and sends without waiting.
     Caller,
     /// The writer thread, which may wait.
     Writer,
@@ -144,23 +144,25 @@ enum Turn {
 enum Sent {
     All,
     Blocked,
-    /// The link is not this one any more.
+    /// Another link has replaced this one.
     Replaced,
 }
 
 impl Outbox {
-    /// Of what does not count and is not read, so much beside all that the session puts out at a time.
+    /// Limit on queued frames for a client that does not read: the most a session sends at a time, with slack for
+    /// other frames.
     const LIMIT: u64 = WINDOW_BYTES + nigh_native::MAX_BODY as u64 + (1 << 20);
-    /// Listings and reads wait while more than this is to be written, or than the link takes in a second.
+    /// Listings and reads wait while more bytes than this, or than one second of throughput, are queued.
     const CALM: u64 = 4 << 20;
     const CALM_LEAST: u64 = 64 << 10;
-    /// So many listings of one session are begun at a time.
+    /// Maximum number of concurrent listings of a session.
     const LISTINGS: u32 = 4;
-    /// So many calls return to the pool at a time; the answers to those make room for more.
+    /// Number of held calls that return to the pool at a time; their replies make room for more.
     const RETURNING: usize = 8;
-    /// How long a client may take for what is left when a session ends.
+    /// How long a client may take to read the rest when its session ends.
     const FAREWELL: Duration = Duration::from_secs(2);
-    /// Whoever adds something sends so much, and leaves the rest to the writer: it has others to look after.
+    /// Bytes that an adding thread sends before it leaves the rest to the writer, because it serves other clients
+    /// too.
     const IN_PASSING: u64 = 256 << 10;
     pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -168,8 +170,8 @@ impl Outbox {
         Outbox { queue: Mutex::default(), wake: Condvar::new(), pool }
     }
 
-    /// Another link takes the place of the one before, which is closed. The number by which
-    /// [`Outbox::write`] and [`Outbox::disconnect`] know it.
+    /// Replaces and closes the current link. Returns the link's number for [`Outbox::write`] and
+    /// [`Outbox::disconnect`].
     pub(crate) fn connect(&self, link: Link) -> u64 {
         let mut queue = self.queue.lock();
         self.unlink(&mut queue);
@@ -179,12 +181,12 @@ impl Outbox {
         queue.number
     }
 
-    /// From now on bodies of frames are packed where that makes them shorter.
+    /// Enables compression of frame bodies where that makes them shorter.
     pub(crate) fn pack(&self) {
         self.queue.lock().packs = true;
     }
 
-    /// Closes that link, unless another took its place.
+    /// Closes this link, unless another has replaced it.
     pub(crate) fn disconnect(&self, number: u64) {
         let mut queue = self.queue.lock();
         if queue.number == number {
@@ -192,7 +194,7 @@ impl Outbox {
         }
     }
 
-    /// Whether the latest link was closed because the client read nothing.
+    /// Whether the latest link was closed because the client did not read.
     pub(crate) fn is_deaf(&self) -> bool {
         self.queue.lock().deaf
     }
@@ -204,8 +206,8 @@ impl Outbox {
         (queue.past.0 + read, queue.past.1 + written)
     }
 
-    /// Adds frames; [`Outbox::send`] is to follow when no lock is held. `waiting`: bytes that are kept back
-    /// behind them; `kept`: those, and all others that are not confirmed.
+    /// Adds frames. The caller calls [`Outbox::send`] once it holds no lock. `waiting`: bytes held back behind the
+    /// frames; `kept`: all unconfirmed bytes, including `waiting`.
     pub(crate) fn add(&self, frames: impl IntoIterator<Item = FrameBytes>, waiting: u64, kept: u64) {
         let mut queue = self.queue.lock();
         (queue.waiting, queue.kept) = (waiting, kept);
@@ -226,7 +228,7 @@ impl Outbox {
         }
     }
 
-    /// Sends what the link takes without waiting, and lets calls go on for which there is room.
+    /// Sends what the link accepts at once, and resumes held calls that fit.
     pub(crate) fn send(&self) {
         let mut queue = self.queue.lock();
         if queue.turn == Turn::Nobody && !queue.is_empty() {
@@ -246,13 +248,13 @@ impl Outbox {
         }
     }
 
-    /// Whether more may be put out that is not urgent.
+    /// Whether more frames may be added that are not urgent.
     pub(crate) fn has_room(&self) -> bool {
         self.queue.lock().has_room()
     }
 
-    /// Takes a call that is about to be executed; answers it if it may be. Otherwise it is held until there is
-    /// room, and returns to the pool then.
+    /// Admits a call that is about to be executed. A call that is not admitted is held, and returns to the pool once
+    /// there is room.
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
         let mut queue = self.queue.lock();
         if queue.ending || queue.may_go(&job) {
@@ -270,7 +272,7 @@ impl Outbox {
         None
     }
 
-    /// A call that was let on has been answered, or given up, or waits where it counts no more.
+    /// Ends the admission of a call that was answered, aborted, or parked elsewhere.
     pub(crate) fn done(&self, call: &Call) {
         if !matches!(call, Call::List { .. } | Call::Dirents { .. } | Call::Read { .. }) {
             return;
@@ -281,14 +283,14 @@ impl Outbox {
         self.let_go(&mut queue);
     }
 
-    /// Takes back a call that is held.
+    /// Removes and returns a held call.
     pub(crate) fn take_back(&self, call: CallId) -> Option<Job> {
         let mut queue = self.queue.lock();
         let at = queue.held.iter().position(|job| job.call == call)?;
         queue.held.remove(at)
     }
 
-    /// Drops walks that are held, and answers none of them.
+    /// Drops held prefetch walks without answering them.
     pub(crate) fn drop_walks(&self) {
         let mut queue = self.queue.lock();
         let held = std::mem::take(&mut queue.held);
@@ -296,16 +298,16 @@ impl Outbox {
         queue.held = held;
         drop(queue);
         let walks: VecDeque<Job> = walks;
-        drop(walks); // ends what they had begun, which takes other locks
+        drop(walks); // ends their changes, which takes other locks
     }
 
-    /// Drops the calls that are held. None of them has changed anything.
+    /// Drops all held calls. None of them has changed anything.
     pub(crate) fn drop_held(&self) {
         let held = std::mem::take(&mut self.queue.lock().held);
-        drop(held); // ends what they had begun, which takes other locks
+        drop(held); // ends their changes, which takes other locks
     }
 
-    /// Sends some of the calls that are held on their way.
+    /// Resubmits some of the held calls.
     fn let_go(&self, queue: &mut MutexGuard<'_, Queue>) {
         if queue.held.is_empty() || !queue.is_confirmed() {
             return;
@@ -325,28 +327,27 @@ impl Outbox {
         });
     }
 
-    /// After what is queued the connection is closed, and no call is held any more. No lock is held.
+    /// Closes the connection after the queued frames, and holds no more calls. The caller holds no lock.
     pub(crate) fn end(&self) {
         self.queue.lock().ending = true;
         self.drop_held();
         self.wake.notify_all();
     }
 
-    /// The session is over: the connection is closed, and no call is held any more. What the link takes without
-    /// waiting was sent; the rest is dropped, or whoever reads nothing would have it kept and counted nowhere. No
-    /// lock is held.
+    /// Closes the connection at once, and holds no more calls. Frames that the link did not accept are dropped: a
+    /// client that does not read would otherwise occupy uncounted memory. The caller holds no lock.
     pub(crate) fn finish(&self) {
         let mut queue = self.queue.lock();
         queue.ending = true;
         while queue.link.is_some() && queue.turn == Turn::Caller {
-            self.wake.wait(&mut queue); // that one does not wait for the link
+            self.wake.wait(&mut queue); // an adding thread does not wait for the link
         }
         self.unlink(&mut queue);
         drop(queue);
         self.drop_held();
     }
 
-    /// The writer thread of a link: until that is closed.
+    /// Runs the writer thread of a link until the link is closed.
     pub(crate) fn write(&self, number: u64) {
         let mut queue = self.queue.lock();
         while queue.number == number && queue.link.is_some() {
@@ -435,14 +436,14 @@ impl Outbox {
     }
 }
 
-/// A panic of ours is the end of the connection, and not of the thread that has the turn: without that nothing would be
-/// sent on it any more, and its client would wait until its lease has run out.
+/// Turns a panic into the end of the connection. Otherwise the sending thread would die with its turn, nothing more
+/// would be sent, and the client would wait until its lease expires.
 fn unless_it_panics(write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(write))
         .unwrap_or_else(|_| Err(io::Error::other("the server has a bug; its log says where")))
 }
 
-/// How many bytes the answer to a call may have, if it is a read.
+/// Maximum length of a read's reply; 0 for other calls.
 fn promised(call: &Call) -> u64 {
     match call {
         Call::Read { length, .. } => u64::from(*length),

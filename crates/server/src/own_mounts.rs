@@ -1,7 +1,7 @@
-//! Mounts on this machine of what this server serves.
+//! Mounts on this machine of directories that this server serves.
 //!
-//! The server must not look into one that lies below an export: each look would be a request to the server itself, which may wait
-//! for the first, and a walk would come through the export into itself without an end.
+//! The server must not enter such a mount below an export. Each access would be a request to the server itself, which
+//! could deadlock, and a walk would recurse through the export without end.
 
 use crate::passed;
 use crate::stat::Dev;
@@ -10,10 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Whether the filesystem with that device is a FUSE mount of this server: one that this user's own server serves, or one by a
-/// unix socket at which this process listens, or which its service manager passed to it. A source that is reached by TCP or ssh is not recognized.
+/// Whether the filesystem with this device is a FUSE mount of this server. It is if the user's own server serves it,
+/// or if its unix socket belongs to this process or was passed to it by the service manager. Sources over TCP or ssh
+/// are not recognised.
 pub(crate) fn is_own(device: Dev) -> bool {
-    // FUSE has no block device.
+    // FUSE mounts have an anonymous device, with major number 0.
     if device.0 != 0 {
         return false;
     }
@@ -25,7 +26,7 @@ pub(crate) fn is_own(device: Dev) -> bool {
     }
 }
 
-/// The source of a mount of nigh, and the user that mounted it.
+/// Returns the source of a nigh mount, and the user that mounted it.
 fn source_of(table: &[u8], Dev(major, minor): Dev) -> Option<(Vec<u8>, u32)> {
     let device = format!("{major}:{minor}");
     table.split(|byte| *byte == b'\n').find_map(|line| {
@@ -44,7 +45,7 @@ fn source_of(table: &[u8], Dev(major, minor): Dev) -> Option<(Vec<u8>, u32)> {
     })
 }
 
-/// `SOCKET[:EXPORT[/SUB]]`: whether this process listens there.
+/// Whether this process listens at an address `SOCKET[:EXPORT[/SUB]]`.
 fn is_ours(address: &[u8]) -> bool {
     let colons = address.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
     let mut paths =

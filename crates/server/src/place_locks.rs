@@ -1,9 +1,10 @@
-//! Locks on where inodes lie. See docs/decisions/0008-leases.md, rule 3.
+//! Inode locks. See docs/decisions/0008-leases.md, rule 3.
 //!
-//! Whoever changes an inode holds it shared from looking which grants that makes false until it is done;
-//! whoever moves, adds or removes a name holds exclusively the directories, what the name leads to, and what
-//! stood there. So what was looked at is still so when the change is made. They are never held while waiting
-//! for an acknowledgement. Readers do not take them, but for one of a file that is losing a name while it is open.
+//! A call that changes an inode holds the inode's lock shared, from the search for lease conflicts until the change
+//! is done. A call that adds, moves or removes a name holds these exclusively: the directories, the inode behind the
+//! name, and a replaced inode. So the conflicts found are still complete when the change is made. The locks are never
+//! held while waiting for an acknowledgement. Reads do not take them, except for attributes of an open file that is
+//! losing a name.
 
 use nigh_native::lease::Object;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -12,17 +13,17 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
-/// Locks on objects, striped: two objects of one filesystem may share one. A call that holds one may wait for its
-/// filesystem for ever, so filesystems do not share any, but for those that are met behind the first 63.
+/// Striped locks on inodes: two inodes of one filesystem may share a lock. A call may hold one while it waits for a
+/// hung filesystem, so filesystems share no locks, except those beyond the first 63.
 ///
-/// **Order.** Several are waited for in the order of their stripes, with none held; with some held another is
-/// only tried. They come before every other lock of the server.
+/// **Order.** A call that holds no lock waits for several in stripe order. A call that holds a lock only tries for
+/// another. Inode locks come before every other lock of the server.
 pub(crate) struct PlaceLocks {
     filesystems: Box<[OnceLock<Stripes>]>,
     met: RwLock<FxHashMap<u64, u32>>,
 }
 
-/// Those of one filesystem.
+/// The stripes of one filesystem.
 type Stripes = Box<[RwLock<()>]>;
 
 const STRIPE_BITS: u32 = 10;
@@ -34,7 +35,7 @@ pub(crate) enum Grip {
     Exclusive,
 }
 
-/// Those that one call holds; dropping it lets go of all.
+/// The inode locks of one call, released when dropped.
 pub(crate) struct HeldPlaces<'a> {
     locks: &'a PlaceLocks,
     wanted: BTreeMap<u32, Grip>,
@@ -58,13 +59,13 @@ impl PlaceLocks {
         HeldPlaces { locks: self, wanted: BTreeMap::new(), held: BTreeMap::new(), filesystem: None }
     }
 
-    /// The number of an object's lock: that of its filesystem, and in the lower bits that of the stripe.
+    /// Returns the lock index of an object: the filesystem's number, with the stripe in the low bits.
     fn stripe(&self, object: Object) -> u32 {
         let known = self.met.read().get(&object.filesystem).copied();
         let filesystem = known.unwrap_or_else(|| {
             let mut met = self.met.write();
             let next = u32::try_from(met.len()).unwrap_or(u32::MAX).min(FILESYSTEMS - 1);
-            // Those behind the last place share it, and are not noted.
+            // Filesystems beyond the last slot share it and get no number of their own.
             if next == FILESYSTEMS - 1 { next } else { *met.entry(object.filesystem).or_insert(next) }
         });
         let mut hasher = rustc_hash::FxHasher::default();
@@ -81,8 +82,8 @@ impl PlaceLocks {
 }
 
 impl HeldPlaces<'_> {
-    /// Takes hold of an object if that needs no waiting. Where it would, answers false: the caller forgets
-    /// what it has looked at, calls [`HeldPlaces::wait`] and begins anew.
+    /// Locks an object without waiting. Where it is not free, returns false: the caller then discards what it has
+    /// read, calls [`HeldPlaces::wait`] and starts again.
     #[must_use]
     pub(crate) fn take(&mut self, object: Object, grip: Grip) -> bool {
         self.filesystem.get_or_insert(object.filesystem);
@@ -102,7 +103,7 @@ impl HeldPlaces<'_> {
         guard.map(|guard| self.held.insert(stripe, guard)).is_some()
     }
 
-    /// That of the first object, which the call is about.
+    /// The filesystem of the first locked object, which is the call's subject.
     pub(crate) fn filesystem(&self) -> Option<u64> {
         self.filesystem
     }
@@ -112,7 +113,7 @@ impl HeldPlaces<'_> {
         self.wanted.clear();
     }
 
-    /// Lets go of all, and waits until all that was wanted so far is held together.
+    /// Releases all locks, then waits until all locks requested so far are held together.
     pub(crate) fn wait(&mut self) {
         self.held.clear();
         for (&stripe, grip) in &self.wanted {
@@ -136,7 +137,7 @@ mod tests {
         Object { filesystem: 1, ino, birth: 2 }
     }
 
-    /// Two objects that do not share a lock, and one that shares the first one's.
+    /// Two objects with different locks, and a third that shares the first one's lock.
     fn three() -> [Object; 3] {
         let (first, locks) = (object(1), PlaceLocks::new());
         let stripe = locks.stripe(first);

@@ -1,4 +1,4 @@
-//! Where a user's server keeps its socket and its state (decision 21 of the design).
+//! Paths of the server's socket and state (decision 21 of the design).
 
 use std::env;
 use std::io::{self, Write};
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 /// The directories of one user's server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Places {
-    /// Socket, locks and log; 0700.
+    /// Directory of socket, locks and log; 0700.
     pub runtime: PathBuf,
-    /// A directory for each export.
+    /// Parent of the state directories of the exports.
     pub state: PathBuf,
 }
 
 impl Places {
-    /// Root: `/run/nigh` and `/var/lib/nigh`. Others: `$XDG_RUNTIME_DIR/nigh` (or `/tmp/nigh-UID`) and
-    /// `$XDG_STATE_HOME/nigh` (or `~/.local/state/nigh`). `NIGH_RUNTIME_DIR` and `NIGH_STATE_DIR`
-    /// override them.
+    /// Returns the directories of this user. Root: `/run/nigh` and `/var/lib/nigh`. Others: `$XDG_RUNTIME_DIR/nigh`
+    /// (or `/tmp/nigh-UID`) and `$XDG_STATE_HOME/nigh` (or `~/.local/state/nigh`). `NIGH_RUNTIME_DIR` and
+    /// `NIGH_STATE_DIR` override them.
     pub fn of_user() -> io::Result<Places> {
         Places::find(rustix::process::geteuid().as_raw(), |name| env::var_os(name).map(PathBuf::from))
     }
 
-    /// The socket on which the server listens.
+    /// Path of the socket on which the server listens.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.runtime.join("serve.sock")
@@ -49,8 +49,8 @@ impl Places {
         Ok(Places { runtime, state })
     }
 
-    /// Makes the runtime directory, or checks that the one there is this user's alone: in `/tmp` another
-    /// could have made it first.
+    /// Makes the runtime directory, or checks that the existing one is private to this user: another user could have
+    /// made it in `/tmp` first.
     pub fn make_runtime(&self) -> io::Result<()> {
         if let Some(parent) = self.runtime.parent() {
             std::fs::create_dir_all(parent)?;
@@ -62,10 +62,10 @@ impl Places {
         check_private(&self.runtime)
     }
 
-    /// That the state directory is there, made where it is not (0700), and takes files.
+    /// Makes the state directory if it is missing (0700), and checks that it is writable.
     ///
     /// # Errors
-    /// One line, with how to mend it.
+    /// One line, with its remedy.
     pub fn check_state(&self) -> io::Result<()> {
         let try_it = || {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.state)?;

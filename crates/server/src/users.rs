@@ -1,18 +1,18 @@
-//! What this machine calls its users and groups, and which groups a user is in.
+//! The user database: names of users and groups, and the groups of a user.
 
 use nigh_types::{Credentials, IdKind, IdName};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString};
 use std::io;
 
-/// libc walks its databases with one position for all threads.
+/// Serialises getpwent(3) and getgrent(3), whose position is shared by all threads.
 static WALK: Mutex<()> = Mutex::new(());
 
-/// Users, then groups; each id once, by its first name; at most [`IdName::MOST`].
+/// Returns users, then groups; each id once, with its first name; at most [`IdName::MOST`].
 pub(crate) fn names() -> Vec<IdName> {
     let _walk = WALK.lock();
     let mut names = Vec::new();
-    // SAFETY: nobody else in this process walks the databases; an entry is read before the next is asked for.
+    // SAFETY: `WALK` keeps other threads of this process from walking the databases; an entry is copied before the next call.
     unsafe {
         libc::setpwent();
         while let Some(entry) = libc::getpwent().as_ref() {
@@ -31,16 +31,16 @@ pub(crate) fn names() -> Vec<IdName> {
 fn note(names: &mut Vec<IdName>, kind: IdKind, id: u32, name: &CStr) {
     let Ok(name) = name.to_str() else { return };
     let usable = !name.is_empty() && name.len() <= IdName::LONGEST && names.len() < IdName::MOST;
-    // Databases are nearly sorted and small; a later name of the same id is rare.
+    // Databases are nearly sorted and small; a second name of one id is rare.
     if usable && !names.iter().any(|known| known.kind == kind && known.id == id) {
         names.push(IdName { kind, id, name: name.to_owned() });
     }
 }
 
-/// Ids and groups of the user with that uid, as a login would have them.
+/// Returns ids and groups of a user as after a login.
 ///
 /// # Errors
-/// `NotFound` where there is no such user, others as getpwuid_r(3) has them.
+/// `NotFound` if there is no such user; otherwise the error of getpwuid_r(3).
 pub fn credentials_of(uid: u32) -> io::Result<Credentials> {
     let (name, gid) = user(uid)?;
     let mut groups = vec![0; 64];
@@ -54,7 +54,7 @@ pub fn credentials_of(uid: u32) -> io::Result<Credentials> {
             groups.retain(|group| *group != gid);
             return Ok(Credentials { uid, gid, groups, privileges: None });
         }
-        // Not every libc says how many there are.
+        // Some libcs do not return the number of groups.
         groups.resize(count.max(groups.len() * 2), 0);
         if groups.len() > 1 << 16 {
             return Err(io::Error::other("a user is in more groups than Linux allows"));
@@ -62,7 +62,7 @@ pub fn credentials_of(uid: u32) -> io::Result<Credentials> {
     }
 }
 
-/// Name and primary group.
+/// Returns name and primary group.
 fn user(uid: u32) -> io::Result<(CString, u32)> {
     let mut buffer = vec![0; 1 << 12];
     loop {

@@ -1,8 +1,8 @@
-//! What an export keeps open of files for calls to come: a file that has lost its last name takes space until that ends.
+//! Descriptors that an export keeps open for later calls. A file without a name occupies space while one is open.
 //!
-//! Where the disk or a quota is full, all of it that no client has open is given back, and the call that was refused is
-//! attempted once more. To close a file may wait for its filesystem for ever (a FUSE daemon or an NFS server that does not
-//! answer), and the refused call holds locks on places; so each filesystem has a closing thread of its own.
+//! When a disk or quota is full, the server closes all of them that no client has open and retries the refused call
+//! once. Closing a file may wait without bound for its filesystem (a hung FUSE daemon or NFS server), and the refused
+//! call holds inode locks. So each filesystem has a closing thread of its own.
 
 use super::Export;
 use crate::error::{Fault, Result};
@@ -13,38 +13,37 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A refused call waits at most so long for closes on filesystems other than its own, which may share their space with it as
-/// subvolumes do.
+/// How long a refused call waits for closes on other filesystems, which may share its space as subvolumes do.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// And so long for those on its own, which answered just now.
+/// How long it waits for closes on its own filesystem, which answered just now.
 const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A descriptor that is kept for calls to come, and the filesystem ([`nigh_native::lease::Object`]) on which it lies.
+/// A descriptor kept for later calls, with the id of its filesystem ([`nigh_native::lease::Object`]).
 pub(crate) struct Kept {
     pub(crate) filesystem: u64,
     #[allow(dead_code, reason = "held, not looked at")]
     pub(crate) file: Box<dyn Send>,
 }
 
-/// Descriptors that are being given back.
+/// Descriptors that are being closed.
 #[derive(Default)]
 pub(crate) struct GivenBack {
     state: Mutex<State>,
-    /// A filesystem has closed what it was given.
+    /// Signals that a filesystem has closed its files.
     closed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// How often a filesystem closed what it was given.
+    /// How often a filesystem has closed all its files.
     rounds: u64,
-    /// Filesystems that have a closing thread.
+    /// Filesystems with a closing thread.
     closing: FxHashMap<u64, Closing>,
 }
 
 struct Closing {
     since: Instant,
-    /// What came since its thread began.
+    /// Files added since the thread began.
     left: Vec<Kept>,
 }
 
@@ -53,9 +52,9 @@ impl GivenBack {
         self.state.lock().rounds
     }
 
-    /// Closes what `take` takes out. Waits for those of `own`, the filesystem of a call that was refused, within [`OWN_PATIENCE`], and for
-    /// the others within [`PATIENCE`]; those of filesystems that exceeded that before are not waited for. Whether anything was given back since
-    /// there were so many rounds.
+    /// Closes the files returned by `take`. Waits up to [`OWN_PATIENCE`] for `own`, the filesystem of the refused
+    /// call, and up to [`PATIENCE`] for others; a filesystem that exceeded its time earlier is not waited for.
+    /// Returns whether any file was closed since round `rounds`.
     pub(crate) fn since(
         self: &Arc<GivenBack>,
         rounds: u64,
@@ -65,7 +64,7 @@ impl GivenBack {
         let begun = Instant::now();
         let mut state = self.state.lock();
         let mut new = Vec::new();
-        // Under the lock: another refused call finds each descriptor either kept or being closed.
+        // Under the lock, so that another refused call finds each descriptor either kept or being closed.
         for file in take() {
             let closing = state.closing.entry(file.filesystem).or_insert_with(|| {
                 new.push(file.filesystem);
@@ -97,7 +96,7 @@ impl GivenBack {
         }
     }
 
-    /// Closes what a filesystem is given until nothing is left.
+    /// Closes a filesystem's files until none is left.
     fn close(&self, filesystem: u64) {
         let mut state = self.state.lock();
         while let Some(closing) = state.closing.get_mut(&filesystem) {
@@ -115,8 +114,8 @@ impl GivenBack {
     }
 }
 
-/// Attempts a call, or a part of one that may be made again; where there is no space on its filesystem, once more after space
-/// was given back.
+/// Attempts a call, or a repeatable part of one. If its filesystem is out of space, closes kept files and retries
+/// once.
 pub(crate) fn with_space<T>(
     cx: Context<'_>,
     filesystem: Option<u64>,
@@ -133,7 +132,7 @@ pub(crate) fn with_space<T>(
 }
 
 impl Export {
-    /// Takes out what is kept for calls to come and no client has open.
+    /// Removes and returns all kept files that no client has open.
     pub(crate) fn take_kept(&self) -> Vec<Kept> {
         let mut kept = self.readers.take_all();
         kept.append(&mut self.reach.departed.take_all());
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, channel};
 
-    /// A file that is not closed before its other end is dropped.
+    /// A file whose close blocks until the sender is dropped.
     struct Hung(Receiver<()>);
 
     impl Drop for Hung {
@@ -179,14 +178,14 @@ mod tests {
             "what is of its own filesystem is given back"
         );
         assert!(begun.elapsed() >= PATIENCE, "the other may share its space");
-        // Whatever else hangs there costs no time any more.
+        // Further files that hang there cost no more time.
         let begun = Instant::now();
         refused(1, vec![plain(2), plain(1)]);
         assert_eq!(ended.recv_timeout(PATIENCE * 10), Ok(true));
         refused(1, vec![plain(2)]);
         assert_eq!(ended.recv_timeout(PATIENCE * 10), Ok(false), "nothing was given back");
         assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
-        // A call on that filesystem waits for it, and all that is kept there is closed in the end.
+        // A call on the hung filesystem waits for it, and all its kept files are closed in the end.
         refused(2, vec![]);
         assert!(ended.recv_timeout(PATIENCE / 5).is_err());
         drop(release);

@@ -1,4 +1,4 @@
-//! What `nigh status --server` shows. The keys are a contract (docs/status.md).
+//! Status of the server, for `nigh status --server`. The keys are a contract (docs/status.md).
 
 use super::Server;
 use crate::events::{Limits, client_name};
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Waits of one session that are listed one by one.
+/// Waits of one session that are listed individually.
 const WAITS_LISTED: usize = 16;
 /// Contended objects that are listed.
 const CONTENDED_LISTED: usize = 64;
 
-/// What a server counts over its life.
+/// Counters of a server's life.
 pub(crate) struct Meter {
     pub limits: Arc<Limits>,
     started: (SystemTime, Instant),
     listening: OnceLock<Vec<String>>,
-    /// Of sessions that are over.
+    /// Number of ended sessions, and their traffic.
     sessions: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
@@ -50,12 +50,12 @@ impl Meter {
     }
 }
 
-/// All that is looked at for one status. The tables are looked at one after another, so what changes
-/// meanwhile may be missing in one of them.
+/// Data collected for one status. The tables are read one after another, so concurrent changes may appear in only
+/// some of them.
 struct Survey {
     now: Time,
     holders: BTreeMap<Holder, HolderReport>,
-    /// Who owes something to a change.
+    /// Sessions that still owe acknowledgements, by change.
     awaited: BTreeMap<ChangeId, Vec<u64>>,
     since: BTreeMap<ChangeId, Time>,
     leases: Picture,
@@ -85,7 +85,7 @@ impl Survey {
         self.now.since(at).0 / 1_000_000
     }
 
-    /// What the table of leases knows of a session.
+    /// Adds the lease table's data on a session.
     fn held(&self, session: u64, into: &mut Map<String, Value>) {
         let Some(held) = self.holders.get(&Holder(session)) else { return };
         let since = held.owes_since.map(|at| self.ago_ms(at));
@@ -98,7 +98,7 @@ impl Survey {
         ]);
     }
 
-    /// Whom its calls wait for.
+    /// Lists the calls of a session that wait for other sessions.
     fn waits(&self, session: u64) -> Vec<Value> {
         let parked = self.leases.parked.iter().filter(|parked| parked.session == session).map(|parked| {
             let since = self.since.get(&parked.change).map(|at| self.ago_ms(*at));
@@ -154,7 +154,7 @@ impl Survey {
         Value::Object(shown)
     }
 
-    /// It was forgotten and its lease still runs.
+    /// Describes a discarded session whose lease still runs.
     fn cut(&self, holder: Holder, client: u64) -> Value {
         let mut shown = Map::new();
         shown.insert("session".into(), json!(holder.0));
@@ -166,13 +166,12 @@ impl Survey {
 }
 
 impl Server {
-    /// Where it listens, for people.
+    /// Sets the listen addresses, for display.
     pub(crate) fn set_listening(&self, places: Vec<String>) {
         let _ = self.meter.listening.set(places);
     }
 
-    /// One object, as `nigh status --server --json` prints it. Nothing in it is secret to whoever may ask;
-    /// what clients prove themselves with is not in it.
+    /// Returns the object that `nigh status --server --json` prints. It contains no authentication secrets.
     #[must_use]
     pub fn status(&self) -> Value {
         let sessions = self.all_sessions();
@@ -225,7 +224,7 @@ impl Server {
         shown
     }
 
-    /// What is granted to nobody for a while. A directory that was used lately is named.
+    /// Lists objects that are temporarily granted to no client. Recently used directories are shown with their paths.
     fn contended(&self, keys: &[LeaseKey]) -> Vec<Value> {
         let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
         let shown = keys.iter().take(CONTENDED_LISTED).map(|LeaseKey { object, covers }| {
