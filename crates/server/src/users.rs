@@ -12,7 +12,7 @@ static WALK: Mutex<()> = Mutex::new(());
 pub(crate) fn names() -> Vec<IdName> {
     let _walk = WALK.lock();
     let mut names = Vec::new();
-    // SAFETY: `WALK` keeps other threads of this process from walking the databases; an entry is copied before the next call.
+    // SAFETY: `WALK` keeps other threads from walking the databases; an entry is copied before the next call.
     unsafe {
         libc::setpwent();
         while let Some(entry) = libc::getpwent().as_ref() {

@@ -1,4 +1,4 @@
-//! Walks ahead: whole directories below others, one after the other (docs/decisions/0019-walks-ahead.md).
+//! Prefetch walks: complete directories of a subtree, one after another (docs/decisions/0019-walks-ahead.md).
 
 use super::Context;
 use super::list::{self, Listing, PART_BYTES};
@@ -10,14 +10,14 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How far a call came that answers in parts.
+/// Progress of a call with a streamed reply.
 pub(crate) enum Begun {
     Listing(Box<Listing>),
     Walk(Box<Ahead>),
 }
 
 impl Begun {
-    /// It waits for its client.
+    /// Charges the memory of a call that waits for its client.
     pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
         match self {
             Begun::Listing(listing) => listing.count(tally),
@@ -25,18 +25,18 @@ impl Begun {
         }
     }
 
-    /// A walk that goes on only when its client says something.
+    /// Whether this is a walk that waits for a control message.
     pub(crate) fn waits(&self) -> bool {
         matches!(self, Begun::Walk(walk) if walk.steering.waits())
     }
 }
 
-/// Whether a call answers in parts.
+/// Whether the reply to a call is streamed.
 pub(crate) fn is_in_parts(call: &Call) -> bool {
     matches!(call, Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. })
 }
 
-/// A call that answers in parts; see [`list::list`].
+/// Executes a call with a streamed reply; see [`list::list`].
 pub(crate) fn in_parts(
     cx: Context<'_>,
     call: &Call,
@@ -51,28 +51,28 @@ pub(crate) fn in_parts(
     let begun = match call {
         Call::List { dir } => list::list(cx, dir, begun, sink)?,
         Call::Dirents { dir, after } => list::dirents(cx, (dir, *after), begun, sink)?,
-        // Of one walk more than there may be nothing is begun.
+        // The walk exceeds the session's limit.
         _ => return Err(Fault(Errno::AGAIN)),
     };
     Ok(begun.map(Begun::Listing))
 }
 
-/// A walk that is under way.
+/// A running prefetch walk.
 pub(crate) struct Ahead {
     steering: Arc<Steering>,
-    /// Entries that its client takes.
+    /// Number of entries that the client accepts.
     credit: i64,
     order: Order,
-    /// Directories to come, the next one last.
+    /// Directories still to be sent, the next one last.
     stack: Vec<Place>,
-    /// Of these, the ones that were asked for.
+    /// The subset of `stack` that the client has requested.
     wanted: BTreeSet<NodeId>,
-    /// The last ones that were told: who asks for one of these has it on its way.
+    /// Directories sent most recently: a request for one of them is already answered.
     told: VecDeque<NodeId>,
     open: Option<Open>,
 }
 
-/// A directory that is not told to its end.
+/// A directory that has been sent in part.
 struct Open {
     dir: NodeId,
     listing: Box<Listing>,
@@ -80,12 +80,12 @@ struct Open {
     names: i64,
 }
 
-/// A part goes out after this time, however little it holds: somebody may wait for it.
+/// A part is sent after this time even if it is short, because the client may be waiting for it.
 const PART_TIME: Duration = Duration::from_millis(2);
 const TOLD: usize = 4_096;
-/// Directories that wait for their turn. What is beyond that is not walked.
+/// Maximum number of pending directories; the walk skips further ones.
 const MOST_WAITING: usize = 1 << 20;
-/// What a step takes on the wire beside its names.
+/// Encoded size of a step without its names.
 const STEP_BYTES: usize = 32;
 
 impl Ahead {
@@ -105,14 +105,14 @@ impl Ahead {
         }
     }
 
-    /// Puts out parts until there is nothing to tell. Answers itself where there is no room, or no credit.
+    /// Sends parts until the walk ends. Returns the walk if the send queue is full or the credit is used up.
     pub(crate) fn go_on(
         mut self: Box<Self>,
         cx: Context<'_>,
         sink: &mut dyn FnMut(Response) -> bool,
     ) -> Result<Option<Box<Ahead>>> {
         if self.open.as_ref().is_some_and(|open| !open.listing.is_within(cx)) {
-            // It may have been moved out of the export meanwhile.
+            // The directory may have been moved out of the export meanwhile.
             return Err(Fault::STALE);
         }
         loop {
@@ -153,7 +153,7 @@ impl Ahead {
         self.stack.push(place);
     }
 
-    /// What is told next; nothing where there is no credit.
+    /// Collects the next part; empty if there is no credit.
     fn part(&mut self, cx: Context<'_>) -> Result<(Vec<Step>, Vec<Grant>)> {
         let (mut steps, mut grants, mut bytes) = (Vec::new(), Vec::new(), 0);
         let begun = Instant::now();
@@ -219,7 +219,7 @@ impl Ahead {
         }
     }
 
-    /// Directories were found: they come before what was to come.
+    /// Queues newly found directories before the pending ones.
     fn push(&mut self, mut below: Vec<Place>) {
         fn name(place: &Place) -> Option<&[u8]> {
             place.hint.as_ref().map(|(_, name)| name.as_bytes())
@@ -237,12 +237,12 @@ impl Ahead {
 enum Next {
     Open(Open),
     LeftOut(NodeId),
-    /// There is none, or no credit for it.
+    /// No directory is pending, or no credit is left for one.
     Nothing,
 }
 
 impl Listing {
-    /// Its names were granted, and are not told.
+    /// Revokes the grant on the directory's names, which are not sent.
     fn forsake(&self, cx: Context<'_>, own: &mut Vec<Grant>) {
         if self.is_granted() {
             cx.stake.forsake(own, self.object(), Covers::Names);

@@ -1,4 +1,4 @@
-//! Calls that change attributes.
+//! Changes of attributes.
 
 use super::own::OwnChange;
 use super::{Context, Outcome};
@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME
 const CAPABILITY: &[u8] = b"security.capability";
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
-/// Owner, then mode, then size, then times: changing the owner drops setuid bits that the mode may
-/// set again, and changing the size sets times.
+/// Sets owner, then mode, then size, then times: a change of the owner clears setuid bits that the mode may set
+/// again, and a change of the size sets times.
 pub(crate) fn setattr(
     cx: Context<'_>,
     place: &Place,
@@ -116,16 +116,18 @@ pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result
     attr_reply(cx, &node)
 }
 
-/// A kernel asks for that in the name of a caller that may write to the file or change its owner (`cap_inode_killpriv`), and has
-/// checked that. removexattr(2) of a caller without `CAP_SETFCAP` it refuses itself. So it is done as the server where that kernel vouches for its callers. Else
-/// it is what the caller may do: chown(2) that leaves owner and group as they are takes a capability away, and setuid and setgid bits with it.
+/// Removes file capabilities. The client's kernel requests this on behalf of a caller that may write to the file or
+/// change its owner (`cap_inode_killpriv`), and has checked that. It rejects a removexattr(2) of a caller without
+/// `CAP_SETFCAP` itself. So the server uses its own rights if the kernel is vouched for. Otherwise it uses the
+/// caller's rights: chown(2) to the present owner and group clears capabilities, together with setuid and setgid
+/// bits.
 fn remove_capability(cx: Context<'_>, node: &Node) -> Result<()> {
     let _acting = cx.act_unless_vouched()?;
     match rustix::fs::removexattr(proc_path(&node.fd), CAPABILITY) {
         Err(rustix::io::Errno::PERM) => {
             Ok(rustix::fs::chownat(&node.fd, c"", None, None, AtFlags::EMPTY_PATH)?)
         }
-        // Another client's change was faster.
+        // Another client has removed the capabilities already.
         Err(rustix::io::Errno::NODATA) if cx.who.uid != 0 => Ok(()),
         removed => Ok(removed?),
     }
@@ -155,7 +157,7 @@ fn truncate(node: &Node, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// All ones means "leave it" to chown(2), so it is no owner that can be asked for.
+/// chown(2) takes an id of all ones as "unchanged", so no file can have it.
 fn uid(id: u32) -> Result<Uid> {
     if id == u32::MAX { Err(Fault(Errno::INVAL)) } else { Ok(Uid::from_raw(id)) }
 }

@@ -13,9 +13,9 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
 
-/// Bytes of one answer to a read.
+/// Maximum length of a read reply.
 const MAX_READ: u32 = 4 << 20;
-/// Bytes that one call copies at the most; the caller sees a short count and goes on.
+/// Maximum bytes of one copy call; the caller sees a short count and continues.
 const MAX_COPY: u64 = 1 << 30;
 const COPY_BUFFER: u64 = 1 << 20;
 
@@ -27,7 +27,7 @@ pub(crate) fn read(
     length: u32,
 ) -> Result<Outcome> {
     let file = for_reading(cx, place, handle)?;
-    // Before the data: if it changes meanwhile, the attributes are seen to be older.
+    // Read before the data: after a concurrent change the attributes are recognisably older.
     let after = vec![now(cx, place.node, &file)?];
     let grants = Vec::from_iter(cx.stake.ask(place.node, file.object(), Covers::Data));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
@@ -98,7 +98,7 @@ pub(crate) fn write(
         let count = rustix::io::pwritev2(
             file.fd(),
             &[IoSlice::new(data)],
-            u64::MAX, // at and moving the descriptor's own position, which tells where it was
+            u64::MAX, // at the descriptor's own position, which then shows where the write went
             how | ReadWriteFlags::APPEND,
         )? as u64;
         let end = rustix::fs::tell(file.fd())?;
@@ -114,7 +114,7 @@ pub(crate) fn write(
     if !flags.flush {
         cx.stake.changed((offset, count));
     }
-    // From `written` on it may be another's.
+    // After `written` another session may change the file.
     drop(change);
     let grants = Vec::from_iter(cx.stake.written(place.node, file.object()));
     let after = now(cx, place.node, &file)?;
@@ -184,7 +184,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
     Ok(Outcome { reply, after, grants: Vec::new() })
 }
 
-/// Makes a file or directory durable, and the directory that names it.
+/// Syncs a file or directory, and the directory that contains its name.
 pub(crate) fn fsync(
     cx: Context<'_>,
     place: &Place,
@@ -211,17 +211,17 @@ pub(crate) fn fsync(
         && !data_only
     {
         match cx.reach().directory(&Place::bare(*parent), cx.files) {
-            // A caller that may not come there has no name there to be made durable.
+            // A caller that may not search the directory has no name there to sync.
             Ok(dir)
                 if cx.act_unless_vouched().and_then(|_acting| cx.search_unless_vouched(&dir.fd)).is_err() => {
             }
             Ok(dir) => match reopen(&dir, OFlags::RDONLY) {
                 Ok(open) => rustix::fs::fsync(&open)?,
-                // A directory that may be searched and not read cannot be synced alone.
+                // A directory without read permission cannot be synced by itself.
                 Err(Fault(Errno::ACCES)) => {}
                 Err(fault) => return Err(fault),
             },
-            // The file lost that name: there is none to make durable.
+            // The file lost this name, so there is none to sync.
             Err(Fault::STALE) => {}
             Err(fault) => return Err(fault),
         }
@@ -245,7 +245,7 @@ fn write_at(cx: Context<'_>, file: &DataFile, offset: u64, data: &[u8], how: Rea
         if at > i64::MAX.cast_unsigned() {
             return Err(Fault(Errno::FBIG));
         }
-        // Here, so that a write that has begun is not short for want of space that is given back.
+        // Retried here, so that a write already begun is not short when space can be freed.
         let written = with_space(cx, Some(file.object().filesystem), || {
             Ok(rustix::io::pwritev2(file.fd(), &[IoSlice::new(&data[done..])], at, how)?)
         });
@@ -263,7 +263,7 @@ fn write_at(cx: Context<'_>, file: &DataFile, offset: u64, data: &[u8], how: Rea
     Ok(done as u64)
 }
 
-/// Copies by reading and writing, up to a bound; answers how much.
+/// Copies by reading and writing, up to a limit. Returns the number of bytes copied.
 fn copy_through(
     cx: Context<'_>,
     (source, target): (&DataFile, &DataFile),

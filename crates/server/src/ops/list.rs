@@ -1,4 +1,4 @@
-//! Listing a directory in cookie order.
+//! Directory listings in cookie order.
 
 use super::{Context, has_no_xattrs};
 use crate::acting::Inside;
@@ -13,37 +13,37 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A part of a listing is sent when it has this many bytes.
+/// Size at which a part of a listing is sent.
 pub(super) const PART_BYTES: usize = 128 << 10;
-/// What a grant takes on the wire, about.
+/// Approximate encoded size of a grant.
 pub(super) const GRANT_BYTES: usize = 64;
 
 mod dirents;
 
 pub(super) use dirents::dirents;
 
-/// How far a listing came.
+/// A listing in progress.
 pub(crate) struct Listing {
     dir: Node,
     names: Names,
-    /// The next of them.
+    /// Index of the next name.
     at: usize,
-    /// Its names were granted, and all of them could be looked at so far.
+    /// The names were granted, and every name so far could be looked up.
     granted: bool,
-    /// Bytes of the latest part, about.
+    /// Approximate size of the latest part.
     part_bytes: usize,
-    /// The directories in it on the same mount, where that is wanted.
+    /// Subdirectories on the directory's mount, if they are to be collected.
     below: Option<Vec<Place>>,
-    /// It waited for its client, so its names count among what is kept for that.
+    /// Memory charge of a listing that waits for its client.
     counted: Option<Held>,
 }
 
-/// Puts out parts in cookie order; the last one has `last` set and the directory's own attributes. `sink` says
-/// whether there is room for more; where there is none, it is answered how far the listing came, which `begun`
-/// is when there is room.
+/// Sends a listing in parts, in cookie order. The last part has `last` set and carries the directory's own
+/// attributes. `sink` returns whether there is room for more. Without room, the listing is returned, to be passed as
+/// `begun` once there is room.
 ///
-/// A name that cannot be looked at (a mount whose server is gone) is left out. Then the listing is not all that
-/// there is, and goes without a grant on names.
+/// A name that cannot be looked up (a mount whose server is gone) is omitted. The listing is then incomplete, and
+/// carries no directory lease.
 pub(crate) fn list(
     cx: Context<'_>,
     place: &Place,
@@ -52,7 +52,7 @@ pub(crate) fn list(
 ) -> Result<Option<Box<Listing>>> {
     let mut grants = Vec::new();
     let mut listing = match begun {
-        // It may have been moved out of the export meanwhile.
+        // The directory may have been moved out of the export meanwhile.
         Some(listing) if !listing.is_within(cx) => return Err(Fault::STALE),
         Some(listing) => listing,
         None => Box::new(begin(cx, place, &mut grants)?),
@@ -80,7 +80,7 @@ pub(crate) fn list(
 
 pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
     let (dir, open) = open(cx, place)?;
-    // Before reading: what changes from here on is recalled.
+    // Before the names are read, so that later changes cause a recall.
     let granted = cx.grant(grants, &dir, Covers::Names);
     Ok(Listing::new(dir, Names::read(&open, cx)?, granted))
 }
@@ -89,7 +89,7 @@ fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
     let dir = cx.reach().directory(place, cx.files)?;
     let open = {
         let _acting = cx.act_on(&dir)?;
-        // Attributes come with the names.
+        // Search permission, because attributes come with the names.
         cx.search_unless_vouched(&dir.fd)?;
         reopen(&dir, OFlags::RDONLY)?
     };
@@ -101,12 +101,12 @@ impl Listing {
         Listing { dir, names, at: 0, granted, part_bytes: 0, below: None, counted: None }
     }
 
-    /// Whether the next name has another cookie than this one: equal ones are in one part.
+    /// Whether the next name has another cookie: names with equal cookies go into one part.
     fn group_ends(&self, row: &Row) -> bool {
         self.names.rows.get(self.at).is_none_or(|next| next.cookie != row.cookie)
     }
 
-    /// It waits for its client.
+    /// Charges the memory of a listing that waits for its client.
     pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
         let bytes = self.names.bytes();
         self.counted.get_or_insert_with(|| Held::new(tally, bytes));
@@ -116,7 +116,7 @@ impl Listing {
         self.at == self.names.rows.len()
     }
 
-    /// Whether its directory is in the export still.
+    /// Whether the directory still lies in the export.
     pub(super) fn is_within(&self, cx: Context<'_>) -> bool {
         cx.reach().contains(&self.dir.fd)
     }
@@ -137,7 +137,7 @@ impl Listing {
         self.dir.object
     }
 
-    /// The directories in it are to be noted.
+    /// Collects subdirectories from now on.
     pub(super) fn note_below(&mut self) {
         self.below = Some(Vec::new());
     }
@@ -146,10 +146,10 @@ impl Listing {
         self.below.take().unwrap_or_default()
     }
 
-    /// The next names, with what they lead to. Equal cookies are in one part.
+    /// Returns the next names with their inodes. Names with equal cookies go into one part.
     pub(super) fn part(&mut self, cx: Context<'_>, grants: &mut Vec<Grant>) -> Result<Listed> {
         let mut part = Listed::default();
-        // A directory that may be read but not searched can still be seen to be empty.
+        // A directory with read but without search permission can still be seen to be empty.
         if self.is_done() {
             return Ok(part);
         }
@@ -185,7 +185,7 @@ impl Listing {
     }
 }
 
-/// What one name of the directory that this thread is in leads to, and on which mount; `None` where it is gone by now.
+/// Looks up a name in this thread's working directory. Returns the entry with its mount; `None` if the name is gone.
 fn look(
     cx: Context<'_>,
     dir: &Node,
@@ -213,7 +213,7 @@ fn look(
                 grants.extend(own);
             }
             Err(Fault(Errno::NOENT)) => return Ok(None),
-            // Another one has that name by now: what was there when the directory was read.
+            // The name leads to a new inode by now; the entry keeps the inode found first, without a grant.
             Ok(_) => {}
             Err(fault) => return Err(fault),
         }
@@ -238,7 +238,7 @@ fn look(
     Ok(Some((checked, Entry { id, attr, target, no_xattrs }, stat.mount)))
 }
 
-/// A directory's names, sorted by cookie: 32 bytes each and the name.
+/// The names of a directory, sorted by cookie: 32 bytes each, plus the name.
 struct Names {
     rows: Vec<Row>,
     text: Vec<u8>,
@@ -261,7 +261,7 @@ impl Names {
         while let Some(entry) = entries.next() {
             let entry = match entry {
                 Ok(entry) => entry,
-                // A directory that was removed: it has no names.
+                // A removed directory has no names.
                 Err(rustix::io::Errno::NOENT) => break,
                 Err(errno) => return Err(errno.into()),
             };

@@ -1,4 +1,4 @@
-//! Calls for locks: the file is looked for as for any call, the rest is in memory.
+//! Resolution of the file in a lock call; the locks themselves are kept in memory.
 
 use super::open::only_files;
 use crate::acting::{Acting, SetIdBits};
@@ -11,8 +11,8 @@ use nigh_types::{Call, Credentials, LockKind, NodeId, Place};
 use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;
 
-/// The regular file to be locked, by the export's number and as what it really is. Where nobody vouches for
-/// the caller, it must have it open as that lock wants it, or be able to open it so.
+/// Resolves the regular file to be locked. Without a vouching kernel, the caller must have the file open with the
+/// access that the lock requires, or be able to open it so.
 pub(crate) fn find(
     export: &Export,
     files: &SessionFiles,
@@ -30,7 +30,8 @@ pub(crate) fn find(
     Ok((node.id, node.object))
 }
 
-/// How a file must be open: fcntl(2) asks for the access that the lock guards, flock(2) and questions for any.
+/// Access required by a lock: fcntl(2) requires the access that the lock guards, flock(2) and lock queries require
+/// any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wants {
     Reading,

@@ -1,4 +1,4 @@
-//! Calls that look at names and inodes.
+//! Lookups of names and reads of inodes.
 
 use super::{Context, Outcome, SELINUX, entry_of};
 use crate::error::{Fault, Result};
@@ -9,11 +9,11 @@ use rustix::fs::OFlags;
 pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
     let dir = cx.reach().directory(dir, cx.files)?;
     if !cx.is_vouched() {
-        // A recall would tell it that the directory changes.
+        // A recall on a directory without search permission would reveal its changes.
         let _acting = cx.act_unless_vouched()?;
         cx.search_unless_vouched(&dir.fd)?;
     }
-    // Before looking: what changes meanwhile is recalled.
+    // Before the lookup, so that concurrent changes cause a recall.
     let mut grants = Vec::new();
     cx.grant(&mut grants, &dir, Covers::Names);
     let opened = {
@@ -40,8 +40,9 @@ pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     Ok(Outcome { reply: Reply::Attr(id, attr), after: Vec::new(), grants })
 }
 
-/// For a peer that is believed to have checked what its callers may do, as the caller has shown no right to walk there: its kernel gives a file
-/// handle's number only on behalf of a process with CAP_DAC_READ_SEARCH or its own NFS server, and compares the generation.
+/// Resolves an inode number for a vouched peer, without a check of the caller's path. The peer's kernel passes the
+/// number of a file handle only for a process with CAP_DAC_READ_SEARCH or for its own NFS server, and compares the
+/// generation.
 pub(crate) fn by_number(cx: Context<'_>, ino: u64) -> Result<Outcome> {
     if !cx.files.is_vouched() {
         return Err(Fault::STALE);
@@ -64,17 +65,17 @@ pub(crate) fn readlink(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     Ok(Outcome { reply: Reply::Target(target(&node)?), after: Vec::new(), grants })
 }
 
-/// Where a symlink leads, as it is written.
+/// Returns the target of a symlink, unresolved.
 pub(crate) fn target(node: &Node) -> Result<Box<[u8]>> {
     let target = rustix::fs::readlinkat(&node.fd, c"", Vec::with_capacity(256))?;
     Ok(target.into_bytes().into())
 }
 
-/// Bytes of values that go along with [`Reply::Xattrs`].
+/// Limit on the total length of the values in [`Reply::Xattrs`].
 const XATTR_BUDGET: usize = 64 << 10;
 
-/// All names are told that the peer may know, and the values that the caller may read; `None` for others, which are
-/// asked for one by one.
+/// Returns all names visible to the peer, and the values that the caller may read. The value is `None` for others,
+/// which the client requests individually.
 pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
@@ -83,7 +84,7 @@ pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     let mut left = XATTR_BUDGET;
     let mut set = XattrSet::default();
     let names = {
-        // Root is told names that others are not (`trusted.`): where nobody vouches for the caller, the caller's.
+        // Root sees names that others do not (`trusted.`). Without a vouching kernel the caller's rights decide.
         let _acting = cx.act_unless_vouched()?;
         names(&path)?
     };
@@ -94,7 +95,8 @@ pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
                 left -= value.len();
                 Some(value.into())
             }
-            // Removed since the names were listed, unless the caller is merely not allowed to see it.
+            // Removed since the names were listed. (For `trusted.` names NODATA may mean that the caller may not see
+            // the value.)
             Err(Fault(Errno::NODATA)) if !name.starts_with(b"trusted.") => continue,
             _ => None,
         };
@@ -133,13 +135,13 @@ pub(crate) fn flags(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     if !matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
         return Err(Fault(Errno::NOTTY));
     }
-    // FS_IOC_GETFLAGS wants an open file, which the client's kernel has where it is vouched for.
+    // FS_IOC_GETFLAGS needs an open file, which a vouching kernel has opened already.
     let open = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::RDONLY))?;
     let flags = rustix::fs::ioctl_getflags(&open)?;
     Ok(Outcome::plain(Reply::Flags(flags.bits())))
 }
 
-/// The names that listxattr(2) tells, each ended by NUL.
+/// Returns the names from listxattr(2), each terminated by NUL.
 fn names(path: &str) -> Result<Vec<u8>> {
     let mut size = 256;
     loop {

@@ -1,4 +1,4 @@
-//! Calls that make inodes and names.
+//! Creation of inodes and names.
 
 use super::open::{buffered, flags_of, keep, open_as_caller};
 use super::{Context, Outcome, entry_of};
@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// `mode` is not masked yet: with `umask` as the thread's own, the kernel masks it or follows the
+/// A name to be created. `mode` is unmasked: with `umask` set on the thread, the kernel masks it or applies the
 /// directory's default ACL.
 pub(crate) struct New<'a> {
     pub(crate) name: &'a Name,
@@ -29,7 +29,7 @@ pub(crate) fn create(
     let dir = parent(cx, dir, new.name)?;
     cx.files.has_room()?;
     let flags = flags_of(access) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Others may make and remove the name between the two attempts.
+    // Other calls may create and remove the name between the two attempts.
     for _ in 0..16 {
         let made = {
             let _acting = cx.act_in(&[&dir], &[])?;
@@ -54,7 +54,7 @@ fn open_existing(cx: Context<'_>, dir: &Node, name: &Name, access: Access) -> Re
     match node.stat.attr.kind() {
         Kind::File => {}
         Kind::Directory => return Err(Fault(Errno::ISDIR)),
-        // The caller's kernel must follow it or open it itself: let it look again.
+        // The caller's kernel must follow or open it itself, so it has to look the name up again.
         _ => return Err(Fault::STALE),
     }
     let fd = open_as_caller(cx, &node, access)?;
@@ -119,9 +119,9 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
         return Err(Fault(Errno::PERM));
     }
     if node.stat.attr.nlink > 0 && cx.attr_now(&node)?.1.nlink == 0 {
-        return Err(Fault(Errno::NOENT)); // as link(2) says of one that lost its last name
+        return Err(Fault(Errno::NOENT)); // as link(2) for a file that lost its last name
     }
-    // A file that never had a name can be linked only through a descriptor that was opened.
+    // A file that never had a name can be linked only through its open descriptor.
     let open = if node.stat.attr.nlink == 0 { cx.files.of_node(node.id) } else { None };
     let path = open.as_ref().map_or_else(|| proc_path(&node.fd), |file| proc_path(&file.fd));
     {
@@ -132,7 +132,7 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
     made(cx, &dir, node, None, false)
 }
 
-/// Makes one name as the caller, then looks at what it leads to.
+/// Creates a name as the caller, then resolves it.
 fn make(
     cx: Context<'_>,
     dir: &Place,
@@ -156,7 +156,8 @@ fn opened(cx: Context<'_>, dir: &Node, fd: OwnedFd, access: Access) -> Result<Ou
     made(cx, dir, node, Some(handle), false)
 }
 
-/// The name is there and stays: its directory is held exclusively. Grants, then what they cover.
+/// Builds the reply for a new name, which cannot vanish while its directory is locked: first the grants, then the
+/// covered facts.
 fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed: bool) -> Result<Outcome> {
     cx.stake.done();
     cx.note_parent(node.id, &node.stat, dir);
@@ -170,7 +171,7 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
         cx.grant(&mut grants, &node, Covers::Data);
     }
     if node.stat.attr.is_dir() {
-        // Its maker may know that it is empty, unless others were faster than that.
+        // The creator may cache the directory as empty, unless another process has created an entry already.
         cx.watch(node.object, &node.fd);
         let one_spelling = cx.reach().spellings.is_one_each(node.directory());
         let names = one_spelling.then(|| cx.stake.ask(node.id, node.object, Covers::Names)).flatten();
@@ -193,14 +194,14 @@ fn is_empty(dir: &Node) -> bool {
     true
 }
 
-/// The directory in which a name is to be changed.
+/// Resolves the directory in which a name is to be changed.
 pub(super) fn parent(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Node> {
     let dir = cx.reach().directory(dir, cx.files)?;
     if hides(name.as_bytes()) {
         return Err(Fault(Errno::PERM));
     }
     if !cx.is_vouched() {
-        // Before the name is looked up: whether it exists is for callers that may search the directory.
+        // Before the name is looked up: only callers that may search the directory may learn whether it exists.
         let _acting = cx.act_unless_vouched()?;
         cx.search_unless_vouched(&dir.fd)?;
     }

@@ -1,9 +1,9 @@
-//! What each call does. Every function takes the call's arguments and answers an [`Outcome`];
-//! nothing here chooses an errno that the kernel can choose.
+//! Execution of calls. Every function takes the call's arguments and returns an [`Outcome`]. None chooses an errno
+//! that the kernel can choose.
 //!
-//! A call that reads asks for its grants before it reads what they cover. A call that changes something has
-//! been looked at ([`crate::affected`]), and its change is open: it makes its effects, says [`Stake::done`],
-//! asks for grants, and then reads what it answers.
+//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::affected`], so its
+//! change is open. It applies its effects, calls [`Stake::done`], registers grants, and only then reads the facts for
+//! its reply.
 
 pub(crate) mod ahead;
 pub(crate) mod attributes;
@@ -34,7 +34,7 @@ use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// One call being executed.
+/// A call in execution.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) export: &'a Export,
@@ -43,7 +43,7 @@ pub(crate) struct Context<'a> {
     pub(crate) stake: &'a Stake<'a>,
 }
 
-/// What a call that succeeded answers.
+/// Result of a successful call.
 pub(crate) struct Outcome {
     pub(crate) reply: Reply,
     pub(crate) after: Vec<(NodeId, Attr)>,
@@ -65,27 +65,27 @@ impl<'a> Context<'a> {
         self.export.reach()
     }
 
-    /// Acts as the caller until the guard is dropped, for an operation on one inode.
+    /// Impersonates the caller for an operation on one inode, until the guard is dropped.
     pub(crate) fn act_on(&self, node: &Node) -> Result<Acting> {
         self.act(privileged::over_inode(self.who, &node.stat.attr), SetIdBits::AsForCaller)
     }
 
-    /// The same for extended attributes.
+    /// Impersonates the caller for an operation on extended attributes.
     pub(crate) fn act_on_xattrs(&self, node: &Node) -> Result<Acting> {
         self.act(privileged::over_xattrs(self.who, &node.stat.attr), SetIdBits::AsForCaller)
     }
 
-    /// The same for a change of attributes, with a say in what becomes of setuid and setgid bits.
+    /// Impersonates the caller for a change of attributes. `bits` decides whether setuid and setgid bits are cleared.
     pub(crate) fn act_changing(&self, node: &Node, set: &SetAttr, bits: SetIdBits) -> Result<Acting> {
         self.act(privileged::over_change(self.who, &node.stat.attr, set), bits)
     }
 
-    /// The same for data of an open file.
+    /// Impersonates the caller for an operation on the data of an open file.
     pub(crate) fn act_on_data(&self, bits: SetIdBits) -> Result<Acting> {
         self.act(privileged::over_data(self.who), bits)
     }
 
-    /// The same for names in directories, of inodes that are there.
+    /// Impersonates the caller for an operation on names of existing inodes.
     pub(crate) fn act_in<'b>(&self, dirs: &'b [&'b Node], named: &'b [&'b Node]) -> Result<Acting> {
         let attrs = |nodes: &'b [&'b Node]| nodes.iter().map(|node| &node.stat.attr);
         self.act(privileged::over_names(self.who, attrs(dirs), attrs(named)), SetIdBits::AsForCaller)
@@ -95,24 +95,26 @@ impl<'a> Context<'a> {
         Acting::begin(self.export.acts(), self.who, held, bits)
     }
 
-    /// Whether the server may do on its own behalf what the client's kernel checked.
+    /// Whether the server may use its own rights for an operation that the client's kernel has checked.
     pub(crate) fn is_vouched(&self) -> bool {
         !self.export.acts() || self.files.is_vouched()
     }
 
-    /// The inode is about to be told as a name of that directory. Only peers that are vouched for ask by number, and others would only fill the table.
+    /// Notes the directory of an inode before it is returned under a name in it. Only vouched peers resolve by inode
+    /// number; others would only fill the table.
     pub(crate) fn note_parent(&self, id: NodeId, stat: &stat::Stat, dir: &Node) {
         if self.files.is_vouched() {
             self.reach().note_parent(id, stat, &dir.stat);
         }
     }
 
-    /// Acts as the caller where nobody vouches for what it may do.
+    /// Impersonates the caller unless the client's kernel vouches for the caller's rights.
     pub(crate) fn act_unless_vouched(&self) -> Result<Acting> {
         Acting::begin(!self.is_vouched(), self.who, CapabilitySet::empty(), SetIdBits::AsForCaller)
     }
 
-    /// Refuses a caller that may not search a directory, where nobody vouches for what it may do. While acting.
+    /// Fails if a caller without a vouching kernel may not search a directory. To be called while impersonating the
+    /// caller.
     pub(crate) fn search_unless_vouched(&self, dir: impl AsFd) -> Result<()> {
         if !self.is_vouched() {
             open_itself(dir, OFlags::PATH)?;
@@ -125,12 +127,13 @@ impl<'a> Context<'a> {
         self.act_unless_vouched().and_then(|_acting| open_itself(dir, OFlags::RDONLY)).is_ok()
     }
 
-    /// Asks for the grant on a directory's names. The second value: whether its recall may carry names.
+    /// Registers a grant on a directory's names. The second value: whether its recall may carry names.
     fn ask_names(&self, (dir, object): (NodeId, Object), fd: &OwnedFd) -> Option<(Grant, bool)> {
         self.stake.ask_names(dir, object, || self.may_list(fd))
     }
 
-    /// The caller has changed who may list a directory, or tried to: what is told of names there goes by that from now on.
+    /// Notes that the caller has changed, or tried to change, the rights on a directory: whether updates carry its
+    /// names is decided anew.
     pub(crate) fn rights_changed(&self, node: &Node) {
         if node.stat.attr.is_dir() {
             let leases = &self.files.holding().leases;
@@ -138,12 +141,12 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Has changes by others on an object heard of: before what is granted of it is read, or written.
+    /// Starts watching an object for other processes' changes, before the granted facts are read or written.
     pub(crate) fn watch(&self, object: Object, fd: &OwnedFd) {
         self.export.watch(self.files, object, fd);
     }
 
-    /// Asks for a grant. What it covers is to be read afterwards.
+    /// Registers a grant. The caller reads the covered facts only afterwards.
     pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: Covers) -> bool {
         if covers == Covers::Names && !self.reach().spellings.is_one_each(node.directory()) {
             return false;
@@ -159,7 +162,7 @@ impl<'a> Context<'a> {
         grant.is_some()
     }
 
-    /// For a directory's names; then what one of them leads to is looked at.
+    /// Registers the grant that covers a child's attributes beside a directory lease, then reads the attributes.
     pub(crate) fn grant_child(&self, grants: &mut Vec<Grant>, child: Node) -> Result<Node> {
         let again = if child.stat.attr.covered_by_parent() {
             child.under.as_ref().is_some_and(|under| self.show(child.object, under.object))
@@ -169,8 +172,8 @@ impl<'a> Context<'a> {
         if again { Ok(Node { stat: stat::of_fd(&child.fd)?, ..child }) } else { Ok(child) }
     }
 
-    /// Asks for the grant under which a node's attributes may be kept, which are to be read afterwards.
-    /// False: the name by which it was reached leads to something else by now.
+    /// Registers the grant under which a node's attributes may be cached; they are to be read afterwards. Returns
+    /// false if the name by which the node was resolved leads to another inode by now.
     pub(crate) fn grant_attr(&self, grants: &mut Vec<Grant>, node: &Node) -> bool {
         let Some(under) = &node.under else {
             self.grant(grants, node, Covers::Inode);
@@ -183,7 +186,7 @@ impl<'a> Context<'a> {
         let dir = (under.dir, under.object);
         let by_name = covered && self.reach().spellings.is_one_each(under.directory());
         let mut names = if by_name { self.ask_names(dir, under.fd()) } else { None };
-        // Attributes are no reason to tell of a directory that the caller may not list.
+        // A caller that may not list a directory gets no directory lease for the sake of attributes.
         if let Some((grant, _)) = names.take_if(|(_, listed)| !*listed) {
             self.stake.withdraw(&grant);
         }
@@ -198,7 +201,7 @@ impl<'a> Context<'a> {
         now.is_some()
     }
 
-    /// The same for a call that changes nothing.
+    /// Like [`Context::grant_attr`], for a call that changes nothing.
     pub(crate) fn grant_attr_to_reader(&self, grants: &mut Vec<Grant>, node: &Node) -> bool {
         let there = self.grant_attr(grants, node);
         if let Some(under) = &node.under {
@@ -207,8 +210,8 @@ impl<'a> Context<'a> {
         there
     }
 
-    /// A reader is shown a file in a directory: whoever changes it through a descriptor that tells no
-    /// directory must know. True: it had to be noted, and is to be read afterwards.
+    /// Records the directory in which a reader is shown a file, if a later change through a descriptor could not find
+    /// it. Returns true if it was recorded; the attributes are to be read afterwards.
     pub(crate) fn show(&self, object: Object, dir: Object) -> bool {
         let leases = &self.files.holding().leases;
         if !leases.homes.is_stray(object) {
@@ -222,12 +225,12 @@ impl<'a> Context<'a> {
         true
     }
 
-    /// Attributes of a node as they are now.
+    /// Returns the current attributes of a node.
     pub(crate) fn attr_now(&self, node: &Node) -> Result<(NodeId, Attr)> {
         Ok((node.id, self.seen(node.object, &*node.fd)?))
     }
 
-    /// The same for who holds no place.
+    /// Returns the current attributes for a call that holds no inode lock.
     pub(crate) fn attr_beside(&self, node: &Node) -> Result<(NodeId, Attr)> {
         let leases = &self.files.holding().leases;
         let before = leases.homes.departures();
@@ -242,22 +245,24 @@ impl<'a> Context<'a> {
         self.attr_now(node)
     }
 
-    /// Attributes as clients see them: a name in the server's own folder is none.
+    /// Returns attributes as clients see them: nlink does not count the orphan link.
     pub(crate) fn seen(&self, object: Object, fd: impl AsFd) -> Result<Attr> {
         let look = || stat::of_fd(&fd).map(|stat| stat.attr);
         self.files.holding().leases.homes.seen(&self.reach().orphans, object, look)
     }
 
-    /// The same of what was read without looking at that, for a name that leads to it; `again` reads once more.
+    /// Corrects attributes that were read without regard to the orphan link, for a file reached by a name; `again`
+    /// reads them once more.
     pub(crate) fn shown(&self, object: Object, attr: Attr, again: impl Fn() -> Result<Attr>) -> Result<Attr> {
-        // With one name it has none in that folder.
+        // A file with a name and nlink 1 has no orphan link.
         if attr.kind() != Kind::File || attr.nlink < 2 {
             return Ok(attr);
         }
         self.files.holding().leases.homes.seen(&self.reach().orphans, object, again)
     }
 
-    /// A file was counted as open: if it is losing a name at this moment, not before that is done.
+    /// Waits until a removal of the file's name, if one is under way, has completed. The file is counted as open
+    /// already.
     pub(crate) fn wait_while_leaving(&self, object: Object) {
         let leases = &self.files.holding().leases;
         if leases.homes.is_leaving(object) {
@@ -274,18 +279,18 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Opens a directory by its own name, which asks for the right to search it.
+/// Opens a directory through ".", which requires search permission on it.
 fn open_itself(dir: impl AsFd, how: OFlags) -> Result<OwnedFd> {
     let flags = how | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(dir, c".", flags, rustix::fs::Mode::empty())?)
 }
 
-/// What an entry says of a reached node.
+/// Builds the entry of a resolved node.
 pub(crate) fn entry(node: &Node) -> Result<Entry> {
     entry_with(node, node.stat.attr)
 }
 
-/// The same for an answer to a call.
+/// Builds the entry of a resolved node for a reply.
 fn entry_of(cx: Context<'_>, node: &Node) -> Result<Entry> {
     let again = || stat::of_fd(&node.fd).map(|stat| stat.attr);
     entry_with(node, cx.shown(node.object, node.stat.attr, again)?)
@@ -301,13 +306,13 @@ fn entry_with(node: &Node, attr: Attr) -> Result<Entry> {
     Ok(Entry { id: node.id, attr, target, no_xattrs })
 }
 
-/// What SELinux has for every file on the server. Clients neither list nor read nor set it: a label is of the machine
-/// whose policy gives it a meaning, and `ls -l` would ask for it of every file.
+/// SELinux label, which every file on the server has. Clients neither list nor read nor set it: a label is meaningful
+/// only under its machine's policy, and `ls -l` would request it for every file.
 pub(crate) const SELINUX: &[u8] = b"security.selinux";
 
-/// Whether there is nothing that is told, where `list` is listxattr(2) of an inode.
+/// Whether an inode has no visible extended attributes, where `list` is its listxattr(2).
 fn has_no_xattrs(list: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> bool {
-    // Its label alone, and the NUL behind that, fit in.
+    // Fits the label's name with its NUL.
     let mut buffer = [0; SELINUX.len() + 1];
     match list(&mut buffer) {
         Ok(0) | Err(rustix::io::Errno::OPNOTSUPP) => true,

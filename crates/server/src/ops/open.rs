@@ -1,4 +1,4 @@
-//! Opening files, and finding the descriptor that a call on file data goes to.
+//! Opening of files, and selection of the descriptor for a call on file data.
 
 use super::own::OwnChange;
 use super::{Context, Outcome};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> {
     match open_once(cx, place, access) {
-        // It lost the name by which it was reached, just now: it may be reached otherwise.
+        // The file just lost the name by which it was resolved; another name may lead to it.
         Err(Fault::STALE) => open_once(cx, place, access),
         other => other,
     }
@@ -25,7 +25,7 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
     cx.files.has_room()?;
-    // Before its name is looked at again: whoever takes that away from here on sees that it is open.
+    // Counted before its name is checked again: a later removal of the name sees the file as open.
     let counted = cx.count(node.object);
     cx.wait_while_leaving(node.object);
     let mut grants = Vec::new();
@@ -44,8 +44,8 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
     Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
 }
 
-/// Opens a file again that the client had open under `handle` before the server forgot it: by the caller's
-/// rights, as any open.
+/// Reopens a file that the client had open under `handle` before its session was discarded, with the caller's rights
+/// as any open.
 pub(crate) fn reopen_as(cx: Context<'_>, place: &Place, handle: Handle, access: Access) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
@@ -69,7 +69,7 @@ fn grant_open(cx: Context<'_>, grants: &mut Vec<Grant>, node: &Node) -> bool {
     there
 }
 
-/// Opens a reached regular file with the caller's rights.
+/// Opens a resolved regular file with the caller's rights.
 pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Result<OwnedFd> {
     only_files(node)?;
     let mut flags = flags_of(access);
@@ -80,7 +80,7 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
         let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
         let _acting = cx.act_on(node)?;
         match reopen(node, flags) {
-            // So is a file with the append-only flag opened (`chattr +a`), and no other way to write.
+            // A file with the append-only flag (`chattr +a`) can be opened for writing only with `O_APPEND`.
             Err(Fault(Errno::PERM)) if access.is_append_only() => reopen(node, flags | OFlags::APPEND)?,
             opened => opened?,
         }
@@ -112,15 +112,15 @@ fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: Counted) -> Open
     OpenFile { node, object, fd, readable, writable, append_only, syncs: access.sync, position, counted }
 }
 
-/// An orphan that an earlier server left is somebody's again.
+/// Hands an orphan of an earlier server to the session that opened it.
 fn adopt(cx: Context<'_>, node: &Node) {
     if let Some(orphan) = cx.reach().orphans.adopt(node.id) {
         cx.files.holding().leases.homes.set_aside(node.object, orphan);
     }
 }
 
-/// Opens a file for a client whose kernel has it open without our knowing, under the client's own number. Where
-/// that cannot be had nothing is kept: what the client does with it then goes by its place.
+/// Opens a file, under a client-assigned handle, that the client's kernel opened without the server. On failure
+/// nothing is kept; the client's later calls resolve the file by its node id.
 pub(crate) fn keep_for(cx: Context<'_>, place: &Place, names: &[Name], handle: Handle) -> Result<()> {
     let node = match cx.reach().node(place, cx.files) {
         Err(Fault::STALE) if !names.is_empty() => {
@@ -143,8 +143,8 @@ pub(crate) fn keep_for(cx: Context<'_>, place: &Place, names: &[Name], handle: H
     Ok(())
 }
 
-/// Pins a file that is about to lose a name, with whatever rights the server can have on it: the
-/// client's kernel checked the open that it stands for. (Where nobody vouches for that, the caller's.)
+/// Opens a file that is about to lose a name, with the widest rights that the server has on it: the client's kernel
+/// has checked the open that it represents. Without a vouching kernel the caller's rights are used.
 pub(crate) fn pin(cx: Context<'_>, node: &Node) -> Result<Handle> {
     only_files(node)?;
     let attempts = [(OFlags::RDWR, true, true), (OFlags::RDONLY, true, false), (OFlags::WRONLY, false, true)];
@@ -163,8 +163,7 @@ pub(crate) fn pin(cx: Context<'_>, node: &Node) -> Result<Handle> {
     Err(refused)
 }
 
-/// `O_DIRECT` is proved to be possible, then left to the client: answers pass through buffers that
-/// keep no alignment.
+/// Clears `O_DIRECT` once the open has shown that the file supports it: replies pass through unaligned buffers.
 pub(crate) fn buffered(fd: OwnedFd, access: Access) -> Result<OwnedFd> {
     if access.direct {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
@@ -209,7 +208,7 @@ impl DataFile {
         }
     }
 
-    /// Held while the descriptor's own position is used.
+    /// Locks the descriptor's own file position.
     pub(crate) fn lock_position(&self) -> Option<parking_lot::MutexGuard<'_, ()>> {
         match self {
             DataFile::Open(file) => Some(file.position.lock()),
@@ -218,8 +217,9 @@ impl DataFile {
     }
 }
 
-/// For reading: the open file, or one that the server opens itself. Not with the caller's own rights:
-/// its kernel checked them when it opened the file. (Where nobody vouches for that, with them, each time.)
+/// Returns a descriptor for reading: an open file, or one that the server opens itself. The server uses its own
+/// rights, because the caller's kernel checked the open. Without a vouching kernel it uses the caller's rights, each
+/// time.
 pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<DataFile> {
     if let Some(file) = cx.files.find_told(handle, place.node)? {
         return if file.readable { Ok(DataFile::Open(file)) } else { Err(Fault(Errno::BADF)) };
@@ -242,8 +242,9 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
     Ok(DataFile::Passing(node.object, fd))
 }
 
-/// The same for writing. Without a handle nothing is kept: a file open for writing cannot be run. `append`: only at the
-/// end, which is all that a file with the append-only flag can be opened for.
+/// Returns a descriptor for writing. One opened without a handle is not cached, because a file open for writing
+/// cannot be executed. `append`: writes go only to the end, the only kind that a file with the append-only flag
+/// permits.
 pub(crate) fn for_writing(
     cx: Context<'_>,
     place: &Place,
@@ -253,7 +254,7 @@ pub(crate) fn for_writing(
     if let Some(file) = cx.files.find_told(handle, place.node)? {
         return match (file.writable, append || !file.append_only) {
             (true, true) => Ok(DataFile::Open(file)),
-            // fcntl(2) takes `O_APPEND` away on the client; here the kernel would refuse that.
+            // fcntl(2) cleared `O_APPEND` on the client; here the kernel would refuse that.
             (true, false) => Err(Fault(Errno::PERM)),
             (false, _) => Err(Fault(Errno::BADF)),
         };

@@ -1,4 +1,4 @@
-//! A session's own changes of a file's data, seen from beginning to end.
+//! Tracking of a session's own changes of a file's data.
 
 use super::Context;
 use crate::error::Result;
@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// One of them. It ends when this is dropped, also if it has failed (a write for which the disk had no room may have set the file's times),
-/// and that is before others may change the file.
+/// A data change by this session. It ends when dropped, also after a failure: a write without disk space may have set
+/// the file's times. It must be dropped before other sessions may change the file.
 pub(crate) struct OwnChange<'f> {
     fd: BorrowedFd<'f>,
     own: Option<Arc<Mutex<OwnChanges>>>,
 }
 
 impl<'f> OwnChange<'f> {
-    /// Begins one of a file that is this node. The turn of the call's session on its data keeps others' out.
+    /// Begins a change of the file `node`. The session's place in the write queue keeps other sessions' changes out.
     pub(crate) fn begin(cx: Context<'_>, node: NodeId, fd: &'f impl AsFd) -> Result<OwnChange<'f>> {
         let fd = fd.as_fd();
         let own = cx.files.own_changes(node);
@@ -27,7 +27,7 @@ impl<'f> OwnChange<'f> {
         Ok(OwnChange { fd, own })
     }
 
-    /// Whether nobody else has changed the data since it was `then`.
+    /// Whether no other session has changed the data since version `then`.
     pub(crate) fn has_followed(&self, then: DataStamp) -> Result<bool> {
         match &self.own {
             Some(own) => Ok(own.lock().have_followed(then)),
@@ -35,7 +35,7 @@ impl<'f> OwnChange<'f> {
         }
     }
 
-    /// The table of leases knows it.
+    /// Records that the lease table vouches for the data since version `then`.
     pub(crate) fn is_known_since(&self, then: DataStamp) {
         if let Some(own) = &self.own {
             own.lock().handle_known(then);

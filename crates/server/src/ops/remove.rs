@@ -1,4 +1,4 @@
-//! Calls that take names away.
+//! Removal of names.
 
 use super::make::parent;
 use super::open::pin;
@@ -13,7 +13,7 @@ use std::time::Instant;
 pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
     let victim = cx.reach().child(&dir, name)?;
-    // Before it is pinned: that the client may be about to open it does not make it open.
+    // Before the file is pinned: a pin for an open that may follow does not count as open.
     let aside = Aside::begin(cx, &dir, &victim);
     let kept = pin_if_kept(cx, &victim, keep)?;
     let removed = {
@@ -41,12 +41,13 @@ pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome
     Ok(Outcome { reply: Reply::Removed { node: victim.id, kept: None }, after, grants: Vec::new() })
 }
 
-/// Pins `victim` for a client that has it open. Where the name leads to something else, what that client
-/// has open does not lose a name here; and what is no file is open to nobody.
+/// Pins `victim` for a client that has it open. If the name leads to another inode, the client's open file keeps its
+/// name. Only regular files are opened.
 pub(super) fn pin_if_kept(cx: Context<'_>, victim: &Node, keep: Option<NodeId>) -> Result<Option<Handle>> {
     match keep {
         Some(kept) if kept == victim.id && victim.stat.attr.kind() == Kind::File => match pin(cx, victim) {
-            // Who may not open it does not have it open; and what the server may not open it cannot keep.
+            // A caller that may not open the file does not have it open, and a file that the server cannot open
+            // cannot be pinned.
             Err(Fault(Errno::ACCES | Errno::PERM)) => Ok(None),
             pinned => pinned.map(Some),
         },
@@ -54,37 +55,38 @@ pub(super) fn pin_if_kept(cx: Context<'_>, victim: &Node, keep: Option<NodeId>) 
     }
 }
 
-/// The operation did not happen: no handle was answered.
+/// Releases the pin of a failed call, whose reply carries no handle.
 pub(super) fn unpin(cx: Context<'_>, kept: Option<Handle>) {
     if let Some(handle) = kept {
         cx.files.release(&[handle]);
     }
 }
 
-/// A name that is about to go may be the last one of a file that somebody has open: then it gets one in the
-/// server's own folder first. Where it cannot have one it lives as long as the descriptors of those who have it.
-/// Dropped before [`Aside::done`]: the name did not go.
+/// Removal of a name, prepared for the case that it is the last one of an open file: the file is first linked into
+/// the orphan folder. If that fails, the file lives as long as the open descriptors. Dropping this before
+/// [`Aside::done`] means that the name was not removed.
 pub(super) struct Aside<'a> {
     leaving: Leaving<'a>,
     is_aside: bool,
-    /// The folder was made in this directory.
+    /// The directory in which the orphan folder was made.
     made: Option<(NodeId, Attr)>,
 }
 
 impl<'a> Aside<'a> {
-    /// The caller holds `victim` exclusively.
+    /// The caller holds the inode lock of `victim` exclusively.
     pub(super) fn begin(cx: Context<'a>, dir: &Node, victim: &Node) -> Aside<'a> {
         let homes = &cx.files.holding().leases.homes;
         let mut aside = Aside { leaving: homes.leaves(victim.object), is_aside: false, made: None };
         let attr = victim.stat.attr;
         if attr.nlink == 2 && !attr.is_dir() {
-            // Before it has one name: whoever is shown that under its directory's grant notes the directory.
+            // Before nlink falls to 1: calls that return the file under its directory's lease then record the
+            // directory.
             homes.lost_a_name(victim.object);
         }
         if !aside.leaving.is_open || attr.kind() != Kind::File || attr.nlink != 1 {
             return aside;
         }
-        // Its directory is changed by making it, so only where that was said before.
+        // Making the folder changes its parent directory, so it is allowed only if the call's change covers that.
         let (orphans, make) = (&cx.reach().orphans, cx.stake.makes_folder());
         match orphans.link(cx.reach(), dir, victim, make) {
             Ok(orphan) => {

@@ -1,4 +1,4 @@
-//! Renaming.
+//! Rename.
 
 use super::make::parent;
 use super::remove::{Aside, gone, pin_if_kept, unpin};
@@ -8,7 +8,7 @@ use crate::reach::Node;
 use nigh_types::{Attr, Errno, Kind, Name, NodeId, Place, Reply};
 use rustix::fs::RenameFlags;
 
-/// The two names.
+/// Source and target of a rename.
 pub(crate) struct Names<'a> {
     pub(crate) from: &'a Place,
     pub(crate) name: &'a Name,
@@ -34,7 +34,8 @@ pub(crate) fn rename(
     let to = parent(cx, names.to, names.new_name)?;
     let moved = cx.reach().child(&from, names.name)?;
     if cx.stake.again && flags.contains(RenameFlags::WHITEOUT) && is_whiteout(&moved) {
-        // It was done before: what was moved is at the new name, and would be replaced by the whiteout that was left for it.
+        // The rename was applied before: the moved file is at the new name, and the whiteout left for it would
+        // replace it.
         return Err(Fault(Errno::NOENT));
     }
     let replaced = match cx.reach().child(&to, names.new_name) {
@@ -44,7 +45,7 @@ pub(crate) fn rename(
     };
     let exchange = flags.contains(RenameFlags::EXCHANGE);
     let no_replace = flags.contains(RenameFlags::NOREPLACE);
-    // Before it is pinned: that the client may be about to open it does not make it open.
+    // Before the file is pinned: a pin for an open that may follow does not count as open.
     let aside = replaced.as_ref().filter(|node| !exchange && !no_replace && node.id != moved.id);
     let aside = aside.map(|node| Aside::begin(cx, &to, node));
     let kept = match &replaced {
@@ -95,13 +96,13 @@ pub(crate) fn rename(
     })
 }
 
-/// A character device with the number 0, 0 (`WHITEOUT_DEV`).
+/// Whether a node is a whiteout: a character device with number 0, 0 (`WHITEOUT_DEV`).
 fn is_whiteout(node: &Node) -> bool {
     let attr = &node.stat.attr;
     attr.kind() == Kind::CharDevice && attr.rdev == 0
 }
 
-/// An inode has got that name.
+/// Records the new name of an inode.
 fn note_moved(cx: Context<'_>, node: &Node, dir: &Node, name: &Name) {
     if node.stat.attr.is_dir() {
         cx.reach().note_place(node.id, dir.id, name);
@@ -109,7 +110,7 @@ fn note_moved(cx: Context<'_>, node: &Node, dir: &Node, name: &Name) {
     cx.note_parent(node.id, &node.stat, dir);
 }
 
-/// What was left at the old name. It may be gone again: of what is not seen here the client asks.
+/// Returns the whiteout left at the old name. It may be gone already; the client looks it up if it is missing here.
 fn whiteout(cx: Context<'_>, dir: &Node, name: &Name) -> Option<(NodeId, Attr)> {
     let left = cx.reach().child(dir, name).ok()?;
     cx.note_parent(left.id, &left.stat, dir);

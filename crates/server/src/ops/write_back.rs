@@ -1,4 +1,4 @@
-//! Write-back of stores into maps (docs/decisions/0008, rule 12, and 0028).
+//! Write-back of shared mappings (docs/decisions/0008, rule 12, and 0028).
 
 use super::open::DataFile;
 use super::own::OwnChange;
@@ -7,16 +7,18 @@ use crate::error::{Fault, Result};
 use nigh_native::lease::{MergeBase, WroteBack};
 use nigh_types::{Errno, NodeId, Reply, Since};
 
-/// Write-back of a range of pages, from looking at what the file holds there until it is written. Nothing else changes the file meanwhile.
+/// Write-back of a range of pages, from reading the file's present data until the write. No other change of the file
+/// intervenes.
 pub(super) struct WriteBack {
-    /// What the file holds there, where that is needed and can be read.
+    /// The file's data before the write, if needed and readable.
     before: Option<Vec<u8>>,
-    /// What is written in the place of the pages; `None`: the pages themselves.
+    /// Merged data to write; `None` to write the pages as they are.
     merged: Option<Vec<u8>>,
 }
 
 impl WriteBack {
-    /// `None`: another client has changed the file since the pages were read, and they cannot be merged.
+    /// Returns `None` if another client has changed the file since the pages were read, and the pages cannot be
+    /// merged.
     pub(super) fn begin(
         cx: Context<'_>,
         change: &OwnChange<'_>,
@@ -28,7 +30,7 @@ impl WriteBack {
         let Some(base) = base(cx, change, since, range)? else { return Ok(None) };
         let needed = !base.is_empty() || cx.stake.overtakes();
         let before = if needed { present(cx, node, file, range)? } else { None };
-        // A kernel writes no page beyond the end of the file as it knows that.
+        // A kernel writes no page beyond its known end of the file.
         let before = before.map(|mut before| {
             before.resize(pages.len(), 0);
             before
@@ -41,15 +43,16 @@ impl WriteBack {
         Ok(Some(WriteBack { before, merged }))
     }
 
-    /// What is written in the place of these pages.
+    /// The data to write for these pages.
     pub(super) fn bytes<'d>(&'d self, pages: &'d [u8]) -> &'d [u8] {
         self.merged.as_deref().unwrap_or(pages)
     }
 
-    /// So many bytes were written.
+    /// Records that `count` bytes were written.
     pub(super) fn end(self, cx: Context<'_>, (offset, pages): (u64, &[u8]), count: u64) {
         let is_known = self.before.is_some() || count == 0;
-        // That nothing is said means that the data is changed; but an attempt without space may have said that it is not.
+        // Without a record the data counts as changed; but an attempt that failed for lack of space may have recorded
+        // it as unchanged.
         if !is_known && !cx.stake.has_written_back() {
             return;
         }
@@ -61,7 +64,7 @@ impl WriteBack {
     }
 }
 
-/// How the pages are to be merged. The change has begun, so nobody else changes the file now.
+/// Returns how to merge the pages. The change has begun, so no other session changes the file now.
 fn base(
     cx: Context<'_>,
     change: &OwnChange<'_>,
@@ -78,8 +81,9 @@ fn base(
     Ok(change.has_followed(since.stamp)?.then(MergeBase::default))
 }
 
-/// Another client has changed the file. Where the bytes stand there already they may have been written before, which was not answered:
-/// nothing is left to do. What the file is then is not told, as its writer may not take that for its own doing.
+/// Handles write-back to a file that another client has changed. If the file holds these bytes already, they may come
+/// from an earlier attempt whose reply was lost, and the call succeeds. The reply carries no attributes: the writer
+/// must not take the other change for its own.
 pub(super) fn too_late(
     cx: Context<'_>,
     node: NodeId,
@@ -87,7 +91,7 @@ pub(super) fn too_late(
     offset: u64,
     pages: &[u8],
 ) -> Result<Outcome> {
-    // Nothing is changed.
+    // No data is changed.
     cx.stake.wrote_back(WroteBack { offset, before: Some(&[]), pages: &[], written: &[] });
     if present(cx, node, file, (offset, pages.len() as u64))?.is_none_or(|there| there != pages) {
         return Err(Fault(Errno::CANCELED));
@@ -97,8 +101,8 @@ pub(super) fn too_late(
     Ok(Outcome { reply, after: Vec::new(), grants })
 }
 
-/// What a file holds in a range (offset, length), up to its end; `None`: the client has it open only to write. (A kernel writes back through
-/// any descriptor that can be written.)
+/// Reads the file's present data in a range (offset, length), up to its end. `None` if the client has the file open
+/// only for writing. (A kernel writes back through any writable descriptor.)
 fn present(
     cx: Context<'_>,
     node: NodeId,

@@ -1,25 +1,25 @@
-//! The records of fanotify(7), with handles and names: bytes to hints. They come from the kernel, and are
-//! checked all the same: what cannot be read counts as lost events.
+//! Parser of fanotify(7) records with file handles and names. Though they come from the kernel they are checked: a
+//! malformed record counts as lost events.
 
 use crate::handle::FileHandle;
 
-/// What one event says.
+/// A parsed event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Heard {
-    /// `pid`: the process that did it; 0 where that is hidden, which it never is from the process itself.
+    /// A change. `pid`: the process that made it; 0 if hidden, which it never is from that process itself.
     Change { pid: i32, mask: u64, spot: Spot },
-    /// The kernel's queue ran over.
+    /// The kernel's event queue overflowed.
     Overflow,
-    /// This one cannot be understood.
+    /// The record is malformed.
     Strange,
 }
 
-/// Where it happened.
+/// Location of a change.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Spot {
     /// A directory, and a name in it.
     pub(crate) dir: Option<(FileHandle, Box<[u8]>)>,
-    /// The object that changed itself.
+    /// The changed object itself.
     pub(crate) own: Option<FileHandle>,
 }
 
@@ -30,7 +30,7 @@ const INFO: usize = 12;
 /// `struct file_handle` without the handle.
 const HANDLE: usize = 8;
 
-/// All events of one read.
+/// Parses all events of one read.
 pub(crate) fn parse(mut bytes: &[u8], mut heard: impl FnMut(Heard)) {
     while !bytes.is_empty() {
         let length = u32_at(bytes, 0).and_then(|length| usize::try_from(length).ok());
@@ -61,7 +61,7 @@ fn one(event: &[u8]) -> Option<Heard> {
         let info = rest.get(..length).filter(|info| info.len() >= 4)?;
         match info[0] {
             libc::FAN_EVENT_INFO_TYPE_FID => spot.own = Some(handle(info)?.0),
-            // A directory itself: its own events say `.`.
+            // A directory's own events have the name `.`.
             libc::FAN_EVENT_INFO_TYPE_DFID => spot.own = spot.own.or(Some(handle(info)?.0)),
             libc::FAN_EVENT_INFO_TYPE_DFID_NAME => {
                 let (dir, name) = handle(info)?;
@@ -79,7 +79,7 @@ fn one(event: &[u8]) -> Option<Heard> {
     (spot != Spot::default()).then_some(Heard::Change { pid, mask, spot })
 }
 
-/// The handle of a record, and what is behind it.
+/// Parses the file handle of a record. Returns the remaining bytes as well.
 fn handle(info: &[u8]) -> Option<(FileHandle, &[u8])> {
     let length = usize::try_from(u32_at(info, INFO)?).ok()?;
     let kind = i32::from_ne_bytes(array(info, INFO + 4)?);
@@ -158,7 +158,7 @@ mod tests {
             let said = read(&whole[..end]);
             assert_eq!(said.last(), Some(&Heard::Strange), "{end}");
         }
-        // Any one byte of its head and lengths wrong: a hint about something, or lost; never a panic.
+        // A wrong byte in header or lengths yields some hint or a loss, never a panic.
         for at in 0..whole.len() {
             for wrong in [0, 1, 3, 0x7f, 0xff] {
                 let mut bytes = whole.clone();

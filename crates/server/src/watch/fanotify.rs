@@ -1,19 +1,19 @@
-//! The system calls of fanotify(7).
+//! System calls of fanotify(7).
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Which objects one call marks.
+/// Scope of a mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scope {
-    /// All of a filesystem, by any name; needs `CAP_SYS_ADMIN`.
+    /// The whole filesystem; needs `CAP_SYS_ADMIN`.
     Filesystem,
-    /// An object, and the names in it.
+    /// One object, and the names in it.
     Object,
 }
 
-/// A group whose events bring handles and names; reading it never waits.
+/// Opens a fanotify group whose events carry handles and names; reads never block.
 pub(crate) fn open(unlimited_marks: bool) -> io::Result<OwnedFd> {
     let mut flags = libc::FAN_CLASS_NOTIF
         | libc::FAN_CLOEXEC
@@ -24,7 +24,7 @@ pub(crate) fn open(unlimited_marks: bool) -> io::Result<OwnedFd> {
         flags |= libc::FAN_UNLIMITED_MARKS;
     }
     let events = libc::O_RDONLY | libc::O_CLOEXEC;
-    // SAFETY: it takes numbers only; a result that is not negative is a new descriptor.
+    // SAFETY: the call takes numbers only; a non-negative result is a new descriptor.
     unsafe {
         match libc::fanotify_init(flags, events.cast_unsigned()) {
             fd @ 0.. => Ok(OwnedFd::from_raw_fd(fd)),
@@ -33,8 +33,8 @@ pub(crate) fn open(unlimited_marks: bool) -> io::Result<OwnedFd> {
     }
 }
 
-/// Marks what a descriptor (`O_PATH` will do) stands for. By the descriptor and never by its name, which may lead to
-/// another one by now.
+/// Marks the object of a descriptor, which may be `O_PATH`. It goes by the descriptor, since a name may lead to
+/// another object by now.
 pub(crate) fn mark(group: &OwnedFd, scope: Scope, mask: u64, object: impl AsFd) -> io::Result<()> {
     let path = CString::new(crate::reach::proc_path(object))?;
     let scope = match scope {
@@ -48,9 +48,9 @@ pub(crate) fn mark(group: &OwnedFd, scope: Scope, mask: u64, object: impl AsFd) 
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes all marks of objects away.
+/// Removes all marks on objects.
 pub(crate) fn flush(group: &OwnedFd) -> io::Result<()> {
-    // SAFETY: no path is given and none is looked at.
+    // SAFETY: FAN_MARK_FLUSH ignores the path.
     let result = unsafe {
         libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_FLUSH, 0, libc::AT_FDCWD, std::ptr::null())
     };

@@ -1,4 +1,4 @@
-//! One filesystem that is watched: what of it, and what its events lead to.
+//! A watched filesystem: its fanotify group, and the resolution of its events.
 
 use super::Alive;
 use super::event::Spot;
@@ -26,43 +26,43 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How a filesystem is watched.
 pub(crate) enum Way {
-    /// All of it, by one mark. What events bring is found by its handle.
+    /// One mark on the whole filesystem. Events are resolved by file handle.
     Whole(Whole),
-    /// A mark for each object that is granted.
+    /// One mark on each granted object.
     Objects(Mutex<Marks>),
 }
 
-/// What is needed to look up what events bring.
+/// Descriptors for the resolution of file handles in events.
 pub(crate) struct Whole {
     opener: Opener,
-    /// Of the opener's mount.
+    /// Root of the opener's mount.
     root: OwnedFd,
 }
 
-/// Objects that are marked.
+/// Marked objects.
 #[derive(Default)]
 pub(crate) struct Marks {
     by_handle: FxHashMap<FileHandle, Object>,
     by_object: FxHashMap<Object, FileHandle>,
-    /// No more could be had: when that was.
+    /// When the limit on marks was hit, if it was.
     full: Option<Instant>,
 }
 
-/// **Lock order.** `marks` comes after the place locks and before the table of leases.
+/// **Lock order.** `marks` comes after the inode locks and before the lease table.
 pub(crate) struct Group {
     pub(crate) fd: OwnedFd,
-    /// [`Object::filesystem`] of all that lies on it.
+    /// [`Object::filesystem`] of all objects on it.
     pub(crate) filesystem: u64,
-    /// Its magic number: a device number may be another one's by now.
+    /// Magic number of the filesystem: its device number may be reused.
     kind: u64,
     pub(crate) label: &'static str,
     pub(crate) way: Way,
     pub(crate) counts: Counts,
-    /// Too much is lost: nothing is granted without a limit.
+    /// Too many events are lost, so every grant has a time limit.
     pub(crate) paused: AtomicBool,
     begun: AtomicBool,
     fine_times: bool,
-    /// Directories by handle, those that were granted and those that events told; and the former by what they are.
+    /// Directories by handle, from grants and events. `noted` holds the granted ones by object.
     known: Mutex<LruCache<FileHandle, Object>>,
     noted: Mutex<LruCache<Object, ()>>,
     stamps: Mutex<LruCache<Object, Stamp>>,
@@ -71,7 +71,7 @@ pub(crate) struct Group {
     token: u64,
 }
 
-/// For status; they only grow.
+/// Counters for status; they only grow.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) events: AtomicU64,
@@ -82,26 +82,26 @@ pub(crate) struct Counts {
     pub(crate) refused: AtomicU64,
 }
 
-/// What of an object was seen when it was recalled last.
+/// State of an object when it was recalled last.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     ctime: Timestamp,
     mtime: Timestamp,
     size: u64,
     links: u32,
-    /// A change after it was read has another ctime.
+    /// A later change will have another ctime.
     settled: bool,
 }
 
-/// Before Linux 6.13 two changes within a tick of the clock have one ctime.
+/// Before Linux 6.13 two changes within a clock tick have equal ctimes.
 const TICK: Duration = Duration::from_millis(20);
-/// Where marks have run out it is not tried for each grant.
+/// Interval between attempts to mark objects once the limit on marks is hit.
 const FULL: Duration = Duration::from_secs(1);
-/// Directories whose handles, and files whose stamps are remembered; about 100 bytes each.
+/// Maximum number of remembered directory handles and file stamps; about 100 bytes each.
 const KNOWN: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("it is not 0");
 
 impl Group {
-    /// Watches the filesystem on which `root` lies; otherwise says why it cannot be.
+    /// Watches the filesystem on which `root` lies. The error says why it cannot be watched.
     pub(crate) fn new(
         root: &OwnedFd,
         (stat, filesystem): (&Stat, Filesystem),
@@ -124,10 +124,11 @@ impl Group {
         let (fd, way) = match marked {
             Some(marked) => marked,
             None => {
-                // As many as the kernel allows a user, root too: each pins an inode, and what nobody has any more is only given back
-                // where they run out.
+                // Without unlimited marks, even for root: each mark pins an inode, and marks without grants are
+                // removed only once the limit is hit.
                 let fd = fanotify::open(false).map_err(refused)?;
-                // Whether it works at all: of btrfs not on every kernel. What may not be read is another matter.
+                // Tests whether marks work at all, which for btrfs depends on the kernel. Lack of read permission on
+                // the root is another matter.
                 match fanotify::mark(&fd, Scope::Object, MASK, root) {
                     Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
                         return Err(refused(error));
@@ -156,14 +157,14 @@ impl Group {
         })
     }
 
-    /// Its events are read from now on. What one before it heard last, nobody may have taken in.
+    /// Starts reading events. Recalls all earlier grants, since the last events of a former group may be unhandled.
     pub(crate) fn begin(&self) {
         self.begun.store(true, Ordering::SeqCst);
         self.pause();
         self.resume();
     }
 
-    /// Watches an object, if it is one of this filesystem's, before it is granted. `fd` stands for it, `O_PATH` or not.
+    /// Marks an object of this filesystem before it is granted. `fd`, `O_PATH` or not, refers to it.
     pub(crate) fn watch(&self, object: Object, fd: impl AsFd) {
         let Way::Objects(marks) = &self.way else { return };
         if object.filesystem != self.filesystem {
@@ -174,7 +175,7 @@ impl Group {
             return;
         }
         let full = marks.full.is_some_and(|since| since.elapsed() < FULL);
-        // Without a birth time it may be a new one with the number of one that is gone, and its mark with it.
+        // Without a birth time it may be a new inode with a reused number, whose predecessor's mark is gone.
         if object.birth != 0 && marks.by_object.contains_key(&object) {
             return;
         }
@@ -198,15 +199,15 @@ impl Group {
         }
     }
 
-    /// It has no mark, though an earlier one of its number may have had one.
+    /// Notes that an object has no mark, though an earlier inode with its number may have had one.
     fn unmarked(&self, marks: &mut Marks, object: Object) {
         if marks.by_object.remove(&object).is_some() {
             self.leases.tell(|table, now| table.handle_unwatched_object(now, object));
         }
     }
 
-    /// The names of a directory are granted: its handle leads nowhere when it is removed, while whoever is in it may
-    /// see what it was.
+    /// Notes the handle of a directory that is granted. The handle resolves no more once the directory is removed,
+    /// but processes in the directory may still see its attributes.
     pub(crate) fn note_directory(&self, object: Object, fd: impl AsFd) {
         let Way::Whole(_) = &self.way else { return };
         if object.filesystem != self.filesystem || self.noted.lock().put(object, ()).is_some() {
@@ -218,7 +219,7 @@ impl Group {
     }
 
     fn mark(&self, object: Object, fd: impl AsFd) -> io::Result<FileHandle> {
-        // What a name led to may be another one by now.
+        // A name may lead to another inode by now.
         let stat = stat::of_fd(&fd).map_err(plain)?;
         let kind = rustix::fs::fstatfs(&fd)?.f_type;
         if stat.object(false) != object || u64::try_from(kind) != Ok(self.kind) {
@@ -229,7 +230,7 @@ impl Group {
         Ok(handle)
     }
 
-    /// From now on what is watched is granted without a limit.
+    /// Grants watched objects without a time limit from now on.
     pub(crate) fn resume(&self) {
         self.paused.store(false, Ordering::Relaxed);
         match &self.way {
@@ -246,10 +247,10 @@ impl Group {
         }
     }
 
-    /// From now on nothing is, and what was is recalled.
+    /// Grants with a time limit from now on, and recalls grants without one.
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::Relaxed);
-        // Whoever marks an object at this moment does it before or sees that.
+        // A thread that marks an object concurrently either finishes before this or sees `paused`.
         let marks = if let Way::Objects(marks) = &self.way { Some(marks.lock()) } else { None };
         let until = self.leases.tell(|table, now| {
             table.handle_unwatched(now, self.filesystem);
@@ -259,7 +260,7 @@ impl Group {
         self.recall_until(until);
     }
 
-    /// Forgets all marks: objects are marked anew as they are granted anew.
+    /// Removes all marks; objects are marked anew with their next grants.
     pub(crate) fn begin_again(&self) {
         let Way::Objects(marks) = &self.way else { return };
         let mut marks = marks.lock();
@@ -275,7 +276,7 @@ impl Group {
         self.recall_until(until);
     }
 
-    /// Where marks have run out and most are of what nobody is granted any more, begins again.
+    /// Starts over with marks if the limit was hit and most marked objects are no longer granted.
     pub(crate) fn make_room(&self) {
         let Way::Objects(marks) = &self.way else { return };
         let marks = marks.lock();
@@ -292,7 +293,7 @@ impl Group {
         }
     }
 
-    /// Asks for all that was granted on it until then.
+    /// Recalls all grants on this filesystem up to `until`.
     pub(crate) fn recall_until(&self, until: nigh_types::GrantId) {
         let mut after = None;
         loop {
@@ -306,7 +307,7 @@ impl Group {
         }
     }
 
-    /// Objects that are marked; for status.
+    /// Number of marks, for status.
     pub(crate) fn marks(&self) -> u64 {
         match &self.way {
             Way::Whole(_) => 1,
@@ -314,7 +315,7 @@ impl Group {
         }
     }
 
-    /// What an event leads to. An error: that cannot be told now, so what it changed is as good as lost.
+    /// Resolves an event. An error means that the event cannot be resolved now and counts as lost.
     pub(crate) fn resolve(&self, mask: u64, spot: &Spot) -> Result<Hint> {
         let dir = match &spot.dir {
             Some((handle, name)) => self.directory(handle)?.map(|dir| (dir, Name::new(name).ok())),
@@ -329,7 +330,7 @@ impl Group {
                 if mask & (libc::FAN_DELETE_SELF | OWN_DELETE_SELF) != 0
                     && let Some(object) = marks.by_handle.remove(own)
                 {
-                    // Its mark went with it.
+                    // The mark is gone with the inode.
                     self.unmarked(&mut marks, object);
                 }
             }
@@ -342,7 +343,7 @@ impl Group {
                 let object = stat.object(false);
                 hint.own = Some(object);
                 hint.same = self.is_same(object, &stat);
-                // The name that it was opened by may be gone, and another one be its only one.
+                // The name by which it was opened may be gone, while another one is its only name.
                 let may_lie_elsewhere = hint.dir.is_none() || stat.attr.nlink == 1;
                 if may_lie_elsewhere && !stat.attr.is_dir() && is_of_attributes(mask) {
                     hint.home = home(root, &fd, &stat)?;
@@ -367,7 +368,7 @@ impl Group {
         }
     }
 
-    /// Whether it is as it was when this was asked last.
+    /// Whether the object is unchanged since the last call.
     fn is_same(&self, object: Object, stat: &Stat) -> bool {
         let attr = &stat.attr;
         let since = u64::try_from(attr.ctime.secs).ok().map(|secs| Duration::new(secs, attr.ctime.nanos));
@@ -384,7 +385,7 @@ impl Group {
     }
 }
 
-/// Grants and objects that are told to the table under one lock.
+/// Grants and objects passed to the lease table under one lock.
 const AT_ONCE: usize = 4096;
 
 impl Drop for Group {
@@ -409,7 +410,7 @@ fn open_directory(fd: &OwnedFd) -> Option<OwnedFd> {
     rustix::fs::openat(fd, c".", flags, Mode::empty()).ok()
 }
 
-/// `None`: it is gone. Whatever else keeps it from being looked at does not say so, such as too few descriptors.
+/// Maps "gone" to `None`. Other errors, such as too few descriptors, do not mean that the object is gone.
 fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
     match looked {
         Ok(there) => Ok(Some(there)),
@@ -418,8 +419,8 @@ fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The directory in which a file lies, as the kernel says, and its name there. (Where it knows only a name that is gone, as whoever
-/// builds makes many, all would have to be recalled: docs/semantics.md, S9.)
+/// Returns the directory and name of a file according to the kernel. (If the kernel knows only a removed name, which
+/// builds cause often, nothing is recalled, since that would have to be everything: docs/semantics.md, S9.)
 fn home(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
     match told_place(root, fd, stat)? {
         Told::There(dir, name) => Ok(Some((stat::of_fd(&dir)?.object(false), name))),

@@ -1,4 +1,4 @@
-//! What the reader heard and the doer has not looked at yet. Equal places are one.
+//! Events that the reader has read and the resolver has not handled yet. Events at equal locations are merged.
 
 use super::event::Spot;
 use nigh_types::GrantId;
@@ -7,22 +7,22 @@ use std::{fmt, io};
 
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// By the token of their group.
+    /// By group token.
     groups: FxHashMap<u64, Heap>,
-    /// Something was mounted or unmounted.
+    /// The mount table has changed.
     pub(super) mounts: bool,
     pub(super) stopping: bool,
 }
 
-/// What was heard of one filesystem.
+/// Pending events of one filesystem.
 #[derive(Default)]
 pub(super) struct Heap {
     pub(super) spots: FxHashMap<Spot, u64>,
-    /// Changes of what was granted up to then may have been missed.
+    /// Events that affect grants up to this one may be lost.
     pub(super) lost: Option<(GrantId, Why)>,
 }
 
-/// Why changes count as lost.
+/// Why events count as lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Why {
     Queue,
@@ -47,7 +47,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// More places at one time count as lost: about 20 MiB.
+/// Maximum number of pending locations, about 20 MiB; beyond it events are lost.
 const MOST: usize = 1 << 16;
 
 impl Inbox {
@@ -55,7 +55,7 @@ impl Inbox {
         self.groups.is_empty() && !self.mounts && !self.stopping
     }
 
-    /// False: there is no room, and all of that group counts as lost.
+    /// Adds an event. Returns false if there is no room; all events of the group then count as lost.
     pub(super) fn hear(&mut self, token: u64, mask: u64, spot: Spot) -> bool {
         let spots = &mut self.groups.entry(token).or_default().spots;
         if spots.len() >= MOST && !spots.contains_key(&spot) {

@@ -1,45 +1,47 @@
-//! What an event makes doubtful: hints to keys. It is looked at by whoever asks for them anew; nothing of what
-//! an event says is believed.
+//! Mapping of events to lease keys. An event only invalidates: facts are read anew, and no content of an event is
+//! trusted.
 
 use nigh_native::lease::{Change, LeaseKey, Object};
 use nigh_types::{Covers, Name};
 
-/// An event, with what its handles lead to now; `None`: to nothing, or to what nobody was granted.
+/// An event with resolved handles; `None` for an object that is gone or was never granted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Hint {
     pub(crate) mask: u64,
     pub(crate) dir: Option<(Object, Option<Name>)>,
     pub(crate) own: Option<Object>,
-    /// Where a file lies, of which the event tells no directory, or one in which it may lie no more.
+    /// The file's current directory and name, if the event has no directory or perhaps a former one.
     pub(crate) home: Option<(Object, Name)>,
-    /// Its size and times are those that were seen when it was recalled last.
+    /// Size and times equal those at the last recall.
     pub(crate) same: bool,
 }
 
-/// Names come or go.
+/// Creation and removal of names.
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
-/// What of an object itself changes: its attributes, or where it lies.
+/// Changes of an object's attributes or location.
 const INODE: u64 = libc::FAN_ATTRIB | libc::FAN_MODIFY | libc::FAN_MOVE_SELF | libc::FAN_DELETE_SELF;
 const DATA: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE | libc::FAN_DELETE_SELF;
 
-/// What is heard of.
+/// The watched events.
 pub(crate) const MASK: u64 = NAMES | INODE | DATA | libc::FAN_ONDIR | libc::FAN_EVENT_ON_CHILD;
 
-/// No event of the kernel's: this process removed it, which the table was told before. So nothing is asked back; only its mark is gone.
+/// Private event bit: this process removed the object, and the lease table knows that. Only the mark is dropped;
+/// nothing is recalled.
 pub(crate) const OWN_DELETE_SELF: u64 = 1 << 63;
 
-/// Whether attributes may be others. Stores into a map make no event of their own: their file's times are compared when it is closed.
+/// Whether attributes may have changed. Stores into a mapping cause no event, so the file's times are compared on
+/// close.
 pub(crate) fn is_of_attributes(mask: u64) -> bool {
     mask & (INODE | libc::FAN_CLOSE_WRITE) != 0
 }
 
-/// Whether the rights on a directory may be others.
+/// Returns the directory whose permissions may have changed.
 pub(crate) fn directory_of_rights(hint: &Hint) -> Option<Object> {
     let of_rights = libc::FAN_ATTRIB | libc::FAN_ONDIR;
     hint.own.filter(|_| hint.mask & of_rights == of_rights)
 }
 
-/// What is to be asked back.
+/// Collects the keys to recall.
 pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
     let Hint { mask, dir, own, home, same } = hint;
     let mut push = |object: Object, covers: Covers, name: Option<&Name>| {

@@ -1,13 +1,13 @@
-//! The server hears of changes that others make on its own disk, and recalls what they make false.
-//! See docs/decisions/0015-host-watch.md.
+//! Host watch: detects changes by other processes on the server's own disk, and recalls the affected leases. See
+//! docs/decisions/0015-host-watch.md.
 //!
 //! ```text
-//! kernel ── bytes ──▶ reader ── hints ──▶ inbox ──▶ doer ── keys ──▶ table of leases ──▶ clients
+//! kernel ── bytes ──▶ reader ── hints ──▶ inbox ──▶ resolver ── keys ──▶ lease table ──▶ clients
 //! ```
 //!
-//! The reader does nothing that can wait, so that the kernel's queue does not run over; whatever its events lead
-//! to is looked up by the doer. Our own changes went through the table before they were made: their events are
-//! known by this process' number and dropped.
+//! The reader thread never blocks, so that the kernel's event queue does not overflow. The resolver thread resolves
+//! the events. The server's own changes went through the lease table before they were made: their events carry this
+//! process's pid, and are dropped.
 
 pub(crate) mod event;
 mod fanotify;
@@ -38,10 +38,10 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// All that one server watches.
+/// Host watch of a server.
 ///
-/// **Lock order.** `alive` comes before `groups`, `started` and the table of leases; `refused` is locked alone. The inbox
-/// comes last of all.
+/// **Lock order.** `alive` comes before `groups`, `started` and the lease table; no other lock is taken under
+/// `refused`. The inbox comes last.
 pub(crate) struct Watch {
     leases: Arc<Leases>,
     epoll: OwnedFd,
@@ -49,40 +49,40 @@ pub(crate) struct Watch {
     groups: RwLock<FxHashMap<u64, (u64, Weak<Group>)>>,
     last_token: AtomicU64,
     alive: Arc<Mutex<Alive>>,
-    /// Filesystems that cannot be watched, and why.
+    /// Filesystems that cannot be watched, with the reasons.
     refused: Mutex<BTreeMap<u64, String>>,
     inbox: Mutex<Inbox>,
-    /// The inbox has something.
+    /// Signals input in the inbox.
     wake: Condvar,
     started: Mutex<bool>,
     way: WatchWay,
 }
 
-/// Which group watches a filesystem now: one that ends may be behind the one that takes its place.
+/// The current group of each filesystem: an ending group may be older than its successor.
 #[derive(Default)]
 pub(crate) struct Alive {
     tokens: FxHashMap<u64, u64>,
-    /// Nobody reads or does any more.
+    /// A thread has ended, so events are no longer handled.
     over: bool,
 }
 
-/// How changes on the server's own disk are heard of.
+/// How changes on the server's own disk are detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WatchWay {
-    /// By the best way that the kernel allows to this process.
+    /// The best way that the kernel permits this process.
     #[default]
     Best,
-    /// As an ordinary user may: each object that is granted by itself.
+    /// The way of an unprivileged user: one mark per granted object.
     Objects,
-    /// Not at all: grants have a limit.
+    /// No watch: grants have a time limit.
     Off,
 }
 
-/// What one export has watched. The last one of a filesystem ends its watch.
+/// The watched filesystems of one export. A filesystem's watch ends with its last export.
 pub(crate) struct Watched {
     watch: Arc<Watch>,
     root: std::result::Result<Arc<Group>, String>,
-    /// Of filesystems mounted inside.
+    /// Filesystems mounted inside the export.
     inner: RwLock<FxHashMap<u64, std::result::Result<Arc<Group>, String>>>,
 }
 
@@ -112,7 +112,7 @@ impl Watch {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Watches what lies at and below an export's root, before anything of it is granted.
+    /// Watches the filesystem of an export's root, before the first grant on it.
     pub(crate) fn meet(
         self: &Arc<Watch>,
         root: &OwnedFd,
@@ -152,7 +152,7 @@ impl Watch {
         match made {
             Ok(group) => {
                 self.refused.lock().remove(&key);
-                // What came since marking is read from here on.
+                // Events queued since the mark was set are read from here on.
                 self.groups.write().insert(key, (token, Arc::downgrade(&group)));
                 group.begin();
                 alive.tokens.insert(key, token);
@@ -165,7 +165,7 @@ impl Watch {
         }
     }
 
-    /// A thread has ended: nothing is heard of any more.
+    /// Handles the end of a thread: no more events are handled.
     fn is_over(&self) {
         self.alive.lock().over = true;
         self.all_groups().iter().for_each(|(_, group)| group.pause());
@@ -176,7 +176,7 @@ impl Watch {
         groups.values().filter_map(|(token, group)| Some((*token, group.upgrade()?))).collect()
     }
 
-    /// For status: what is watched and what is not.
+    /// Reports watched and unwatched filesystems, for status.
     pub(crate) fn report(&self) -> Value {
         let mut groups: Vec<Arc<Group>> = self.all_groups().into_iter().map(|(_, group)| group).collect();
         groups.sort_by_key(|group| group.filesystem);
@@ -201,7 +201,7 @@ impl Watch {
 }
 
 impl Watched {
-    /// Before an object is granted. `fd` stands for it.
+    /// Marks an object before it is granted. `fd` refers to it.
     pub(crate) fn watch(&self, object: Object, fd: &OwnedFd) {
         match &self.root {
             Ok(group) if group.filesystem == object.filesystem => group.watch(object, fd),
@@ -209,7 +209,7 @@ impl Watched {
         }
     }
 
-    /// The names of this directory are about to be granted.
+    /// Notes a directory that is about to be granted.
     pub(crate) fn note_directory(&self, object: Object, fd: &OwnedFd) {
         self.root.iter().for_each(|group| group.note_directory(object, fd));
     }
@@ -222,13 +222,13 @@ impl Watched {
         if stat.object(filesystem.overlay).filesystem != object.filesystem {
             return;
         }
-        // Whole it is never watched: a descriptor for that would keep it from being unmounted.
+        // Never marked as a whole: the descriptor for that would keep the filesystem from being unmounted.
         let group = self.watch.group(fd, (&stat, filesystem), false);
         group.iter().for_each(|group| group.watch(object, fd));
         self.inner.write().insert(object.filesystem, group);
     }
 
-    /// Whether a descriptor is needed before something is granted.
+    /// Whether a descriptor is needed before an object is granted.
     pub(crate) fn wants(&self, object: Object) -> bool {
         match &self.root {
             Ok(group) if group.filesystem == object.filesystem => matches!(group.way, Way::Objects(_)),
@@ -236,7 +236,7 @@ impl Watched {
         }
     }
 
-    /// Why grants at the export's root have a limit; `None`: they have none.
+    /// Why grants on the root's filesystem have a time limit; `None` if they have none.
     pub(crate) fn why_not(&self) -> Option<&str> {
         self.root.as_ref().err().map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! What is mounted below exports comes and goes without an event: /proc/self/mountinfo tells of it.
+//! Changes of mounts below exports. They cause no fanotify event, but /proc/self/mountinfo shows them.
 
 use super::Watch;
 use super::group::Way;
@@ -14,16 +14,16 @@ use std::io::{self, Read, Seek};
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Mount {
-    /// The number of the mount that it stands on.
+    /// Id of the parent mount.
     parent: u64,
     point: Vec<u8>,
     /// `major:minor`.
     device: (u32, u32),
-    /// [`is_quick`].
+    /// See [`is_quick`].
     quick: bool,
 }
 
-/// What is mounted, by the mounts' numbers.
+/// The mount table, by mount id.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Table(BTreeMap<u64, Mount>);
 
@@ -35,8 +35,8 @@ impl Table {
         Ok(Table::parse(&text))
     }
 
-    /// As proc(5) says: `ID PARENT MAJOR:MINOR ROOT POINT … - TYPE …`; lines that are not so are left out. Names are any bytes, and
-    /// anybody who may mount something chooses some.
+    /// Parses the format in proc(5): `ID PARENT MAJOR:MINOR ROOT POINT … - TYPE …`. Malformed lines are skipped:
+    /// names are arbitrary bytes, and any user who may mount chooses some.
     fn parse(text: &[u8]) -> Table {
         let line = |line: &[u8]| {
             let separator = line.windows(3).position(|three| three == b" - ")?;
@@ -52,7 +52,7 @@ impl Table {
         Table(text.split(|&byte| byte == b'\n').filter_map(line).collect())
     }
 
-    /// Mounts of which one table knows and the other does not.
+    /// Returns mounts that are in only one of the tables.
     fn differing(&self, other: &Table) -> Vec<Mount> {
         let gone = self.0.iter().filter(|(id, mount)| other.0.get(id) != Some(mount));
         let new = other.0.iter().filter(|(id, mount)| self.0.get(id) != Some(mount));
@@ -60,10 +60,10 @@ impl Table {
     }
 }
 
-/// The device of the filesystem on which a mount stands; `None` where the way there goes through one that may ask other
-/// machines or programs: who looks there may wait for them, and keeps them from being unmounted meanwhile.
+/// Returns the device of the filesystem that contains a mount point. Returns `None` if the path leads through a mount
+/// that depends on another machine or a program: a lookup could block on it, and would keep it from being unmounted.
 fn stands_on(mount: &Mount, tables: [&Table; 2]) -> Option<(u32, u32)> {
-    /// Mounts above one another, at the most.
+    /// Maximum depth of stacked mounts.
     const DEPTH: u32 = 256;
     let above = |mount: &Mount| tables.iter().find_map(|table| table.0.get(&mount.parent)).cloned();
     let first = above(mount)?;
@@ -73,7 +73,7 @@ fn stands_on(mount: &Mount, tables: [&Table; 2]) -> Option<(u32, u32)> {
         match at {
             None => return Some(device),
             Some(mount) if !mount.quick => return None,
-            // The root of all may stand on itself.
+            // The root mount may be its own parent.
             Some(mount) => at = above(&mount).filter(|parent| *parent != mount),
         }
     }
@@ -88,7 +88,7 @@ fn decimal(field: &[u8]) -> Option<u64> {
     str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// `\040` and the like.
+/// Decodes octal escapes such as `\040`.
 pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), text);
     while let [first, tail @ ..] = rest {
@@ -110,15 +110,15 @@ pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 impl Watch {
-    /// The names at which something is mounted lead elsewhere now. Where nothing differs something was unmounted and
-    /// mounted again: by which names, nobody can tell.
+    /// Recalls the names of changed mount points. If the tables are equal, a mount was replaced by one with equal
+    /// data, and its names are unknown.
     pub(super) fn mounts_changed(self: &Watch, before: &Table, now: &Table) {
         let differing = before.differing(now);
         let groups = self.all_groups();
         let mut changes = Vec::new();
         for mount in &differing {
             let on = stands_on(mount, [now, before]).map(number);
-            // Elsewhere nothing is granted without a limit.
+            // On other filesystems every grant has a time limit.
             if on.is_some_and(|on| groups.iter().any(|(_, group)| group.filesystem == on)) {
                 changes.extend(names_at(&mount.point).into_iter().flatten());
             }
@@ -139,7 +139,8 @@ impl Watch {
     }
 }
 
-/// The name of a mount point, and what its directory says of it; `None` where that is not to be looked at.
+/// Returns the changes for a mount point: its name and its directory's attributes. `None` if the directory must not
+/// be accessed.
 fn names_at(point: &[u8]) -> Option<[Change; 2]> {
     let slash = point.iter().rposition(|&byte| byte == b'/')?;
     let name = Name::new(&point[slash + 1..]).ok()?;
@@ -147,7 +148,7 @@ fn names_at(point: &[u8]) -> Option<[Change; 2]> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(CWD, parent, flags, Mode::empty()).ok()?;
     let kind = rustix::fs::fstatfs(&dir).ok()?.f_type;
-    // On others grants have a limit, and looking may wait for another machine.
+    // On other filesystems grants have a time limit, and an access may block on another machine.
     if !u64::try_from(kind).is_ok_and(is_local) {
         return None;
     }
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(unescape(b"a\\134b\\0"), b"a\\b\\0");
     }
 
-    /// Of another one's mount, as an ordinary user can make.
+    /// Malformed text in another user's mount, which ordinary users can make.
     #[test]
     fn bytes_that_are_no_text_hide_no_mount() {
         let mut lines = b"30 25 0:40 / /mnt/\xff rw - fuse.x\xff \xfe rw\n".to_vec();

@@ -1,4 +1,4 @@
-//! Where events are lost.
+//! Tests of lost events.
 
 use super::*;
 use nigh_native::lease::{Granted, Holder, LeaseConfig, LeaseKey};
@@ -20,7 +20,7 @@ struct Bench {
 
 impl Bench {
     fn new(way: WatchWay) -> Bench {
-        // The holder gives nothing back.
+        // The holder returns no grants.
         let long = Span(u64::MAX / 2);
         let leases = Leases::new(LeaseConfig { term: long, patience: long, ..LeaseConfig::default() }, None);
         leases.attach_alone(ONE, Term::Limited(LIMIT));
@@ -33,7 +33,7 @@ impl Bench {
         Bench { leases, watch, watched, dir }
     }
 
-    /// The names of a directory.
+    /// Grants the names of a directory.
     fn grant(&self, name: &str) -> Granted {
         let path = self.dir.path().join(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -49,7 +49,7 @@ impl Bench {
         self.leases.tell(|table, _| table.stands(ONE, granted.id))
     }
 
-    /// Another process makes so many names in a directory.
+    /// Makes `count` names in a directory from another process.
     fn flood(&self, name: &str, count: u32) {
         let script = format!("cd {name}; i=0; while [ $i -lt {count} ]; do : > n$i; i=$((i+1)); done");
         let done = Command::new("sh").args(["-c", &script]).current_dir(self.dir.path()).status().unwrap();
@@ -79,7 +79,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// More names than the kernel's queue (16,384 events) has room for.
+/// More names than fit into the kernel's queue (16,384 events).
 const MANY: u32 = 10_000;
 
 #[test]
@@ -89,10 +89,10 @@ fn what_was_granted_before_events_were_lost_is_recalled_and_then_granted_again()
         bench.grant("loud");
         let (before, quiet) = (bench.grant("before"), bench.grant("quiet"));
         assert_eq!((before.limit, quiet.limit), (Span::FOREVER, Span::FOREVER));
-        // The reader can go no further.
+        // Blocks the reader.
         let held = bench.watch.inbox.lock();
         bench.flood("loud", MANY);
-        // Nobody hears of this one.
+        // The event of this name is lost.
         bench.flood("before", 1);
         drop(held);
         eventually("all is recalled", || !bench.stands(before) && !bench.stands(quiet));
@@ -132,13 +132,13 @@ fn the_last_export_ends_the_watch_of_its_filesystem() {
     assert!(bench.stands(granted), "another export is on it");
     let off = Watch::new(&bench.leases, WatchWay::Off).unwrap();
     drop(std::mem::replace(&mut bench.watched, off.meet(&root, &stat, filesystem)));
-    // The thread that hears events may have its own hold of the watch for a moment.
+    // The reader thread may hold its own reference to the watch for a moment.
     eventually("nobody would hear of a change", || !bench.stands(granted));
     let leases = Arc::clone(&bench.leases);
     eventually("it is watched no more", || !leases.tell(|table, _| table.is_watched(stat.object(false))));
 }
 
-/// Any error but that it is gone, such as for want of descriptors.
+/// Errors other than "gone", such as a lack of descriptors.
 #[test]
 fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
     let bench = Bench::new(WatchWay::Best);
@@ -156,7 +156,7 @@ fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
     hear(&[0xff; 8]);
     std::thread::sleep(Duration::from_millis(50));
     assert!(bench.stands(granted));
-    // Nor is this a handle.
+    // The empty handle is invalid.
     hear(&[]);
     eventually("all is recalled", || !bench.stands(granted));
 }
@@ -175,7 +175,7 @@ fn what_is_removed_by_the_server_itself_is_marked_no_more() {
     assert!(!bench.leases.tell(|table, _| table.is_watched(object)) && !bench.stands(granted));
 }
 
-/// A device number is used again for what is mounted next.
+/// Device numbers are reused by later mounts.
 #[test]
 fn what_takes_the_number_of_a_filesystem_that_was_watched_is_looked_at_anew() {
     let bench = Bench::new(WatchWay::Objects);
@@ -190,7 +190,7 @@ fn what_takes_the_number_of_a_filesystem_that_was_watched_is_looked_at_anew() {
     }
     let [lower, upper, work] = ["lower", "upper", "work"].map(|name| layers.join(name));
     [&lower, &upper, &work].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
-    // It can be marked, and has handles.
+    // Overlayfs with these options supports marks and file handles.
     let parts = format!(
         "lowerdir={},upperdir={},workdir={},index=on,nfs_export=on",
         lower.display(),

@@ -1,4 +1,4 @@
-//! The reader and the doer.
+//! The reader and resolver threads.
 
 use super::Watch;
 use super::event::{Heard, Spot, parse};
@@ -17,22 +17,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What the reader calls the server's stop, and the table of mounts; above them are groups.
+/// Epoll tokens of the stop event and the mount table; larger tokens are groups.
 pub(super) const STOP: u64 = 0;
 pub(super) const MOUNTS: u64 = 1;
 
-/// Read at a time: some thousand events.
+/// Size of a read: some thousand events.
 const BYTES: usize = 256 << 10;
-/// Reads of one filesystem before others have their turn.
+/// Consecutive reads of one filesystem.
 const IN_A_ROW: u32 = 8;
-/// Keys that are recalled under one lock.
+/// Keys recalled under one lock.
 const AT_ONCE: usize = 256;
-/// So many overflows within [`WINDOW`] end grants without a limit until there was none for as long.
+/// This many overflows within [`WINDOW`] end grants without a time limit, until there was none for that time.
 const MOST_OVERFLOWS: usize = 3;
 const WINDOW: Duration = Duration::from_secs(10);
 
 impl Watch {
-    /// Starts the threads with the first filesystem.
+    /// Starts the threads with the first watched filesystem.
     pub(super) fn start(self: &Arc<Watch>) -> io::Result<()> {
         let mut started = self.started.lock();
         if *started {
@@ -44,7 +44,8 @@ impl Watch {
         let table = Table::read(&mounts)?;
         let watch = Arc::clone(self);
         let thread = || std::thread::Builder::new();
-        // Where the second cannot be had the first ends: each grant tries anew, and threads are what there is too little of.
+        // If the second thread cannot be started the first one ends; otherwise each grant would start another one
+        // while threads are scarce.
         let (go, both) = std::sync::mpsc::channel::<()>();
         let read = move || both.recv().into_iter().for_each(|()| watch.read());
         thread().name("nigh-watch".into()).spawn(read)?;
@@ -79,7 +80,7 @@ impl Watch {
 
     fn read_group(&self, token: u64, buffer: &mut [u8]) {
         let Some(group) = self.group_of(token) else { return };
-        // What is left is told again, behind other filesystems'.
+        // Epoll reports the rest again, after other filesystems' events.
         for _ in 0..IN_A_ROW {
             let count = match rustix::io::read(&group.fd, &mut *buffer) {
                 Ok(0) | Err(rustix::io::Errno::AGAIN) => return,
@@ -125,7 +126,7 @@ impl Watch {
         }
     }
 
-    /// What was granted by now may be false.
+    /// Handles lost events: every grant so far may be stale.
     fn lose(&self, token: u64, group: &Group, why: Why) {
         group.counts.overflows.fetch_add(1, Ordering::Relaxed);
         let until = self.leases.tell(|table, _| table.latest_grant());
@@ -139,7 +140,7 @@ impl Watch {
     }
 }
 
-/// When a thread ends, for whatever reason, nothing is watched any more.
+/// Ends the watch when a thread ends, for whatever reason.
 struct Over<'a>(&'a Watch);
 
 impl Drop for Over<'_> {
@@ -151,28 +152,28 @@ impl Drop for Over<'_> {
     }
 }
 
-/// What the doer remembers.
+/// State of the resolver thread.
 struct Doer {
     mounts: File,
     table: Table,
     losses: Losses,
-    /// When marks were looked through.
+    /// When marks without grants were last removed.
     roomed: Instant,
 }
 
-/// When events of which group were lost lately.
+/// Recent losses of events, by group.
 #[derive(Default)]
 struct Losses(Vec<(u64, Instant)>);
 
 impl Losses {
-    /// Once more now: whether that is too often.
+    /// Records a loss. Returns whether there are too many.
     fn are_many(&mut self, token: u64, now: Instant) -> bool {
         self.0.push((token, now));
         let lately = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
         self.0.iter().filter(|(of, at)| *of == token && lately(at)).count() >= MOST_OVERFLOWS
     }
 
-    /// Whether there was none for a while.
+    /// Whether there was no loss for a while.
     fn are_over(&mut self, token: u64, now: Instant) -> bool {
         self.0.retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
         !self.0.iter().any(|(of, _)| *of == token)
@@ -246,7 +247,7 @@ impl Doer {
         }
     }
 
-    /// Where nothing was lost for a while grants have no limit again.
+    /// Ends time limits on groups without recent losses.
     fn resume(&mut self, watch: &Watch) {
         if self.losses.0.is_empty() {
             return;
@@ -254,7 +255,7 @@ impl Doer {
         for (token, group) in watch.all_groups() {
             if self.losses.are_over(token, Instant::now()) && group.paused.load(Ordering::Relaxed) {
                 group.resume();
-                // The reader may have ended just now, and paused it before.
+                // The reader may have ended meanwhile and paused the group before.
                 if watch.alive.lock().over {
                     group.pause();
                 }
@@ -276,7 +277,7 @@ impl Doer {
     }
 }
 
-/// Nobody waits for what is asked back: the disk is changed already.
+/// Recalls changed keys without waiting for their return: the disk has changed already.
 fn recall(watch: &Watch, group: &Group, changes: &mut Vec<Change>) {
     if changes.is_empty() {
         return;
@@ -291,7 +292,7 @@ fn recall(watch: &Watch, group: &Group, changes: &mut Vec<Change>) {
     group.counts.recalls.fetch_add(before, Ordering::Relaxed);
 }
 
-/// Each key once, and each of its names.
+/// Merges changes: each key once, with all its names.
 fn merged(changes: Vec<Change>) -> Vec<Change> {
     let mut keys = BTreeMap::<LeaseKey, Option<BTreeSet<Name>>>::new();
     for Change { key, names, .. } in changes {

@@ -1,4 +1,4 @@
-//! Names alone, as getdents64 tells them (docs/decisions/0023-names-before-attributes.md).
+//! Names-only listings, with the contents of getdents64 (docs/decisions/0023-names-before-attributes.md).
 
 use super::{Listing, Names, PART_BYTES, Row, open};
 use crate::error::{Fault, Result};
@@ -7,7 +7,7 @@ use crate::stat::Stat;
 use nigh_native::dirent_bytes;
 use nigh_types::{Cookie, Dirent, Name, Place, Reply, Response};
 
-/// As [`super::list`], of the names behind a cookie; nothing is granted.
+/// Like [`super::list`], for the names after a cookie; registers no grants.
 pub(crate) fn dirents(
     cx: Context<'_>,
     (place, after): (&Place, Cookie),
@@ -39,7 +39,7 @@ pub(crate) fn dirents(
 }
 
 impl Listing {
-    /// The next names.
+    /// Returns the next names.
     fn names_alone(&mut self, cx: Context<'_>) -> Result<Vec<Dirent>> {
         let (mut part, mut bytes) = (Vec::new(), 0);
         while let Some(row) = self.names.rows.get(self.at) {
