@@ -1,4 +1,4 @@
-//! Doing something as somebody else, on this thread only. See docs/decisions/0005-credentials.md.
+//! Impersonation of callers by the current thread. See docs/decisions/0005-credentials.md.
 
 use crate::error::{Fault, Result};
 use nigh_types::{Credentials, Errno};
@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::cell::Cell;
 use std::os::fd::AsFd;
 
-/// Whether this server can act as its callers: it runs as root with the capabilities for it, and may set groups.
+/// Whether this server can impersonate its callers: it is root with the required capabilities, and may set groups.
 pub(crate) fn can_act() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN;
     rustix::process::geteuid().is_root()
@@ -15,35 +15,36 @@ pub(crate) fn can_act() -> bool {
         && may_set_groups()
 }
 
-/// Whether the user namespace allows setgroups(2). One that an ordinary user made for its own ids alone forbids it
-/// (`unshare -Urm`), whatever capabilities root has there.
+/// Whether the user namespace permits setgroups(2). A namespace that an unprivileged user made for its own ids
+/// forbids it (`unshare -Urm`), whatever capabilities root has in it.
 fn may_set_groups() -> bool {
     const TOO_MANY: usize = 65_537; // NGROUPS_MAX + 1
-    // SAFETY: the kernel refuses that number of groups before it reads any, and looks at permission first.
+    // SAFETY: the kernel checks permission and this excessive count before it reads any group.
     let result = unsafe { libc::syscall(libc::SYS_setgroups, TOO_MANY, std::ptr::null::<libc::gid_t>()) };
     result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
 }
 
-/// What becomes of the setuid and setgid bits of a file whose data the caller changes.
+/// Treatment of the setuid and setgid bits of a file whose data the caller changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SetIdBits {
-    /// What the kernel does for that caller.
+    /// As the kernel treats them for this caller.
     AsForCaller,
-    /// They are dropped, as for a caller without `CAP_FSETID`.
+    /// Cleared, as for a caller without `CAP_FSETID`.
     Dropped,
-    /// They stay, as with a store into a map, for which Linux drops none.
+    /// Kept, as with a store to a shared mapping, for which Linux clears none.
     Kept,
 }
 
-/// Until dropped, this thread has the filesystem ids and groups of the caller and, if that is not root, no capabilities but
-/// those that are given. Reach inodes before: what only the server may open cannot be opened meanwhile.
+/// Impersonation guard: until dropped, this thread has the caller's filesystem ids and groups. For a caller other
+/// than root it has only the given capabilities. Resolve inodes first: with the caller's rights the server may be
+/// unable to open them.
 pub(crate) struct Acting {
-    /// This thread's own capabilities; `None` where nothing was changed.
+    /// The thread's own capabilities; `None` if nothing was changed.
     saved: Option<CapabilitySets>,
 }
 
 impl Acting {
-    /// `held`: capabilities of a caller that is not root ([`crate::privileged`]).
+    /// `held`: capabilities of a caller other than root ([`crate::privileged`]).
     pub(crate) fn begin(
         can_act: bool,
         who: &Credentials,
@@ -61,7 +62,7 @@ impl Acting {
         // If the kernel refuses this, nothing was changed.
         change_groups(&who.groups)?;
         OWN_GROUPS_EMPTY.set(false);
-        // From here on dropping it restores whatever was changed.
+        // From here on, dropping the guard restores every change.
         let acting = Acting { saved: Some(capabilities) };
         change_filesystem_ids(who.uid, who.gid)?;
         if who.uid == 0 && bits != SetIdBits::Dropped {
@@ -86,9 +87,9 @@ impl Drop for Acting {
             .map_err(Fault::from)
             .and_then(|()| change_filesystem_ids(0, 0))
             .and_then(|()| change_groups(&[]));
-        // Going on as another user would answer others with that user's rights.
+        // Continuing as another user would execute other calls with that user's rights.
         assert!(restored.is_ok(), "could not take back the server's own credentials: {restored:?}");
-        // Taking fsuid 0 raises filesystem capabilities from the permitted set; keep exactly what was.
+        // Setting fsuid 0 raises filesystem capabilities from the permitted set; restore exactly the former ones.
         let exact = rustix::thread::set_capabilities(None, own);
         assert!(exact.is_ok(), "could not take back the server's own capabilities: {exact:?}");
         OWN_GROUPS_EMPTY.set(true);
@@ -110,11 +111,11 @@ fn change_groups(groups: &[u32]) -> Result<()> {
 }
 
 fn change_filesystem_ids(uid: u32, gid: u32) -> Result<()> {
-    // An id of all ones asks for the present one and changes nothing.
+    // An id of all ones queries the present one and changes nothing.
     if uid == u32::MAX || gid == u32::MAX {
         return Err(Fault(Errno::INVAL));
     }
-    // SAFETY: these take integers. They answer the previous id; asking again tells whether it took.
+    // SAFETY: the calls take integers and return the previous id; a second call shows whether the change took effect.
     let taken = unsafe {
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
@@ -124,8 +125,7 @@ fn change_filesystem_ids(uid: u32, gid: u32) -> Result<()> {
     if same(taken.0, uid) && same(taken.1, gid) { Ok(()) } else { Err(Fault(Errno::PERM)) }
 }
 
-/// Gives this thread a file-mode mask of its own, so that the kernel itself decides between mask and
-/// default ACL.
+/// Sets a umask of this thread only, so that the kernel itself chooses between umask and default ACL.
 pub(crate) fn use_umask(mask: u32) -> Result<()> {
     let mask = mask & 0o777;
     if OWN_UMASK.get() != Some(mask) {
@@ -136,7 +136,7 @@ pub(crate) fn use_umask(mask: u32) -> Result<()> {
     Ok(())
 }
 
-/// Until dropped, names are relative to a directory for this thread; then to `/` again.
+/// Working-directory guard: until dropped, relative names of this thread start at a directory; afterwards at `/`.
 pub(crate) struct Inside(());
 
 impl Inside {
@@ -149,17 +149,17 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // Staying would only keep that directory's filesystem busy.
+        // Staying would only keep the directory's filesystem busy.
         let _ = rustix::process::chdir(c"/");
     }
 }
 
-/// Mask and working directory are this thread's own from here on.
+/// Gives this thread its own umask and working directory.
 fn stop_sharing() -> Result<()> {
     if OWN_FS.get() {
         return Ok(());
     }
-    // SAFETY: CLONE_FS ends the sharing of mask and working directory, nothing that Rust relies on.
+    // SAFETY: CLONE_FS ends the sharing of umask and working directory, on which Rust does not rely.
     if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
         return Err(std::io::Error::last_os_error().into());
     }

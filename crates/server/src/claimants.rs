@@ -1,17 +1,17 @@
-//! Whose locks are left for them to claim (docs/decisions/0011-locks.md): of forgotten sessions, and of those that
-//! took their place and have not claimed yet.
+//! Sessions with locks left to be reclaimed (docs/decisions/0011-locks.md): discarded sessions, and their successors
+//! that have not completed their reclaim.
 
 use crate::register::Who;
 use crate::room;
 use nigh_link::Peer;
 use std::collections::VecDeque;
 
-/// So many sessions are remembered, and so many ranges of theirs; then the earliest goes of the client of which most
-/// is left.
+/// Limits on such sessions and their ranges. Beyond them the oldest session of the client with most ranges is
+/// dropped.
 const MOST: usize = 1_024;
 const MOST_RANGES: u64 = 1 << 18;
 
-/// Sessions of which the table of locks has something left; the latest is last.
+/// Sessions with entries left in the lock table, oldest first.
 #[derive(Default)]
 pub(crate) struct Claimants(VecDeque<Claimant>);
 
@@ -22,7 +22,7 @@ struct Claimant {
 }
 
 impl Claimants {
-    /// A session that is not among them.
+    /// Adds a session, which must not be present.
     pub(crate) fn add(&mut self, session: u64, who: Who, peer: &Peer) {
         self.0.push_back(Claimant { session, who, peer: peer.clone() });
     }
@@ -31,7 +31,7 @@ impl Claimants {
         self.0.retain(|claimant| claimant.session != session);
     }
 
-    /// Takes out all sessions of a client.
+    /// Removes and returns all sessions of a client.
     pub(crate) fn take(&mut self, who: Who, peer: &Peer) -> Vec<u64> {
         let theirs = |claimant: &Claimant| claimant.who == who && claimant.peer.is_same(peer);
         let taken = self.0.iter().filter(|claimant| theirs(claimant)).map(|claimant| claimant.session);
@@ -40,7 +40,8 @@ impl Claimants {
         taken
     }
 
-    /// Takes out one that is to claim nothing any more, if there is too much. `ranges`: how many a session has left.
+    /// Removes one session if there are too many; it may reclaim nothing more. `ranges` returns a session's number of
+    /// ranges.
     pub(crate) fn make_way(&mut self, ranges: impl Fn(u64) -> u64) -> Option<u64> {
         let all = self.0.iter().map(|claimant| ranges(claimant.session));
         if self.0.len() <= MOST && all.sum::<u64>() <= MOST_RANGES {

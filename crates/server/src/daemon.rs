@@ -1,8 +1,8 @@
 //! One server per user and machine (decision 19 of the design).
 //!
-//! Two locks in the runtime directory keep it one. `server.lock` is held by the server as long as it
-//! lives. `start.lock` is held by whoever connects or starts one, and by a server that is about to
-//! end: so nobody connects to a server that no longer accepts, and two starters start one.
+//! Two locks in the runtime directory ensure that. The server holds `server.lock` while it lives. A process that
+//! connects to a server or starts one holds `start.lock`, and so does a server that is about to end. So no process
+//! connects to a server that accepts no more, and two concurrent starters start one server.
 
 mod run;
 mod signals;
@@ -22,23 +22,23 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a started server may take until it answers: it first waits for one that is about to end.
+/// How long a started server may take to answer: it first waits for one that is about to end.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a server may go on taking connections and ending them: it dies, or does not know the question
-/// whether it lives.
+/// How long to retry on a server that accepts connections and closes them: it is exiting, or does not know the
+/// liveness request.
 const DYING_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a server stays without a session.
+/// How long a server lives without a session.
 pub const IDLE: Duration = Duration::from_secs(60);
-/// What a relay passes on at a time.
+/// Buffer size of a relay.
 const RELAY_BYTES: usize = 256 << 10;
 
-/// A connection to this user's server; `exe serve --listen user` is started, detached from this
-/// process, if there is none. Its log goes to `serve.log` in the runtime directory.
+/// Connects to this user's server. If none runs, starts `exe serve --listen user`, detached from this process. Its
+/// log goes to `serve.log` in the runtime directory.
 pub fn ensure_running(exe: &Path) -> io::Result<UnixStream> {
     ensure_running_at(&Places::of_user()?, exe)
 }
 
-/// The same with directories of one's own, which the started server finds in `NIGH_RUNTIME_DIR` and
+/// Like [`ensure_running`], with other directories, which are passed to the server in `NIGH_RUNTIME_DIR` and
 /// `NIGH_STATE_DIR`.
 pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> {
     places.make_runtime()?;
@@ -57,7 +57,7 @@ pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> 
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log);
-    // What a service manager says to this process is not meant for its server.
+    // The service manager addresses these variables to this process, not to its server.
     for variable in supervisor::VARIABLES {
         command.env_remove(variable);
     }
@@ -89,8 +89,8 @@ pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> 
     }
 }
 
-/// A connection that the server which runs now has taken. `None`: none runs. One that was killed or told to
-/// stop may still queue connections for a moment, and ends them.
+/// Returns a connection that the running server has accepted, or `None` if no server runs. A killed or stopping
+/// server may still queue connections for a moment before it closes them.
 fn running(places: &Places) -> io::Result<Option<UnixStream>> {
     let give_up = Instant::now() + DYING_PATIENCE;
     loop {
@@ -103,22 +103,22 @@ fn running(places: &Places) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// A caller that lives on must not leave a zombie when the server ends before it.
+/// Prevents a zombie if the server ends before a long-lived caller.
 fn reap_later(mut child: std::process::Child) {
     // Without the thread the child is reaped when this process ends.
     let _ = std::thread::Builder::new().name("nigh-reap".into()).spawn(move || child.wait());
 }
 
-/// Copies this process's standard input to this user's server and what it says to standard output, until
-/// either ends; it is started as [`ensure_running`] does it. What this says first tells the other end that a server is there
-/// (`nigh_link::ssh`).
+/// Relays this process's standard input to this user's server, and the server's output to standard output, until
+/// either ends. Starts the server like [`ensure_running`]. The first output tells the other end that a server is
+/// there (`nigh_link::ssh`).
 pub fn relay(exe: &Path) -> io::Result<()> {
     let places = Places::of_user()?;
     let server = ensure_running_at(&places, exe)?;
     let (from, to) = (server.try_clone()?, server);
     std::thread::Builder::new().name("nigh-relay".into()).spawn(move || {
         let _ = copy(&mut io::stdin().lock(), &mut &to);
-        // What comes back is still passed on.
+        // The server's remaining output is still relayed.
         let _ = to.shutdown(std::net::Shutdown::Write);
     })?;
     let mut output = io::stdout().lock();
@@ -127,7 +127,7 @@ pub fn relay(exe: &Path) -> io::Result<()> {
     copy(&mut &from, &mut output)
 }
 
-/// Passes on what came as soon as it came.
+/// Copies bytes as soon as they arrive.
 fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut buffer = vec![0; RELAY_BYTES];
     loop {

@@ -1,4 +1,4 @@
-//! The descriptors of a server, divided among origins (docs/decisions/0032).
+//! Limits on the server's descriptors, divided among origins (docs/decisions/0032).
 
 use nigh_types::Origin;
 use parking_lot::Mutex;
@@ -7,26 +7,26 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// As many sessions and exports there may be however few descriptors the process may have.
+/// Minimum number of permitted sessions and exports, however few descriptors the process has.
 const LEAST: u64 = 4;
 
-/// How many descriptors there are for what, and how many of them are taken. The default has no bound.
+/// Descriptor limits and use. The default is unlimited.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     limit: u64,
-    /// Users that do not trust each other are served.
+    /// Mutually distrusting users are served.
     divides: bool,
     files: Mutex<Files>,
-    /// Those that exports hold in case they are needed again.
+    /// Descriptors that exports hold as caches.
     cached: AtomicU64,
 }
 
-/// Open files of sessions, dormant ones included.
+/// Open files of sessions, expired sessions included.
 #[derive(Default, Debug)]
 struct Files {
     all: u64,
     of: FxHashMap<Origin, u64>,
-    /// Origins that were refused one since that was last asked.
+    /// Origins that were refused a file since the last query.
     refused: BTreeSet<Origin>,
 }
 
@@ -42,22 +42,22 @@ impl Descriptors {
         Descriptors { limit, divides, files: Mutex::default(), cached: AtomicU64::new(0) }
     }
 
-    /// Files that all sessions may have open.
+    /// Limit on open files of all sessions.
     fn most_files(&self) -> u64 {
         if self.divides { self.limit / 2 } else { self.limit / 2 + self.most_files_of_root() }
     }
 
-    /// Files above that, for root of the machine.
+    /// Additional files for root of this machine.
     fn most_files_of_root(&self) -> u64 {
         self.limit / 16
     }
 
-    /// Of the server, and of one origin.
+    /// Limits on sessions: of the server, and of one origin.
     pub(crate) fn most_sessions(&self, origin: Origin) -> (u64, u64) {
         self.bounds(origin, self.limit / 16)
     }
 
-    /// Exports that sessions have attached to, of the server and of one origin.
+    /// Limits on attached exports: of the server, and of one origin.
     pub(crate) fn most_exports(&self, origin: Origin) -> (u64, u64) {
         self.bounds(origin, self.limit / 96)
     }
@@ -67,14 +67,13 @@ impl Descriptors {
         (all.max(LEAST), if is_bounded { (all / 4).max(LEAST) } else { all.max(LEAST) })
     }
 
-    /// What exports may hold in case it is needed again, besides the fewest of each.
+    /// Limit on cached descriptors, besides each export's minimum.
     fn most_cached(&self) -> u64 {
         self.limit / 8
     }
 
-    /// Whether an origin may open `more` files. An origin has at most as many as are left for all others together: half of
-    /// all if it is the only one, and there is always something left for one that comes later. An eighth is left to root of
-    /// the machine alone.
+    /// Whether an origin may open `more` files. An origin may hold at most as many as remain for all others: half of
+    /// all if it is the only one, so a later origin always finds some. Root of this machine has an extra eighth.
     pub(crate) fn may_open(&self, origin: Origin, more: u64) -> bool {
         let mut files = self.files.lock();
         let most = self.most_files();
@@ -91,7 +90,7 @@ impl Descriptors {
         may
     }
 
-    /// Counts a file as open until that is dropped.
+    /// Counts a file as open until the returned value is dropped.
     pub(crate) fn open(self: &Arc<Descriptors>, origin: Origin) -> Opened {
         let mut files = self.files.lock();
         files.all += 1;
@@ -107,12 +106,12 @@ impl Descriptors {
         self.files.lock().of.get(&origin).copied().unwrap_or(0)
     }
 
-    /// Origins that were refused a file since this was asked before.
+    /// Returns the origins that were refused a file since the last call.
     pub(crate) fn take_refused(&self) -> BTreeSet<Origin> {
         std::mem::take(&mut self.files.lock().refused)
     }
 
-    /// Counts a descriptor that is held in case it is needed again.
+    /// Counts a cached descriptor until the returned value is dropped.
     pub(crate) fn cache(self: &Arc<Descriptors>) -> Cached {
         self.cached.fetch_add(1, Ordering::Relaxed);
         Cached(Arc::clone(self))
@@ -122,13 +121,13 @@ impl Descriptors {
         self.cached.load(Ordering::Relaxed)
     }
 
-    /// Whether exports hold so many that each is to hold as few as it can.
+    /// Whether caches hold so many descriptors that each should shrink to its minimum.
     pub(crate) fn is_crowded(&self) -> bool {
         self.cached() > self.most_cached()
     }
 }
 
-/// An open file of an origin.
+/// An open file charged to an origin.
 #[derive(Debug)]
 pub(crate) struct Opened {
     descriptors: Arc<Descriptors>,
@@ -148,7 +147,7 @@ impl Drop for Opened {
     }
 }
 
-/// A descriptor that is held in case it is needed again.
+/// A cached descriptor.
 #[derive(Debug)]
 pub(crate) struct Cached(Arc<Descriptors>);
 
@@ -181,10 +180,10 @@ mod tests {
         assert!(descriptors.files.lock().of.is_empty() && descriptors.take_refused().is_empty());
     }
 
-    /// What a session has: its connection, twice where a listener may cut it off.
+    /// Descriptors of a session: its connection, duplicated if a listener may cut it off.
     const OF_SESSION: u64 = 2;
-    /// What an export has: its root, thrice, its state and the folder of removed files; and the fewest directories and files
-    /// that it holds in case they are needed again.
+    /// Descriptors of an export: its root, three times, its state and the orphan folder; and its minimum of cached
+    /// directories and files.
     const OF_EXPORT: u64 = 5 + 8 + 4;
 
     #[test]

@@ -1,8 +1,8 @@
-//! The one place where what the operating system says becomes the errno of an answer.
+//! Mapping of operating system errors to the errno of a reply.
 
 use nigh_types::Errno;
 
-/// What went wrong with one call.
+/// Error of one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault(pub(crate) Errno);
 
@@ -11,7 +11,7 @@ pub(crate) type Result<T> = std::result::Result<T, Fault>;
 impl Fault {
     pub(crate) const STALE: Fault = Fault(Errno::STALE);
 
-    /// For looking along a path: a name that does not lead on means that the place is stale.
+    /// Maps errors of a path lookup: a name that leads nowhere means that the path is stale.
     pub(crate) fn or_stale(self) -> Fault {
         match self.0 {
             Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Fault::STALE,
@@ -19,20 +19,20 @@ impl Fault {
         }
     }
 
-    /// Whether it is for want of something in the server, and may go differently the next time.
+    /// Whether the server lacks a resource, so that a retry may succeed.
     pub(crate) fn is_the_servers_own(self) -> bool {
         matches!(self.0, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::OVERFLOW)
     }
 
-    /// `EIO` where the operating system gave no number.
+    /// Takes the errno of an error; `EIO` if it has none.
     pub(crate) fn from_io(error: &std::io::Error) -> Fault {
         Fault(Errno::from_raw(error.raw_os_error().unwrap_or(0)))
     }
 
-    /// Errors of the server itself that a caller should not take for its own.
+    /// Maps errors of the server that a caller could mistake for its own.
     fn told(self) -> Errno {
         match self.0 {
-            // The server's own descriptor table is full, not the caller's.
+            // The descriptor table of the server is full, not the caller's.
             Errno::MFILE => Errno::NFILE,
             other => other,
         }

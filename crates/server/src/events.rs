@@ -1,8 +1,7 @@
-//! The log of sessions: one line for each thing that happens to one, with the same fields everywhere.
+//! Session log: one line for each event of a session, with uniform fields.
 //!
-//! What a peer said is written as a quoted string, so that it can neither end a line nor colour one, and
-//! nothing of what proves who it is stands there. Whoever is not attached yet may be anybody: lines about
-//! them are few.
+//! Text from a peer is quoted, so that it can neither end a line nor contain terminal escapes. Credentials are never
+//! logged. Before a connection is attached its peer may be any stranger, so lines about it are rate-limited.
 
 use crate::server::End;
 use crate::session::Session;
@@ -13,11 +12,10 @@ use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Characters of what a client says of itself.
+/// Maximum length of text from a client, in characters.
 const SAID: usize = 200;
 
-/// How many lines may be written about something that others can cause: `burst` at once, and then one in each
-/// `pause`.
+/// Rate limit on log lines that a peer can cause: `burst` lines at once, then one per `pause`.
 #[derive(Debug)]
 pub(crate) struct Lines {
     burst: u32,
@@ -27,7 +25,7 @@ pub(crate) struct Lines {
 
 #[derive(Debug, Default)]
 struct LinesState {
-    /// When all that was written will have been paid for.
+    /// When the budget for all written lines is restored.
     paid: Option<Instant>,
     unsaid: u64,
 }
@@ -37,7 +35,7 @@ impl Lines {
         Lines { burst, pause, state: Mutex::default() }
     }
 
-    /// A line may be written; and how many were not since the latest one.
+    /// Returns the number of suppressed lines if a line may be written.
     pub(crate) fn allow(&self) -> Option<u64> {
         self.allow_at(Instant::now())
     }
@@ -54,7 +52,7 @@ impl Lines {
     }
 }
 
-/// How much is written about whom.
+/// Rate limits by kind of peer.
 #[derive(Debug)]
 pub(crate) struct Limits {
     strangers: Lines,
@@ -70,7 +68,7 @@ impl Default for Limits {
     }
 }
 
-/// What the log and the status say of a session beside its state.
+/// Properties of a session for log and status.
 #[derive(Debug)]
 pub(crate) struct Story {
     limits: Arc<Limits>,
@@ -84,7 +82,7 @@ impl Story {
         Story { limits: Arc::clone(limits), link, since: SystemTime::now(), why: OnceLock::new() }
     }
 
-    /// Why it ends; the first reason is the one that counts.
+    /// Records why the session ends; the first reason counts.
     pub(crate) fn ends(&self, why: impl FnOnce() -> String) {
         let _ = self.why.get_or_init(why);
     }
@@ -97,7 +95,7 @@ pub(crate) fn connected(story: &Story, session: u64, peer: &Peer) {
     }
 }
 
-/// It ended before it said hello.
+/// Logs a connection that ended before its HELLO.
 pub(crate) fn left(story: &Story, session: u64, peer: &Peer, why: &str) {
     if let Some(unsaid) = story.limits.strangers.allow() {
         let (why, peer) = (shorten(why), peer.to_string());
@@ -124,7 +122,7 @@ pub(crate) fn attached(session: &Session, term: Term) {
     }
 }
 
-/// `rule`: what the client was told.
+/// Logs a refusal. `rule`: the message to the client.
 pub(crate) fn refused(session: &Session, errno: Errno, rule: &str) {
     if let Some(unsaid) = session.story.limits.strangers.allow() {
         let (peer, rule) = (session.peer.to_string(), shorten(rule));
@@ -133,7 +131,7 @@ pub(crate) fn refused(session: &Session, errno: Errno, rule: &str) {
     session.story.ends(|| "refused".into());
 }
 
-/// It claims uid 0, which it has not proved, for the first time.
+/// Logs a session's first claim of uid 0 without proof.
 pub(crate) fn claimed_root(session: &Session, done_as: &Credentials) {
     if let Some(unsaid) = session.story.limits.clients.allow() {
         let (peer, uid, gid) = (session.peer.to_string(), done_as.uid, done_as.gid);
@@ -177,7 +175,7 @@ pub(crate) fn acknowledged(session: &Session) {
     }
 }
 
-/// Its lease ran out.
+/// Logs the expiry of a session's lease.
 pub(crate) fn fenced(session: &Session) {
     let rule = "docs/decisions/0008-leases.md, rule 6";
     if let Some(unsaid) = session.story.limits.clients.allow() {
@@ -193,13 +191,13 @@ pub(crate) fn fenced(session: &Session) {
     }
 }
 
-/// The same for one that was forgotten before.
+/// Logs the lease expiry of a discarded session.
 pub(crate) fn fenced_apart(holder: Holder) {
     let session = holder.0;
     tracing::warn!(event = "fenced", session, "session fenced: it did not come back within its lease");
 }
 
-/// Its connection was lost; its client may come again.
+/// Logs the loss of a session's connection; the client may reconnect.
 pub(crate) fn cut(session: &Session, why: &str) {
     if let Some(unsaid) = session.story.limits.clients.allow() {
         let (why, peer) = (shorten(why), session.peer.to_string());
@@ -214,7 +212,7 @@ pub(crate) fn cut(session: &Session, why: &str) {
     }
 }
 
-/// `connection`: what it was called when it connected.
+/// Logs a resumption. `connection`: the number that the new connection had before.
 pub(crate) fn resumed(session: &Session, connection: u64) {
     if let Some(unsaid) = session.story.limits.clients.allow() {
         let peer = session.peer.to_string();
@@ -229,7 +227,7 @@ pub(crate) fn resumed(session: &Session, connection: u64) {
     }
 }
 
-/// Its lease ran out, and what it has open and locked is kept for a while.
+/// Logs that a session's lease has expired, while its open files and locks are kept for a time.
 pub(crate) fn dormant(session: &Session) {
     if let Some(unsaid) = session.story.limits.clients.allow() {
         let peer = session.peer.to_string();
@@ -261,8 +259,8 @@ pub(crate) fn ended(session: &Session, end: End) {
     );
 }
 
-/// Enough of a client's number to tell it from others. All of it, with its incarnation, is what it proves
-/// itself with when it comes again.
+/// Returns a prefix of a client's id, enough to tell clients apart. The whole id, with the incarnation, authenticates
+/// the client when it returns.
 pub(crate) fn client_name(client: u64) -> String {
     format!("{:08x}", client >> 32)
 }

@@ -1,4 +1,4 @@
-//! What clients may attach to by name.
+//! Exports by name, and resolution of a client's attach request.
 
 use crate::acting::{Acting, SetIdBits, can_act};
 use crate::claims::Admission;
@@ -14,14 +14,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Directories by name; names as people write them, without `/`.
+/// Directories by name; names are as users write them, without `/`.
 #[derive(Clone, Debug, Default)]
 pub struct Exports {
     by_name: BTreeMap<String, PathBuf>,
 }
 
 impl Exports {
-    /// NAME and DIR of `[NAME=]DIR`.
+    /// Splits `[NAME=]DIR`.
     pub(crate) fn split(text: &OsStr) -> (Option<&[u8]>, &OsStr) {
         let bytes = text.as_bytes();
         let equals = bytes.iter().position(|&b| b == b'=').filter(|&at| !bytes[..at].contains(&b'/'));
@@ -31,10 +31,10 @@ impl Exports {
         }
     }
 
-    /// Adds what `[NAME=]DIR` says; without a name it has that of its last folder.
+    /// Adds an export `[NAME=]DIR`; the default name is the directory's own.
     ///
     /// # Errors
-    /// One line, with how to mend it.
+    /// One line, with its remedy.
     pub fn add(&mut self, text: &OsStr) -> Result<(), String> {
         let shown = text.to_string_lossy().into_owned();
         let (name, dir) = Exports::split(text);
@@ -62,7 +62,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Names and directories.
+    /// Returns names and directories.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Path)> {
         self.by_name.iter().map(|(name, path)| (name.as_str(), path.as_path()))
     }
@@ -72,9 +72,9 @@ impl Exports {
         self.by_name.is_empty()
     }
 
-    /// Opens what a client names: `NAME`, `NAME/sub`, nothing where there is one export, and for peers
-    /// that may do so an absolute path. What lies below an export is reached with the peer's own rights,
-    /// and nothing leads out of it. Answers the directory and its path.
+    /// Opens the directory of an attach request: `NAME`, `NAME/sub`, the empty string if there is one export, or an
+    /// absolute path for peers that may name one. A subdirectory is opened with the peer's rights and cannot lie
+    /// outside the export. Returns the directory with its path.
     pub(crate) fn open(&self, asked: &[u8], peer: &Peer) -> Result<(OwnedFd, PathBuf), (Errno, String)> {
         let shown = String::from_utf8_lossy(asked).into_owned();
         if asked.first() == Some(&b'/') {

@@ -1,17 +1,16 @@
-//! What stays the same of a mounted filesystem over boots and remounts.
+//! Identity of a mounted filesystem, stable over boots and remounts.
 
 use crate::stat::{Dev, Stat};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Of the filesystem or subvolume that an inode lies on.
+/// Properties of the filesystem or subvolume that contains an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Filesystem {
-    /// `None`: nothing about it outlives its mount (an old tmpfs, a pseudo filesystem, a lower layer
-    /// of an overlay).
+    /// `None` if no identity outlives the mount (an old tmpfs, a pseudo filesystem, a lower layer of an overlay).
     pub(crate) identity: Option<Identity>,
-    /// Birth times change when a file is copied up, so they identify nothing.
+    /// An overlay: birth times change at copy-up, so they identify nothing.
     pub(crate) overlay: bool,
     pub(crate) kind: u64,
 }
@@ -24,7 +23,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Whether both are subvolumes of one filesystem. Into its `f_fsid` btrfs mixes the subvolume (`btrfs_statfs`).
+    /// Whether both are subvolumes of one filesystem. btrfs mixes the subvolume into `f_fsid` (`btrfs_statfs`).
     pub(crate) fn is_beside(self, other: Identity) -> bool {
         let btrfs = |id: Identity| {
             let (kind, fsid) = id.uuid.split_at(8);
@@ -46,7 +45,7 @@ pub(crate) fn identify(fd: impl AsFd, stat: &Stat) -> std::io::Result<Filesystem
     let (kind, fsid) = magic_and_fsid(fd.as_fd())?;
     let overlay = kind == OVERLAYFS_SUPER_MAGIC;
     if overlay && !stat.attr.is_dir() {
-        // Where a file's device is not its directory's, the numbers are a layer's own.
+        // If a file's device differs from its directory's, the inode number belongs to a layer.
         return Ok(Filesystem { identity: None, overlay, kind });
     }
     let mut subvolume = stat.subvolume;
@@ -61,7 +60,7 @@ pub(crate) fn identify(fd: impl AsFd, stat: &Stat) -> std::io::Result<Filesystem
 }
 
 impl Filesystem {
-    /// A name for people and for a state directory.
+    /// Name for display and for a state directory.
     pub(crate) fn label(&self) -> &'static str {
         match self.kind {
             OVERLAYFS_SUPER_MAGIC => "overlayfs",
@@ -75,24 +74,24 @@ impl Filesystem {
         }
     }
 
-    /// Whether its inodes are gone with the mount.
+    /// Whether its inodes vanish with the mount.
     pub(crate) fn in_memory(&self) -> bool {
         self.kind == TMPFS_MAGIC
     }
 }
 
-/// Whether it is XFS on which this lies.
+/// Whether the inode lies on XFS.
 pub(crate) fn is_xfs(fd: impl AsFd) -> bool {
     kind_of(fd).is_ok_and(|kind| kind == XFS_SUPER_MAGIC)
 }
 
-/// What statfs(2) calls the kind of a filesystem.
+/// Returns the filesystem magic number from statfs(2).
 pub(crate) fn kind_of(fd: impl AsFd) -> std::io::Result<u64> {
     Ok(magic_and_fsid(fd)?.0)
 }
 
 fn magic_and_fsid(fd: impl AsFd) -> std::io::Result<(u64, u64)> {
-    // SAFETY: statfs64 is plain old data, written whole by a successful call on a live descriptor.
+    // SAFETY: statfs64 is plain data, fully written by a successful call on a live descriptor.
     let buffer = unsafe {
         let mut buffer: libc::statfs64 = std::mem::zeroed();
         if libc::fstatfs64(fd.as_fd().as_raw_fd(), &raw mut buffer) != 0 {
@@ -100,7 +99,7 @@ fn magic_and_fsid(fd: impl AsFd) -> std::io::Result<(u64, u64)> {
         }
         buffer
     };
-    // SAFETY: the kernel's fsid is two ints; libc hides them.
+    // SAFETY: the kernel's fsid is two ints, which libc hides.
     let [low, high]: [u32; 2] = unsafe { std::mem::transmute(buffer.f_fsid) };
     Ok((buffer.f_type.cast_unsigned(), (u64::from(high) << 32) | u64::from(low)))
 }
@@ -128,7 +127,7 @@ fn uuid_by_ioctl(fd: &OwnedFd) -> Option<[u8; 16]> {
     buffer[1..].try_into().ok()
 }
 
-/// What udev found on the block device: `/dev/disk/by-uuid`.
+/// Looks the UUID up in `/dev/disk/by-uuid`, which udev maintains.
 fn uuid_by_device(dev: Dev) -> Option<[u8; 16]> {
     let dev = rustix::fs::makedev(dev.0, dev.1);
     for entry in std::fs::read_dir("/dev/disk/by-uuid").ok()?.flatten() {
@@ -145,7 +144,8 @@ fn uuid_by_device(dev: Dev) -> Option<[u8; 16]> {
     None
 }
 
-/// statfs(2)'s `f_fsid`, where it is made from the UUID (XFS makes it from the device number).
+/// Derives an identity from `f_fsid` of statfs(2), where that is made from the UUID (XFS makes it from the device
+/// number).
 fn uuid_by_fsid(kind: u64, fsid: u64) -> Option<[u8; 16]> {
     if fsid == 0 || kind == XFS_SUPER_MAGIC || kind == OVERLAYFS_SUPER_MAGIC {
         return None;

@@ -1,8 +1,8 @@
-//! Exports and listeners that another `nigh serve` of this user brings: two servers cannot serve the same directories, so the
-//! one that runs takes them, for as long as that process lives.
+//! Guests: exports and listeners of another `nigh serve` process of this user. Two servers cannot serve one
+//! directory, so the running server takes them over while that process lives.
 //!
-//! Each guest has exports of its own: a client that comes by its listeners reaches these and no others, since what a listener
-//! asks of its clients (token, folder of its socket) was chosen for these.
+//! Each guest has its own exports. Clients of its listeners reach only these, since the access rules of a listener
+//! (token, permissions of its socket's directory) were chosen for these exports.
 
 use crate::exports::Exports;
 use crate::listen::{Listen, Serving};
@@ -25,15 +25,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// The longest request, in bytes.
+/// Maximum length of a request in bytes.
 const MOST_BYTES: u64 = 256 << 10;
-/// Requests whose numbers are remembered beyond those of guests that are there.
+/// Number of remembered requests besides those of present guests.
 const MOST_REMEMBERED: usize = 64;
-/// How long either end of a request waits for the other.
+/// Timeout of either end of a request.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TAKEN: &str = "taken";
 
-/// A process whose exports and listeners are open, on its way to the thread that accepts.
+/// A guest with open exports and listeners, on its way to the accepting thread.
 struct Arrival {
     stream: UnixStream,
     scope: u64,
@@ -41,8 +41,8 @@ struct Arrival {
     listeners: Listeners,
 }
 
-/// Which number stands for the exports of which request. One that comes again, such as of a service that was restarted, has its number
-/// again, so that its clients go on with their sessions.
+/// Scope numbers by request. A repeated request, for example of a restarted service, gets its former scope, so that
+/// its clients can resume their sessions.
 #[derive(Default)]
 struct Scopes {
     by_request: BTreeMap<Vec<u8>, u64>,
@@ -69,7 +69,7 @@ impl Scopes {
     }
 }
 
-/// Processes that want to be guests.
+/// Processes that are becoming guests.
 pub(crate) struct Arrivals {
     places: Places,
     scopes: Mutex<Scopes>,
@@ -83,8 +83,8 @@ impl Arrivals {
         Ok(Arrivals { places: places.clone(), scopes: Mutex::default(), waiting: Mutex::default(), wake })
     }
 
-    /// Reads a request, opens what it names, and leaves that for [`Guests::turn`]. For the connection's own thread: the peer may be
-    /// slow, and so may a directory, a token file or a host name.
+    /// Reads a request, opens its exports and listeners, and queues them for [`Guests::turn`]. Runs on the
+    /// connection's own thread: the peer, a directory, a token file or a host name lookup may be slow.
     pub fn hear(self: &Arc<Arrivals>, mut stream: UnixStream) {
         let line = stream
             .set_read_timeout(Some(PATIENCE))
@@ -129,7 +129,7 @@ struct Guest {
     listeners: Listeners,
 }
 
-/// The guests of a server. Owned by the thread that accepts.
+/// The guests of a server, owned by the accepting thread.
 pub(crate) struct Guests {
     arrivals: Arc<Arrivals>,
     all: Vec<Guest>,
@@ -144,16 +144,17 @@ impl Guests {
         self.all.is_empty()
     }
 
-    /// What becomes readable when a guest comes or goes, or a client connects to one's listeners.
+    /// Descriptors that become readable when a guest arrives or leaves, or when a client connects to a guest's
+    /// listener.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let guests = self.all.iter().flat_map(|guest| guest.listeners.fds().chain([guest.stream.as_fd()]));
         guests.chain([self.arrivals.wake.as_fd()])
     }
 
-    /// Takes guests that came, lets go those whose process ended, and lets in clients of the others.
+    /// Adds arrived guests, removes guests whose process has ended, and accepts clients of the others.
     ///
     /// # Errors
-    /// Those of a listener that cannot be used any more.
+    /// Errors of an unusable listener.
     pub fn turn(&mut self, server: &Arc<Server>) -> io::Result<()> {
         for arrival in self.arrivals.take() {
             self.take(server, arrival);
@@ -175,12 +176,12 @@ impl Guests {
         let Arrival { stream, scope, exports, listeners } = arrival;
         server.add_guest(scope, exports, listeners.names());
         let said = json!({ TAKEN: listeners.names() }).to_string() + "\n";
-        // A guest that does not hear it has ended, which is seen next.
+        // If the write fails the guest has ended, and the next turn removes it.
         let _ = (&stream).write_all(said.as_bytes());
         self.all.push(Guest { stream, scope, listeners });
     }
 
-    /// New clients find nothing any more, and those that came by the guest's listeners are cut off.
+    /// Removes a guest: its exports can no longer be attached to, and connections by its listeners are closed.
     fn leave(&self, server: &Server, guest: Guest) {
         server.remove_guest(guest.scope);
         guest.listeners.cut_off();
@@ -188,13 +189,13 @@ impl Guests {
         self.arrivals.release(guest.scope);
     }
 
-    /// Lets all go: the server ends.
+    /// Removes all guests when the server ends.
     pub fn close(mut self, server: &Server) {
         std::mem::take(&mut self.all).into_iter().for_each(|guest| self.leave(server, guest));
     }
 }
 
-/// A guest says nothing more: whatever can be read is its end.
+/// Whether a guest's process has ended: it sends nothing more, so readability means the end of the stream.
 fn has_ended(stream: &UnixStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -206,7 +207,7 @@ fn refuse(stream: &mut UnixStream, problem: &str) {
     let _ = stream.write_all(said.as_bytes());
 }
 
-/// One line, without its end.
+/// Reads one line, without its terminator.
 fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut bytes = io::BufReader::new(stream.take(MOST_BYTES));
@@ -218,7 +219,7 @@ fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {
     }
 }
 
-/// What a process wants to have served. Paths are absolute, since the server has another working directory.
+/// Encodes a request. Paths are absolute, because the server has another working directory.
 fn request(serving: &Serving) -> Result<String, String> {
     let text = |path: &OsStr| {
         let path = path.to_str().map(str::to_owned);
@@ -247,7 +248,7 @@ fn request(serving: &Serving) -> Result<String, String> {
     .to_string())
 }
 
-/// `[NAME=]DIR` with an absolute DIR.
+/// Makes DIR absolute in `[NAME=]DIR`.
 fn absolute(export: &OsStr) -> Result<std::ffi::OsString, String> {
     let (name, dir) = Exports::split(export);
     let dir = std::path::absolute(Path::new(dir)).map_err(|error| error.to_string())?;
@@ -286,11 +287,11 @@ fn parse(line: &[u8]) -> Result<Serving, String> {
     Ok(serving)
 }
 
-/// Asks the server at the other end to take exports and listeners. Answers where it listens for them; they stay as long as
-/// the stream is open.
+/// Asks the server at the other end to take over exports and listeners. Returns its listen addresses for them. They
+/// remain until the stream is closed.
 ///
 /// # Errors
-/// Why it does not, in one line. `UnexpectedEof` where the server ended before it answered.
+/// The reason of a refusal, in one line. `UnexpectedEof` if the server ended before it replied.
 pub(crate) fn join(stream: &mut UnixStream, head: &[u8], serving: &Serving) -> io::Result<Vec<String>> {
     let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
     let asked = request(serving).map_err(refused)?;

@@ -1,4 +1,4 @@
-//! File handles: how a server with CAP_DAC_READ_SEARCH finds an inode whose names it lost.
+//! File handles: with CAP_DAC_READ_SEARCH the server opens an inode whose names it does not know.
 
 use crate::error::{Fault, Result};
 use crate::numbered::Form;
@@ -8,27 +8,27 @@ use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A handle as its filesystem made it.
+/// A file handle in its filesystem's encoding.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct FileHandle {
     kind: i32,
     bytes: Box<[u8]>,
 }
 
-/// Opens handles of one mount.
+/// Opens file handles on one mount.
 #[derive(Debug)]
 pub(crate) struct Opener {
-    /// Open for reading: `O_PATH` does not name a mount here.
+    /// Opened for reading: an `O_PATH` descriptor is not accepted as mount here.
     mount: OwnedFd,
-    /// How handles are made of numbers; `None` where they are not.
+    /// Layout for building handles from inode numbers; `None` if that is impossible.
     form: Option<Form>,
 }
 
 const MAX_HANDLE_SZ: usize = 128;
-/// Making an inode may wait for the journal meanwhile.
+/// Retries while an inode is being created, which may wait for the journal.
 const MAX_RETRIES: u32 = 200;
 const RETRY_AFTER: Duration = Duration::from_millis(1);
-/// Encodes the parent too, so that an opened handle has a path again (Linux 6.13).
+/// Encodes the parent too, so that an opened handle has a path (Linux 6.13).
 const AT_HANDLE_CONNECTABLE: libc::c_int = 0x002;
 
 #[repr(C, align(8))]
@@ -39,28 +39,29 @@ struct Buffer {
 }
 
 impl FileHandle {
-    /// As the kernel tells it; `None` where it is longer than any.
+    /// Takes a handle from the kernel; `None` if it is longer than permitted.
     pub(crate) fn told(kind: i32, bytes: &[u8]) -> Option<FileHandle> {
         (bytes.len() <= MAX_HANDLE_SZ).then(|| FileHandle { kind, bytes: bytes.into() })
     }
 
-    /// The kind, and what the filesystem says.
+    /// The handle type, and the filesystem's bytes.
     pub(crate) fn parts(&self) -> (i32, &[u8]) {
         (self.kind, &self.bytes)
     }
 
-    /// Of an `O_PATH` descriptor, as events bring it.
+    /// Makes a handle of an `O_PATH` descriptor, in the form that events contain.
     pub(crate) fn plain(fd: impl AsFd) -> Result<FileHandle> {
         FileHandle::make(fd.as_fd().as_raw_fd(), libc::AT_EMPTY_PATH)
     }
 
-    /// Of an `O_PATH` descriptor; `EOPNOTSUPP` where its filesystem has none.
+    /// Makes a handle of an `O_PATH` descriptor, connectable if possible. Fails with `EOPNOTSUPP` if the filesystem
+    /// has none.
     pub(crate) fn of(fd: impl AsFd) -> Result<FileHandle> {
         let made = FileHandle::make(fd.as_fd().as_raw_fd(), libc::AT_EMPTY_PATH | AT_HANDLE_CONNECTABLE);
         made.or_else(|_| FileHandle::plain(fd))
     }
 
-    /// For a file of text.
+    /// Encodes the handle for a text file.
     pub(crate) fn to_text(&self) -> String {
         use std::fmt::Write;
         let mut text = format!("{} ", self.kind);
@@ -80,7 +81,7 @@ impl FileHandle {
     fn make(fd: i32, flags: libc::c_int) -> Result<FileHandle> {
         let mut buffer = Buffer { handle_bytes: 128, handle_type: 0, f_handle: [0; MAX_HANDLE_SZ] };
         let mut mount_id: libc::c_int = 0;
-        // SAFETY: the buffer says how long it is; the name is empty and ends with NUL.
+        // SAFETY: the buffer contains its length; the name is empty and ends with NUL.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -101,8 +102,8 @@ impl FileHandle {
 }
 
 impl Opener {
-    /// For handles of the mount on which `directory` (open for reading) lies; `None` where this
-    /// process may not open by handle.
+    /// An opener for the mount of `directory` (open for reading). Returns `None` if this process may not open by
+    /// handle.
     pub(crate) fn new(directory: OwnedFd) -> Option<Opener> {
         let may = rustix::thread::capabilities(None)
             .is_ok_and(|c| c.effective.contains(CapabilitySet::DAC_READ_SEARCH));
@@ -120,23 +121,23 @@ impl Opener {
         Some(opener)
     }
 
-    /// Whether inodes are opened by their numbers.
+    /// Whether inodes can be opened by number.
     pub(crate) fn opens_numbers(&self) -> bool {
         self.form.is_some()
     }
 
-    /// An `O_PATH` descriptor of whatever has that number on the filesystem now, be it outside of the mount; `ESTALE` where nothing has.
-    /// `subvolume`: `None` is the one in which the directory lies.
+    /// Opens the inode with this number as `O_PATH`, even outside of the mount. Fails with `ESTALE` if there is none.
+    /// `subvolume`: `None` means that of the opener's directory.
     pub(crate) fn open_number(&self, ino: u64, subvolume: Option<u64>) -> Result<OwnedFd> {
         let form = self.form.as_ref().ok_or(Fault::STALE)?;
         let handle = form.handle(&self.mount, ino, subvolume)?.ok_or(Fault::STALE)?;
         self.open(&handle)
     }
 
-    /// An `O_PATH` descriptor of whatever has the handle, wherever on the mount it is; `ESTALE` where it is gone.
+    /// Opens a handle as `O_PATH`, anywhere on the mount. Fails with `ESTALE` if the inode is gone.
     ///
-    /// `ENOMEM` is also what ext4 and others say while another file is being made under the number of one that is gone
-    /// (`iget_locked` takes nothing that is `I_CREATING`): that is over in a moment.
+    /// ext4 and others also return `ENOMEM` while a new file is created with the number of a deleted one
+    /// (`iget_locked` does not return inodes in state `I_CREATING`). That state is brief, so the open is retried.
     pub(crate) fn open(&self, handle: &FileHandle) -> Result<OwnedFd> {
         for _ in 0..MAX_RETRIES {
             match self.open_once(handle) {
@@ -155,7 +156,7 @@ impl Opener {
         };
         buffer.f_handle[..handle.bytes.len()].copy_from_slice(&handle.bytes);
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        // SAFETY: the buffer says how long it is; a result that is not negative is a new descriptor.
+        // SAFETY: the buffer contains its length; a non-negative result is a new descriptor.
         unsafe {
             let fd =
                 libc::syscall(libc::SYS_open_by_handle_at, self.mount.as_raw_fd(), &raw mut buffer, flags);

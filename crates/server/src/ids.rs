@@ -1,4 +1,4 @@
-//! From inodes to node ids. See docs/decisions/0001-node-ids.md.
+//! Node ids of inodes. See docs/decisions/0001-node-ids.md.
 
 use crate::error::{Fault, Result};
 use crate::filesystem::{Filesystem, Identity, identify};
@@ -15,22 +15,22 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Device index of numbers that have no place elsewhere.
+/// Device index of mapped inode numbers, which fit into no other index.
 const MAPPED: u64 = 0x7fff;
-/// In [`Record::Number`]: the main filesystem.
+/// Device index of the main filesystem in [`Record::Number`].
 const MAIN: u64 = 0x7ffe;
 const FOREIGN: u64 = 1 << 63;
 const DELEGATED: u64 = 1 << 62;
 const SHORT: u64 = 1 << 48;
 
-/// Makes node ids for one export; the same ones after a restart.
+/// Node id allocator of an export, stable over restarts.
 #[derive(Debug)]
 pub(crate) struct Ids {
     main: Main,
     cookie_key: CookieKey,
     seal: Seal,
-    /// By what statx says. `st_dev` is used again after unmounting, the mount's number is not; where it is
-    /// (Linux before 6.8) the filesystem is looked at anew whenever a mount's root is met.
+    /// Known devices, by statx fields. `st_dev` is reused after an unmount, a mount's unique id is not. Where mount
+    /// ids are reused too (Linux before 6.8), the filesystem is identified anew at each mount root.
     seen: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
     map: Mutex<Map>,
     dirty: AtomicBool,
@@ -58,17 +58,17 @@ struct Map {
     log: Log,
     devices: FxHashMap<Identity, u64>,
     next_device: u64,
-    /// Of filesystems without an identity; counts down.
+    /// Device indices of filesystems without an identity; counts down.
     next_passing_device: u64,
     numbers: FxHashMap<(u64, u64), u64>,
-    /// The other way round.
+    /// The inverse of `numbers`.
     inodes: FxHashMap<u64, (u64, u64)>,
     next_number: u64,
-    /// Of inodes on filesystems without an identity; counts down.
+    /// Mapped numbers of inodes on filesystems without an identity; counts down.
     next_passing_number: u64,
 }
 
-/// The number of the filesystem on which a node lies, as far as its id tells: 0 is that of the export's root.
+/// Returns the device index in a node id; 0 is the filesystem of the export's root.
 pub(crate) fn device_of(node: NodeId) -> u64 {
     if node.ino & FOREIGN == 0 { 0 } else { node.ino >> 48 }
 }
@@ -113,13 +113,13 @@ impl Ids {
         Ok(Ids { main, cookie_key, seal, seen, map, dirty, parents: Parents::new(None) })
     }
 
-    /// Where files lie is remembered in this file.
+    /// Persists the parent directories of files in this file.
     pub(crate) fn keeping_parents(self, file: PathBuf) -> Ids {
         Ids { parents: Parents::new(Some(file)), ..self }
     }
 
-    /// The inode number, and the subvolume if it is not the root's, of what an export's number stands for on the root's own filesystem. `None`: on
-    /// another one, or nowhere.
+    /// Returns the inode number on the root's filesystem behind an export's number, with the subvolume if it is not
+    /// the root's. Returns `None` for a number on another filesystem, or of no inode.
     pub(crate) fn on_main(&self, number: u64) -> Option<(u64, Option<u64>)> {
         if number & FOREIGN == 0 {
             return (number < DELEGATED).then_some((number, None));
@@ -134,11 +134,11 @@ impl Ids {
         }
         let main = self.main.filesystem.identity?;
         let own = map.devices.iter().find(|(_, of)| **of == index).map(|(identity, _)| *identity)?;
-        // Without the kernel's word for it (Linux 6.10) a subvolume is a mixture here.
+        // Before Linux 6.10 the kernel does not report subvolumes, and this field holds a mixture instead.
         (own.is_beside(main) && self.main.subvolume != 0).then_some((ino, Some(own.subvolume)))
     }
 
-    /// Whether this export made that id, now or earlier. (What it stands for may be gone.)
+    /// Whether this export made the id, now or earlier. (Its inode may be gone.)
     pub(crate) fn genuine(&self, node: NodeId) -> bool {
         self.seal.genuine(node)
     }
@@ -151,14 +151,15 @@ impl Ids {
         self.main.filesystem
     }
 
-    /// The node that `stat` is of. `open` gives an `O_PATH` descriptor of it, needed when its
-    /// filesystem is met for the first time.
+    /// Returns the node id of `stat`. `open` returns an `O_PATH` descriptor of the inode, needed at the first
+    /// encounter with its filesystem.
     pub(crate) fn node(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<NodeId> {
         let (ino, overlay) = self.shown(stat, open)?;
         Ok(self.seal.id(ino, if overlay { 0 } else { stat.birth_ns }))
     }
 
-    /// The number that applications see of that inode, and whether its filesystem is an overlay; `open` as for [`Ids::node`].
+    /// Returns the inode number visible to applications, and whether the filesystem is an overlay. `open` as for
+    /// [`Ids::node`].
     pub(crate) fn shown(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<(u64, bool)> {
         if stat.dev == self.main.dev && stat.subvolume == self.main.subvolume {
             return self.shown_on_main(stat.ino);
@@ -167,7 +168,7 @@ impl Ids {
         let known = self.seen.read().get(&key).copied();
         let device = match known {
             Some(device) if !stat.known_anew => device,
-            // Its filesystem cannot be looked at without a request to this server.
+            // Identifying this filesystem would send a request to this server.
             _ if own_mounts::is_own(stat.dev) => return Err(Fault(Errno::LOOP)),
             _ => self.meet(key, &identify(open()?, stat)?)?,
         };
@@ -182,7 +183,7 @@ impl Ids {
         Ok((ino, device.overlay))
     }
 
-    /// What the lease table knows it by; after [`Ids::node`] made its id.
+    /// Returns the lease identity of an inode, after [`Ids::node`] has made its id.
     pub(crate) fn object(&self, stat: &Stat) -> Object {
         let main = stat.dev == self.main.dev && stat.subvolume == self.main.subvolume;
         let overlay = if main {
@@ -194,7 +195,7 @@ impl Ids {
         stat.object(overlay)
     }
 
-    /// Makes durable what the ids made so far need. Before any of them is sent.
+    /// Makes the state behind all ids durable. To be called before any of the ids is sent.
     pub(crate) fn settle(&self) -> Result<()> {
         if self.dirty.load(Ordering::Acquire) {
             let mut map = self.map.lock();
@@ -357,7 +358,7 @@ mod tests {
         let other = Ids::new(&stat(1, 2), on(1), log, &records, [3; 16]).unwrap();
         let theirs = other.node(&stat(1, 77), refuse).unwrap();
         assert!(other.genuine(theirs) && !ids.genuine(theirs) && !other.genuine(node));
-        // The birth time, the time of day, nothing: what can be known is no id.
+        // Known values, such as the birth time, the time of day or zero, are no valid generations.
         for generation in [0, 5, u64::MAX, 1_700_000_000_123_456_789] {
             assert!(!ids.genuine(NodeId { generation, ..node }));
         }

@@ -1,7 +1,7 @@
-//! All server-side I/O: confined access to an export, the driver of its connections, the daemon.
+//! All server-side I/O: confined access to an export, its connections, and the daemon.
 //!
-//! [`Export`] executes calls on a directory; [`Server`] serves exports to sessions over streams;
-//! [`daemon`] finds or starts the one server of a user, [`Serving`] says where it listens besides.
+//! [`Export`] executes calls on a directory. [`Server`] serves exports to sessions over streams. [`daemon`] finds or
+//! starts a user's single server. [`Serving`] holds its further listen addresses.
 
 mod acting;
 mod affected;

@@ -1,15 +1,14 @@
-//! File handles made of inode numbers: how a filesystem opens an inode of which only the number is known.
-//! See docs/decisions/0035-file-handles.md.
+//! File handles built from inode numbers, to open an inode by number alone. See docs/decisions/0035-file-handles.md.
 //!
-//! A handle of ext4, f2fs or btrfs with generation 0 stands for whatever has the number (`ext4_nfs_get_inode`, `btrfs_get_dentry`). XFS compares the
-//! generation (`xfs_nfs_get_inode`) and tells it to a privileged process.
+//! With generation 0, a handle of ext4, f2fs or btrfs matches any inode with the number (`ext4_nfs_get_inode`,
+//! `btrfs_get_dentry`). XFS compares the generation (`xfs_nfs_get_inode`), and reports it to privileged processes.
 
 use crate::error::Result;
 use crate::filesystem::is_xfs;
 use crate::handle::FileHandle;
 use rustix::fd::{AsRawFd, OwnedFd};
 
-/// The layout of a filesystem's handles, taken from that of a directory whose number is known.
+/// Handle layout of a filesystem, detected from the handle of a directory with known number.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
     /// u32 number, u32 generation. `told`: the generation must be the inode's.
@@ -28,7 +27,7 @@ const LONG: i32 = 0x81;
 const BTRFS: i32 = 0x4d;
 
 impl Form {
-    /// `None`: this filesystem's handles cannot be made of numbers. `directory` has the number `ino`.
+    /// Detects the layout. `directory` has the number `ino`. Returns `None` if handles cannot be built from numbers.
     pub(crate) fn of(directory: &OwnedFd, ino: u64) -> Option<Form> {
         let handle = FileHandle::plain(directory).ok()?;
         let xfs = is_xfs(directory);
@@ -41,7 +40,7 @@ impl Form {
         }
     }
 
-    /// A handle of whatever has this number now. `subvolume`: `None` is that of the directory.
+    /// Builds a handle of the inode with this number. `subvolume`: `None` means the directory's own.
     pub(crate) fn handle(
         &self,
         mount: &OwnedFd,
@@ -94,7 +93,7 @@ struct Bulk {
     rest: [u32; 31],
 }
 
-/// The generation of an inode of XFS; `None`: nothing has that number. For privileged processes alone.
+/// Returns the generation of an XFS inode; `None` if no inode has the number. Requires privilege.
 fn generation_of(mount: &OwnedFd, ino: u64) -> Result<Option<u32>> {
     const XFS_IOC_BULKSTAT: libc::Ioctl = 0x8040_587f_u32 as libc::Ioctl;
     let mut bulk = Bulk {
@@ -109,7 +108,7 @@ fn generation_of(mount: &OwnedFd, ino: u64) -> Result<Option<u32>> {
         generation: 0,
         rest: [0; 31],
     };
-    // SAFETY: the buffer has room for the one inode that is asked for, the first that has this number or a larger one.
+    // SAFETY: the buffer has room for the one requested inode: the first with this number or a larger one.
     if unsafe { libc::ioctl(mount.as_raw_fd(), XFS_IOC_BULKSTAT, &raw mut bulk) } != 0 {
         return Err(std::io::Error::last_os_error().into());
     }

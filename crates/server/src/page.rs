@@ -1,8 +1,8 @@
-//! The status of a server as a page for people.
+//! Text rendering of a server's status.
 
 use serde_json::Value;
 
-/// What [`crate::Server::status`] says, as `nigh status --server` prints it.
+/// Renders [`crate::Server::status`] as `nigh status --server` prints it.
 #[must_use]
 pub fn page(status: &Value) -> String {
     let mut page = format!(
@@ -54,7 +54,7 @@ pub fn page(status: &Value) -> String {
     page
 }
 
-/// For the page of the mounts: one line.
+/// Renders one line for the status of mounts.
 #[must_use]
 pub fn summary(status: &Value) -> String {
     let owed = match number(status, "/totals/recalls_owed") {
@@ -160,7 +160,7 @@ fn text(value: &Value, path: &str) -> String {
     value.pointer(path).map_or_else(|| "?".into(), shown)
 }
 
-/// A terminal takes nothing in it for a command.
+/// Escapes control characters, so that a value cannot contain terminal commands.
 fn shown(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     nigh_types::printable(&text, usize::MAX)

@@ -1,7 +1,8 @@
-//! In which directory files lay when they were told last: what a filesystem does not say of an inode that is opened by its number.
-//! See docs/decisions/0035-file-handles.md.
+//! Parent cache: the directory in which a file was last returned to a client, which the filesystem does not report
+//! for an inode opened by number. See docs/decisions/0035-file-handles.md.
 //!
-//! A cache of a bounded size and not the truth: whoever asks looks into the directory. It is written to a file now and then, for the next server.
+//! The size is bounded and entries may be outdated: the caller searches the directory. The cache is periodically
+//! saved for the next server.
 
 use std::fs::File;
 use std::io;
@@ -10,19 +11,19 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Neighbouring numbers share a block, which lies in one page of the file.
+/// Neighbouring inode numbers share a block, which occupies one page of the file.
 const SLOTS: usize = 512;
 const BLOCKS: usize = 2048;
 const BLOCK_BYTES: usize = SLOTS * 8;
-/// A slot is 16 bits of a hash of what the block's numbers have in common, and the number of the directory.
+/// A slot holds 16 bits of a hash of its block's numbers, and the directory's inode number.
 const DIRECTORY_BITS: u32 = 48;
 
-/// A slot for each number modulo about a million.
+/// Direct-mapped cache with a slot for each inode number modulo about a million.
 #[derive(Debug)]
 pub(crate) struct Parents {
-    /// Made when something is noted or asked for: most exports have none.
+    /// Allocated at first use: most exports need none.
     blocks: OnceLock<Box<[Block]>>,
-    /// `None`: nothing outlives this.
+    /// `None` if the cache is not saved.
     file: Option<PathBuf>,
 }
 
@@ -41,7 +42,8 @@ impl Parents {
         self.blocks.get_or_init(|| std::iter::repeat_with(Block::default).take(BLOCKS).collect())
     }
 
-    /// The file with the export's number `ino` was told as a name of a directory, which has that number on its filesystem.
+    /// Records that the file with the export's number `ino` was returned as a name in `directory`, a number on the
+    /// directory's filesystem.
     pub(crate) fn note(&self, ino: u64, directory: u64) {
         if directory == 0 || directory >> DIRECTORY_BITS != 0 {
             return;
@@ -55,7 +57,7 @@ impl Parents {
         }
     }
 
-    /// The number of that directory.
+    /// Returns the recorded directory's number.
     pub(crate) fn find(&self, ino: u64) -> Option<u64> {
         let (block, slot, tag) = place(ino);
         let slots = self.blocks()[block].slots.get_or_init(|| self.read(block));
@@ -63,7 +65,7 @@ impl Parents {
         (value != 0 && value >> DIRECTORY_BITS == tag).then_some(value & ((1 << DIRECTORY_BITS) - 1))
     }
 
-    /// Writes what is new, so that a server after this one finds it.
+    /// Writes changed blocks for the next server.
     pub(crate) fn save(&self) {
         let (Some(path), Some(blocks)) = (&self.file, self.blocks.get()) else { return };
         let mut open = None;
@@ -71,7 +73,7 @@ impl Parents {
             if block.dirty.swap(false, Ordering::Acquire)
                 && let Err(error) = block.write(at, path, &mut open)
             {
-                // Full, mostly: it is tried again.
+                // Mostly a full disk; tried again later.
                 tracing::debug!(%error, "where files lie cannot be noted");
                 block.dirty.store(true, Ordering::Release);
                 return;
@@ -81,7 +83,7 @@ impl Parents {
 
     fn read(&self, block: usize) -> Box<[AtomicU64]> {
         let mut bytes = [0; BLOCK_BYTES];
-        // What was never written is nothing, and so is what cannot be read.
+        // A block that was never written, or cannot be read, is empty.
         if let Some(file) = self.file.as_ref().and_then(|path| File::open(path).ok()) {
             let _ = file.read_exact_at(&mut bytes, (block * BLOCK_BYTES) as u64);
         }
@@ -91,7 +93,7 @@ impl Parents {
 }
 
 impl Block {
-    /// `open`: the file, once it is open.
+    /// Writes the block. `open`: the file, once it is open.
     fn write(&self, at: usize, path: &Path, open: &mut Option<File>) -> io::Result<()> {
         let Some(slots) = self.slots.get() else { return Ok(()) };
         let bytes: Vec<u8> =
@@ -112,7 +114,7 @@ impl Drop for Parents {
     }
 }
 
-/// The block, the slot in it, and what the slot says besides.
+/// Returns block, slot and tag of a number.
 fn place(ino: u64) -> (usize, usize, u64) {
     let hash = (ino / SLOTS as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let narrow = |n: u64| usize::try_from(n).unwrap_or(0);

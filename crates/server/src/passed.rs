@@ -1,4 +1,4 @@
-//! Listening sockets that a service manager made before it started this process: sd_listen_fds(3).
+//! Socket activation: listening sockets passed by a service manager, sd_listen_fds(3).
 
 use crate::listeners::Socket;
 use crate::places::Places;
@@ -11,13 +11,13 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-/// What this user's own mounts connect to is called so (`FileDescriptorName=user`).
+/// Name of the socket for this user's own mounts (`FileDescriptorName=user`).
 const USER: &str = "user";
 
-/// The unix sockets among them.
+/// The passed unix sockets.
 static UNIX: Mutex<Vec<Weak<OwnedFd>>> = Mutex::new(Vec::new());
 
-/// One of them: a unix or TCP socket that listens.
+/// A passed socket: a listening unix or TCP socket.
 #[derive(Clone, Debug)]
 pub struct Passed {
     name: String,
@@ -26,10 +26,10 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// `name` is what `FileDescriptorName=` says, else the manager's own choice.
+    /// `name` is the value of `FileDescriptorName=`, or else the manager's choice.
     ///
     /// # Errors
-    /// One line, for whatever is not such a socket.
+    /// One line, for any other descriptor.
     pub fn new(name: String, fd: OwnedFd) -> Result<Passed, String> {
         let wrong =
             |what: &str, mend: &str| format!("the socket {name:?} of the service manager is {what}: {mend}");
@@ -72,10 +72,10 @@ impl Passed {
         self.tcp
     }
 
-    /// Whether this user's own mounts find it.
+    /// Whether this user's own mounts connect to it.
     ///
     /// # Errors
-    /// One line: it is meant for them, but elsewhere.
+    /// One line, if it is meant for them but has another path.
     pub(crate) fn is_own(&self, places: &Places) -> io::Result<bool> {
         if !self.is_called_user() {
             return Ok(false);
@@ -91,7 +91,7 @@ impl Passed {
         Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
     }
 
-    /// Where it listens, for people.
+    /// Its address, for display.
     pub(crate) fn shown(&self) -> String {
         let place = match self.listener() {
             Ok(Socket::Tcp(socket)) => socket.local_addr().map(|address| format!("tcp://{address}")),
@@ -121,7 +121,8 @@ fn path_of(fd: &OwnedFd) -> io::Result<Option<PathBuf>> {
     Ok(listener.local_addr()?.as_pathname().map(PathBuf::from))
 }
 
-/// Whether that path leads to one of them. Who connects there cannot tell: to it the service manager listens.
+/// Whether a path leads to a passed socket. A connection to the path shows the service manager as listener, not this
+/// process.
 pub(crate) fn is_served_at(path: &Path) -> bool {
     let all: Vec<Arc<OwnedFd>> = UNIX.lock().iter().filter_map(Weak::upgrade).collect();
     let place = |path: &Path| std::fs::metadata(path).map(|at| (at.dev(), at.ino())).ok();

@@ -1,4 +1,4 @@
-//! The threads that execute calls.
+//! Thread pool that executes calls.
 
 mod fair;
 mod lent;
@@ -16,22 +16,22 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One call waiting for a thread.
+/// A call waiting for a thread.
 pub(crate) struct Job {
     pub(crate) session: Arc<Session>,
     pub(crate) call: CallId,
     pub(crate) request: Request,
-    /// The change that it began when it was executed before.
+    /// The pending change that an earlier attempt began.
     pub(crate) change: Option<OpenChange>,
     pub(crate) taken: Taken,
-    /// Its client put it out before, in a session that is forgotten.
+    /// The client first sent the call in a session that the server has discarded.
     pub(crate) again: bool,
-    /// How far a call came that answers in parts, when it was executed before.
+    /// Progress of a streamed reply, from an earlier attempt.
     pub(crate) begun: Option<Begun>,
 }
 
 impl Job {
-    /// Nobody waits for it, and it changed nothing.
+    /// Aborts a cancelled call that has changed nothing.
     pub(crate) fn give_up(self) {
         drop(self.change);
         if matches!(self.begun, Some(Begun::Listing(_))) {
@@ -54,7 +54,7 @@ impl Job {
         session.execute(self);
     }
 
-    /// It waited for a filesystem that does not answer, and did nothing.
+    /// Fails a call that waited for a hung filesystem and has had no effect.
     fn fail(self) {
         if self.begun.is_some() || self.request.call.waits_for_lock() {
             return self.give_up();
@@ -70,25 +70,26 @@ impl Job {
     }
 }
 
-/// A bounded number of threads and two queues, each of which serves origins in turn, and their sessions. What may take
-/// long (listings, copies, syncs, closing files) never has more than half of the threads, so that other calls are not kept
-/// waiting by it; and it has one whatever else there is to do. The queues are bounded by the calls that each session may
-/// have outstanding, and the files that it may have open. A thread whose call does not end is replaced (`lent.rs`).
+/// A bounded thread pool with two queues. Each queue serves origins round-robin, and the sessions within an origin.
+/// Long calls (listings, copies, syncs, closing files) get at most half of the threads, so that they do not delay
+/// short ones; they get at least one thread under any load. The limits on a session's outstanding calls and open
+/// files bound the queues. A thread whose call does not end is replaced (`lent.rs`).
 pub(crate) struct Pool {
     queues: Mutex<Queues>,
     wake: Condvar,
-    /// All threads are busy and something waits, or something waits for a filesystem.
+    /// Signals work that waits while all threads are busy, or work held for a hung filesystem.
     crowded: Condvar,
-    /// For [`Pool::stop`] while it is looked at again and again whether that is still so.
+    /// Interrupts the watcher's polling interval on [`Pool::stop`].
     pause: Condvar,
     limits: Limits,
 }
 
-/// How many threads long calls may have.
+/// Limits on the threads of long calls.
 #[derive(Clone, Copy)]
 struct Limits {
     long: u32,
-    /// With those of origins that have none yet, whose long calls do not wait for all of another origin's.
+    /// Includes threads reserved for origins without a running long call, which need not wait for another origin's
+    /// long calls.
     long_most: u32,
 }
 
@@ -97,33 +98,33 @@ struct Queues {
     short: FairQueue<Box<Job>>,
     long: FairQueue<Work>,
     long_running: u32,
-    /// The same, by origin.
+    /// The number of running long calls, by origin.
     long_of: FxHashMap<Origin, u32>,
     /// Threads that wait for work.
     idle: u32,
-    /// What threads are at, by their numbers.
+    /// The current work of each thread, by thread number.
     running: FxHashMap<u64, Running>,
     last_thread: u64,
     loans: Loans,
-    /// Spares that could not be started.
+    /// Replacement threads that could not be started.
     missing: u32,
-    /// What waits for filesystems that do not answer, since when.
+    /// Work held for hung filesystems, with the time since when.
     kept: Vec<(Work, Instant)>,
-    /// The watcher looks again and again.
+    /// The watcher is polling.
     watching: bool,
     stopping: bool,
 }
 
-/// What a thread is at.
+/// The current work of a thread.
 struct Running {
     since: Instant,
     what: Lent,
-    /// It counts among those that may take long.
+    /// Counts as a long call.
     long: bool,
     lent: bool,
 }
 
-/// What may take long.
+/// Long work.
 enum Work {
     Call(Box<Job>),
     Other(Share, Box<dyn FnOnce() + Send>),
@@ -146,10 +147,10 @@ impl Work {
     }
 }
 
-/// The fewest threads a pool has.
+/// Minimum size of a pool.
 const MIN_THREADS: u32 = 4;
 
-/// The share of what the server does for itself.
+/// Queue key of the server's own work.
 pub(crate) const OWN: Share = (Origin { uid: None, host: None }, 0);
 
 impl Pool {
@@ -202,7 +203,7 @@ impl Pool {
         self.wake.notify_one();
     }
 
-    /// How many calls of a session wait for a thread.
+    /// Number of a session's calls that wait for a thread.
     pub(crate) fn queued(&self, session: &Arc<Session>) -> u64 {
         let (queues, share) = (self.queues.lock(), session.share());
         let long = queues.long.count(share, |work| matches!(work, Work::Call(_)));
@@ -210,21 +211,20 @@ impl Pool {
         (queues.short.count(share, |_| true) + long + kept) as u64
     }
 
-    /// Does something that may take long on a thread of the pool, or never if the server stops before. It takes its turn
-    /// among the calls of that session.
+    /// Queues long work, in the session's turn. It is never executed if the server stops first.
     pub(crate) fn later(&self, share: Share, what: impl FnOnce() + Send + 'static) {
         let mut queues = self.queues.lock();
         queues.long.push(share, Work::Other(share, Box::new(what)));
         self.call_a_thread(queues);
     }
 
-    /// Threads that wait for filesystems which do not answer, and what waits for those without a thread.
+    /// Number of threads blocked in hung filesystems, and of work items held for these.
     pub(crate) fn lent(&self) -> (usize, usize) {
         let queues = self.queues.lock();
         (queues.loans.count(), queues.kept.len())
     }
 
-    /// Takes back a call that no thread has begun.
+    /// Removes and returns a call that no thread has begun.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let share = session.share();
         let mut queues = self.queues.lock();
@@ -255,7 +255,7 @@ impl Pool {
         drop((short, long, kept)); // ends their changes, which takes other locks
     }
 
-    /// The threads end when they have done what they are at.
+    /// Makes each thread exit after its current work.
     pub(crate) fn stop(&self) {
         self.queues.lock().stopping = true;
         self.wake.notify_all();
@@ -282,7 +282,7 @@ impl Pool {
                 continue;
             };
             let what = work.what();
-            // Others wait for the end of a change that has begun.
+            // Other clients wait for the end of a change that has begun.
             let has_begun = matches!(&work, Work::Call(job) if job.change.is_some());
             if queues.loans.are_enough_for(what.origin, what.place, has_begun) {
                 long.into_iter().for_each(|origin| queues.end_long(origin));
@@ -301,7 +301,7 @@ impl Pool {
             queues = self.queues.lock();
             let Some(Running { what, long, lent, .. }) = queues.running.remove(&number) else { return };
             if lent {
-                // A spare took its place.
+                // A replacement thread has taken its place.
                 queues.loans.end(what);
                 queues.take_up();
                 if queues.missing == 0 {
@@ -318,7 +318,8 @@ impl Pool {
         }
     }
 
-    /// Starts spares for threads whose calls do not end, while others wait for threads; and ends what waits for too long.
+    /// Runs the watcher: replaces threads whose calls do not end while work waits, and fails calls that are held for
+    /// too long.
     fn watch(self: &Arc<Pool>) {
         let mut queues = self.queues.lock();
         while !queues.stopping {
@@ -350,7 +351,7 @@ impl Pool {
 }
 
 impl Queues {
-    /// What the next thread does, and whose it is if that may take long.
+    /// Takes the next work. Also returns its origin if it is long.
     fn next(&mut self, limits: Limits) -> Option<(Work, Option<Origin>)> {
         let long_first = self.long_running == 0 && !self.long.is_empty();
         if !long_first && let Some(job) = self.short.pop() {
@@ -370,13 +371,13 @@ impl Queues {
         Some((work, Some(origin)))
     }
 
-    /// Whether something waits for a thread, and all that it could have are busy.
+    /// Whether work waits while all threads available to it are busy.
     fn is_crowded(&self, limits: Limits) -> bool {
         let long = !self.long.is_empty();
         self.idle == 0 && (long || !self.short.is_empty()) || long && self.long_running >= limits.long
     }
 
-    /// Lends the threads whose calls take too long. How many are to take their places.
+    /// Marks threads with overlong calls as lent. Returns how many replacements to start.
     fn lend(&mut self) -> u32 {
         let mut spares = 0;
         let mut ended = Vec::new();
@@ -400,7 +401,7 @@ impl Queues {
         spares
     }
 
-    /// A thread has come back: what waited for it takes its turn again.
+    /// Requeues held work after a lent thread has returned.
     fn take_up(&mut self) {
         for (work, _) in std::mem::take(&mut self.kept) {
             let share = work.share();
@@ -411,7 +412,7 @@ impl Queues {
         }
     }
 
-    /// What has waited for too long.
+    /// Takes out work that was held for too long.
     fn take_late(&mut self) -> Vec<Work> {
         let late = |(work, since): &mut (Work, Instant)| {
             let may_fail = matches!(work, Work::Call(job) if !tells_of_loss(&job.request.call));
@@ -431,18 +432,18 @@ impl Queues {
     }
 }
 
-/// Whether its failure says that stores into a map, or written data, are lost.
+/// Whether a failure of the call reports the loss of written or mapped data.
 fn tells_of_loss(call: &Call) -> bool {
     matches!(call, Call::Fsync { .. }) || call.is_flush()
 }
 
-/// Whether a call may take long: with the number of entries or bytes, or until a disk has written.
+/// Whether a call may take long: in proportion to entries or bytes, or until a disk has written.
 fn is_long(job: &Job) -> bool {
     match &job.request.call {
         Call::List { .. }
         | Call::Dirents { .. }
         | Call::Ahead { .. }
-        // The directory may be read in which the number was.
+        // May read the directory that last contained the inode number.
         | Call::LookupNumber { .. }
         | Call::CopyRange { .. }
         | Call::Fsync { .. }
@@ -465,7 +466,7 @@ mod tests {
     use nigh_types::{Credentials, NodeId, Place};
     use std::os::unix::net::UnixStream;
 
-    /// Calls of one session.
+    /// Factory for calls of one session.
     struct Jobs {
         session: Arc<Session>,
         under_way: Arc<crate::work::Work>,

@@ -1,32 +1,32 @@
-//! Which capabilities of a caller an operation is done with. See docs/decisions/0005-credentials.md.
+//! Capabilities of a caller that apply to an operation. See docs/decisions/0005-credentials.md.
 //!
-//! The client's kernel has checked the operation with the capabilities that the caller has there. They are taken as that kernel
-//! takes them: over an inode whose owner and group are mapped into the caller's user namespace, and no others.
+//! The client's kernel has checked the operation with the caller's capabilities there. The server applies them as
+//! that kernel does: only over inodes whose owner and group are mapped into the caller's user namespace.
 
 use nigh_types::{Attr, Credentials, Privileges, SetAttr};
 use rustix::thread::CapabilitySet;
 
-/// Capabilities that a user namespace gives over inodes whose ids are mapped into it (`capable_wrt_inode_uidgid`).
+/// Capabilities that a user namespace grants over inodes with mapped ids (`capable_wrt_inode_uidgid`).
 const OVER_INODES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::FSETID)
     .union(CapabilitySet::SETFCAP);
-/// Of these, the ones that a directory's owner and group decide on when a name in it is looked up, made or removed.
+/// The subset that depends on a directory's owner and group when a name in it is looked up, made or removed.
 const OVER_DIRECTORIES: CapabilitySet =
     CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::DAC_READ_SEARCH).union(CapabilitySet::FSETID);
-/// Capabilities that count only in the user namespace of the machine (`capable`): devices, reserved blocks and quotas.
+/// Capabilities that apply only in the initial user namespace (`capable`): devices, reserved blocks and quotas.
 const OVER_MACHINE: CapabilitySet = CapabilitySet::MKNOD.union(CapabilitySet::SYS_RESOURCE);
 
-/// For an operation on one inode.
+/// Capabilities for an operation on one inode.
 pub(crate) fn over_inode(who: &Credentials, attr: &Attr) -> CapabilitySet {
     let Some((given, privileges)) = given(who) else { return CapabilitySet::empty() };
     let over = if holds(privileges, attr) { OVER_INODES } else { CapabilitySet::empty() };
     given & (over | machine(privileges))
 }
 
-/// For a change of an inode's attributes: an owner or group that is not mapped is given to nothing.
+/// Capabilities for a change of attributes: ownership cannot pass to an unmapped owner or group.
 pub(crate) fn over_change(who: &Credentials, attr: &Attr, set: &SetAttr) -> CapabilitySet {
     let held = over_inode(who, attr);
     let Some((_, privileges)) = given(who) else { return held };
@@ -35,15 +35,16 @@ pub(crate) fn over_change(who: &Credentials, attr: &Attr, set: &SetAttr) -> Capa
     if mapped { held } else { held - CapabilitySet::CHOWN }
 }
 
-/// For extended attributes of one inode. Those of the namespace `trusted` are the machine's.
+/// Capabilities for extended attributes of one inode. Those in the `trusted` namespace require the initial user
+/// namespace.
 pub(crate) fn over_xattrs(who: &Credentials, attr: &Attr) -> CapabilitySet {
     let Some((given, privileges)) = given(who) else { return CapabilitySet::empty() };
     let trusted = if privileges.hold_over_all() { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
     over_inode(who, attr) | (given & trusted)
 }
 
-/// For making, moving and removing names in directories. `named` are the inodes whose names are taken away or added: a sticky
-/// directory protects them, and a hard link to a file of others needs a right over it.
+/// Capabilities for changes of names in directories. `named` are the inodes whose names are removed or added: a
+/// sticky directory protects them, and a hard link to another user's file requires a right over the file.
 pub(crate) fn over_names<'a>(
     who: &Credentials,
     dirs: impl IntoIterator<Item = &'a Attr>,
@@ -60,7 +61,8 @@ pub(crate) fn over_names<'a>(
     given & held
 }
 
-/// For data of an open file: its blocks, and the bits that a write takes away (`setattr_should_drop_suidgid`).
+/// Capabilities for data of an open file: its blocks, and the bits that a write clears
+/// (`setattr_should_drop_suidgid`).
 pub(crate) fn over_data(who: &Credentials) -> CapabilitySet {
     let Some((given, privileges)) = given(who) else { return CapabilitySet::empty() };
     let bits = if privileges.hold_over_all() { CapabilitySet::FSETID } else { CapabilitySet::empty() };

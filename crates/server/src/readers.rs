@@ -1,4 +1,4 @@
-//! Files that are read without having been opened.
+//! Cached descriptors for reads without an open file.
 
 use crate::descriptors::{Cached, Descriptors};
 use crate::export::Kept;
@@ -11,12 +11,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A descriptor that no read used for so long is closed: it may be a removed file's last hold.
+/// Idle time after which a descriptor is closed: it may be the last reference to a removed file.
 const IDLE: Duration = Duration::from_secs(2);
-/// So many are held even where there are too many in all.
+/// Number of descriptors kept even when descriptors are short.
 const LEAST: usize = 4;
 
-/// Descriptors of an export for reads that name no open file.
+/// The cached descriptors of one export.
 #[derive(Debug)]
 pub(crate) struct Readers {
     files: Mutex<LruCache<NodeId, Reader>>,
@@ -60,7 +60,7 @@ impl Readers {
         drop(held);
     }
 
-    /// Takes all out, to be closed.
+    /// Removes and returns all descriptors, for the caller to close.
     pub(crate) fn take_all(&self) -> Vec<Kept> {
         let mut files = self.files.lock();
         let kept = |(_, reader): (NodeId, Reader)| {

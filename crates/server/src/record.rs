@@ -1,33 +1,33 @@
-//! What an export must remember over restarts, in one small file of records.
+//! Durable state of an export: one small file of records.
 //!
-//! Its facts are only ever added: the key of its cookies, the secret of its node ids, which filesystem
-//! has which device index, which large inode number has which short one. So the file is a log of 40-byte records, each with
-//! a checksum: `kind u8, 3 zero bytes, crc32c u32 (of all other bytes), a u64, b [u8; 16], c u64`,
-//! little-endian. It is made by renaming a finished file into place; a torn last record is cut off.
-//! Nothing is handed out before [`Log::sync`] returned.
+//! Records are only appended: the key of its cookies, the secret of its node ids, the device index of each
+//! filesystem, and the short number of each large inode number. So the file is a log of 40-byte records, each with a
+//! checksum: `kind u8, 3 zero bytes, crc32c u32 (of all other bytes), a u64, b [u8; 16], c u64`, little-endian. The
+//! file is created by renaming a complete one into place. A torn last record is cut off. Values are used only after
+//! [`Log::sync`] has returned.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Bytes of a record on disk.
+/// Length of a record in bytes.
 const LENGTH: usize = 40;
 
-/// One fact.
+/// A record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Record {
-    /// The first one: version of the file, and the key of the export's cookies.
+    /// The first record: version of the file, and key of the export's cookies.
     Key { version: u64, key: [u8; 16] },
-    /// A filesystem (or subvolume) has this device index.
+    /// Device index of a filesystem or subvolume.
     Device { index: u64, uuid: [u8; 16], subvolume: u64 },
-    /// An inode number of the device with this identity has this number, below 2^48. `index` is its device
-    /// index, 0x7ffe for the main filesystem.
+    /// Short number, below 2^48, of an inode number on a device. `index` is the device index, 0x7ffe for the main
+    /// filesystem.
     Number { short: u64, index: u64, ino: u64 },
-    /// What node ids are sealed with. It never leaves the server.
+    /// Secret of the MAC in node ids. It never leaves the server.
     Secret { key: [u8; 16] },
 }
 
-/// The file, open for adding.
+/// The file, open for appending.
 #[derive(Debug)]
 pub(crate) struct Log {
     file: File,
@@ -35,8 +35,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Reads the file at `path`, or makes it with `first`. The caller must hold a lock on it for as
-    /// long as the log lives; it is taken here (`EWOULDBLOCK` where another server has it).
+    /// Reads the file at `path`, or creates it with `first`. Locks the file for the log's lifetime; fails with
+    /// `EWOULDBLOCK` if another server holds the lock.
     pub(crate) fn open(path: &Path, first: Record) -> io::Result<(Log, Vec<Record>)> {
         if !path.exists() {
             let made = path.with_extension("new");
@@ -68,13 +68,12 @@ impl Log {
         Ok((Log { file, pending: Vec::new() }, records))
     }
 
-    /// Adds a record to the next [`Log::sync`].
+    /// Appends a record with the next [`Log::sync`].
     pub(crate) fn push(&mut self, record: Record) {
         self.pending.extend_from_slice(&encode(record));
     }
 
-    /// The secret among `records`; a file that has none (of an earlier version, or just made) gets `fresh`,
-    /// durably.
+    /// Returns the secret in `records`. A file without one (new, or of an earlier version) durably gets `fresh`.
     pub(crate) fn secret(&mut self, records: &[Record], fresh: [u8; 16]) -> io::Result<[u8; 16]> {
         let known = records.iter().find_map(|record| match record {
             Record::Secret { key } => Some(*key),
@@ -88,7 +87,7 @@ impl Log {
         Ok(fresh)
     }
 
-    /// Makes durable what was pushed. After an error the records stay pending.
+    /// Makes pushed records durable. After an error they stay pending.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
         if self.pending.is_empty() {
             return Ok(());

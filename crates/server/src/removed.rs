@@ -1,9 +1,10 @@
-//! Directories that were removed while other sessions may have them open or stand in them.
+//! Removed directories that other sessions may have open or as working directory.
 //!
-//! On a local disk such a directory is empty, and can be looked at, changed and synced until the last process leaves it. Through a descriptor the kernel
-//! does that here, and no other inode has the number while one is held. What is removed beside the server is held as any directory is.
-//! While one is held its space, its owner's inode quota and a read-only remount of its filesystem wait; so it goes when it was not used for long,
-//! and when space is needed.
+//! On a local disk such a directory is empty, and can be read, changed and synced until the last process leaves it. A
+//! descriptor gives clients these semantics, and keeps the inode number from being reused. A directory removed by
+//! another process on the server's host is kept open only as any directory is. An open descriptor delays the release
+//! of disk space and inode quota, and a read-only remount. So it is closed after a time without use, and when space
+//! is needed.
 
 use crate::descriptors::{Cached, Descriptors};
 use crate::export::Kept;
@@ -16,15 +17,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How many are held; the one that was used least lately goes first, and its calls are `ESTALE` from then on.
+/// Maximum number of kept directories. The least recently used one is closed first; calls on it then fail with
+/// `ESTALE`.
 const MOST: NonZeroUsize = NonZeroUsize::new(128).unwrap();
-/// For how long one is held that is not used.
+/// How long an unused directory is kept.
 const UNUSED: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 struct Held {
     fd: Arc<OwnedFd>,
-    /// The filesystem ([`nigh_native::lease::Object`]) on which it lies.
+    /// The filesystem ([`nigh_native::lease::Object`]) of the directory.
     filesystem: u64,
     used: Instant,
     _counted: Cached,
@@ -41,8 +43,8 @@ impl Removed {
         Removed { directories: Mutex::new(LruCache::new(MOST)), descriptors }
     }
 
-    /// Not one that lives, which the server's host may have moved away while another was removed in its place. Where too many
-    /// descriptors are held in all, others go instead.
+    /// Keeps a removed directory. A directory that still exists is skipped: a host process may have moved it away
+    /// while another one was removed in its place. If descriptors are short, other directories are closed instead.
     pub(crate) fn keep(&self, node: &Node, now: Instant) {
         if !is_deleted(&node.fd) {
             return;
@@ -56,7 +58,7 @@ impl Removed {
         let (fd, filesystem) = (Arc::clone(&node.fd), node.object.filesystem);
         let held = Held { fd, filesystem, used: now, _counted: self.descriptors.cache() };
         let evicted = self.directories.lock().push(node.id, held);
-        drop(evicted); // closed when the lock is free
+        drop(evicted); // closed after the lock is released
     }
 
     pub(crate) fn find(&self, id: NodeId, now: Instant) -> Option<Arc<OwnedFd>> {
@@ -66,14 +68,14 @@ impl Removed {
         Some(Arc::clone(&held.fd))
     }
 
-    /// Takes all out, to be closed.
+    /// Removes and returns all directories, for the caller to close.
     pub(crate) fn take_all(&self) -> Vec<Kept> {
         let mut directories = self.directories.lock();
         let all = std::iter::from_fn(|| directories.pop_lru());
         all.map(|(_, held)| Kept { filesystem: held.filesystem, file: Box::new(held) }).collect()
     }
 
-    /// Lets go those that nothing has used for a while.
+    /// Closes directories that were unused for a while.
     pub(crate) fn close_unused(&self, now: Instant) {
         let mut directories = self.directories.lock();
         let is_old = |held: &Held| now.saturating_duration_since(held.used) >= UNUSED;

@@ -1,10 +1,10 @@
-//! Generations that nobody else can make. See docs/decisions/0001-node-ids.md.
+//! MAC of node ids: only the server can make a valid generation. See docs/decisions/0001-node-ids.md.
 
 use nigh_types::NodeId;
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 
-/// An export's secret, and what is made with it by SipHash-2-4.
+/// An export's secret key for SipHash-2-4.
 pub(crate) struct Seal([u8; 16]);
 
 impl Seal {
@@ -12,7 +12,7 @@ impl Seal {
         Seal(secret)
     }
 
-    /// `birth_ns`: 0 where the filesystem has no birth times that identify an inode.
+    /// Makes a node id. `birth_ns` is 0 if the filesystem has no birth times that identify an inode.
     pub(crate) fn id(&self, ino: u64, birth_ns: u64) -> NodeId {
         let birth = match birth_ns {
             0 => 0,
@@ -21,18 +21,18 @@ impl Seal {
         NodeId { ino, generation: u64::from(birth) << 32 | u64::from(self.mac(ino, birth)) }
     }
 
-    /// Whether this secret made the id.
+    /// Whether the id was made with this secret.
     pub(crate) fn genuine(&self, node: NodeId) -> bool {
         let [a, b, c, d, e, f, g, h] = node.generation.to_le_bytes();
         u32::from_le_bytes([a, b, c, d]) == self.mac(node.ino, u32::from_le_bytes([e, f, g, h]))
     }
 
-    /// Never 0, so that no generation is.
+    /// Never 0, so that no generation is 0.
     fn mac(&self, ino: u64, birth: u32) -> u32 {
         self.hash(ino, &birth.to_le_bytes()).max(1)
     }
 
-    /// The two uses differ in length, which SipHash covers.
+    /// The two uses differ in input length, which SipHash includes.
     fn hash(&self, ino: u64, more: &[u8]) -> u32 {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         hasher.write(&ino.to_le_bytes());
@@ -42,7 +42,7 @@ impl Seal {
     }
 }
 
-/// A secret is not for logs.
+/// Hides the secret from logs.
 impl std::fmt::Debug for Seal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Seal")

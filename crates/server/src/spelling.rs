@@ -1,8 +1,8 @@
-//! Directories in which one name has many spellings, since their filesystem takes upper and lower case for the same.
+//! Case-insensitive directories, in which one name has several spellings.
 //!
-//! A fact about one spelling is a fact about all of them, and only the filesystem knows which those are: it folds by its own table, or
-//! knows short names too (vfat). So the names of such a directory are granted to no client: each look is a request, and nothing is
-//! answered for a name by another name. Attributes and data of what is in it are granted as everywhere.
+//! A fact about one spelling holds for all, and only the filesystem knows them: it folds by its own table, or
+//! supports short names too (vfat). So the names of such a directory are never leased. Every lookup is a request, and
+//! no cached name answers for another one. Attributes and data of the files in it are leased as usual.
 
 use crate::filesystem::kind_of;
 use crate::reach::proc_path;
@@ -15,17 +15,17 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// A directory: a descriptor of it (`O_PATH` will do), and its device, mount, and [`crate::stat::Stat::known_anew`].
+/// A directory: a descriptor (`O_PATH` is enough), with its device, mount, and [`crate::stat::Stat::known_anew`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Directory<'a> {
     pub(crate) fd: &'a OwnedFd,
     pub(crate) device: (Dev, u64, bool),
 }
 
-/// How the filesystems that were met compare names. None of the locks is held during a system call.
+/// Name comparison of known filesystems. None of the locks is held during a system call.
 #[derive(Debug, Default)]
 pub(crate) struct Spellings {
-    /// By device and mount: `st_dev` is used again after unmounting.
+    /// By device and mount: `st_dev` is reused after an unmount.
     met: RwLock<FxHashMap<(Dev, u64), Comparing>>,
 }
 
@@ -33,15 +33,15 @@ pub(crate) struct Spellings {
 enum Comparing {
     /// Byte by byte.
     Exact,
-    /// As if upper and lower case were the same.
+    /// Case-insensitively.
     Folded,
-    /// Folded in directories that have the flag (`FS_CASEFOLD_FL`), exact in others.
+    /// Folded in directories with the flag `FS_CASEFOLD_FL`, exact in others.
     ByDirectory,
 }
 
-/// Filesystems that are remembered; of more all are met anew.
+/// Maximum number of remembered filesystems; beyond it all are examined anew.
 const MOST_MET: usize = 1_024;
-/// Names that are looked at to find out, and names of a directory that are read for that.
+/// Names tried in a probe, and names of a directory read for it.
 const TRIES: usize = 16;
 const MOST_READ: usize = 10_000;
 
@@ -54,15 +54,15 @@ const FOLDED: [u64; 6] = [0x4d44, 0x2011_bab0, 0x4244, 0x482b, 0xf995_e849, 0xad
 const EXACT: [u64; 7] =
     [0x9123_683e, 0x8584_58f6, 0x7371_7368, 0xe0f5_e1e2, 0x9fa0, 0x6265_6572, 0x6367_7270];
 
-/// Whether this kernel can fold names at all (`CONFIG_UNICODE`).
+/// Whether this kernel supports case folding at all (`CONFIG_UNICODE`).
 static KERNEL_FOLDS: LazyLock<bool> = LazyLock::new(|| {
     let features = ["ext4", "f2fs", "tmpfs"].map(|kind| format!("/sys/fs/{kind}/features/casefold"));
     features.iter().any(|feature| Path::new(feature).exists()) || Path::new("/sys/fs/bcachefs").exists()
 });
 
 impl Spellings {
-    /// Whether each name of a directory has one spelling. `false` also where that cannot be told yet: a filesystem of another kind is
-    /// asked for other spellings of names that are there, and may have none.
+    /// Whether each name of a directory has a single spelling. Also `false` while that is unknown: filesystems of
+    /// other kinds are probed with other spellings of existing names, and the directory may have none.
     pub(crate) fn is_one_each(&self, dir: Directory<'_>) -> bool {
         let (dev, mount, known_anew) = dir.device;
         let key = (dev, mount);
@@ -105,7 +105,7 @@ fn meet(dir: Directory<'_>) -> Option<Comparing> {
     probe(&open(dir)?)
 }
 
-/// A directory that cannot be opened counts as one with the flag.
+/// Whether the directory has the flag; assumed if it cannot be opened.
 fn has_flag(dir: Directory<'_>) -> bool {
     let Some(open) = open(dir) else { return true };
     rustix::fs::ioctl_getflags(&open).is_ok_and(|flags| flags.bits() & FS_CASEFOLD_FL != 0)
@@ -116,7 +116,7 @@ fn open(dir: Directory<'_>) -> Option<OwnedFd> {
     rustix::fs::open(proc_path(dir.fd), flags, Mode::empty()).ok()
 }
 
-/// Asks for other spellings of names that are there. `None`: there is none that tells.
+/// Probes other spellings of existing names. Returns `None` if no name is conclusive.
 fn probe(dir: &OwnedFd) -> Option<Comparing> {
     let (names, all) = read(dir)?;
     let there = |name: &[u8]| stat::of_name(dir, name).ok();
@@ -126,11 +126,11 @@ fn probe(dir: &OwnedFd) -> Option<Comparing> {
             return Some(Comparing::Exact);
         }
         let found = there(&swapped);
-        // Whether the directory has changed meanwhile.
+        // Skips the name if the directory has changed meanwhile.
         let Some(stat) = there(&name) else { continue };
         match found {
             None => return Some(Comparing::Exact),
-            // Not a second link to the file.
+            // Excludes a second link to the file.
             Some(found) if all || found.is_same(&stat) && (stat.attr.nlink == 1 || stat.attr.is_dir()) => {
                 return Some(Comparing::Folded);
             }
@@ -140,7 +140,7 @@ fn probe(dir: &OwnedFd) -> Option<Comparing> {
     None
 }
 
-/// Names of a directory, and whether they are all.
+/// Returns names of a directory, and whether they are all.
 fn read(dir: &OwnedFd) -> Option<(FxHashSet<Vec<u8>>, bool)> {
     let mut buffer = vec![MaybeUninit::uninit(); 32 << 10];
     let mut entries = RawDir::new(dir, &mut buffer);
@@ -154,7 +154,7 @@ fn read(dir: &OwnedFd) -> Option<(FxHashSet<Vec<u8>>, bool)> {
     Some((names, true))
 }
 
-/// The same with upper and lower case of ASCII letters exchanged.
+/// Swaps upper and lower case of the ASCII letters.
 fn swapped(name: &[u8]) -> Vec<u8> {
     let swap = |byte: &u8| match byte.is_ascii_uppercase() {
         true => byte.to_ascii_lowercase(),
@@ -163,8 +163,8 @@ fn swapped(name: &[u8]) -> Vec<u8> {
     name.iter().map(swap).collect()
 }
 
-/// Whether some filesystem may take a name for that one of ASCII letters: it folds case (`ſ` too), drops code points that are not
-/// shown, and dots and spaces at the end.
+/// Whether some filesystem may treat a name as equal to this ASCII name. It may fold case (`ſ` too), drop ignorable
+/// code points, and drop trailing dots and spaces.
 pub(crate) fn may_be_same(name: &[u8], ascii: &[u8]) -> bool {
     let begins =
         |first: &u8| !first.is_ascii() || ascii.first().is_some_and(|a| a.eq_ignore_ascii_case(first));
@@ -177,7 +177,7 @@ pub(crate) fn may_be_same(name: &[u8], ascii: &[u8]) -> bool {
     shown.trim_end_matches(['.', ' ']).as_bytes().eq_ignore_ascii_case(ascii)
 }
 
-/// `Default_Ignorable_Code_Point` of Unicode.
+/// The Unicode property `Default_Ignorable_Code_Point`.
 fn is_ignorable(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'

@@ -1,4 +1,4 @@
-//! statx(2), and what of it identifies an inode.
+//! statx(2), and the identity of an inode.
 
 use crate::error::Result;
 use nigh_native::lease::Object;
@@ -6,23 +6,23 @@ use nigh_types::{Attr, Timestamp};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;
 
-/// What statx said of one inode.
+/// The statx result for one inode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
     pub(crate) attr: Attr,
     pub(crate) ino: u64,
     pub(crate) dev: Dev,
-    /// Birth time in nanoseconds, 0 where there is none.
+    /// Birth time in nanoseconds; 0 if there is none.
     pub(crate) birth_ns: u64,
-    /// Of the mount. Never another's, unless `known_anew`.
+    /// Mount id, never reused unless `known_anew`.
     pub(crate) mount: u64,
-    /// It is the root of a mount whose number may have been another's before (Linux before 6.8).
+    /// The inode is the root of a mount whose id may be reused (Linux before 6.8).
     pub(crate) known_anew: bool,
     /// Subvolume (btrfs, bcachefs; Linux 6.10), 0 elsewhere.
     pub(crate) subvolume: u64,
 }
 
-/// `st_dev` as (major, minor); changes over boots and remounts.
+/// `st_dev` as (major, minor); it changes over boots and remounts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Dev(pub(crate) u32, pub(crate) u32);
 
@@ -37,20 +37,20 @@ fn wanted() -> StatxFlags {
         | StatxFlags::from_bits_retain(STATX_SUBVOL | STATX_MNT_ID_UNIQUE)
 }
 
-/// Of what a descriptor stands for; `O_PATH` will do.
+/// Reads the inode of a descriptor; `O_PATH` is enough.
 pub(crate) fn of_fd(fd: impl AsFd) -> Result<Stat> {
     Ok(Stat::new(&rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted())?))
 }
 
-/// Of `name` in `dir`; a symlink itself, and what is mounted there.
+/// Reads `name` in `dir`, without following a symlink; at a mount point the mounted root.
 pub(crate) fn of_name(dir: impl AsFd, name: &[u8]) -> Result<Stat> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     Ok(Stat::new(&rustix::fs::statx(dir, name, flags, wanted())?))
 }
 
 impl Stat {
-    /// What the lease table knows it by: the same for all exports. `overlay`: its birth time changes when it
-    /// is first written.
+    /// Returns the lease identity of the inode, equal for all exports. `overlay`: birth times change at the first
+    /// write.
     pub(crate) fn object(&self, overlay: bool) -> Object {
         let device = (u64::from(self.dev.0) << 32) | u64::from(self.dev.1);
         Object {
@@ -60,7 +60,7 @@ impl Stat {
         }
     }
 
-    /// Whether both are of one inode.
+    /// Whether both describe one inode.
     pub(crate) fn is_same(&self, other: &Stat) -> bool {
         (self.dev, self.subvolume, self.ino) == (other.dev, other.subvolume, other.ino)
     }
@@ -100,12 +100,12 @@ fn nanos(t: StatxTimestamp) -> u64 {
     u64::try_from(t.tv_sec).map_or(0, |s| s.wrapping_mul(1_000_000_000).wrapping_add(u64::from(t.tv_nsec)))
 }
 
-/// Linux's 32-bit device encoding (`new_encode_dev`).
+/// Encodes a device number in Linux's 32-bit form (`new_encode_dev`).
 fn encode_dev(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// The device number of the 32-bit encoding (`new_decode_dev`).
+/// Decodes a device number from the 32-bit form (`new_decode_dev`).
 pub(crate) fn decode_dev(encoded: u32) -> rustix::fs::Dev {
     let major = (encoded & 0x000f_ff00) >> 8;
     let minor = (encoded & 0xff) | ((encoded >> 12) & 0x000f_ff00);

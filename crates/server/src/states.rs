@@ -1,9 +1,9 @@
-//! State directories of exports that are attached by path, which go when their directories have gone.
+//! State directories of exports attached by path, removed with the directories that they belong to.
 //!
-//! What an export must remember over restarts stands in a directory of its own. A peer may attach to any directory that it
-//! reaches below an export, and remove it again; so each such state says of what it is. It goes with that, and there are so
-//! many of one origin, and of all; of those that no session uses the one goes that was used least lately. So it is with the
-//! exports of guests, which stay only while they are served.
+//! The durable state of an export is in a directory of its own. A peer may attach to any directory that it reaches
+//! below an export, and then remove the directory. So each such state records its directory, and is removed with it.
+//! The number of states is limited, in total and per origin; the least recently used one without a session is removed
+//! first. Exports of guests, which remain only while they are served, are treated alike.
 
 use crate::error::Fault;
 use crate::export::{Opened, open_root};
@@ -20,19 +20,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 const MOST: usize = 4_096;
 const MOST_OF_ORIGIN: usize = 1_024;
-/// How often all are looked at.
+/// Interval of complete checks.
 const EVERY: Duration = Duration::from_secs(10);
 const NAME: &str = "root";
 
 #[derive(Debug)]
 pub(crate) struct States {
     dir: PathBuf,
-    /// Exports that were closed, to be looked at.
+    /// Exports that were closed and are to be checked.
     closed: Mutex<Vec<String>>,
     looked: Mutex<Option<Instant>>,
 }
 
-/// What a state directory is of.
+/// The directory that a state belongs to.
 struct Of {
     origin: Vec<u8>,
     handle: Option<FileHandle>,
@@ -44,7 +44,7 @@ impl States {
         States { dir, closed: Mutex::default(), looked: Mutex::default() }
     }
 
-    /// The state of an export that is attached by path is in use from now on. Without this file it stays.
+    /// Marks the state of an export attached by path as used now. A state without this file is kept for ever.
     pub(crate) fn note(&self, id: &str, root: impl AsFd, path: &Path, origin: Origin) {
         let handle = FileHandle::plain(root).map_or_else(|_| "-".to_owned(), |handle| handle.to_text());
         let text = [format!("{origin}\n{handle}\n").as_bytes(), path.as_os_str().as_bytes()].concat();
@@ -56,13 +56,13 @@ impl States {
         }
     }
 
-    /// No session uses that export any more.
+    /// Notes that an export has lost its last session.
     pub(crate) fn note_closed(&self, id: String) {
         self.closed.lock().push(id);
     }
 
-    /// Removes state that is worth nothing. `exports`: directories that are served. `unless_used` calls the function if no
-    /// session uses that export, and none begins to before it returns.
+    /// Removes useless states. `exports`: directories that are served. `unless_used` calls the function if no session
+    /// uses the export, and lets none begin before it returns.
     pub(crate) fn tidy(&self, exports: &[PathBuf], unless_used: &dyn Fn(&str, &dyn Fn())) {
         let mut ids = std::mem::take(&mut *self.closed.lock());
         let due = self.looked.lock().is_none_or(|last| last.elapsed() >= EVERY);
@@ -102,7 +102,7 @@ impl States {
         Some(Of { origin, handle, path: PathBuf::from(OsStr::from_bytes(parts.next()?)) })
     }
 
-    /// Of all and of each origin, those above the bound that were used least lately.
+    /// Returns the least recently used states above the limits, in total and per origin.
     fn too_many(&self, kept: Vec<(String, Vec<u8>)>) -> Vec<String> {
         let used = |id: &str| {
             let noted = std::fs::metadata(self.dir.join(id).join(NAME)).and_then(|meta| meta.modified());
@@ -123,7 +123,7 @@ impl States {
     }
 }
 
-/// Whether the directory that this state is of is gone, as far as its filesystem tells for certain.
+/// Whether the state's directory is certainly gone, according to its filesystem.
 fn is_gone(id: &str, of: &Of, exports: &[PathBuf]) -> bool {
     let Some(handle) = &of.handle else { return false };
     let above = exports.iter().filter(|export| of.path.starts_with(export) && of.path != **export);
@@ -131,7 +131,7 @@ fn is_gone(id: &str, of: &Of, exports: &[PathBuf]) -> bool {
         Some(export) => open_root(export).and_then(|root| Opened::new(root, export)).ok(),
         None => of.path.ancestors().skip(1).find_map(opened_itself),
     };
-    // A handle means something on its own filesystem only.
+    // A handle is meaningful only on its own filesystem.
     let Some((opener, filesystem)) = opened.and_then(|opened| {
         let filesystem = filesystem_of(&opened.id)?.to_owned();
         Some((Opener::new(opened.readable?)?, filesystem))
@@ -141,14 +141,14 @@ fn is_gone(id: &str, of: &Of, exports: &[PathBuf]) -> bool {
     filesystem_of(id) == Some(&filesystem) && matches!(opener.open(handle), Err(Fault(Errno::STALE)))
 }
 
-/// A directory above a served one, which anybody may have replaced: no symlink is followed.
+/// Opens an ancestor of a served directory. Other users may have replaced it, so no symlink is followed.
 fn opened_itself(path: &Path) -> Option<Opened> {
     let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::PATH;
     let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
     Opened::new(root, path).ok()
 }
 
-/// The id without the number and the birth of its root.
+/// Returns the id without inode number and birth time of the root.
 fn filesystem_of(id: &str) -> Option<&str> {
     let (rest, _birth) = id.rsplit_once('-')?;
     rest.rsplit_once('-').map(|(filesystem, _ino)| filesystem).filter(|id| !id.starts_with("path-"))

@@ -1,4 +1,4 @@
-//! Running a server, and ending it.
+//! Running and stopping of a server.
 
 use super::signals::Signals;
 use super::supervisor::Supervisor;
@@ -18,16 +18,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long calls that were taken may take to end when the server is told to.
+/// How long accepted calls may take to end when the server stops.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long sessions may take after that to take in what is queued for them.
+/// How long clients may take after that to read their queued replies.
 const END_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a new server waits for one that ends.
+/// How long a new server waits for one that is ending.
 const LOCK_PATIENCE: Duration = Duration::from_secs(16);
 const TICK: Duration = Duration::from_millis(250);
 
-/// Runs this user's server until it has had no session for a while (60 s, or `NIGH_SERVER_IDLE_MS`),
-/// or until SIGTERM or SIGINT. `Ok` at once where another one runs already. `serving` has no exports.
+/// Runs this user's server until it has had no session for a while (60 s, or `NIGH_SERVER_IDLE_MS`), or until SIGTERM
+/// or SIGINT. Returns `Ok` at once if another server runs already. `serving` has no exports.
 pub fn run_user_server(serving: &Serving) -> io::Result<()> {
     let idle = match std::env::var("NIGH_SERVER_IDLE_MS") {
         Ok(text) => text.parse().map(Duration::from_millis).map_err(|_| {
@@ -38,7 +38,7 @@ pub fn run_user_server(serving: &Serving) -> io::Result<()> {
     run_until_idle(&Places::of_user()?, serving, idle)
 }
 
-/// The same with directories and idle time of one's own.
+/// Like [`run_user_server`], with other directories and another idle time.
 pub fn run_server_at(places: &Places, idle: Duration) -> io::Result<()> {
     run_until_idle(places, &Serving::default(), idle)
 }
@@ -52,14 +52,13 @@ fn run_until_idle(places: &Places, serving: &Serving, idle: Duration) -> io::Res
     }
 }
 
-/// Runs this user's server with exports and listeners until SIGTERM or SIGINT. It is the server of this
-/// user's own mounts too.
+/// Runs this user's server with exports and listeners until SIGTERM or SIGINT. It also serves this user's own mounts.
 ///
-/// Where another one of this user runs, such as one that its mounts started, that one takes exports and listeners, since
-/// two cannot serve the same directories; if it ends, this process becomes the server.
+/// If another server of this user runs, for example one started by a mount, it takes over the exports and listeners,
+/// since two servers cannot serve one directory. If that server ends, this process becomes the server.
 ///
 /// # Errors
-/// Also where that one does not take them, and for sockets of a service manager, which it cannot be given.
+/// Fails also if the other server refuses, and for sockets of a service manager, which cannot be passed on.
 pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
     let signals = Signals::register()?;
     places.make_runtime()?;
@@ -83,11 +82,11 @@ pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
     }
 }
 
-/// Has the server that runs serve, until a signal (then true), or until that server ends.
+/// Lets the running server serve until a signal (returns true), or until that server ends.
 fn be_guest(places: &Places, serving: &Serving, signals: &Signals) -> io::Result<bool> {
     let Some(mut stream) = super::running(places)? else { return Ok(false) };
     let names = match guests::join(&mut stream, control::SERVE, serving) {
-        // It was about to end.
+        // The server was about to end.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             std::thread::sleep(TICK);
             return Ok(false);
@@ -122,7 +121,7 @@ fn be_guest(places: &Places, serving: &Serving, signals: &Signals) -> io::Result
     }
 }
 
-/// `only` is held until all is over.
+/// Runs a server. `only` is held until everything is done.
 fn run(
     places: &Places,
     serving: &Serving,
@@ -141,7 +140,7 @@ fn run(
     let ended = accept_until_done(places, (&listeners, &mut guests), signals, &server, &mut supervisor, idle);
     supervisor.stopping();
     server.stop_taking();
-    // Nobody finds this server any more; whoever looks for one starts the next, which waits for `only`.
+    // No process finds this server any more. A process that looks for one starts the next, which waits for `only`.
     let removed = listeners.close();
     guests.close(&server);
     wind_up(&server, &mut supervisor);
@@ -149,7 +148,8 @@ fn run(
     ended.map(drop).and(removed)
 }
 
-/// Answers the lock that keeps others from connecting while this server ends, if it ends by itself.
+/// Accepts connections until the server is to stop. If it stops for lack of sessions, returns the lock that keeps
+/// others from connecting.
 fn accept_until_done(
     places: &Places,
     (listeners, guests): (&Listeners, &mut Guests),
@@ -188,14 +188,14 @@ fn accept_until_done(
                     tracing::info!("the runtime directory is gone: nobody finds this server any more");
                     return Ok(None);
                 }
-                // Whoever holds it is about to connect.
+                // A process holds the lock and is about to connect.
                 _ => {}
             }
         }
     }
 }
 
-/// What was taken is done, what is queued is sent, and everybody is told; each within its time.
+/// Drains the server: waits for accepted calls, then for queued messages, each with a timeout.
 fn wind_up(server: &Server, supervisor: &mut Supervisor) {
     let turn = |supervisor: &mut Supervisor, left: &dyn Fn() -> u64, patience: Duration, what: &str| {
         let give_up = Instant::now() + patience;
@@ -228,12 +228,12 @@ fn status_line(server: &Server) -> String {
     }
 }
 
-/// The lock of the one server; `None` where another holds it and answers. One that is about to end is
-/// waited for.
+/// Takes the lock of the single server. Returns `None` if another server holds it and answers. Waits for a server
+/// that is about to end.
 fn only_server(places: &Places, serving: &Serving) -> io::Result<Option<File>> {
     let path = places.runtime.join("server.lock");
     let give_up = Instant::now() + LOCK_PATIENCE;
-    // The service manager listens there itself for the server that this is to be.
+    // The service manager itself listens on the socket for the server that this process is to become.
     let mut is_ours = false;
     for passed in &serving.passed {
         is_ours |= passed.is_own(places)?;

@@ -1,4 +1,4 @@
-//! Being told to stop.
+//! Termination signals.
 
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -9,11 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Exit code of a process that a second signal ended.
+/// Exit code of a process that was ended by a second signal.
 const CUT_SHORT: i32 = 1;
 
-/// As long as this lives the first SIGTERM or SIGINT makes it readable, whichever thread gets the signal,
-/// and a second one ends the process at once, whatever its threads are doing.
+/// Signal descriptor. The first SIGTERM or SIGINT makes it readable, whichever thread receives the signal. A second
+/// one ends the process at once, whatever its threads are doing.
 pub(super) struct Signals {
     stream: UnixStream,
     registered: Vec<SigId>,
@@ -25,7 +25,7 @@ impl Signals {
         let told = Arc::new(AtomicBool::new(false));
         let mut signals = Signals { stream, registered: Vec::new() };
         for signal in [SIGTERM, SIGINT] {
-            // In this order: the signal that sets it does not find it set.
+            // Registered in this order, so that the first signal does not see the flag that it sets.
             let again = flag::register_conditional_shutdown(signal, CUT_SHORT, Arc::clone(&told))?;
             signals.registered.push(again);
             signals.registered.push(flag::register(signal, Arc::clone(&told))?);

@@ -1,18 +1,18 @@
-//! What a server tells the service manager that started it: sd_notify(3). Without one this does nothing.
+//! Notifications to the service manager: sd_notify(3). Without a manager they do nothing.
 
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
-/// What a service manager says to a process, in its environment.
+/// Environment variables by which a service manager addresses a process.
 pub(super) const VARIABLES: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
-/// How often the status line is renewed, or with the watchdog.
+/// Interval of status updates, unless a watchdog notification is due.
 const STATUS_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Supervisor {
     listens: bool,
-    /// How often it wants to hear that the loop turns; `None`: it does not.
+    /// Interval of watchdog notifications; `None` without a watchdog.
     watchdog: Option<Duration>,
     fed: Option<Instant>,
     status: String,
@@ -21,13 +21,13 @@ pub(super) struct Supervisor {
 
 impl Supervisor {
     pub fn new() -> Supervisor {
-        // Half of the time after which the service counts as hung, as sd_watchdog_enabled(3) advises.
+        // Half of the watchdog timeout, as sd_watchdog_enabled(3) advises.
         let watchdog = sd_notify::watchdog_enabled().map(|limit| limit / 2);
         let listens = std::env::var_os("NOTIFY_SOCKET").is_some();
         Supervisor { listens, watchdog, fed: None, status: String::new(), looked: None }
     }
 
-    /// How long the loop may wait before it calls [`Supervisor::turn`] again.
+    /// How long the loop may wait before the next [`Supervisor::turn`].
     pub fn pause(&self, longest: Duration) -> Duration {
         self.watchdog.map_or(longest, |every| longest.min(every / 2))
     }
@@ -41,8 +41,8 @@ impl Supervisor {
         tell(&[NotifyState::Stopping]);
     }
 
-    /// The loop turned. `status` looks at what all depends on, and waits for its locks: if they are stuck
-    /// the watchdog hears nothing.
+    /// Sends due notifications. `status` takes the server's central locks: if these are stuck, the watchdog gets no
+    /// notification.
     pub fn turn(&mut self, status: impl FnOnce() -> String) {
         let now = Instant::now();
         let due = |last: Option<Instant>, every: Duration| last.is_none_or(|at| now - at >= every);

@@ -101,7 +101,7 @@ impl<'a> Aside<'a> {
         aside
     }
 
-    /// The name went. Attributes that changed with the folder.
+    /// Completes the removal. Returns the directory in which the orphan folder was made, with its new attributes.
     pub(super) fn done(mut self) -> Option<(NodeId, Attr)> {
         self.is_aside = false;
         self.made.take()
@@ -116,7 +116,8 @@ impl Drop for Aside<'_> {
     }
 }
 
-/// Attributes of an inode that lost a name, held exclusively; `nlink` 0 where it was the last.
+/// Returns the attributes of an inode that lost a name and is locked exclusively; `nlink` is 0 if it was the last
+/// name.
 pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
     let (id, mut attr) = cx.attr_now(victim)?;
     if attr.is_dir() {

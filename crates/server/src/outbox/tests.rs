@@ -33,7 +33,7 @@ fn tls_pair() -> (Link, Link) {
     (ours, theirs.join().unwrap())
 }
 
-/// All that comes until the link ends.
+/// Reads until the link ends.
 fn read_to_end(link: &Link) -> Vec<u8> {
     let (mut all, mut buffer) = (Vec::new(), vec![0; 1 << 20]);
     loop {
@@ -107,7 +107,7 @@ fn whoever_writes_to_a_link_that_was_replaced_leaves_the_next_one_alone() {
     assert_eq!(outbox.bytes().0, 0);
 }
 
-/// A count that overtook a later one would be taken for one that cannot be.
+/// A count that overtook a later one would be taken for an invalid one.
 #[test]
 fn what_is_urgent_goes_before_what_is_queued_and_behind_what_was_begun_in_its_order() {
     let outbox = outbox();
@@ -117,7 +117,7 @@ fn what_is_urgent_goes_before_what_is_queued_and_behind_what_was_begun_in_its_or
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
     let number = outbox.connect(ours.into());
-    // The first does not fit the socket, so it is sent in part.
+    // The first frame does not fit into the socket buffer, so it is sent in part.
     outbox.add([frame(100), frame(101)], 0, 0);
     outbox.send();
     outbox.add(urgent.clone(), 0, 0);
@@ -131,13 +131,14 @@ fn what_is_urgent_goes_before_what_is_queued_and_behind_what_was_begun_in_its_or
     assert!(all == [&frame(100)[..], a, b, c, &frame(101)].concat());
 }
 
-/// TLS seals a part of a frame before the socket takes it, and reports nothing until it has taken all of that.
+/// TLS seals a part of a frame before the socket accepts it, and reports nothing until the socket has accepted that
+/// part whole.
 #[test]
 fn over_tls_too_nothing_overtakes_a_frame_that_was_begun() {
     let outbox = outbox();
     let (ours, theirs) = tls_pair();
     ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
-    // Less than a caller sends is taken.
+    // The socket accepts less than an adding thread sends.
     rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16 << 10).unwrap();
     rustix::net::sockopt::set_socket_recv_buffer_size(&theirs, 16 << 10).unwrap();
     let number = outbox.connect(ours);
@@ -165,7 +166,7 @@ fn over_tls_too_nothing_overtakes_a_frame_that_was_begun() {
 fn a_bug_ends_the_connection_and_does_not_leave_it_mute() {
     let outbox = outbox();
     let (ours, theirs) = tls_pair();
-    // The link has these in hand, and takes it for a bug if something else is written.
+    // The link has buffered these bytes, and treats a write of other bytes as a bug.
     while ours.write(&[7; 64 << 10], false).is_ok() {}
     outbox.connect(ours);
     outbox.add([Arc::new(vec![100; 16])], 0, 0);
@@ -236,7 +237,7 @@ fn what_a_slow_link_takes_in_a_second_is_enough_to_be_queued() {
     assert_eq!(pace.calm(), Outbox::CALM);
 }
 
-/// The thread that listens to many may be the one that adds something.
+/// The polling thread of idle connections may be the one that adds frames.
 #[test]
 fn whoever_adds_much_sends_some_of_it_and_the_writer_the_rest() {
     let outbox = outbox();

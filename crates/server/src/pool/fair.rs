@@ -1,17 +1,17 @@
-//! A queue that serves origins in turn, and within an origin its sessions in turn.
+//! Round-robin queue over origins, and over the sessions of an origin.
 
 use nigh_types::Origin;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::hash::Hash;
 
-/// What an item of the queue belongs to: the origin, and the number of its session (0: the server itself).
+/// Queue key of an item: the origin, and the session number (0 for the server itself).
 pub(crate) type Share = (Origin, u64);
 
-/// A queue of items of many sessions. However many items one origin has queued, an item of another origin is behind one
-/// item of each origin at the most; so it is with the sessions of one origin.
+/// Fair queue of items of many sessions. Before an item of one origin, at most one item of each other origin is
+/// served, however many are queued. Sessions within an origin are treated alike.
 pub(crate) struct FairQueue<T> {
-    /// The only item. With one client, which waits for each answer, the queue is this.
+    /// The only item. With one client that waits for each reply, the queue needs nothing else.
     only: Option<(Share, T)>,
     origins: Turns<Origin, Turns<u64, VecDeque<T>>>,
     len: usize,
@@ -38,7 +38,7 @@ impl<K: Copy + Eq + Hash, Q: Default> Turns<K, Q> {
         })
     }
 
-    /// Takes from the queue whose turn it is. `take` also says whether the queue is empty then.
+    /// Takes from the queue whose turn it is. `take` also returns whether the queue is empty afterwards.
     fn next<T>(&mut self, take: impl FnOnce(&mut Q) -> (Option<T>, bool)) -> Option<T> {
         let key = self.order.pop_front()?;
         let (item, is_empty) = take(self.queues.get_mut(&key)?);
@@ -50,7 +50,7 @@ impl<K: Copy + Eq + Hash, Q: Default> Turns<K, Q> {
         item
     }
 
-    /// Drops a queue that became empty out of its turn.
+    /// Removes a queue that became empty out of turn.
     fn remove(&mut self, key: K) {
         self.queues.remove(&key);
         self.order.retain(|other| *other != key);
@@ -98,7 +98,7 @@ impl<T> FairQueue<T> {
         })
     }
 
-    /// The next item of those origins.
+    /// Takes the next item whose origin satisfies `is_such`.
     pub(crate) fn pop_of(&mut self, is_such: impl Fn(&Origin) -> bool) -> Option<T> {
         match &self.only {
             Some(((origin, _), _)) => is_such(origin).then(|| self.pop()).flatten(),
@@ -111,14 +111,14 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// How many items of that session are such.
+    /// Counts a session's items that satisfy `is_such`.
     pub(crate) fn count(&self, share: Share, is_such: impl Fn(&T) -> bool) -> usize {
         let only = self.only.iter().filter(|(of, _)| *of == share).map(|(_, item)| item);
         let queue = self.origins.queues.get(&share.0).and_then(|sessions| sessions.queues.get(&share.1));
         only.chain(queue.into_iter().flatten()).filter(|item| is_such(item)).count()
     }
 
-    /// Takes out the items of that session that are such.
+    /// Removes and returns a session's items that satisfy `is_such`.
     pub(crate) fn take(&mut self, share: Share, is_such: impl Fn(&T) -> bool) -> VecDeque<T> {
         let mut taken = VecDeque::new();
         if self.only.as_ref().is_some_and(|(of, item)| *of == share && is_such(item)) {

@@ -1,36 +1,37 @@
-//! Threads that are lent to filesystems which do not answer.
+//! Threads lent to hung filesystems.
 //!
-//! A call into a hung filesystem (NFS without its server, a stopped FUSE daemon) keeps its thread for ever. After
-//! [`PATIENCE`] the thread is *lent*: a spare takes its place in the pool, and it ends when its call does. How many threads
-//! may be lent is bounded for each place, filesystem and origin. What comes behind the bound waits without a thread, and
-//! ends with `EIO` after [`LIMIT`] in which no thread came back, before it has done anything; but for `fsync`, whose error would
-//! say that data is lost.
+//! A call into a hung filesystem (NFS without its server, a stopped FUSE daemon) blocks its thread without bound.
+//! After [`PATIENCE`] the thread is *lent*: a replacement takes its place in the pool, and the lent thread exits
+//! after its call. The number of lent threads is limited per place, filesystem and origin. Further calls wait without
+//! a thread. They fail with `EIO`, without effect, if no thread returns within [`LIMIT`]. `fsync` calls do not fail,
+//! because their error would report a loss of data.
 
 use nigh_types::{Call, NodeId, Origin};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-/// A thread that is at one call for longer is lent when others wait for threads.
+/// Age of a call at which its thread is lent if other work waits.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a call waits for a filesystem that does not answer, and for which enough threads wait.
+/// How long a call waits without a thread.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
-/// Threads lent to calls for one and the same thing.
+/// Limit on threads lent to calls with one place.
 const OF_PLACE: usize = 2;
-/// To calls for one filesystem that is mounted below an export.
+/// Limit on threads lent to one filesystem mounted below an export.
 const OF_MOUNT: usize = 4;
-/// To one filesystem, such as that of the export itself, on which some directories may lead to hung ones.
+/// Limit on threads lent to one other filesystem, such as the export's own, in which some directories may lead to
+/// hung ones.
 const OF_FILESYSTEM: usize = 24;
 const OF_ORIGIN: usize = 16;
-/// To all.
+/// Limit on all lent threads.
 pub(super) const MOST: usize = 256;
 
-/// What a call looks at first, as far as that is known without looking.
+/// What a call accesses first, as far as that is known without an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    /// The export, by where it lies in memory; 0: none.
+    /// Memory address of the export; 0 if there is none.
     export: usize,
     node: NodeId,
-    /// A hash of the name and of whether all names are wanted. A name may lead to another filesystem.
+    /// Hash of the name, and of whether the call lists names. A name may lead to another filesystem.
     names: u64,
 }
 
@@ -96,14 +97,14 @@ impl Place {
     }
 }
 
-/// A thread that is lent.
+/// A lent thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lent {
     pub(super) origin: Origin,
     pub(super) place: Option<Place>,
 }
 
-/// The threads that are lent.
+/// The lent threads.
 #[derive(Default, Debug)]
 pub(super) struct Loans(Vec<Lent>);
 
@@ -123,8 +124,8 @@ impl Loans {
         }
     }
 
-    /// Whether enough threads wait for what this call would wait for too. One with a change that `has_begun` is not kept back
-    /// for what its origin does elsewhere.
+    /// Whether enough threads already wait for what this call would wait for. A call whose change `has_begun` is
+    /// exempt from the limit on its origin.
     pub(super) fn are_enough_for(&self, origin: Origin, place: Option<Place>, has_begun: bool) -> bool {
         if self.0.is_empty() {
             return false;

@@ -1,4 +1,4 @@
-//! Races of a session's reader with the pool, and with the clock.
+//! Races between a session's reader, the pool and the clock.
 
 use super::*;
 use crate::pool::Job;
@@ -27,12 +27,12 @@ fn world() -> (Arc<Server>, TempDir, TempDir) {
     (Server::new(ServerOptions::new(state.path().to_owned())).unwrap(), state, dir)
 }
 
-/// A session that is attached and has no threads of its own; and the client's end of its stream.
+/// An attached session without threads of its own, with the client's end of its stream.
 fn attached(server: &Server, dir: &Path) -> (Arc<Session>, UnixStream) {
     greeted(server, dir, 1, None)
 }
 
-/// The same of a client whose session was forgotten.
+/// An attached session of a client whose earlier session was discarded.
 fn back(server: &Server, dir: &Path) -> (Arc<Session>, UnixStream) {
     greeted(server, dir, 1, Some(Resume { session_id: 0, received: 0 }))
 }
@@ -65,7 +65,7 @@ fn asking(call: Call) -> Request {
     Request { credentials: Credentials::default(), name: None, call }
 }
 
-/// Whether it gets a lock on a file, which is made if there is none.
+/// Whether the session gets a lock on a file, which is created if missing.
 fn lock(server: &Server, session: &Session, dir: &Path) -> bool {
     std::fs::write(dir.join("f"), "").unwrap();
     let reach = session.attached().unwrap().export.reach();
@@ -93,10 +93,10 @@ fn a_cancel_that_crosses_its_answer_is_not_kept() {
     let seven = CallId(7);
     server.hear(&session, LINK, &encode_request(seven, &getattr));
     wait("no answer", || !session.with_connection(|connection| connection.is_outstanding(seven)));
-    // The reader had taken it from the stream before, and comes to it now.
+    // The reader had taken the cancellation from the stream before, and handles it only now.
     server.take(&session, ServerEvent::Cancel(seven));
     assert!(!session.is_cancelled(seven));
-    // One that is at work is noted until it is answered.
+    // The cancellation of an executing call is kept until the call is answered.
     session.with_connection(|connection| {
         connection.handle_input(now(), &encode_request(seven, &getattr)).unwrap();
         assert!(matches!(connection.poll_event(), Some(ServerEvent::Request { .. })));
@@ -129,7 +129,7 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
     let Reply::Opened { handle, .. } = execute(Call::Open { node, access }) else { panic!() };
     let (server, session) = (&server, &session);
     std::thread::scope(|scope| {
-        // Closing it says there that it is not open any more.
+        // The close updates the open-file table, which is locked here.
         let slow = files.holding().leases.homes.hold();
         let (done, is_done) = mpsc::channel();
         scope.spawn(move || {
@@ -156,7 +156,8 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
 fn no_session_begins_while_an_earlier_one_is_being_forgotten() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
-    // As far as this it is forgotten: the table has lost it, and a thread may take a call of its from the pool.
+    // An intermediate state: the session table has lost the session, while a thread may still take one of its calls
+    // from the pool.
     let answers = session.leave_answers().unwrap();
     drop(server.memory.keep(&session, session.attached().unwrap(), answers));
     std::thread::scope(|scope| {
@@ -180,7 +181,7 @@ fn an_answer_that_is_remembered_is_not_lost_with_the_session_that_asks_for_it() 
     first.leave_answers().unwrap().note(name.sequence, done.clone(), files);
     server.forget(&first, End::Forgotten);
     let (second, _theirs) = back(&server, dir.path());
-    // It is being forgotten, on another thread, and the reader does not know.
+    // Another thread is discarding the session, unknown to the reader.
     second.leave_answers().unwrap();
     let call = Call::Mkdir { dir: root, name: Name::new(b"once").unwrap(), mode: 0o700, umask: 0 };
     server.request(&second, CallId(9), Request { name: Some(name), ..asking(call) }, true);
@@ -232,12 +233,12 @@ fn a_lock_that_is_called_off_while_it_is_held_back_leaves_nothing() {
     });
     server.locks.expect(session.id, call);
     assert_eq!(session.note_cancelled(call), Some(true));
-    // With so much that its client has not confirmed no call of its goes on.
+    // With this many unconfirmed bytes no call of the session proceeds.
     session.outbox.add([], 0, WINDOW_BYTES + 1);
     let (taken, change, begun) = (server.work.take().unwrap(), None, None);
     session.execute(Job { session: Arc::clone(&session), call, request, change, taken, again: false, begun });
     assert!(!session.with_connection(|connection| connection.is_outstanding(call)), "it is answered");
-    // The number is free again: what becomes of the next call by it is no business of the former one.
+    // The call number is free again: a late cancellation must not affect its next use.
     assert!(!server.locks.cancel(session.id, call));
     let object = Object { filesystem: 1, ino: 1, birth: 1 };
     let locked = server.locks.lock(session.id, call, (node.node, object), &lock);
@@ -250,7 +251,7 @@ fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = session.attached().unwrap();
-    // Something is kept for its client, or it would be forgotten.
+    // An unconfirmed recall keeps the session from being discarded.
     let (id, node, covers, names) = (RecallId(1), export.reach().root(), Covers::Names, vec![]);
     session.queue(|connection| connection.recall(Recall { id, node, covers, names }));
     let agreed = export.session(files).unwrap();
@@ -279,7 +280,7 @@ fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
             begun.store(nth, Ordering::SeqCst);
             let resumed = session.go_on(ours.into(), (1 + nth, 0), agreed.clone());
             wait(&done, nth);
-            // Whoever was later has the last word.
+            // The later of the two decides.
             let goes_on = matches!(resumed, Ok(Resumption::Link(_))) && !session.standing.is_dormant();
             closed += u64::from(goes_on && !stands(theirs));
         }
@@ -298,7 +299,8 @@ fn a_suspect_whose_lease_runs_out_while_it_comes_back_has_a_new_one() {
     let pause = || std::thread::sleep(Duration::from_millis(100));
     std::thread::scope(|scope| {
         let mut back = None;
-        // With the table locked, that it asks it; then its stream is held until it has an answer.
+        // While the table is locked the resumption waits for it. Then the stream is held until the table has
+        // answered.
         server.leases.put_answer(session.holder(), Vec::new(), |_, _| {
             back = Some(scope.spawn(|| session.go_on(ours.into(), (u64::MAX, 0), agreed)));
             pause();

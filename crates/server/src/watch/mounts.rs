@@ -36,7 +36,7 @@ impl Table {
     }
 
     /// Parses the format in proc(5): `ID PARENT MAJOR:MINOR ROOT POINT … - TYPE …`. Malformed lines are skipped:
-    /// names are arbitrary bytes, and any user who may mount chooses some.
+    /// names are arbitrary bytes, and a user with the right to mount chooses some.
     fn parse(text: &[u8]) -> Table {
         let line = |line: &[u8]| {
             let separator = line.windows(3).position(|three| three == b" - ")?;
