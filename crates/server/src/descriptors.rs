@@ -21,7 +21,7 @@ pub(crate) struct Descriptors {
     cached: AtomicU64,
 }
 
-/// Open files of sessions, expired sessions included.
+/// Open files of sessions, courtesy sessions included.
 #[derive(Default, Debug)]
 struct Files {
     all: u64,

@@ -56,7 +56,7 @@ pub(crate) struct OpenFile {
     pub(crate) counted: Counted,
 }
 
-/// Highest handle that a client may reopen; far below the range of newly assigned handles' limit.
+/// Largest handle that a client may claim in a reopen. No server assigns larger ones, and enough remain above it.
 const MOST_CLAIMED: u64 = 1 << 62;
 
 impl SessionFiles {
@@ -248,8 +248,8 @@ impl SessionFiles {
         drop(self.take(handles));
     }
 
-    /// Takes files out, to be closed by dropping them, which may wait for the disk; `None`: there are none.
-    /// Until then they count among those that a session may have.
+    /// Removes files from the table. The caller closes them by dropping, which may wait for the disk. Until then they
+    /// count towards the session's limit. Returns `None` if no handle was open.
     pub(crate) fn take(&self, handles: &[Handle]) -> Option<Closing> {
         let mut closing = Vec::new();
         let mut table = self.table.lock();

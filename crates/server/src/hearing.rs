@@ -128,7 +128,7 @@ impl Server {
                     session.end("more is wanted of a walk ahead than may be");
                     return Some(Ended::Broken);
                 }
-                session.outbox.send(); // a prefetch walk that waited for credit goes on
+                session.outbox.send(); // resumes a prefetch job that waited for credit
                 return None;
             }
             _ => {}

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long an expired session keeps its open files, locks and stream for its client.
+/// How long a courtesy session keeps its open files, locks and stream for its client.
 pub(crate) const DORMANCY: Duration = Duration::from_secs(600);
 /// Interval of the checks while a client is disconnected.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Phase of a session.
+/// Phase of a session. In the courtesy phase its lease has expired, but its files and locks are kept for its client.
 ///
 /// ```text
 ///            lease expired
-///   Stands ────────────────────▶ Dormant ── conflict, ten minutes ──▶ Doomed ── discarded
-///      ▲                            │                                    ▲
-///      └───────── resumed ──────────┘         memory limit exceeded ─────┘ (from every phase)
+///   active ────────────────────▶ courtesy ── conflict, ten minutes ──▶ expiring ── discarded
+///      ▲                            │                                     ▲
+///      └───────── resumed ──────────┘          memory limit exceeded ─────┘ (from every phase)
 /// ```
 #[derive(Default)]
 pub(crate) struct Standing(AtomicU8);
@@ -38,12 +38,12 @@ impl Standing {
         let _ = self.0.compare_exchange(STANDS, DORMANT, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Makes an expired session active again. Returns false if it is too late.
+    /// Makes a courtesy session active again. Returns false if it is too late.
     pub(crate) fn resume(&self) -> bool {
         self.0.compare_exchange(DORMANT, STANDS, Ordering::SeqCst, Ordering::SeqCst) != Err(DOOMED)
     }
 
-    /// Marks an expired session for removal, unless its client has returned. Returns whether it did.
+    /// Marks a courtesy session for removal, unless its client has returned. Returns whether it did.
     pub(crate) fn doom_dormant(&self) -> bool {
         self.0.compare_exchange(DORMANT, DOOMED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }

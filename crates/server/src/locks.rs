@@ -298,7 +298,7 @@ impl State {
     }
 }
 
-/// Dooms sessions of disconnected clients that hold some of the first locks in conflict with this claim.
+/// Expires courtesy sessions that hold some of the first locks in conflict with this claim.
 fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &Claim<Object>) {
     let in_way = table.conflicts(claim).take(MOST_IN_WAY).map(|(owner, _)| owner.session);
     let in_way: BTreeSet<u64> = in_way.filter(|other| *other != claim.owner.session).collect();

@@ -290,7 +290,7 @@ impl Outbox {
         queue.held.remove(at)
     }
 
-    /// Drops held prefetch walks without answering them.
+    /// Drops held prefetch jobs without answering them.
     pub(crate) fn drop_walks(&self) {
         let mut queue = self.queue.lock();
         let held = std::mem::take(&mut queue.held);

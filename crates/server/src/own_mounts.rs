@@ -1,7 +1,7 @@
 //! Mounts on this machine of directories that this server serves.
 //!
 //! The server must not enter such a mount below an export. Each access would be a request to the server itself, which
-//! could deadlock, and a walk would recurse through the export without end.
+//! could deadlock, and a tree walk would recurse through the export without end.
 
 use crate::passed;
 use crate::stat::Dev;

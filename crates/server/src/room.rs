@@ -16,11 +16,11 @@ use std::time::Instant;
 /// Limits of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Number of sessions, expired ones included.
+    /// Number of sessions, courtesy sessions included.
     pub sessions: u64,
     /// Sessions of one origin ([`nigh_link::Origin`]).
     pub sessions_per_origin: u64,
-    /// Number of expired sessions of one disconnected client.
+    /// Number of courtesy sessions of one disconnected client.
     pub dormant_per_client: u64,
     /// Memory of all sessions in bytes: unanswered requests, and replies that the client has not confirmed.
     pub bytes: u64,
@@ -82,7 +82,7 @@ impl Session {
 }
 
 impl Server {
-    /// Makes room for one more session, and for its export if no other session uses it, by discarding an expired
+    /// Makes room for one more session, and for its export if no other session uses it, by discarding a courtesy
     /// session.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl Server {
         if is_full(&exports, most) { full(exports, false) } else { None }
     }
 
-    /// Discards excess expired sessions of each client, longest disconnected first.
+    /// Discards excess courtesy sessions of each client, longest disconnected first.
     pub(crate) fn bound_dormant(&self) {
         let mut dormant: Vec<(Instant, Arc<Session>)> = Vec::new();
         for session in self.all_sessions() {
@@ -165,7 +165,7 @@ impl Server {
         }
     }
 
-    /// Discards an expired session with open files after an origin was refused a file: one of that origin, or else of
+    /// Discards a courtesy session with open files after an origin was refused a file: one of that origin, or else of
     /// an origin with more open files.
     pub(crate) fn bound_files(&self) {
         for refused in self.descriptors.take_refused() {

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Lock order: `intake`, the server's table of sessions, the table of leases, `Session::wire`, then `cancelled`
-/// or the outbox.
+/// Lock order: `intake`, the server's session table, the lease table, `Session::wire`, then `cancelled` or the
+/// outbox.
 pub(crate) struct Session {
     pub(crate) id: u64,
     /// The peer, with the ids that it may claim.
@@ -277,7 +277,7 @@ impl Session {
         self.wire.lock().away
     }
 
-    /// Returns why an expired session is to be discarded, if it is.
+    /// Returns why a courtesy session is to be discarded, if it is.
     pub(crate) fn reason_to_go(&self) -> Option<&'static str> {
         if !self.standing.is_dormant() {
             return None;

@@ -1,15 +1,15 @@
-//! Flow control and priorities of prefetch walks, received while they run.
+//! Flow control and priorities of prefetch jobs, received while they run.
 
 use nigh_types::{Call, CallId, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The prefetch walks of one session. No other lock is taken under these locks, which are held for a moment.
+/// The prefetch jobs of one session. No other lock is taken under these locks, which are held for a moment.
 #[derive(Default)]
 pub(crate) struct Walks(Mutex<BTreeMap<CallId, Arc<Steering>>>);
 
-/// Control messages that a walk has not consumed yet.
+/// Control messages that a job has not consumed yet.
 #[derive(Default)]
 pub(crate) struct Steering(Mutex<Said>);
 
@@ -17,19 +17,19 @@ pub(crate) struct Steering(Mutex<Said>);
 pub(crate) struct Said {
     pub(crate) credit: u64,
     pub(crate) wants: Vec<Place>,
-    /// The walk is to end.
+    /// The job is to end.
     pub(crate) ends: bool,
-    /// The walk sleeps until the next control message.
+    /// The job sleeps until the next control message.
     waits: bool,
 }
 
-/// Maximum number of concurrent walks of a session.
+/// Maximum number of concurrent jobs of a session.
 const MOST: usize = 16;
-/// Maximum number of requested directories that a walk has not consumed yet.
+/// Maximum number of requested directories that a job has not consumed yet.
 const MOST_WANTS: usize = 1_024;
 
 impl Walks {
-    /// Registers a walk. Returns `None` at the limit.
+    /// Registers a job. Returns `None` at the limit.
     pub(crate) fn begin(&self, call: CallId) -> Option<Arc<Steering>> {
         let mut walks = self.0.lock();
         if walks.len() >= MOST {
@@ -38,7 +38,7 @@ impl Walks {
         Some(Arc::clone(walks.entry(call).or_default()))
     }
 
-    /// Handles a control message. Returns false if too many directories are requested. A message for an ended walk is
+    /// Handles a control message. Returns false if too many directories are requested. A message for an ended job is
     /// ignored.
     pub(crate) fn steer(&self, call: &Call) -> bool {
         let Call::Steer { walk, credit, want } = call else { return false };
@@ -51,7 +51,7 @@ impl Walks {
         said.wants.len() <= MOST_WANTS
     }
 
-    /// Ends this call's walk, if it is one.
+    /// Ends this call's job, if it is one.
     pub(crate) fn end(&self, call: CallId) {
         self.0.lock().get(&call).into_iter().for_each(|steering| steering.end());
     }
@@ -60,7 +60,7 @@ impl Walks {
         self.0.lock().values().for_each(|steering| steering.end());
     }
 
-    /// Removes the walk of an answered call.
+    /// Removes the job of an answered call.
     pub(crate) fn forget(&self, call: CallId) {
         self.0.lock().remove(&call);
     }
@@ -79,7 +79,7 @@ impl Steering {
         Said { ends, ..std::mem::take(&mut *said) }
     }
 
-    /// Puts the walk to sleep until the next message. Returns false if a message is pending.
+    /// Puts the job to sleep until the next message. Returns false if a message is pending.
     pub(crate) fn wait(&self) -> bool {
         let mut said = self.0.lock();
         said.waits = said.credit == 0 && said.wants.is_empty() && !said.ends;

@@ -1,4 +1,4 @@
-//! Prefetch walks: complete directories of a subtree, one after another (docs/decisions/0019-walks-ahead.md).
+//! Prefetch: complete directories of a subtree, one after another (docs/decisions/0019-walks-ahead.md).
 
 use super::Context;
 use super::list::{self, Listing, PART_BYTES};
@@ -25,7 +25,7 @@ impl Begun {
         }
     }
 
-    /// Whether this is a walk that waits for a control message.
+    /// Whether this is a job that waits for a control message.
     pub(crate) fn waits(&self) -> bool {
         matches!(self, Begun::Walk(walk) if walk.steering.waits())
     }
@@ -51,13 +51,13 @@ pub(crate) fn in_parts(
     let begun = match call {
         Call::List { dir } => list::list(cx, dir, begun, sink)?,
         Call::Dirents { dir, after } => list::dirents(cx, (dir, *after), begun, sink)?,
-        // The walk exceeds the session's limit.
+        // The job exceeds the session's limit.
         _ => return Err(Fault(Errno::AGAIN)),
     };
     Ok(begun.map(Begun::Listing))
 }
 
-/// A running prefetch walk.
+/// A running prefetch job.
 pub(crate) struct Ahead {
     steering: Arc<Steering>,
     /// Number of entries that the client accepts.
@@ -83,7 +83,7 @@ struct Open {
 /// A part is sent after this time even if it is short, because the client may be waiting for it.
 const PART_TIME: Duration = Duration::from_millis(2);
 const TOLD: usize = 4_096;
-/// Maximum number of pending directories; the walk skips further ones.
+/// Maximum number of pending directories; the job skips further ones.
 const MOST_WAITING: usize = 1 << 20;
 /// Encoded size of a step without its names.
 const STEP_BYTES: usize = 32;
@@ -105,7 +105,7 @@ impl Ahead {
         }
     }
 
-    /// Sends parts until the walk ends. Returns the walk if the send queue is full or the credit is used up.
+    /// Sends parts until the job ends. Returns the job if the send queue is full or the credit is used up.
     pub(crate) fn go_on(
         mut self: Box<Self>,
         cx: Context<'_>,
