@@ -312,7 +312,7 @@ impl Export {
             Call::Keep { node, names, handle } => {
                 self.keep(files, &request.credentials, (node, names), *handle);
             }
-            // [`Server::request`](crate::Server) has handled it.
+            // Handled by `Server::request` before.
             Call::Steer { .. } => {}
             what if ahead::is_in_parts(what) => match ahead::in_parts(cx, what, begun, &mut sink) {
                 Ok(Some(begun)) => return Progress::Pauses(begun),
@@ -403,7 +403,7 @@ fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
         Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
         Call::GetFlags { node } => look::flags(cx, node),
-        // [`Export::attempt`] handles calls with several replies or none.
+        // `Export::attempt` handles calls with several replies or none.
         _ => mutate(cx, call),
     }
 }

@@ -53,7 +53,7 @@ fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
 /// session.
 fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
     match call {
-        // [`check`] looks at the roots of a prefetch.
+        // The caller checks the roots of a prefetch.
         Call::Release { handles: _ } | Call::Ahead { roots: _, .. } => ([None, None], None),
         // An inode number is not an id: the lookup itself checks the rights to use it.
         Call::LookupNumber { ino: _ } => ([None, None], None),
