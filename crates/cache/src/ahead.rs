@@ -1,8 +1,8 @@
-//! Walks ahead: what is told of directories before anybody asks (docs/decisions/0019-walks-ahead.md).
+//! Prefetch jobs: directories that the server lists before a caller asks for them (docs/decisions/0019-walks-ahead.md).
 //!
-//! One call tells many directories. Each of them is a listing with a call of its own that is never put out, so that whoever asks
-//! for it meanwhile joins it, and all that holds of listings holds of these. The server reads what it tells next only after it has
-//! sent what came before: so of what happened since a call was sent, a directory has to know only what happened since the answer
+//! One call brings many directories. Each of them is a listing with a call id of its own that is never sent, so a
+//! caller that needs the listing meanwhile joins it, and all rules for listings hold. The server reads the next
+//! directory only after it has sent what came before. So a directory's race log needs only the changes since the reply
 //! before the one that begins it.
 
 mod choose;
@@ -18,58 +18,58 @@ use nigh_types::{
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// When directories are fetched before they are asked for.
+/// Prefetch policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Prefetch {
     Off,
-    /// When somebody walks a tree, and as far ahead as that needs.
+    /// Prefetch while a caller walks a tree, as far ahead as the walk needs.
     #[default]
     Auto,
-    /// All that is below a directory that somebody opens, as far as there is room.
+    /// Prefetch everything below a directory that a caller opens, within the budget.
     All,
 }
 
-/// Walks of one mount.
+/// Prefetch jobs of one mount.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walks {
-    /// The remote makes them.
+    /// The remote supports them.
     pub possible: bool,
     going: BTreeMap<CallId, Walk>,
-    /// Directories that will be told, and in which walk.
+    /// Directories that a job will bring, with its call.
     promised: FxHashMap<u64, CallId>,
-    /// Directories that came so, in their order: who walks passes each once, so these go first where memory is short.
+    /// Prefetched directories in order of arrival. A tree walk visits each once, so these are evicted first.
     pub told: VecDeque<u64>,
     pub account: Account,
 }
 
-/// One that is under way, or of which not all was used.
+/// Prefetch job that is running, or whose entries have not all been used.
 #[derive(Clone, Debug, Default)]
 struct Walk {
     ended: bool,
-    /// Listings that are not whole: the directory, and its call.
+    /// Listings in progress: directory and call.
     listings: BTreeMap<u64, CallId>,
-    /// Of these, the ones that the remote was asked for.
+    /// Of these, the directories that the remote was asked to send first.
     wanted: BTreeSet<u64>,
-    /// Entries that may be told beyond what was used.
+    /// Most entries that may be fetched and unused.
     window: u64,
     /// Entries that may still come.
     credit: i64,
     /// Entries that came and were not used.
     unused: u64,
-    /// When something of it was asked for.
+    /// Time of the last use.
     last_used: Time,
 }
 
-/// Walks at a time.
+/// Most running jobs.
 const MOST_WALKS: usize = 4;
-/// Entries that the first request of a walk asks for.
+/// Credit of a job's first request, in entries.
 const FIRST_WINDOW: u64 = 1_024;
 const LARGEST_WINDOW: u64 = 65_536;
-/// What an entry takes in the cache, in bytes, about.
+/// Approximate size of an entry in the cache, in bytes.
 const ENTRY_BYTES: u64 = 160;
 
 impl Cache {
-    /// Whether a directory has to be asked for: nobody has, and no walk is to tell it.
+    /// Returns whether a directory needs a listing call: no listing is in flight, and no job will bring it.
     pub(crate) fn is_to_be_listed(&self, dir: u64) -> bool {
         if self.oversized.contains(self.clock, dir) {
             return false;
@@ -78,7 +78,7 @@ impl Cache {
         listing.is_none() && !self.walks.promised.contains_key(&dir)
     }
 
-    /// The listing of a directory that a walk is to tell, if one is.
+    /// Returns the listing of a directory that a job will bring.
     pub(crate) fn list_promised(&mut self, now: Time, dir: u64) -> Option<CallId> {
         let walk_call = *self.walks.promised.get(&dir)?;
         let node = self.id_of(dir)?;
@@ -92,7 +92,7 @@ impl Cache {
         Some(call)
     }
 
-    /// A directory is listed by a walk from now on, unless it is already.
+    /// Begins the listing of a directory by a job, unless it has begun.
     fn begin_told(&mut self, walk_call: CallId, node: NodeId) -> Option<CallId> {
         let going = self.walks.going.get(&walk_call)?;
         if let Some(call) = going.listings.get(&node.ino) {
@@ -111,7 +111,7 @@ impl Cache {
         Some(call)
     }
 
-    /// Sends a walk that begins with these directories.
+    /// Starts a job at these directories.
     fn walk(&mut self, now: Time, order: Order, roots: Vec<Place>, window: u64) -> Option<CallId> {
         self.make_room_for_walk(now);
         let credit = u32::try_from(window).unwrap_or(u32::MAX);
@@ -138,7 +138,7 @@ impl Cache {
         self.end_walk(now, call);
     }
 
-    /// The walk that tells this listing, if one does.
+    /// Returns the job that brings this listing.
     pub(crate) fn walk_of(&self, dir: u64, listing: CallId) -> Option<CallId> {
         let tells = |walk: &Walk| walk.listings.get(&dir) == Some(&listing);
         self.walks.going.iter().find(|(_, walk)| tells(walk)).map(|(call, _)| *call)
@@ -148,7 +148,7 @@ impl Cache {
         self.walks.going.get(&walk).is_some_and(|walk| !walk.ended)
     }
 
-    /// Asks a walk for more, or for one directory before all others.
+    /// Grants a job more credit, or asks for one directory before all others.
     fn steer(&mut self, walk: CallId, credit: u64, want: Option<Place>) {
         let credit = u32::try_from(credit).unwrap_or(u32::MAX);
         self.next_call += 1;
@@ -166,13 +166,13 @@ impl Cache {
         }
     }
 
-    /// An answer of a walk.
+    /// Handles a reply of a job.
     pub(crate) fn walked(&mut self, now: Time, call: CallId, flight: Flight, response: Response) {
         let Ok(Reply::Ahead(steps)) = response.result else {
             return self.end_walk(now, call);
         };
         if !self.goes_on(call) {
-            // It was given up, and what still comes of it is not kept; but its end is waited for.
+            // The job was cancelled: nothing of it is kept, but the call stays until its last reply.
             self.number_anew(&flight, &response.grants);
             self.return_unkept(&response.grants);
             if !response.last {
@@ -184,13 +184,13 @@ impl Cache {
         for grant in response.grants {
             own.entry(grant.node).or_default().push(grant);
         }
-        // Listings that begin with this answer have to know what was seen since the one before; later ones do not.
+        // Listings that begin with this reply need the changes since the reply before; later ones do not.
         self.flights.insert(call, flight);
         for step in steps {
             if self.goes_on(call) {
                 self.step(now, call, step, &own);
             } else {
-                // It was cancelled by what came before in this answer.
+                // An earlier step of this reply cancelled the job.
                 self.leave_step(call, &step, &own);
             }
         }
@@ -212,7 +212,7 @@ impl Cache {
             return self.told_not(now, walk_call, dir);
         };
         let Some(call) = self.begin_told(walk_call, node) else { return };
-        // As for a listing that was asked for: a deadline that passed puts what came so far aside, before more comes.
+        // As for a listing call: a deadline that passed detaches the entries so far, before more come.
         self.names(now, dir);
         let Some(flight) = self.flights.remove(&call) else { return };
         let below: Vec<u64> =
@@ -244,7 +244,7 @@ impl Cache {
         self.flights.insert(walk_call, flight);
     }
 
-    /// Entries of a directory came; `last`: all of them have.
+    /// Counts entries of a directory that came; `last`: the directory is complete.
     fn count_told(
         &mut self,
         now: Time,
@@ -255,8 +255,9 @@ impl Cache {
         let cost = count + u64::from(last);
         let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
         let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
-        // Also of what was wanted: the server may have begun it before it heard that. So it has as much left as is counted here, or
-        // more, and whoever waits while there is some waits for what is on its way.
+        // Wanted directories count too: the server may have begun one before it got the request. So the server has at
+        // least the credit counted here, and a caller that waits while there is some waits for a reply that is under
+        // way.
         walk.credit = walk.credit.saturating_sub_unsigned(cost);
         if last {
             walk.listings.remove(&dir);
@@ -277,7 +278,7 @@ impl Cache {
         }
     }
 
-    /// Directories that came more than once, or are gone, are not noted for ever.
+    /// Bounds the queue of prefetched directories: drops duplicates and directories that are gone.
     fn tidy_told(&mut self) {
         if self.walks.told.len() <= 1_024 + 2 * self.dirs.len() {
             return;
@@ -286,7 +287,7 @@ impl Cache {
         self.walks.told.retain(|dir| dirs.contains_key(dir) && noted.insert(*dir));
     }
 
-    /// What was promised of a directory is not kept: who waits for it asks for itself.
+    /// Handles a directory that the server did not list after all: its waiters get a listing call.
     fn told_not(&mut self, now: Time, walk_call: CallId, dir: u64) {
         let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
         walk.wanted.remove(&dir);
@@ -306,7 +307,7 @@ impl Cache {
         self.list_again(now, dir, waiters);
     }
 
-    /// Nothing more comes of a walk.
+    /// Ends a job: nothing more comes of it.
     fn end_walk(&mut self, now: Time, call: CallId) {
         self.walks.promised.retain(|_, walk| *walk != call);
         let Some(walk) = self.walks.going.get_mut(&call) else { return };
@@ -318,20 +319,20 @@ impl Cache {
         self.fold_walks();
     }
 
-    /// All grants end: no walk tells anything any more that may be kept.
+    /// Cancels all jobs: all grants end.
     pub(crate) fn end_walks(&mut self, now: Time) {
         let going: Vec<CallId> =
             self.walks.going.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
         going.into_iter().for_each(|call| self.cancel_walk(now, call));
     }
 
-    /// The session is lost, and all calls with it.
+    /// Forgets all jobs: the session is lost.
     pub(crate) fn lose_walks(&mut self) {
         let account = self.walks.account;
         self.walks = Walks { account, ..Walks::default() };
     }
 
-    /// An answer came, and somebody waits for directories that were not in it.
+    /// Asks a job first for directories that callers wait for and that the last reply did not bring.
     fn want_waited_for(&mut self, now: Time, walk_call: CallId) {
         let Some(walk) = self.walks.going.get(&walk_call) else { return };
         let waits = |(dir, call): (&u64, &CallId)| {
@@ -344,7 +345,8 @@ impl Cache {
         }
     }
 
-    /// Gives back what came and is not kept. What is held by an earlier answer stays: it has the later number now, and would be gone with it.
+    /// Returns unused grants. A grant that an earlier reply brought stays: it has the later id by now, and would end
+    /// with it.
     fn return_unkept(&mut self, grants: &[Grant]) {
         let is_held = |grant: &&Grant| {
             let (id, inode) = (grant.node, self.inodes.get(&grant.node.ino));
@@ -363,19 +365,19 @@ impl Cache {
         }
     }
 
-    /// Entries that a walk asks for at first.
+    /// Returns the initial window of a job, in entries.
     fn first_window(&self) -> u64 {
         self.largest_window().min(FIRST_WINDOW)
     }
 
-    /// And at the most; also no more directories than half of those that may be held.
+    /// Returns the largest window; also no more directories than half of those that the cache may hold.
     fn largest_window(&self) -> u64 {
         let entries = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
         entries.min((self.config.most_dirs / 2).max(1))
     }
 }
 
-/// Those of a directory's names, and of its entries that these do not cover.
+/// Returns the grants on a directory's names, and on those of its entries that its directory lease does not cover.
 fn granted_by(node: NodeId, listed: &Listed, own: &FxHashMap<NodeId, Vec<Grant>>) -> Vec<Grant> {
     let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
     let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());

@@ -1,10 +1,12 @@
-//! What the kernel is told to forget behind answers to who reads.
+//! Queue of kernel invalidations and replies that must follow an outstanding GETATTR reply.
 //!
-//! A reader that does not know how long a file is asks for its attributes, and goes on by the size that its kernel then has for that
-//! file. An answer does not reach there if the kernel took in another one, or was told to forget something of the file, since the
-//! reader asked (`fi->attr_version` in `fuse_change_attributes`): the reader would go on by whatever was known long ago. So of
-//! an open file an older answer waits for a newer one, and what is to be forgotten, and own changes, for all who asked before. That these have
-//! taken their answers in, who tells the kernel sees to.
+//! A thread that does not know a file's size sends GETATTR and then reads up to the size that its kernel holds for the
+//! file. The kernel discards a GETATTR reply if it applied another reply, or an invalidation of the file, after the
+//! request was sent (`fi->attr_version` in `fuse_change_attributes`). The thread would then read up to an old size.
+//!
+//! For an open file, an older GETATTR reply therefore waits for the newer one. Invalidations and replies to local
+//! changes wait for every GETATTR that was sent earlier. The notifier waits until the callers have consumed those
+//! replies.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
@@ -13,37 +15,37 @@ use crate::state::Copies;
 use nigh_types::{Attr, Call, CallId, Name, NodeId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
 
-/// Nobody is waited for any longer: others may wait for what is told.
+/// Upper bound on the wait for GETATTR replies: other clients may wait for a queued invalidation.
 const ANSWERS_WAIT: Span = Span::from_millis(1_000);
 
-/// Something that the kernel is to be told.
+/// Queued invalidation or reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Behind {
     what: What,
-    /// Not while one of these waits for attributes,
+    /// Requests for attributes: the item waits for their replies,
     asked: Vec<OpId>,
-    /// but then.
+    /// but no longer than until this moment.
     latest: Time,
 }
 
 #[derive(Clone, Debug)]
 enum What {
     Forget(Invalidation, Vec<Stale>),
-    /// That an own change was made, which it takes for later than any answer to who asked before.
+    /// Replies to a local change; the kernel treats them as newer than any reply to an earlier GETATTR.
     Answers(Vec<OpId>, Late),
 }
 
-/// An answer that may be given later.
+/// Reply that may be delivered later.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     pub answer: Answer,
-    /// When it was asked for, where it may bring attributes that are older than what others have been answered.
+    /// Send time of the call, if the reply may carry attributes older than those of a later reply.
     pub sent: Option<Time>,
-    /// The name that it is about.
+    /// The dentry that the reply is about.
     pub name: Option<(u64, Name)>,
 }
 
-/// The inode to which a waiting answer leads by a name.
+/// Returns the inode to which a queued reply binds a name.
 fn led_to(what: &What) -> Option<u64> {
     match what {
         What::Answers(_, Late { answer: Answer::Node(node) | Answer::Created(node, _), .. }) => {
@@ -53,12 +55,12 @@ fn led_to(what: &What) -> Option<u64> {
     }
 }
 
-/// In their order.
+/// Queue in delivery order.
 pub(crate) type Behinds = VecDeque<Behind>;
 
 impl Cache {
-    /// Has the kernel forget, as soon as that is no harm to who reads. Names and listings harm none: they go at once, unless an answer
-    /// waits that may give one, or `acknowledged` all in one.
+    /// Queues an invalidation until no caller waits for attributes of its files. Dentries and listings are invalidated
+    /// at once unless a queued reply may create one, or `acknowledged` requires all of `stale` in one invalidation.
     pub(crate) fn tell_behind(&mut self, id: Invalidation, mut stale: Vec<Stale>, acknowledged: bool) {
         let asked = self.readers_of(&stale);
         let waits = !(asked.is_empty() && self.behind.is_empty());
@@ -84,8 +86,8 @@ impl Cache {
         }
     }
 
-    /// Attributes that the kernel does not believe, and has not been told since it was to forget them, it need not forget: it would
-    /// only not take in what it is answered next.
+    /// Drops invalidations of attributes that the kernel does not trust and has not received since the last
+    /// invalidation. Such an invalidation would only make the kernel discard its next reply.
     pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
         self.with_targets(stale);
         stale.retain(|one| match one {
@@ -98,7 +100,7 @@ impl Cache {
         });
     }
 
-    /// The same for an answer that the kernel takes for a later one, of these files.
+    /// Queues a reply to a local change of `files`, which the kernel treats as newer than any outstanding reply.
     pub(crate) fn answer_behind(&mut self, files: &[u64], ops: &[OpId], late: Late) {
         self.tell_due();
         let follows = files.iter().any(|ino| self.tells_of(*ino));
@@ -110,7 +112,7 @@ impl Cache {
         self.put_behind(What::Answers(ops.to_vec(), late), asked);
     }
 
-    /// Somebody is answered these attributes, and may read as far as they say until the next ones are taken in.
+    /// Records the attributes of a reply: the caller may read up to their size until it applies a newer reply.
     pub(crate) fn note_told(&mut self, ino: u64, attr: Attr) {
         if self.reads_by_size(ino)
             && let Some(inode) = self.inodes.get_mut(&ino)
@@ -119,8 +121,8 @@ impl Cache {
         }
     }
 
-    /// Attributes that nothing vouches for are not told who has been told others since they were asked for: whoever reads would go by the
-    /// older size. Who wants to know them asks again.
+    /// Delivers a reply without ungranted attributes that are older than those of another reply: the caller would read
+    /// up to the older size. A caller that needs exact attributes asks again.
     fn answer_no_older(&mut self, ops: &[OpId], mut answer: Answer, sent: Option<Time>) {
         let (ino, attr, keeps) = match &mut answer {
             Answer::Node(node) if node.attr_valid == Span::ZERO => (node.id.ino, &mut node.attr, false),
@@ -134,13 +136,14 @@ impl Cache {
         self.answer_all(ops, &answer);
     }
 
-    /// Whether an answer may bring attributes that are older than what others were answered meanwhile: not who sets how long a file is.
+    /// Returns whether a reply may carry attributes older than those of replies in between. A reply that sets the size
+    /// does not.
     pub(crate) fn may_be_older(flight: &Flight) -> bool {
         !matches!(&flight.again, Some(Call::SetAttr { set, .. }) if set.size.is_some())
     }
 
-    /// The files of whose attributes others ask, and that a change is of: also those that lose a name, as far as the kernel
-    /// (`fuse_entry_unlinked`) or the remote knows, and those that gain one.
+    /// Returns the files of a change whose attributes other callers await. This includes files that lose a name, as
+    /// seen by the kernel (`fuse_entry_unlinked`) or by the remote, and files that gain one.
     pub(crate) fn changed_while_asked(&self, purpose: &Purpose, response: &Response) -> Vec<u64> {
         let named = match &response.result {
             Ok(Reply::Made { entry, .. }) => Some(entry.id.ino),
@@ -165,7 +168,7 @@ impl Cache {
         asked.chain(told).filter(|ino| named == Some(*ino) || itself == Some(*ino) || is_at(*ino)).collect()
     }
 
-    /// Whether an answer that leads to that inode waits: what an own change made of it is told after.
+    /// Returns whether a queued reply binds a name to that inode: replies to local changes of the inode must follow it.
     fn tells_of(&self, ino: u64) -> bool {
         self.behind.iter().any(|behind| led_to(&behind.what) == Some(ino))
     }
@@ -185,7 +188,7 @@ impl Cache {
         }
     }
 
-    /// What was to be believed for a while when it was put behind is so for what is left of that, if it still is.
+    /// Delivers a queued reply with what is left of its entry and attribute timeouts.
     fn answer_late(&mut self, ops: &[OpId], Late { mut answer, sent, name }: Late) {
         match &mut answer {
             Answer::Node(node) | Answer::Created(node, _) => {
@@ -198,7 +201,7 @@ impl Cache {
         self.answer_no_older(ops, answer, sent);
     }
 
-    /// For how long a name may be believed to lead to an inode now.
+    /// Returns the entry timeout of a name that still leads to the inode.
     fn still_named(&self, name: Option<&(u64, Name)>, id: NodeId) -> Span {
         let now = self.clock;
         let named = || {
@@ -221,7 +224,7 @@ impl Cache {
         self.tell_attr(self.clock, id.ino, &attr, Some(held))
     }
 
-    /// Who waits for attributes of open files of which the kernel is to forget something.
+    /// Returns the requests that wait for attributes of open files in `stale`.
     fn readers_of(&self, stale: &[Stale]) -> Vec<OpId> {
         if self.attrs.is_empty() {
             return Vec::new();
@@ -234,19 +237,19 @@ impl Cache {
         flights.flat_map(|flight| flight.waiters.iter().copied()).collect()
     }
 
-    /// Whether somebody waits for an answer and will read as far as that says.
+    /// Returns whether a caller waits for attributes and will read up to the size in the reply.
     #[must_use]
     pub fn is_asked_how_long(&self, ino: u64) -> bool {
         !self.readers_of(&[Stale::Attr { ino }]).is_empty()
     }
 
-    /// Whether somebody may go on by the size of an inode when its attributes are answered.
+    /// Returns whether a caller may read up to the size in a GETATTR reply for this inode.
     #[must_use]
     pub fn reads_by_size(&self, ino: u64) -> bool {
         self.is_open(ino) && !self.is_directory(ino)
     }
 
-    /// Who waits for an older call waits for a newer one.
+    /// Moves the waiters of an older call to a newer call.
     pub(crate) fn wait_for_newer(&mut self, older: CallId, newer: CallId) {
         if older == newer || !self.flights.contains_key(&newer) {
             return;
@@ -263,8 +266,9 @@ impl Cache {
         }
     }
 
-    /// What it asked for is done, and its answer waits for who asks for attributes. It is told now, as nobody would tell the kernel of
-    /// that later, unless that is to forget everything anyway: then nobody is told. False: it is not answered.
+    /// Delivers the reply to a finished change that waits in the queue for a GETATTR reply, because no later
+    /// invalidation would cover it. If the kernel is about to drop everything, the request gets no reply and the result
+    /// is false.
     pub(crate) fn answer_at_once(&mut self, op: OpId) -> bool {
         let found = self.behind.iter_mut().find_map(|behind| match &mut behind.what {
             What::Answers(ops, late) if ops.contains(&op) => {
@@ -282,7 +286,7 @@ impl Cache {
         true
     }
 
-    /// What an answer made that nobody gets.
+    /// Undoes the effects of a reply that no caller receives: the open file and the lookup count.
     fn take_back(&mut self, answer: Answer) {
         if let Answer::Created(_, opened) = &answer {
             self.release(self.clock, opened.fh, None);
@@ -292,7 +296,7 @@ impl Cache {
         }
     }
 
-    /// Puts out what waits no longer.
+    /// Delivers the queued items that need not wait any longer.
     pub(crate) fn tell_due(&mut self) {
         while self.behind_due().is_some_and(|due| due <= self.clock)
             && let Some(Behind { what, .. }) = self.behind.pop_front()
@@ -301,13 +305,14 @@ impl Cache {
         }
     }
 
-    /// Whether something waits here that the kernel is to be told.
+    /// Returns whether an invalidation or a reply is queued.
     #[must_use]
     pub fn tells_late(&self) -> bool {
         !self.behind.is_empty()
     }
 
-    /// When the first of them is due. Nobody is answered before all is forgotten that was held when the server went away.
+    /// Returns when the first queued item is due. No reply is delivered while the kernel still drops what it held when
+    /// the session was lost.
     pub(crate) fn behind_due(&self) -> Option<Time> {
         let answers = |behind: &&Behind| matches!(behind.what, What::Answers(..));
         let first = self.behind.front().filter(|first| !(answers(first) && self.waits_for_kernel()))?;
@@ -315,7 +320,7 @@ impl Cache {
         Some(if is_asked { first.latest } else { Time(0) })
     }
 
-    /// Nothing is granted any more, and nobody answers: all is told at once.
+    /// Delivers all queued invalidations at once: all grants have ended, so no reply will come.
     pub(crate) fn tell_all(&mut self) {
         for Behind { what, asked, latest } in std::mem::take(&mut self.behind) {
             match what {

@@ -26,7 +26,7 @@ impl Cache {
         let local = !access.write && !access.truncate && !self.loses_its_name(ino);
         if local && let Some((attr, held)) = self.attr_of(now, id) {
             let keep = self.pages_hold(now, None, id, &attr, Some(held));
-            // Whoever takes its last name away must ask us first.
+            // The remote recalls the grant before the last name goes.
             self.watch(held.deadline, ino);
             return Some(Answer::Opened(self.opened_file(id, file, None, keep)));
         }
@@ -34,14 +34,14 @@ impl Cache {
         self.ask(now, op, caller, Purpose::Open { ino, file }, Call::Open { node, access })
     }
 
-    /// Whether an own change is under way that takes an inode's name: the remote was not asked to keep it. If
-    /// it is gone when the remote is asked to open it, the kernel looks the name up again.
+    /// Returns whether a local change in flight removes an inode's name without a pin at the remote. If the inode is
+    /// gone when the remote opens it, the kernel looks the name up again.
     fn loses_its_name(&self, ino: u64) -> bool {
         let Some(inode) = self.inodes.get(&ino) else { return false };
         let Some((dir, name)) = &inode.home else { return false };
         self.flights.values().any(|flight| match &flight.purpose {
             Purpose::Remove { dir: d, name: n } => d == dir && n == name,
-            // What a rename replaces is kept, as far as it was known.
+            // The remote pins the file that a rename replaces, as far as it was known.
             Purpose::Rename { to, new_name, exchange: false, .. } if to == dir && new_name == name => {
                 !matches!(flight.again, Some(Call::Rename { keep, .. }) if keep == Some(inode.id))
             }
@@ -49,13 +49,12 @@ impl Cache {
         })
     }
 
-    /// Whether a grant on a file's data lives.
+    /// Returns whether a data grant lives.
     pub(crate) fn holds_data(&self, now: Time, ino: u64) -> bool {
         self.inodes.get(&ino).is_some_and(|i| i.data.held.is_some_and(|h| h.lives(now)))
     }
 
-    /// Whether what the kernel holds of a file is still true, given its present attributes, and a grant says
-    /// when it is not any more.
+    /// Returns whether the kernel's pages match the file's present attributes, under a grant that covers later changes.
     fn pages_hold(
         &mut self,
         now: Time,
@@ -73,7 +72,8 @@ impl Cache {
         }
         let mixed = inode.data.pages == Pages::Mixed;
         let told = lives.filter(|h| h.on.1 == Covers::Data);
-        // Up to its limit, what cannot be told from own writes; but not beside attributes of another state.
+        // Up to the grant's deadline, pages that may mix with local writes stay; but not beside attributes of another
+        // version.
         let hold =
             told.is_some_and(|h| h.tells_of_all() || h.stale || mixed) || same && inode.data.held.is_some();
         if hold && !(mixed && told.is_some_and(|h| !h.tells_of_all())) {
@@ -90,12 +90,12 @@ impl Cache {
         keep_cache: bool,
     ) -> Opened {
         let fh = self.new_fh();
-        // Its kernel would put what is appended into pages at the end that it knows, and show it there, where others may have appended.
-        // Reads past the pages would be taken for ones that have them locked.
+        // The kernel would put appended data into pages at the end of file that it knows, where other clients may have
+        // appended. Reads that bypass the pages would be taken for reads that have them locked.
         let appends = file.append && file.access.write && !file.access.read;
         let direct = appends && self.config.direct_appends;
         let inode = self.inode(id);
-        // Who locks a file must be heard when it closes any descriptor of it.
+        // A lock owner's close of any descriptor must reach the cache.
         let may_lock = inode.locked || inode.opens > 0;
         let more = inode.more();
         if !keep_cache && more.opens == 0 {
@@ -160,8 +160,8 @@ impl Cache {
         Answer::Opened(self.opened_file(id, file, Some(handle), keep))
     }
 
-    /// Attributes of a file say that what the kernel holds of its data is of another state, under a grant that does not tell of all
-    /// changes: nobody shall read old data beside them until that ends.
+    /// Drops pages of another data version than these attributes tell, under a grant that is not recalled before all
+    /// changes: no caller may read old data beside the new attributes until the grant ends.
     pub(crate) fn drop_foreign_data(&mut self, now: Time, id: NodeId, attr: &Attr) {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) else { return };
         let limited = inode.data.held.is_some_and(|h| h.lives(now) && !h.tells_of_all() && !h.stale);
@@ -176,8 +176,8 @@ impl Cache {
         }
     }
 
-    /// A grant on data begins. While another one lives, whose pages are older, it goes on with it where the file is in the state of
-    /// which these are: what is recalled would have been heard, and what is not is seen by its attributes, `stamp`.
+    /// Begins a data grant. A living grant with older pages is prolonged instead, if the file is in the version of its
+    /// pages (`stamp`): recalled changes would have been heard, and others show in the attributes.
     pub(crate) fn learn_data_grant(
         &mut self,
         now: Time,
@@ -191,7 +191,7 @@ impl Cache {
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.lives(now));
         if let Some(held) = lives.filter(|_| inode.data.pages != Pages::None) {
-            // Under one that is not recalled pages have to be looked at again.
+            // Under a grant without recall the pages have to be compared again.
             let same = stamp.is_some_and(|stamp| inode.data.pages == Pages::Of(stamp));
             let later =
                 fresh.filter(|h| same && h.recallable && held.recallable && h.deadline > held.deadline);
@@ -227,7 +227,7 @@ impl Cache {
         self.wait(op, caller, id, crate::flight::Want::Reply, false)
     }
 
-    /// How the remote finds an open file; `None` where another inode has its number now.
+    /// Returns the reference and handle for an open file; `None` if another inode has its number now.
     pub(crate) fn reach(&self, ino: u64, fh: Option<Fh>) -> Option<(nigh_types::Place, Option<Handle>)> {
         let node = self.place(ino)?;
         let file = fh.and_then(|fh| self.files.get(&fh));
@@ -346,7 +346,7 @@ impl Cache {
     ) -> Answer {
         self.learn_after(now, flight, response);
         if response.result.is_ok() && attr_after(response, ino).is_none() {
-            // The remote did not tell what became of them.
+            // The reply carries no attributes, so those after the write are unknown.
             self.forget_attr(ino);
         }
         self.mark_inode(ino);
@@ -381,8 +381,8 @@ impl Cache {
         }
     }
 
-    /// A write was answered. Its pages are dropped where no grant covers them, since no recall would say that another client overwrites them, and
-    /// where their write-back has failed, since they would stand in the page cache as if it had not.
+    /// Drops a write's pages after its reply, if no grant covers them, since no recall would say that another client
+    /// overwrites them. Also if a write-back failed, since the pages would look written.
     pub(crate) fn drop_written(&mut self, now: Time, flight: &Flight, response: &Response) {
         let Purpose::Write { ino, flush, .. } = flight.purpose else { return };
         let has_failed = flush && response.result.is_err();
@@ -391,14 +391,14 @@ impl Cache {
         }
         let (pages, id) = (flight.purpose.pages(), self.id_of(ino));
         match (pages, id) {
-            // What is written back brings no pages.
+            // Write-back brings no new pages.
             (Some((_, range)), Some(id)) if !flush => self.drop_ungranted(flight, (id, range), response),
             (pages, _) => self.drop_behind(&flight.waiters, pages),
         }
     }
 
-    /// Own data went to the file. What the kernel holds is its present state, unless somebody else
-    /// may have written too without our being told.
+    /// Records the kernel's pages after a local write: they are the present version unless another client may have
+    /// written without a recall.
     pub(crate) fn wrote(&mut self, now: Time, ino: u64, response: &Response) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let told = inode.data.held.is_some_and(|h| h.lives(now) && h.tells_of_all());
@@ -430,7 +430,7 @@ impl Cache {
                 more.old = None;
                 self.ungranted.remove(&file.ino);
             }
-            // The kernel keeps pages for the next open while a grant on the data lives.
+            // The kernel keeps pages for the next open while a data grant lives.
             let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == Covers::Data && h.lives(now));
             if more.opens == 0 {
                 more.base.take_if(|_| !keeps_pages);
@@ -439,14 +439,15 @@ impl Cache {
             if file.handle.is_none() {
                 more.opens_unpinned -= 1;
             }
-            // Nobody looks at it again before that grant ends: the next open compares its attributes.
+            // No timer checks the pages before that grant ends: the next open compares attributes.
             if more.opens == 0 && more.data.held.is_some_and(|h| h.on.1 != Covers::Data) {
                 more.data.held = None;
             }
-            // Whoever has looked up the name that it lost may be about to open it.
+            // A caller that looked up the lost name may be about to open it.
             let is_named = inode.home.is_some() || inode.lookups == 0;
             if inode.opens_unpinned == 0 && is_named {
-                // The server gives it back before it does what was asked earlier: then it stays until the inode is forgotten.
+                // The server would release the handle before it does earlier calls that use it: the pin then stays
+                // until the inode is forgotten.
                 let flights = &self.flights;
                 let used = |handle: &Handle| flights.values().any(|f| f.handles.contains(&Some(*handle)));
                 idle_pin = inode.more().pinned.take_if(|handle| !used(handle));
@@ -459,8 +460,8 @@ impl Cache {
         Some(Answer::Done)
     }
 
-    /// Tells the remote that a handle is needed no more; nothing waits for that. A remote that is away is told when
-    /// it is back, if it has not forgotten.
+    /// Releases a handle; nothing waits for that. If the session has expired, the release is sent when the session is
+    /// back.
     pub(crate) fn release_handle(&mut self, handle: Handle) {
         match self.standing {
             Standing::Lapsed => self.unreleased.push(handle),
@@ -469,9 +470,9 @@ impl Cache {
         }
     }
 
-    /// The same for several, where the remote is there.
+    /// Releases several handles at a reachable remote.
     pub(crate) fn release_handles(&mut self, mut handles: Vec<Handle>) {
-        // The answer to a claim finds that nobody has it.
+        // The reply to a reclaim releases a handle without an owner.
         handles.retain(|handle| !self.is_claiming(*handle));
         for some in handles.chunks(Call::MOST_HANDLES as usize) {
             self.next_call += 1;

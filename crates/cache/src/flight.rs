@@ -1,4 +1,4 @@
-//! Calls in flight: what they are for, who waits, and what happened meanwhile.
+//! Calls in flight: their kind, the requests that wait for them, and concurrent changes that their replies may predate.
 
 use crate::cache::Cache;
 use crate::locks::{Holder, Range};
@@ -12,7 +12,7 @@ mod seen;
 
 pub(crate) use seen::{Learned, Seen};
 
-/// What a call's reply is for.
+/// Kind of a call, with the arguments that its reply needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     Lookup {
@@ -25,12 +25,12 @@ pub(crate) enum Purpose {
     List {
         dir: u64,
     },
-    /// Names alone, for that open directory.
+    /// Names-only listing for one open directory.
     Dirents {
         dir: u64,
         fh: Fh,
     },
-    /// Directories that nobody has asked for yet.
+    /// Prefetch of directories that no caller has asked for yet.
     Ahead,
     Target {
         ino: u64,
@@ -38,7 +38,7 @@ pub(crate) enum Purpose {
     Xattrs {
         ino: u64,
     },
-    /// One value, which was too large for the set of all.
+    /// One xattr value that was too large for the set of all xattrs.
     Xattr {
         ino: u64,
     },
@@ -57,7 +57,7 @@ pub(crate) enum Purpose {
         ino: u64,
         file: NewFile,
     },
-    /// A name is made, and opened if `file` says how.
+    /// Creates a name; `file` is set if the call also opens it.
     Make {
         dir: u64,
         name: Name,
@@ -78,7 +78,7 @@ pub(crate) enum Purpose {
         exchange: bool,
         whiteout: bool,
     },
-    /// Attributes or xattrs of one inode are changed.
+    /// Changes attributes or xattrs of one inode.
     Change {
         ino: u64,
         xattrs: bool,
@@ -87,11 +87,11 @@ pub(crate) enum Purpose {
         ino: u64,
         offset: u64,
         size: u64,
-        /// Stores into a map, which the kernel writes back.
+        /// Write-back of mmap stores by the kernel.
         flush: bool,
-        /// The remote chooses where.
+        /// The remote chooses the offset.
         append: bool,
-        /// It goes past the kernel's pages, through that.
+        /// The write bypasses the kernel's page cache, through this open file.
         direct: Option<Fh>,
     },
     Fsync {
@@ -101,54 +101,54 @@ pub(crate) enum Purpose {
         holder: Holder,
         range: Range,
         wait: bool,
-        /// The remote was asked to let the wait end.
+        /// A cancel was sent: the remote ends the wait.
         cancelled: bool,
     },
     Unlock {
         holder: Holder,
-        /// Of the whole file: how many locks its holder had been granted.
+        /// For an unlock of the whole file: the number of locks granted to its owner so far.
         whole_after: Option<u64>,
         closing: bool,
     },
     TestLock,
-    /// A file is opened again: the open file, or where there is none what pins the inode.
+    /// Reopens a file in a new session: an open file, or without `fh` the handle that pins the inode.
     Reopen {
         ino: u64,
         fh: Option<Fh>,
         handle: Handle,
     },
-    /// A lock is taken again.
+    /// Reclaims a lock in a new session.
     Reclaim {
         holder: Holder,
         range: Range,
     },
-    /// Is what the kernel holds of an open file still true?
+    /// Revalidates the pages that the kernel holds of an open file.
     Renew {
         ino: u64,
     },
-    /// The remote learns again how to reach an inode; then `then` is sent again.
+    /// Gives the remote an inode's path again; `then` is resent afterwards.
     Walk {
         then: CallId,
     },
 }
 
 impl Purpose {
-    /// Whether it is for a lock that a closing file or a dead caller leaves.
+    /// Returns whether the call releases the locks of a closed file or a dead caller.
     pub(crate) fn ends_locks(&self) -> bool {
         matches!(self, Purpose::Unlock { closing: true, .. })
     }
 
-    /// Whether it claims something from a session that has forgotten it.
+    /// Returns whether the call reclaims state in a session that has forgotten it.
     pub(crate) fn is_claim(&self) -> bool {
         matches!(self, Purpose::Reopen { .. } | Purpose::Reclaim { .. })
     }
 
-    /// Whether it writes back stores into a map.
+    /// Returns whether the call writes back mmap stores.
     pub(crate) fn is_flush(&self) -> bool {
         matches!(self, Purpose::Write { flush: true, .. })
     }
 
-    /// Whether facts are learned from its reply.
+    /// Returns whether the reply updates the cache.
     pub(crate) fn learns(&self) -> bool {
         !matches!(
             self,
@@ -163,12 +163,12 @@ impl Purpose {
         )
     }
 
-    /// Whether it is to know what has happened since it was sent. (A lock may be waited for for hours.)
+    /// Returns whether concurrent changes are recorded for the call. (A lock call may wait for hours.)
     pub(crate) fn minds(&self) -> bool {
         !matches!(self, Purpose::Lock { .. })
     }
 
-    /// The names that a change binds or unbinds.
+    /// Returns the names that a change binds or unbinds.
     pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {
             Purpose::Make { dir, name, .. } | Purpose::Remove { dir, name } => vec![(*dir, name)],
@@ -177,18 +177,18 @@ impl Purpose {
         }
     }
 
-    /// Whether that is one of them.
+    /// Returns whether the change binds or unbinds this name.
     pub(crate) fn binds(&self, dir: u64, name: &Name) -> bool {
         self.names().contains(&(dir, name))
     }
 
-    /// Whether one of them is of that directory.
+    /// Returns whether the change binds or unbinds a name of this directory.
     pub(crate) fn binds_in(&self, dir: u64) -> bool {
         self.names().iter().any(|(of, _)| *of == dir)
     }
 }
 
-/// A file about to be open.
+/// Open parameters of a file about to be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NewFile {
     pub append: bool,
@@ -196,10 +196,10 @@ pub(crate) struct NewFile {
     pub caller: Caller,
 }
 
-/// How a waiting request is answered once the call has its reply.
+/// Form of the reply that a waiting request needs once the call has its reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
-    /// As the call's purpose says.
+    /// As the call's kind says.
     Reply,
     Xattr {
         name: Vec<u8>,
@@ -217,21 +217,21 @@ pub(crate) enum Want {
     OpenDir {
         ino: u64,
     },
-    /// Attributes for who looks an inode up by its number.
+    /// Attributes for a lookup by inode number.
     Itself,
 }
 
-/// A request that waits.
+/// Request that waits for a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub call: CallId,
     pub caller: Caller,
     pub want: Want,
     pub joined: bool,
-    /// It came after the call was sent: an answer that was composed before it came is no answer to it,
-    /// unless a grant says that nothing has changed since.
+    /// The request came after the call was sent. The reply may predate the request, so it answers the request only if a
+    /// grant says that nothing has changed since.
     pub late: bool,
-    /// Open files that the request goes through.
+    /// Open files that the request uses.
     pub through: [Option<Fh>; 2],
 }
 
@@ -240,33 +240,33 @@ pub(crate) struct Flight {
     pub purpose: Purpose,
     /// [`Call::type_name`].
     pub kind: &'static str,
-    /// Open files that it needs.
+    /// Handles that the call uses.
     pub handles: [Option<Handle>; 2],
     pub sent: Time,
     pub caller: Option<Caller>,
-    /// Kept to be sent again after a walk; `None` where it never is.
+    /// Kept to resend the call after a `Walk`; `None` if the call is never resent.
     pub again: Option<Call>,
-    /// How many walks were made for it.
+    /// Number of `Walk` calls sent for this call.
     pub walks: usize,
     /// Set on mutations.
     pub sequence: Option<u64>,
     pub waiters: Vec<OpId>,
     pub seen: Seen,
-    /// A part has arrived.
+    /// A chunk of the reply has arrived.
     pub begun: bool,
-    /// Of a listing: what its parts were granted.
+    /// For a listing: the grants of its chunks.
     pub grants: Vec<Grant>,
-    /// A listing that cannot be kept: its rows.
+    /// For a listing that no grant covers: its entries.
     pub aside: Option<Box<crate::rows::Rows>>,
-    /// A listing that was too large: what still comes is dropped.
+    /// For a listing over the memory bound: later chunks are dropped.
     pub abandoned: bool,
-    /// A recall of the data went by: what the reply puts into the kernel is dropped right after.
+    /// The pages of this call are invalidated right after its reply, for example because a data recall has passed it.
     pub drop_data: bool,
-    /// Of a removal: the directory that the kernel believes to be there.
+    /// For a removal: the directory that the kernel takes for the victim.
     pub goes: Option<NodeId>,
-    /// Of a read: an own write of its pages was asked after it.
+    /// For a read: a local write of its pages was sent after it.
     pub overtaken: bool,
-    /// The request, where stores into a map are written back: it may be begun again.
+    /// For a write-back of mmap stores: the request, to start it again.
     pub flush: Option<Box<Op>>,
 }
 
@@ -294,46 +294,46 @@ impl Flight {
         }
     }
 
-    /// Whether those facts were recalled after this call was sent: what it says of them may be older than
-    /// what is known now.
+    /// Returns whether these facts were recalled after the call was sent: the reply may be older than the cache.
     pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
         let tainted = self.seen.lapsed || self.seen.recalled.contains(&(node, covers));
         tainted && !planted(Bug::ForgetsRecalls)
     }
 
-    /// Whether it is for a lock that nobody waits for any more.
+    /// Returns whether this is a lock call without a waiter.
     pub fn is_given_up(&self) -> bool {
         matches!(self.purpose, Purpose::Lock { cancelled, .. } if cancelled || self.waiters.is_empty())
     }
 
-    /// Whether it is a change that nobody waits for any more.
+    /// Returns whether this is a change without a waiter.
     fn is_abandoned(&self) -> bool {
         self.sequence.is_some() && self.waiters.is_empty()
     }
 
-    /// Whether what was learned of a name since this call was sent is something else than `id`.
+    /// Returns whether a later reply bound the name to something else than `id`.
     pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
         self.seen.name(dir, name).is_some_and(|learned| learned.id != id)
     }
 
-    /// Whether the answer to a change may be older than the grant on a directory's names: that was given since, and none came with it.
+    /// Returns whether the reply to a change may be older than the directory lease: the lease came after the call was
+    /// sent, and the reply carries none.
     pub fn may_precede_names(&self, dir: NodeId, grants: &[Grant]) -> bool {
         self.seen.granted.contains(&dir.ino) && self.granted(grants, dir, Covers::Names).is_none()
     }
 
-    /// The grant of the reply on these facts, unless it was recalled on its way.
+    /// Returns the reply's grant on these facts, unless a recall overtook the reply.
     pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: Covers) -> Option<&'a Grant> {
         if self.recalled(node, covers) { None } else { crate::grants::on(grants, node, covers) }
     }
 }
 
 impl Cache {
-    /// Sends a call on which nobody waits yet.
+    /// Sends a call without a waiter.
     pub(crate) fn send(&mut self, now: Time, caller: Option<Caller>, purpose: Purpose, call: Call) -> CallId {
         self.next_call += 1;
         let id = CallId(self.next_call);
         if self.answers_stale() && !purpose.ends_locks() {
-            // It is not put out, and nobody waits for it: see `wait`.
+            // The call is not sent, and no request waits for it: see `wait`.
             return id;
         }
         let name = call.is_mutation().then(|| {
@@ -362,7 +362,7 @@ impl Cache {
         id
     }
 
-    /// Lets a request wait for a call.
+    /// Makes a request wait for a call.
     pub(crate) fn wait(
         &mut self,
         op: OpId,
@@ -382,12 +382,12 @@ impl Cache {
         None
     }
 
-    /// Of those who wait, the ones that came after the call was sent.
+    /// Returns the waiters that came after the call was sent.
     pub(crate) fn late(&self, waiters: &[OpId]) -> Vec<OpId> {
         waiters.iter().copied().filter(|op| self.waiting.get(op).is_some_and(|w| w.late)).collect()
     }
 
-    /// An answer without a grant was too old for these: they wait for another one, sent after they came.
+    /// Resends a call for late waiters: a reply without a grant was composed before they came.
     pub(crate) fn ask_again(&mut self, now: Time, late: Vec<OpId>, purpose: Purpose, call: Call) {
         if late.is_empty() {
             return;
@@ -419,7 +419,7 @@ impl Cache {
         self.wait(op, caller, id, Want::Reply, false)
     }
 
-    /// Answers a request that waited.
+    /// Replies to a waiting request.
     pub(crate) fn answer(&mut self, op: OpId, answer: Answer) {
         if let Some(waiting) = self.waiting.remove(&op) {
             self.counters.waits += 1;
@@ -434,10 +434,10 @@ impl Cache {
         }
     }
 
-    /// A call's response, or a part of it.
+    /// Handles a call's response, or a chunk of it.
     pub(crate) fn handle_response(&mut self, now: Time, id: CallId, response: Response) {
         if let Some(&Purpose::List { dir }) = self.flights.get(&id).map(|flight| &flight.purpose) {
-            // A deadline that passed in mid-listing puts what came so far aside, before more comes.
+            // A deadline that passed in mid-listing detaches the entries so far, before more come.
             self.names(now, dir);
         }
         let Some(mut flight) = self.flights.remove(&id) else { return };
@@ -468,14 +468,14 @@ impl Cache {
         self.trim(now);
     }
 
-    /// The remote does not know how to reach an inode: leads it there, by names from the root, once
-    /// for each inode that the call names.
+    /// Sends a `Walk` when the remote cannot find an inode: gives it the names from the root. Once for each inode that
+    /// the call names.
     fn walk_again(&mut self, now: Time, id: CallId, flight: &mut Flight) -> bool {
         let Some(call) = &flight.again else { return false };
         let anchors = crate::places::anchors(call);
         let (node, names) = match (anchors.get(flight.walks), anchors[0]) {
             (Some(Some(node)), _) => (*node, self.path_to(*node)),
-            // What is claimed may have moved by a change that was done and is not answered yet.
+            // A reclaimed inode may have moved by a change that took effect and has no reply yet.
             (_, Some(node)) if flight.purpose.is_claim() && flight.walks == 1 => {
                 let moved = self.path_by(node, |cache, at| cache.moved_home(at));
                 (node, moved.filter(|moved| self.path_to(node).as_ref() != Some(moved)))
@@ -488,11 +488,11 @@ impl Cache {
         true
     }
 
-    /// The walk has ended: what waited for it is sent again, or fails for good.
+    /// Handles the reply to a `Walk`: resends the call that waited for it, or fails it for good.
     pub(crate) fn after_walk(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
         let Some(flight) = self.flights.get_mut(&then) else { return };
         if flight.is_abandoned() {
-            // It was not begun, so it is not made (S8).
+            // The call was not sent yet, so the change is not made (S8).
             flight.again = None;
             return self.handle_response(now, then, Response::plain(Err(Errno::INTR)));
         }
@@ -513,12 +513,12 @@ impl Cache {
     }
 }
 
-/// The attributes of an inode that a reply brought along.
+/// Returns the attributes of an inode that a reply carried.
 pub(crate) fn attr_after(response: &Response, ino: u64) -> Option<Attr> {
     response.after.iter().find(|(node, _)| node.ino == ino).map(|(_, attr)| *attr)
 }
 
-/// The open files that a call names.
+/// Returns the handles that a call names.
 fn handles_of(call: &Call) -> [Option<Handle>; 2] {
     match call {
         Call::Read { handle, .. }

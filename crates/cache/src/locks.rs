@@ -1,5 +1,5 @@
-//! Locks. The remote keeps them; here stands who may hold some, so that closing a file costs nothing where nobody
-//! does, and what they hold, to claim it again from a remote that has forgotten it. See
+//! File locks. The remote owns the lock table. The cache records which owners may hold locks, so that closing a file
+//! costs nothing without one, and what they hold, to reclaim it from a remote that has forgotten it. See
 //! docs/decisions/0011-locks.md.
 
 mod amends;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The last byte that the kernel locks (`OFFSET_MAX`): a lock up to it goes to the end of the file.
 const LAST_BYTE: u64 = i64::MAX.cast_unsigned();
 
-/// Whose locks on which inode. Owners of flock(2) locks are numbers of their own.
+/// Lock owner on an inode. Owners of flock(2) locks have a number space of their own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Holder {
     ino: u64,
@@ -25,41 +25,41 @@ pub(crate) struct Holder {
     owner: u64,
 }
 
-/// What is known of one holder.
+/// Locks of one owner.
 #[derive(Clone, Debug, Default)]
 struct Held {
-    /// Open files through which it set locks.
+    /// Open files through which the owner set locks.
     files: BTreeSet<Fh>,
-    /// Its calls for locks that are under way.
+    /// Lock calls in flight.
     calls: u32,
-    /// How many were granted, ever.
+    /// Number of locks granted so far.
     grants: u64,
-    /// Some may still be held.
+    /// The owner may still hold locks.
     holds: bool,
-    /// Those that were granted and not yet asked to be ended.
+    /// Granted locks without an unlock call.
     ranges: Ranges,
-    /// Granted when nobody waited for it any more: see [`Cache::set_right`].
+    /// Locks granted after the last waiter was gone: see [`Cache::set_right`].
     unwanted: Ranges,
-    /// They could not be had again.
+    /// The locks could not be reclaimed.
     lost: bool,
 }
 
-/// Who may hold locks. A holder stands here from its first call for a lock until it has unlocked the whole
-/// file, closes it, or was granted none.
+/// Owners that may hold locks. An entry lasts from the owner's first lock call until the owner unlocks the whole file,
+/// closes it, or was granted no lock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Locks {
     holders: BTreeMap<Holder, Held>,
-    /// Open files on which lost locks were set: nothing is read or written through them.
+    /// Open files with lost locks: reads and writes through them fail.
     lost_files: BTreeSet<Fh>,
 }
 
 impl Locks {
-    /// Whether locks were lost that had been set through an open file.
+    /// Returns whether locks that were set through an open file are lost.
     pub(crate) fn are_lost(&self, fh: Fh) -> bool {
         self.lost_files.contains(&fh)
     }
 
-    /// Nothing that was held can be had again.
+    /// Marks all locks as lost.
     pub(crate) fn lose_all(&mut self) {
         let holders: Vec<Holder> = self.holders.keys().copied().collect();
         for holder in holders {
@@ -67,19 +67,19 @@ impl Locks {
         }
     }
 
-    /// The session is over: no call for a lock is under way any more.
+    /// Forgets lock calls: the session is over.
     pub(crate) fn forget_calls(&mut self) {
         self.holders.retain(|_, held| held.holds || held.lost);
         self.holders.values_mut().for_each(|held| held.calls = 0);
     }
 
-    /// The remote holds nothing for anybody any more.
+    /// Forgets unwanted locks: the remote holds no lock any more.
     pub(crate) fn forget_unwanted(&mut self) {
         self.holders.values_mut().for_each(|held| held.unwanted = Ranges::default());
     }
 
-    /// All that is held, in a fixed order. Of what was `asked` for the answer is not known: where that is less than what is held,
-    /// the remote may have had no more than that.
+    /// Returns all locks to reclaim, in a fixed order. `asked` are lock calls without a reply: where one asks for a
+    /// weaker lock than is held, the remote may hold only the weaker one.
     pub(crate) fn claims(&self, asked: &[(Holder, Range)]) -> Vec<(Holder, Range)> {
         let mut claims = Vec::new();
         for (holder, held) in self.holders.iter().filter(|(_, held)| held.holds && !held.lost) {
@@ -90,8 +90,8 @@ impl Locks {
         claims
     }
 
-    /// A holder's locks are gone: it is told until it closes. The open files through which it set them; `None`: it
-    /// had none.
+    /// Marks an owner's locks as lost until it closes. Returns the open files through which it set them; `None`: it
+    /// held none.
     fn lose(&mut self, holder: Holder) -> Option<BTreeSet<Fh>> {
         let held = self.holders.get_mut(&holder).filter(|held| held.holds)?;
         (held.holds, held.lost, held.ranges) = (false, true, Ranges::default());
@@ -99,7 +99,7 @@ impl Locks {
         Some(held.files.clone())
     }
 
-    /// Through which a holder set locks.
+    /// Returns the open files through which an owner set locks.
     fn files_of(&self, holder: Holder) -> impl Iterator<Item = &Fh> {
         self.holders.get(&holder).into_iter().flat_map(|held| &held.files)
     }
@@ -108,7 +108,7 @@ impl Locks {
         self.holders.get(&holder).is_some_and(|held| held.lost)
     }
 
-    /// A holder closes the file. True: the remote must be told.
+    /// Closes a file for an owner. Returns whether the remote must be told.
     fn close(&mut self, holder: Holder) -> bool {
         let Some(held) = self.holders.get_mut(&holder) else { return false };
         let tell = held.holds || held.calls > 0;
@@ -130,8 +130,8 @@ impl Locks {
         self.holders.values().any(|held| held.lost && held.files.contains(&fh))
     }
 
-    /// An open file is gone. Those who set locks through it and through no other have closed it with its
-    /// last descriptor: open file descriptions, and flock(2), whose locks end so.
+    /// Removes an open file. Returns the owners that set locks through it and no other open file, since its last
+    /// descriptor closes it for them: open file descriptions, and flock(2), whose locks end with the description.
     fn file_gone(&mut self, ino: u64, fh: Fh) -> Vec<Holder> {
         self.lost_files.remove(&fh);
         let first = Holder { ino, flock: false, owner: 0 };
@@ -171,7 +171,7 @@ impl Cache {
         held.files.insert(fh);
         held.calls += 1;
         if flock && held.ranges.iter().any(|range| range.kind != kind) {
-            // The remote gives it up first, whether the other one can be had or not.
+            // The remote releases the old lock first, whether it grants the other one or not.
             held.ranges = Ranges::default();
         }
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| !flock) {
@@ -227,8 +227,8 @@ impl Cache {
         self.ask(now, op, caller, Purpose::TestLock, call)
     }
 
-    /// A process closes one of its descriptors: with that all its fcntl(2) locks on the file end. It waits
-    /// until they have, so that nobody finds them who was told of it.
+    /// Releases a process's fcntl(2) locks on a file when the process closes one of its descriptors. The close waits
+    /// for the release, so that no other process finds the locks after it.
     pub(crate) fn flush(
         &mut self,
         now: Time,
@@ -239,7 +239,7 @@ impl Cache {
     ) -> Option<Answer> {
         let holder = Holder { ino, flock: false, owner };
         match self.locks.close(holder).then(|| self.end_locks(now, holder)).flatten() {
-            // While nobody waits for the remote, it is told all the same.
+            // The remote is told in any case; only stale mode does not wait for the reply.
             Some(call) if !self.answers_stale() => {
                 self.wait(op, caller, call, crate::flight::Want::Reply, false)
             }
@@ -247,7 +247,7 @@ impl Cache {
         }
     }
 
-    /// Ends the locks that go with an open file; `flock` is its number as an owner, if it was used as one.
+    /// Releases the locks that end with an open file; `flock` is its flock(2) owner, if it was used as one.
     pub(crate) fn locks_end_with(&mut self, now: Time, ino: u64, fh: Fh, flock: Option<u64>) {
         let mut gone = self.locks.file_gone(ino, fh);
         gone.extend(flock.map(|owner| Holder { ino, flock: true, owner }));
@@ -259,7 +259,7 @@ impl Cache {
     }
 
     fn end_locks(&mut self, now: Time, holder: Holder) -> Option<nigh_types::CallId> {
-        // A session that is over has none.
+        // A lost session has no locks.
         (self.standing != Standing::Lost).then_some(())?;
         self.end_range(now, holder, 0, u64::MAX)
     }
@@ -286,7 +286,7 @@ impl Cache {
                 held.ranges.set(range);
                 held.unwanted.clear(range.start, range.end);
             } else if granted {
-                // Its caller is dead or was told something else.
+                // The caller is dead, or got another reply.
                 held.unwanted.set(range);
             }
             self.set_right(now, holder);
@@ -312,15 +312,15 @@ impl Cache {
                 }
                 Answer::Done
             }
-            // Who closes a file holds nothing of it any more, come what may.
+            // A close leaves the owner without locks, whatever the reply.
             _ if closing => Answer::Done,
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => Answer::Failed(errno),
         }
     }
 
-    /// A signal ends the wait for a lock, if it is one: by cancelling the call. Its answer, which may be that
-    /// the lock was just granted, is the request's.
+    /// Ends a blocking lock request on a signal, by cancelling the call. The reply to the call answers the request; it
+    /// may say that the lock was just granted.
     pub(crate) fn interrupt_lock(&mut self, op: OpId) {
         if let Some((_, Op::SetLock { wait: true, .. })) = self.parked.get(&op) {
             self.parked.remove(&op);
@@ -333,20 +333,20 @@ impl Cache {
         {
             self.out.push_back(Output::Cancel(call));
             if self.standing != Standing::Stands {
-                // Its answer may be long in coming. A lock that is granted all the same is given back.
+                // The reply may be long in coming. A lock that is granted after all is released.
                 self.give_up(op, Errno::INTR);
             }
         }
     }
 
-    /// Whether a request waits for a lock, at a remote that answers.
+    /// Returns whether a request waits for a lock of another owner, at a remote that replies.
     pub(crate) fn waits_for_others(&self, op: OpId) -> bool {
         let flight = self.waiting.get(&op).and_then(|waiting| self.flights.get(&waiting.call));
         let waits = |flight: &Flight| matches!(flight.purpose, Purpose::Lock { wait: true, .. });
         self.standing == Standing::Stands && flight.is_some_and(waits)
     }
 
-    /// The remote is away: waits for locks that a signal was to end are ended here.
+    /// Ends the lock waits that a signal has cancelled: the remote is away.
     pub(crate) fn end_signalled_waits(&mut self) {
         let signalled = |flight: &&Flight| matches!(flight.purpose, Purpose::Lock { cancelled: true, .. });
         let ops: Vec<OpId> =

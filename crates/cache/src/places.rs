@@ -1,4 +1,4 @@
-//! Hints: where the remote finds an inode.
+//! Node references: an inode with the hint by which the remote finds it.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
@@ -6,21 +6,22 @@ use crate::op::{Op, Stale};
 use crate::state::Inode;
 use nigh_types::{Call, Errno, Name, NodeId, OpId, Place};
 
-/// No inode has this number.
+/// Inode number of no inode.
 const NOBODY: u64 = 0;
 
 impl Cache {
-    /// The id of a number that the kernel uses.
+    /// Returns the id of an inode number.
     pub(crate) fn id_of(&self, ino: u64) -> Option<NodeId> {
         let id = self.inodes.get(&ino).map(|i| i.id).or_else(|| self.dirs.get(&ino).map(|d| d.id));
         id.filter(|id| id.generation != 0)
     }
 
-    /// A request with the inodes that its numbers mean. What goes by an open file is of that, whoever has its number now.
+    /// Returns a request with the inode numbers that its node ids stand for. A request through an open file means the
+    /// opened inode, whichever inode has the number now.
     ///
     /// # Errors
     ///
-    /// `ESTALE`: it means one that is gone. The kernel looks again.
+    /// `ESTALE`: a node id stands for an inode that is gone. The kernel looks the name up again.
     pub fn meant(&self, mut op: Op) -> Result<Op, Errno> {
         if self.numbers.are_their_own() {
             return Ok(op);
@@ -32,10 +33,10 @@ impl Cache {
         if let Op::LookupSelf { ino } = op
             && self.number_of(self.inode_of(ino)) != ino
         {
-            // The kernel would be told of it under another number than it asked for (`fuse_get_dentry`).
+            // The reply would name the inode by another node id than the kernel asked for (`fuse_get_dentry`).
             return Err(Errno::STALE);
         }
-        // What was locked of one that is gone is gone too: nothing is to be unlocked of what has its number now.
+        // Locks of a file that is gone are gone too: the inode that has its number now keeps its locks.
         let unlocks = matches!(op, Op::Flush { .. } | Op::Unlock { .. });
         for number in op.numbers().into_iter().flatten() {
             *number = if unlocks && is_former(*number) { NOBODY } else { self.inode_of(*number) };
@@ -43,14 +44,14 @@ impl Cache {
         Ok(op)
     }
 
-    /// The inode that a number means, or had that is gone.
+    /// Returns the inode that a node id stands for, or stood for if it is gone.
     #[must_use]
     pub fn inode_of(&self, number: u64) -> u64 {
         self.numbers.meant(number).unwrap_or_else(|former| former.id.ino)
     }
 
-    /// The number by which the kernel knows an inode; and all, with those of the inodes that had its number before and that it
-    /// remembers.
+    /// Returns the node id by which the kernel knows an inode. [`Cache::numbers_of`] adds those of earlier inodes with
+    /// the number that the kernel still remembers.
     #[must_use]
     pub fn number_of(&self, ino: u64) -> u64 {
         self.numbers.of(ino)
@@ -61,7 +62,7 @@ impl Cache {
         self.numbers.all_of(ino)
     }
 
-    /// Under which the kernel is told of an inode.
+    /// Returns the node id for a reply about an inode.
     pub(crate) fn number(&mut self, id: NodeId) -> u64 {
         match self.inode(id).lookups {
             0 => self.numbers.begin(id.ino),
@@ -69,7 +70,7 @@ impl Cache {
         }
     }
 
-    /// Where another inode has taken the number of one that the kernel knows, it goes on meaning that.
+    /// Keeps a node id for the inode that the kernel knows by it, when another inode has taken the inode number.
     pub(crate) fn pass_number(&mut self, id: NodeId) {
         let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.lookups > 0);
         let Some(old) = old.filter(|_| id.ino != self.root) else { return };
@@ -77,15 +78,16 @@ impl Cache {
         let (old, lookups) = (old.id, std::mem::take(&mut old.lookups));
         self.part_with(old.ino);
         self.numbers.pass(old, lookups, gone);
-        // So do requests that have yet to begin.
+        // Requests that have yet to begin mean the old inode too.
         let means_it = |op: &Op| op.nodes().into_iter().flatten().any(|ino| ino == id.ino);
         let parked = self.parked.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);
         let waiting: Vec<OpId> = parked.chain(self.holds.waiting_for(id.ino)).collect();
         waiting.into_iter().for_each(|op| self.give_up(op, Errno::STALE));
     }
 
-    /// The same where a filesystem without birth times gives the id of a directory that an own change removed to another inode: for the kernel
-    /// that directory stays removed (`S_DEAD` in `vfs_rmdir`), and would with what now has its number.
+    /// Gives an inode a new node id if it has the id of a directory that a local change removed, on a filesystem
+    /// without birth times. The kernel keeps that directory dead (`S_DEAD` in `vfs_rmdir`), and would do so with the
+    /// new inode.
     pub(crate) fn pass_number_of_removed(&mut self, id: NodeId) {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
         let Some(gone) = inode.more_if_any().and_then(|more| more.gone.take()) else { return };
@@ -95,8 +97,8 @@ impl Cache {
         }
     }
 
-    /// It is gone, as far as an answer says, so nobody tells the kernel any more what becomes of it. The kernel keeps nothing of it, since that
-    /// answer may have been late; and who asks for what has its number now joins nobody who asked for it.
+    /// Drops an inode whose number was reused, according to a reply. Invalidates the old inode in the kernel, because
+    /// no recall will cover it and the reply may be late. New requests must not join calls for the old inode.
     fn part_with(&mut self, ino: u64) {
         self.attrs.remove(&ino);
         self.xattrs.remove(&ino);
@@ -106,7 +108,7 @@ impl Cache {
         }
     }
 
-    /// The same of a directory's names.
+    /// Invalidates the old directory's names in the kernel.
     pub(crate) fn part_with_names(&mut self, old: NodeId) {
         if self.inodes.get(&old.ino).is_some_and(|inode| inode.id == old && inode.lookups > 0) {
             let stale = self.stale_names(old);
@@ -116,13 +118,13 @@ impl Cache {
         }
     }
 
-    /// Whether the kernel knows another inode by the number of this one, of which memory tells: one of the two is gone.
+    /// Returns whether the kernel knows another inode by this number: one of the two is gone.
     pub(crate) fn knows_another(&self, id: NodeId) -> bool {
         let known = |inode: &Inode| inode.id != id && (inode.lookups > 0 || inode.opens > 0);
         self.inodes.get(&id.ino).is_some_and(|inode| known(inode))
     }
 
-    /// Whether a call asked for what has lost its number since: what it says is of no inode that is known now.
+    /// Returns whether the call's inode has lost its number since: the reply is about no inode that is known now.
     pub(crate) fn asked_for_another(&self, flight: &Flight) -> bool {
         let ino = match flight.purpose {
             Purpose::Attr { ino }
@@ -135,17 +137,17 @@ impl Cache {
         flight.sequence.is_none() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
     }
 
-    /// Whether all inodes are known by their own numbers.
+    /// Returns whether all node ids equal the inode numbers.
     #[must_use]
     pub fn numbers_are_their_own(&self) -> bool {
         self.numbers.are_their_own()
     }
 
-    /// The kernel was told of a node `count` times that it does not remember now.
+    /// Handles a FORGET of `count` lookups of a node id.
     pub fn handle_forget(&mut self, number: u64, count: u64) {
         let ino = match self.numbers.forget(number, count) {
             Ok(ino) => ino,
-            // What has its number now may have been kept for it alone.
+            // The record of the inode that has its number now may have been kept for it alone.
             Err(former) => return self.drop_if_idle(former.id.ino),
         };
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -156,20 +158,20 @@ impl Cache {
         self.drop_if_idle(ino);
     }
 
-    /// Whether that is known of what has a number.
+    /// Returns whether the inode is known to be a directory.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.dirs.get(&ino).is_some_and(|directory| directory.is_one)
     }
 
-    /// All ids known so far are of nobody: whatever has one of their numbers is another inode.
+    /// Invalidates all ids: each inode number stands for another inode from now on.
     pub(crate) fn disown_ids(&mut self) {
         self.inodes.values_mut().for_each(|inode| inode.renew(NodeId { generation: 0, ..inode.id }));
         self.dirs.values_mut().for_each(|directory| directory.id.generation = 0);
         self.forgotten.clear();
     }
 
-    /// The inode with its hint; `None` if the kernel uses a number that it was never given, or was given by
-    /// another server.
+    /// Returns the reference to an inode, with its hint; `None` if the kernel uses a number that no reply gave it, or
+    /// that another server gave.
     pub(crate) fn place(&self, ino: u64) -> Option<Place> {
         let node = self.id_of(ino)?;
         let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
@@ -179,13 +181,13 @@ impl Cache {
         Some(Place { node, hint })
     }
 
-    /// The directory and name under which the kernel last looked an inode up, if it still knows it.
+    /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
     #[must_use]
     pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
         self.inodes.get(&ino).filter(|i| i.lookups > 0).and_then(|i| i.home.clone())
     }
 
-    /// Names from the root to `name` in a directory, as far as they are known.
+    /// Returns the known path from the root to `name` in a directory.
     #[must_use]
     pub fn path_of(&self, dir: u64, name: &Name) -> Option<Vec<Name>> {
         let mut names = self.path_to(self.id_of(dir)?)?;
@@ -193,18 +195,18 @@ impl Cache {
         Some(names)
     }
 
-    /// The same to a directory.
+    /// Returns the known path from the root to a directory.
     #[must_use]
     pub fn path_of_directory(&self, dir: u64) -> Option<Vec<Name>> {
         self.path_to(self.id_of(dir)?)
     }
 
-    /// Names from the root to an inode, as far as the cache knows them.
+    /// Returns the known path from the root to an inode.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
         self.path_by(node, |cache, at| cache.last_home(at).cloned())
     }
 
-    /// Where an inode stands if the renames that are under way have been done.
+    /// Returns an inode's parent entry after the renames in flight.
     pub(crate) fn moved_home(&self, ino: u64) -> Option<(u64, Name)> {
         let home = self.inodes.get(&ino)?.home.clone()?;
         let moved = self.flights.values().find_map(|flight| match &flight.purpose {
@@ -241,8 +243,8 @@ impl Cache {
     }
 }
 
-/// The inodes that a call must reach, in the order in which the remote is led to them; none for
-/// calls that are not repeated after a walk.
+/// Returns the inodes that a call must reach, in the order of its `Walk` calls; none for calls that are not resent
+/// after one.
 pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
     let one = match call {
         Call::Lookup { dir, .. }
@@ -319,8 +321,8 @@ mod numbers {
         }
     }
 
-    /// A file is removed, and another one gets its number, while a link(2) of the first one is on its way here: the kernel says the number
-    /// alone, and cannot mean what it was not told of.
+    /// A file is removed, and another file gets its number, while link(2) of the first file is on its way. The kernel
+    /// sends the number alone, and cannot mean a file that no reply named.
     #[test]
     fn who_means_an_inode_whose_number_another_has_taken_is_not_taken_to_mean_that() {
         let mut cache = cache(Config::default());
@@ -332,7 +334,7 @@ mod numbers {
         assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"first") }), None);
         finds(&mut cache, FIRST);
         assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
-        // Who has asked is killed, so the kernel is told of nothing.
+        // Its caller is killed, so the kernel receives no reply.
         cache.give_up(OpId(2), Errno::INTR);
         let link = |ino: u64| Op::Link { ino, dir: 1, name: name(b"link") };
         finds(&mut cache, NEXT);
@@ -354,7 +356,7 @@ mod numbers {
         );
         assert_eq!(ask(&mut cache, link(7)), None);
         assert_eq!(calls(&mut cache).len(), 1, "it is asked for");
-        // An answer that was late is no harm to who has the second one.
+        // A late reply does no harm to the second inode.
         assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"late") }), None);
         assert_eq!(finds(&mut cache, FIRST).expect("it is answered").number, 7);
         assert_eq!(cache.meant(link(told)), gone);
@@ -384,7 +386,7 @@ mod numbers {
         }
     }
 
-    /// What a name of the root leads to is granted; what the kernel is to forget for that.
+    /// Grants what a name of the root leads to; returns what the kernel must drop.
     fn looks(cache: &mut Cache, text: &[u8], id: NodeId) -> Vec<Stale> {
         assert_eq!(
             cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(text) }),
@@ -396,7 +398,8 @@ mod numbers {
         told(cache, call, granted(Reply::Looked(Some(entry)))).1
     }
 
-    /// Its own disk has given the number of one file to another, and what is known of the first one's name stands for a moment more.
+    /// The server's own disk gives the inode number of one file to another file. The first file's entry lives on for a
+    /// moment.
     #[test]
     fn a_row_does_not_tell_of_a_file_whose_number_another_has_taken() {
         let mut cache = cache(Config::default());
@@ -411,7 +414,8 @@ mod numbers {
         );
     }
 
-    /// An answer that was late says that a file is gone which others go on changing, and nobody tells the kernel of that.
+    /// A late reply says that a file is gone which other clients go on changing. The kernel hears of none of these
+    /// changes.
     #[test]
     fn the_kernel_keeps_nothing_of_a_file_whose_number_another_has_taken() {
         let mut cache = cache(Config::default());
@@ -458,7 +462,7 @@ mod numbers {
         assert_eq!(cache.meant(flush(number)), Ok(flush(7)));
         assert_eq!(cache.meant(flush(7)), Ok(flush(NOBODY)));
         assert_eq!(cache.meant(Op::GetFlags { ino: 7 }), Err(Errno::STALE));
-        // A handle of the first one, when that is forgotten.
+        // A file handle of the first inode, after its FORGET.
         cache.handle_forget(7, 1);
         assert_eq!(cache.meant(Op::LookupSelf { ino: 7 }), Err(Errno::STALE));
         assert_eq!(cache.meant(Op::LookupSelf { ino: number }), Ok(Op::LookupSelf { ino: 7 }));
@@ -522,7 +526,7 @@ mod tests {
         let getattr = Op::GetAttr { ino: 7 };
         assert_eq!(ask(&mut cache, 2, getattr.clone()), None);
         assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
-        // The same server again: ids go on.
+        // The same server again: ids stay valid.
         cache.handle_event(Time(4), Event::Lost { why: String::new() });
         attach(&mut cache, 1, 5 << 32);
         assert_eq!(ask(&mut cache, 3, getattr.clone()), None);
@@ -533,7 +537,7 @@ mod tests {
         let (id, _) = call(&mut cache).unwrap();
         let response = Response::plain(Ok(Reply::Opened { handle: Handle(1), attr }));
         cache.handle_event(Time(4), Event::Response { call: id, response });
-        // One that makes them of other secrets.
+        // A server that makes ids from other secrets.
         cache.handle_event(Time(5), Event::Lost { why: String::new() });
         attach(&mut cache, 2, 8 << 32);
         assert_eq!(call(&mut cache), None, "the kernel forgets");

@@ -1,29 +1,31 @@
-//! Single names of a directory, each under a grant of its own: what a remote grants that cannot speak for a whole directory.
+//! Dentry leases: single names of a directory, each under its own grant, from a remote that cannot grant a whole
+//! directory.
 //!
-//! They stand beside the rows, which are under the directory's grant. While both live they agree, or the rows go.
+//! They stand beside the directory entries, which are under the directory lease. If both are live and disagree, the
+//! entries are dropped.
 
 use crate::grants::Held;
 use nigh_types::{Name, NodeId, Time};
 use std::collections::BTreeMap;
 
-/// What a name leads to (`None`: there is no such name), and until when that is believed.
+/// Inode that a name leads to (`None`: the name does not exist), with its grant.
 pub(crate) type Single = (Option<NodeId>, Held);
 
-/// Those of one directory.
+/// Dentry leases of one directory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Singles {
     names: BTreeMap<Name, Single>,
     heap: u64,
-    /// Beyond so many, those that have ended are looked for.
+    /// Above this size `put` sweeps expired dentries.
     sweep_above: usize,
 }
 
 const FEWEST: usize = 64;
-/// What one costs beside its name, in a B-tree that is two thirds full.
+/// Bytes for each dentry beside its name, in a B-tree that is two thirds full.
 const EACH: u64 = (size_of::<(Name, Single)>() * 3 / 2) as u64;
 
 impl Singles {
-    /// What is believed of a name.
+    /// Returns the dentry under a live grant.
     pub fn get(&self, now: Time, name: &Name) -> Option<Single> {
         self.names.get(name).copied().filter(|(_, held)| held.lives(now))
     }
@@ -49,17 +51,17 @@ impl Singles {
         self.heap = self.names.keys().map(|name| name.as_bytes().len() as u64).sum();
     }
 
-    /// They go on being served though they have ended ([`crate::OnDisconnect::Stale`]).
+    /// Keeps serving dentries whose grants have ended ([`crate::OnDisconnect::Stale`]).
     pub fn keep_as_stale(&mut self) {
         self.names.values_mut().for_each(|(_, held)| *held = held.into_stale());
     }
 
-    /// All of them, ended or not.
+    /// Returns all names, expired or not.
     pub fn names(&self) -> impl Iterator<Item = &Name> {
         self.names.keys()
     }
 
-    /// Those that no time ends.
+    /// Returns the names whose grants have no deadline.
     pub fn names_for_ever(&self) -> impl Iterator<Item = &Name> {
         self.names.iter().filter(|(_, (_, held))| held.deadline == Time::FAR).map(|(name, _)| name)
     }
@@ -68,18 +70,18 @@ impl Singles {
         *self = Singles::default();
     }
 
-    /// The inodes that names lead to.
+    /// Returns the inodes that names lead to.
     pub fn inodes(&self) -> impl Iterator<Item = NodeId> {
         self.names.values().filter_map(|(id, _)| *id)
     }
 
-    /// How many names there are, and how many are known to lead nowhere.
+    /// Returns the number of names that exist and of names that do not.
     pub fn count(&self) -> (u64, u64) {
         let there = self.inodes().count() as u64;
         (there, self.names.len() as u64 - there)
     }
 
-    /// Memory held, in bytes.
+    /// Returns the memory in use, in bytes.
     pub fn bytes(&self) -> u64 {
         self.names.len() as u64 * EACH + self.heap
     }

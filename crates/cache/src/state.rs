@@ -1,4 +1,4 @@
-//! Records: inodes, directories, open files.
+//! Records of inodes, directories and open files.
 
 use crate::grants::Held;
 use crate::op::Caller;
@@ -8,72 +8,72 @@ use crate::stores::{Base, Old};
 use crate::whole::Whole;
 use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
 
-/// An inode that the kernel knows, or that has facts under a grant of its own.
+/// Inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub id: NodeId,
-    /// How often the kernel was told of it and has not forgotten.
+    /// The kernel's lookup count: replies that brought the inode, less forgets.
     pub lookups: u64,
-    /// Until then the kernel believes what it was told under `home`, and until then that the name leads there.
+    /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `home`.
     pub told_until: Time,
     pub named_until: Time,
-    /// The directory and name that last led to it: the hint of its [`nigh_types::Place`], and where
-    /// its attributes are if the directory's grant covers them.
+    /// Directory and name that last led to the inode: the hint of its [`nigh_types::Place`], and the entry with its
+    /// attributes if the directory lease covers them.
     pub home: Option<(u64, Name)>,
-    /// Read through `Deref`; `None`: as it is of one of which nothing more is known.
+    /// Rarely used fields, read through `Deref`; `None`: all have their defaults.
     more: Option<Box<More>>,
-    /// See [`crate::prune::Told`].
+    /// Position in the kernel's inode queue, see [`crate::prune::Told`].
     pub told_as: u32,
-    /// The kernel was told attributes for some time, and not to forget them since.
+    /// The kernel has attributes with a timeout, and no invalidation of them has followed.
     pub attr_told: bool,
-    /// The set-user-ID and set-group-ID bits among those attributes (`mode >> 9`).
+    /// Set-user-ID and set-group-ID bits among those attributes (`mode >> 9`).
     pub set_id_told: u8,
-    /// An own change took some of these bits, and the kernel is to forget the attributes before that change is answered.
+    /// A local change cleared some of these bits: the kernel must drop the attributes before the reply to that change.
     pub set_id_gone: bool,
-    /// Which [`Copies`] the kernel may have, as bits.
+    /// Bit set of the [`Copies`] that the kernel may have.
     copies: u8,
 }
 
-/// Copies that the kernel keeps without a timeout ([`crate::targets`]).
+/// Kernel copies without a timeout ([`crate::targets`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copies {
     Target = 1,
     Acls = 2,
 }
 
-/// What is known of few inodes: of millions the kernel was just told.
+/// Rarely used fields of an inode. Millions of inodes that the kernel only looked up have none.
 #[derive(Clone, Debug)]
 pub(crate) struct More {
-    /// What who asked for attributes was answered last, and when: of a file that is open.
+    /// Time and attributes of the last GETATTR reply, for an open file.
     pub last_told: Option<Box<(Time, Attr)>>,
-    /// How many [`crate::Fh`]s stand for it.
+    /// Number of open [`crate::Fh`]s.
     pub opens: u32,
-    /// Of those, files without a handle at the remote: before its last name goes, or who may read it
-    /// changes, the remote must be asked to keep it.
+    /// Opens without a handle at the remote. The remote must pin the file before its last name goes or its permissions
+    /// change.
     pub opens_unpinned: u32,
-    /// Of `opens`, those for writing.
+    /// Opens for writing.
     pub writers: u32,
-    /// Somebody of this mount wanted an fcntl(2) lock on it.
+    /// A process of this mount has asked for an fcntl(2) lock on the file.
     pub locked: bool,
-    /// The thread that removed its capability last, if it is root's: it may be about to write ([`crate::rights`]).
+    /// Thread of root that removed the file's capability last: it may be about to write ([`crate::rights`]).
     pub uncapped_by: Option<u32>,
-    /// Of a directory that an own change removed: what a process that is still in it sees.
+    /// Attributes of a directory that a local change removed, for processes that are still in it.
     pub gone: Option<Attr>,
-    /// A name under which it was known when it was given another: a hint when it has lost the latest.
+    /// Earlier name of a hard link: a hint once the latest name is gone.
     pub linked_from: Option<Box<(u64, Name)>>,
     /// Attributes under the inode's own grant.
     pub own: Option<(Attr, Held)>,
-    /// A symlink's target, until that deadline.
+    /// Symlink target, valid until that deadline.
     pub target: Option<Box<(Box<[u8]>, Time)>>,
-    /// All xattrs, until that deadline.
+    /// All xattrs, valid until that deadline.
     pub xattrs: Option<Box<(XattrSet, Time)>>,
     pub data: Data,
     pub whole: Whole,
-    /// Of which state of the file the kernel's pages are, for what is stored into maps of them.
+    /// Data version of the kernel's pages, for the write-back of mmap stores.
     pub base: Option<Base>,
-    /// The kernel may have older pages too.
+    /// Set if the kernel may also have pages of an ended grant.
     pub old: Option<Old>,
-    /// A handle that keeps a file readable which was opened without one.
+    /// Handle at the remote that keeps a file readable which was opened without one.
     pub pinned: Option<Handle>,
 }
 
@@ -87,11 +87,11 @@ impl std::ops::Deref for Inode {
     }
 }
 
-/// What the kernel's page cache may hold of a file.
+/// Contents of the kernel's page cache for a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Data {
     pub held: Option<Held>,
-    /// The end of `held` that is watched, where the file is open: this one or an earlier.
+    /// The end of `held` for which a timer is set while the file is open, or an earlier end.
     pub watched: Time,
     pub pages: Pages,
 }
@@ -102,17 +102,17 @@ impl Data {
     }
 }
 
-/// Of which state of the file the kernel's pages are, as far as attributes tell.
+/// Version of the kernel's pages, as far as attributes tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pages {
-    /// There are none.
+    /// The kernel has no pages.
     None,
     Of(Stamp),
-    /// Own writes and others' may be mixed: true only while the grant lives.
+    /// Pages may mix local and remote writes: true only while the grant lives.
     Mixed,
 }
 
-/// Tells one state of a file's data from another.
+/// Attributes that tell one version of a file's data from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stamp {
     size: u64,
@@ -148,16 +148,16 @@ impl More {
         }
     }
 
-    /// Whether it need not be kept.
+    /// Returns whether all fields have their defaults.
     fn is_nothing(&self) -> bool {
-        // What it was answered last is of no use where it is not open.
+        // The last reply is of use only while the file is open.
         let More {
             last_told: _,
             opens,
             opens_unpinned,
             writers,
             locked,
-            // It is of use where the file is open.
+            // Of use only while the file is open.
             uncapped_by: _,
             gone,
             linked_from,
@@ -195,27 +195,27 @@ impl Inode {
         }
     }
 
-    /// Whether the kernel may have a copy.
+    /// Returns whether the kernel may have a copy.
     pub fn has_copy(&self, of: Copies) -> bool {
         self.copies & of as u8 != 0
     }
 
-    /// It may have one from now on, or none any more.
+    /// Records that the kernel may have a copy, or has none.
     pub fn note_copy(&mut self, of: Copies, has: bool) {
         self.copies = if has { self.copies | of as u8 } else { self.copies & !(of as u8) };
     }
 
-    /// To change what few inodes have.
+    /// Returns the rarely used fields for a change, allocated if absent.
     pub fn more(&mut self) -> &mut More {
         self.more.get_or_insert_with(|| Box::new(More::nothing()))
     }
 
-    /// The same if there is something, as where something is taken away.
+    /// Returns the rarely used fields if there are any, for removals.
     pub fn more_if_any(&mut self) -> Option<&mut More> {
         self.more.as_deref_mut()
     }
 
-    /// What is known beside attributes and data is no longer true.
+    /// Drops xattrs and symlink target.
     pub fn forget_xattrs(&mut self) {
         self.more_if_any().into_iter().for_each(|more| (more.xattrs, more.target) = (None, None));
     }
@@ -227,7 +227,7 @@ impl Inode {
         }
     }
 
-    /// No pages of it are believed in.
+    /// Drops what is known of the kernel's pages.
     pub fn forget_pages(&mut self) {
         self.more_if_any()
             .into_iter()
@@ -238,18 +238,18 @@ impl Inode {
         self.more_if_any()?.own.take()
     }
 
-    /// Frees what is not needed.
+    /// Frees the rarely used fields if all have their defaults.
     pub fn settle(&mut self) {
         self.more.take_if(|more| more.is_nothing());
     }
 
-    /// Whether that name last led to it.
+    /// Returns whether the inode's parent entry is this name.
     pub fn is_at(&self, dir: u64, name: impl AsRef<[u8]>) -> bool {
         let name = name.as_ref();
         self.home.as_ref().is_some_and(|(d, n)| *d == dir && n.as_bytes() == name)
     }
 
-    /// Another inode took the number: nothing that was known of the old one holds.
+    /// Resets the record for another inode with the inode number: no fact about the old one holds.
     pub fn renew(&mut self, id: NodeId) {
         let old = std::mem::replace(self, Inode::new(id, self.lookups));
         (self.told_as, self.attr_told) = (old.told_as, old.attr_told);
@@ -262,52 +262,53 @@ impl Inode {
     }
 }
 
-/// Changes by others that follow each other within this come again and again (decision 6 of the design), until none has come
-/// for so long.
+/// Remote changes within this span of each other make a directory hot (decision 6 of the design), until `QUIET` has
+/// passed without one.
 const PUSHES_MEET: Span = Span::from_millis(1_000);
 const QUIET: Span = Span::from_millis(10_000);
 
-/// What is known of a directory's names.
+/// Names of a directory and their grants.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     pub id: NodeId,
-    /// It is: another inode may have taken the number, of which that is not known.
+    /// Whether this inode is known to be a directory: another inode of unknown kind may have taken the number.
     pub is_one: bool,
-    /// The grant over `rows` and `complete`. Invariant: without it `rows` is empty.
+    /// Directory lease over `rows` and `complete`. Invariant: without it `rows` is empty.
     pub held: Option<Held>,
     pub rows: Rows,
-    /// What is known of single names, whether `held` lives or not.
+    /// Dentries under grants of their own, whether `held` lives or not.
     pub singles: Singles,
-    /// A name without a row does not exist.
+    /// A name without an entry does not exist.
     pub complete: bool,
-    /// The listing in flight, and up to where it has come: names below have a row or do not exist.
+    /// Listing in flight, and the cookie up to which it has come: a name below has an entry or does not exist.
     pub listing: Option<CallId>,
     pub progress: Option<Cookie>,
-    /// Counts breaks in what is known; the kernel's listing is of `kernel_version`.
+    /// Count of breaks in the known names. `kernel_version` is the version of the listing that the kernel caches.
     pub version: u64,
     pub kernel_version: Option<u64>,
-    /// Of which version the kernel was given a part to keep last.
+    /// Version at the latest chunk of a listing for the kernel's cache.
     pub given: Option<u64>,
-    /// What the kernel keeps was given to who wants names only.
+    /// The kernel's cached listing has no attributes, because its reader wants names only.
     pub bare: bool,
-    /// Who read of it last.
+    /// Thread that last read the directory.
     pub reader: u32,
-    /// How often its grant has ended.
+    /// How often the directory lease has ended.
     pub gaps: u64,
-    /// When others changed names in it the last time, and whether they do so again and again ([`Directory::is_ordered`]).
+    /// Time of the latest remote change of a name, and whether such changes come in a burst
+    /// ([`Directory::is_ordered`]).
     pub pushed: Option<(Time, bool)>,
-    /// The kernel was told of names that do not exist.
+    /// The kernel may have negative dentries here.
     pub missing_given: bool,
-    /// It came in that walk ahead, nobody has used it, and so much did it cost.
+    /// Prefetch job that brought the directory, and its cost in entries, until the first use.
     pub ahead: Option<(CallId, u64)>,
-    /// It came so and was used, then for the first time; not since, but for what follows such a use at once.
+    /// First use of a prefetched directory; cleared if it is used again after a while.
     pub passed: Option<Time>,
-    /// Of the directories in it, the one that was opened last; and it was itself opened by who knew what is beside it.
+    /// Subdirectory that was opened last. `via`: the directory was opened by a caller that had its parent listed.
     pub last_child: Option<u64>,
     pub via: bool,
-    /// How many names were looked up at the remote before it was listed.
+    /// Number of names looked up at the remote before a listing.
     pub looked_up: u8,
-    /// Used since eviction last came by, and when it was last.
+    /// Whether the directory was used since eviction last visited it, and the time of the last use.
     pub used: bool,
     pub used_at: Time,
     /// Bytes counted in the cache's total.
@@ -344,7 +345,7 @@ impl Directory {
         }
     }
 
-    /// The grant has ended: nothing is known.
+    /// Drops the names: the directory lease has ended.
     pub fn forget(&mut self) {
         self.held = None;
         self.looked_up = 0;
@@ -355,23 +356,23 @@ impl Directory {
         self.gaps += 1;
     }
 
-    /// Somebody asks for something in it.
+    /// Records a use.
     pub fn note_use(&mut self, now: Time) {
         (self.used, self.used_at) = (true, now);
     }
 
-    /// Memory of its names, in bytes.
+    /// Returns the memory of the names, in bytes.
     pub fn bytes(&self) -> u64 {
         self.rows.bytes() + self.singles.bytes()
     }
 
-    /// Another inode has taken its number.
+    /// Gives the record to another inode that has taken the number.
     pub fn pass_number(&mut self, id: NodeId) {
         (self.id, self.is_one) = (id, false);
         self.listing = None;
     }
 
-    /// Others have changed a name.
+    /// Records a remote change of a name.
     pub fn note_push(&mut self, now: Time) {
         let again = self.pushed.is_some_and(|(last, ordered)| {
             now < last.after(PUSHES_MEET) || ordered && now < last.after(QUIET)
@@ -379,13 +380,14 @@ impl Directory {
         self.pushed = Some((now, again));
     }
 
-    /// Whether others change it so often that the kernel is given no time for its names: telling it to drop one may wait
-    /// for requests in that directory.
+    /// Returns whether remote changes come so often that the kernel gets no entry timeout here: invalidating a dentry
+    /// may wait for requests in that directory.
     pub fn is_ordered(&self, now: Time) -> bool {
         self.pushed.is_some_and(|(last, ordered)| ordered && now < last.after(QUIET))
     }
 
-    /// What a name leads to by the rows (`Some(None)`: there is none), if they say that. They do while `held` lives.
+    /// Returns what a name leads to (`Some(None)`: it does not exist), if the entries say so. They do while `held`
+    /// lives.
     pub fn listed(&self, cookie: Cookie, name: &Name) -> Option<Option<&Child>> {
         match self.rows.find(cookie, name.as_bytes()) {
             Some(row) => Some(row.child),
@@ -394,46 +396,47 @@ impl Directory {
     }
 }
 
-/// A regular file that the kernel holds open.
+/// Regular file that the kernel holds open.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenFile {
     pub ino: u64,
-    /// Of the inode that was opened: its number may be another's by now.
+    /// Generation of the opened inode: another inode may have the number by now.
     pub generation: u64,
-    /// `None`: opened under a grant, the remote was not asked.
+    /// `None`: opened under a grant, without a call to the remote.
     pub handle: Option<Handle>,
-    /// How it was opened.
+    /// Access mode of the open.
     pub access: Access,
-    /// What is written through it goes past the kernel's pages.
+    /// Writes through it bypass the kernel's page cache.
     pub direct: bool,
-    /// Where the latest such write was to go, if that is not known to be done.
+    /// Offset of the latest such write, until it is known to be done.
     pub unanswered_at: Option<u64>,
-    /// It could not be opened again after the remote had forgotten it: every use fails with `EIO`.
+    /// The file could not be reopened in a new session: every use fails with `EIO`.
     pub lost: bool,
-    /// Who opened it; writes are made on their behalf.
+    /// Caller of the open; writes use its credentials.
     pub caller: Caller,
 }
 
 impl OpenFile {
-    /// Whether it is that inode, and the remote was not asked for a handle.
+    /// Returns whether the file is of that inode and has no handle.
     pub fn is_unknown_of(&self, id: NodeId) -> bool {
         self.handle.is_none() && !self.lost && self.generation == id.generation
     }
 }
 
-/// A directory that the kernel holds open.
+/// Directory that the kernel holds open.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDir {
     pub ino: u64,
-    /// A listing that may not be kept as a fact: it serves this open until rewound.
+    /// A listing that no grant covers: it serves this open until a rewind.
     pub snapshot: Option<CallId>,
-    /// With `cookies=31`: the last offset that it gave which does not say where it leads, and the cookie that it stands for.
+    /// With `cookies=31`: the last inexact offset that was returned, and the cookie that it stands for.
     pub told: Option<(Cookie, Cookie)>,
-    /// Whoever opened it has not come to its end.
+    /// The reader has not come to the end.
     pub reading: bool,
-    /// The kernel keeps what it reads here (`FOPEN_CACHE_DIR`).
+    /// The kernel caches what it reads here (`FOPEN_CACHE_DIR`).
     pub kernel_keeps: bool,
-    /// Who reads, how many files it was given with attributes, and whether one was held back ([`crate::readers`]).
+    /// Thread that reads, number of files returned to it with attributes, and whether one was withheld
+    /// ([`crate::readers`]).
     pub reader: u32,
     pub files_given: u64,
     pub is_tried: bool,

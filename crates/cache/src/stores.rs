@@ -1,24 +1,25 @@
-//! Stores into maps, which a kernel writes back when it likes (docs/decisions/0008-leases.md, rule 12).
+//! Write-back of mmap stores, at a time that the kernel chooses (docs/decisions/0008-leases.md, rule 12).
 //!
-//! A page that was stored into holds more bytes than were stored: those that were there when it was read. It must not be
-//! written over what somebody else has written since. While the grant on the data stands nobody has, and a recall is
-//! acknowledged when the pages are gone. A grant that ends in another way (its time, the session's) leaves them behind:
-//! the file is *old* until the kernel has dropped them all.
+//! A page with an mmap store also holds the bytes that were there when the page was read. It must not overwrite what
+//! another client has written since. While the data grant lives no other client has, and a recall is acknowledged after
+//! the pages are gone. A grant that ends otherwise (deadline, end of session) leaves pages behind: the file has *stale
+//! pages* until the kernel has dropped all pages.
 //!
-//! So each write-back says of which state of the file its pages are ([`Since`]), and the remote does it only if nobody else has changed
-//! that. Which state that is:
+//! Each write-back therefore carries a precondition ([`Since`]): the data version of its pages. The remote writes only
+//! if no other client has changed that version. The version follows from the grant:
 //!
 //! ```text
-//!                   a grant lives: the latest that was told
+//!                   a grant lives: the latest version in a reply
 //!   base (none) ──────────────────────────────────────────▶ base ── dropped for a recall ──▶ base (none)
 //!                                                            │ the grant ends otherwise
 //!                                                            ▼
-//!                                                    old: as it was then ── all pages dropped ──▶ not old
+//!                                                    old: the version then ── all pages dropped ──▶ not old
 //! ```
 //!
-//! What is read or written while a file is old begins another base beside it, and pages of replies under no grant have a state of their
-//! own (`ungranted.rs`). Pages that own requests have locked are left out when
-//! all are dropped, and go behind the answers: of requests that are out by then, not of later ones, which would never end.
+//! Reads and writes while a file has stale pages begin another page base beside them. Pages of replies without a grant
+//! have a version of their own (`ungranted.rs`). An invalidation of all pages leaves out the pages that local requests
+//! have locked. These are dropped after the replies: of requests in flight at that moment, not of later ones, or the
+//! stale state would never end.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, attr_after};
@@ -28,34 +29,34 @@ use crate::op::{Invalidation, Output, Stale};
 use nigh_types::{Attr, CallId, Covers, DataStamp, Errno, GrantId, NodeId, OpId, Response, Since, Time};
 use std::collections::BTreeSet;
 
-/// A state of a file of which its kernel has pages.
+/// Data version of the kernel's pages under a live grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Base {
     pub stamp: DataStamp,
-    /// The grant under which they stand.
+    /// Grant of the pages.
     pub under: (GrantId, Covers),
 }
 
-/// The kernel may have pages of a time whose grant has ended.
+/// Stale pages: the kernel may have pages under a grant that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Old {
     pub stamp: DataStamp,
-    /// What write-backs have made of that.
+    /// Data version after write-backs of stale pages.
     tip: DataStamp,
-    /// All of them, until it was told to drop all by a later one than this.
+    /// All pages are stale until the kernel has done an invalidation of all pages later than this one.
     all_until: Option<Invalidation>,
-    /// Then those which that left out: of these requests, until they are answered,
+    /// Then the pages that it left out: those of these requests, until their replies,
     left_out: BTreeSet<OpId>,
-    /// and until the last drop behind such an answer was told.
+    /// and until the kernel has done the last invalidation after such a reply.
     behind: Option<Invalidation>,
-    /// The grant lived when its session was forgotten.
+    /// The grant lived when the server forgot its session.
     unbroken: bool,
-    /// Somebody else has changed the file since.
+    /// Another client has changed the file since.
     lost: bool,
 }
 
 impl Cache {
-    /// A file's data was told to be so, under a grant if one lives: by the answer to that call, or by what was known.
+    /// Records the data version of a file under a live grant, from the reply to that call or from the cache.
     pub(crate) fn note_base(&mut self, now: Time, flight: Option<&Flight>, ino: u64, stamp: DataStamp) {
         if !self.config.level.may_keep_pages() {
             return;
@@ -67,7 +68,8 @@ impl Cache {
             return;
         }
         let under = (held.id, covers);
-        // Own changes were answered since it was asked. One that crossed them may be the last; others know nothing newer.
+        // Replies to local changes came after the call was sent. The reply to a concurrent change may be the last; no
+        // other reply is newer.
         let crossed = flight.is_none_or(|flight| flight.seen.inodes.contains(&ino));
         let is_own = flight.is_some_and(|flight| flight.sequence.is_some());
         let order = |stamp: DataStamp| (stamp.mtime.pair(), stamp.size);
@@ -77,15 +79,15 @@ impl Cache {
         }
     }
 
-    /// The same from a reply to a write or a read.
+    /// Records the data version in a reply to a write or a read.
     pub(crate) fn note_base_after(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
         if let Some(attr) = attr_after(response, ino) {
             self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
         }
     }
 
-    /// What is said of the pages of a file whose stores are written back (offset, length): the oldest state of which the kernel may have
-    /// them. `EIO`: another client has written the file since.
+    /// Returns the precondition of a write-back (offset, length): the oldest version of which the kernel may have pages
+    /// there. `EIO`: another client has written the file since.
     pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<Since>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
         let ungranted: Vec<Since> = self.ungranted_in(inode.id, range).collect();
@@ -94,7 +96,7 @@ impl Cache {
             (Some(old), _) => Some(Since { stamp: old.stamp, under: None }),
             (None, base) => base.as_ref().map(|base| Since { stamp: base.stamp, under: Some(base.under) }),
         };
-        // A file's times may be set back; the numbers of grants on it ascend.
+        // A file's times may be set back; grant ids on a file ascend.
         let grant = |since: &Since| since.under.map(|(grant, _)| grant);
         let before = |since: &&Since| grant(since) < kept.as_ref().and_then(grant) && grant(since).is_some();
         if let Some(earlier) = ungranted.iter().filter(before).min_by_key(|since| grant(since)) {
@@ -103,8 +105,8 @@ impl Cache {
         Ok(kept.into_iter().chain(ungranted).min_by_key(|since| since.stamp.mtime.pair()))
     }
 
-    /// The grant on a file's data ends, and its pages are about to be dropped. `unbroken`: with the session that gave it, before its
-    /// time. Without an open file that may be written there are no stores.
+    /// Marks a file's pages as stale: the data grant ends, and an invalidation of the pages follows. `unbroken`: the
+    /// grant ends before its time, with its session. A file that is not open for writing has no stores.
     pub(crate) fn grow_old(&mut self, ino: u64, unbroken: bool) {
         let after = Invalidation(self.next_invalidation);
         let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()) else { return };
@@ -127,7 +129,7 @@ impl Cache {
         }
     }
 
-    /// The kernel was told to drop pages of a file, `all` of them or some, and has; but for those that own requests had locked.
+    /// Handles a done invalidation of pages, of `all` pages or of some. Pages locked by local requests were left out.
     pub(crate) fn dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
         self.ungranted_dropped(id, ino, all);
         let left_out = if all { self.left_out(ino) } else { BTreeSet::new() };
@@ -148,7 +150,7 @@ impl Cache {
         }
     }
 
-    /// Requests that have pages of a file locked which the kernel was told to drop.
+    /// Returns the requests that have pages locked which the kernel was to drop.
     fn left_out(&self, ino: u64) -> BTreeSet<OpId> {
         let locks = |(_, length): (u64, u64)| length > 0;
         let out = self.flights.values().filter(|flight| flight.drop_data);
@@ -157,13 +159,13 @@ impl Cache {
         out.flat_map(|flight| flight.waiters.iter().copied()).chain(parked).collect()
     }
 
-    /// Requests were answered: the kernel drops what it had locked for them. What they show may be old, and it may have been told to
-    /// drop it before.
+    /// Has the kernel drop the pages that it had locked for requests with replies. They may be stale, and an earlier
+    /// invalidation may have left them out.
     pub(crate) fn drop_behind(&mut self, ops: &[OpId], pages: Option<Pages>) {
         self.drop_pages_behind(ops, pages);
     }
 
-    /// The same; answers with the invalidation that drops them.
+    /// Does so, and returns the invalidation.
     pub(crate) fn drop_pages_behind(&mut self, ops: &[OpId], pages: Option<Pages>) -> Option<Invalidation> {
         let (ino, (offset, length)) = pages.filter(|(_, (_, length))| *length > 0)?;
         if !self.config.level.may_keep_pages() {
@@ -175,19 +177,19 @@ impl Cache {
         Some(id)
     }
 
-    /// What requests that were answered may have kept of a file is dropped by that.
+    /// Records the invalidation that drops the pages of answered requests.
     pub(crate) fn goes_behind(&mut self, ops: &[OpId], ino: u64, id: Invalidation) {
         let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut()) else {
             return;
         };
         let were_left_out = ops.iter().filter(|op| old.left_out.remove(op)).count() > 0;
-        // While all are to go it is not told yet which are left out.
+        // While an invalidation of all pages is queued it is unknown which pages it leaves out.
         if old.all_until.is_some() || were_left_out {
             old.behind = Some(id);
         }
     }
 
-    /// A session stands, so writing back waits for nobody any more: now all old pages can go.
+    /// Drops all stale pages: with an active session, write-back no longer blocks.
     pub(crate) fn drop_old(&mut self) {
         let is_old = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.old.is_some());
         let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).filter(is_old).collect();
@@ -198,8 +200,8 @@ impl Cache {
         }
     }
 
-    /// A file was opened again in a new session. Its pages go on if they stand under a grant of that, and nobody can have changed it
-    /// meanwhile, or nobody has.
+    /// Keeps the pages of a file that was reopened in a new session, if they are under a grant of that session, and no
+    /// other client could change the file meanwhile or none did.
     pub(crate) fn pages_go_on(
         &mut self,
         now: Time,
@@ -218,9 +220,9 @@ impl Cache {
         }
     }
 
-    /// A session was forgotten: what was being written back is written in the next one, with what is known then of its pages.
+    /// Queues write-backs of a lost session for the next one, with a precondition computed then.
     pub(crate) fn park_flushes(&mut self) {
-        // What the server knew of our own writes is forgotten with the session.
+        // The server forgot with the session which versions are local writes.
         let old = self.inodes.values_mut().filter_map(|inode| inode.more_if_any()?.old.as_mut());
         old.for_each(|old| old.stamp = old.tip);
         let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_flush());
@@ -238,7 +240,7 @@ impl Cache {
         }
     }
 
-    /// Stores were written back.
+    /// Records the data version after a write-back.
     pub(crate) fn flushed(&mut self, ino: u64, response: &Response) {
         let old = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut());
         if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
@@ -248,7 +250,7 @@ impl Cache {
         }
     }
 
-    /// The remote has refused them: somebody else has changed the file.
+    /// Fails write-back: the remote refused it because another client has changed the file.
     pub(crate) fn lose_stores(&mut self, ino: u64) {
         let old = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut());
         if !old.is_some_and(|old| std::mem::replace(&mut old.lost, true)) {

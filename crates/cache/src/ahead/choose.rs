@@ -1,11 +1,11 @@
-//! When a walk ahead begins, where, and in which order it goes.
+//! Prefetch policy: when and where a job begins, and in which order it goes.
 
 use super::Prefetch;
 use crate::cache::Cache;
 use nigh_types::{Call, CallId, Cookie, Name, NodeId, Order, Place, Time};
 use std::cmp::Ordering;
 
-/// A directory in a directory.
+/// Subdirectory.
 struct Below {
     cookie: Cookie,
     name: Name,
@@ -22,12 +22,12 @@ impl Below {
     }
 }
 
-/// Rows of a directory that are looked at for that.
+/// Most entries of a directory that the policy looks at.
 const LOOKED_AT: usize = 16_384;
 
 impl Cache {
-    /// Somebody opens a directory: who opened one after the other below it is remembered by that. What may begin a walk is the
-    /// one opened before in the same directory, and whether that one was come to in the same way.
+    /// Records the opening of a subdirectory in its parent, which must be listed. Returns the input of the policy: the
+    /// parent, the subdirectory opened before, and whether the parent was opened in this way itself.
     pub(crate) fn note_descent(&mut self, now: Time, dir: u64) -> Option<(u64, Option<u64>, bool)> {
         if !self.walks.possible {
             return None;
@@ -45,7 +45,7 @@ impl Cache {
         Some((parent, before.filter(|before| *before != dir), via))
     }
 
-    /// A directory is opened that is not known: begins a walk with it, if somebody walks. `descent`: see
+    /// Starts a job at an unlisted directory that is being opened, if the policy detects a tree walk. `descent`: see
     /// [`Cache::note_descent`].
     pub(crate) fn walk_from(
         &mut self,
@@ -63,7 +63,7 @@ impl Cache {
                 let roots = vec![self.place(dir)?];
                 self.walk(now, Order::Cookie, roots, window)
             }
-            // The second below one directory, or the first two levels below one.
+            // The second subdirectory of a parent, or two levels in a row.
             (Prefetch::Auto, Some((parent, before, via))) if before.is_some() || via => {
                 let order = self.may_walk(now).then(|| self.order_of(now, parent, before, dir))??;
                 let roots = self.roots(now, order, parent, dir);
@@ -73,8 +73,8 @@ impl Cache {
         }
     }
 
-    /// A name is looked up in a directory that is not known. Who does that in one directory after the other walks as who opens them does
-    /// (`git status`); and where several are looked up, the rest will be.
+    /// Starts a job for lookups in an unlisted directory. Lookups in one directory after the other count as a walk
+    /// (`git status`). After several lookups in one directory, the rest is prefetched.
     pub(crate) fn walk_by_lookups(&mut self, now: Time, dir: u64) {
         let wanted = self.walks.possible && self.config.prefetch == Prefetch::Auto && !self.answers_stale();
         if !wanted || self.is_listed(now, dir) || !self.is_to_be_listed(dir) {
@@ -96,7 +96,7 @@ impl Cache {
         }
     }
 
-    /// The order in which `dir` comes next after `before`, or first. `None`: in none; nobody walks there.
+    /// Returns the order in which `dir` comes next after `before`, or first. `None`: no order fits, so this is no walk.
     fn order_of(&self, now: Time, parent: u64, before: Option<u64>, dir: u64) -> Option<Order> {
         let below = self.below(parent);
         let found = |ino: u64| below.iter().find(|b| b.id.ino == ino);
@@ -109,8 +109,8 @@ impl Cache {
         [Order::Cookie, Order::Name, Order::Number].into_iter().find(is_next)
     }
 
-    /// Where a walk begins: with `dir`, then what comes after it there, then after that where it is, as far up as somebody walked
-    /// down.
+    /// Returns the start of a job: `dir`, its later siblings, then the later siblings of its parent, as far up as the
+    /// walk came down.
     fn roots(&self, now: Time, order: Order, mut parent: u64, mut dir: u64) -> Vec<Place> {
         let mut roots: Vec<Place> = self.place(dir).into_iter().collect();
         loop {

@@ -1,32 +1,32 @@
-//! What walks ahead may cost, and what of it was used.
+//! Prefetch budget: the cost of jobs, and the share that was used.
 
 use super::Walk;
 use crate::cache::Cache;
 use nigh_types::{CallId, Span, Time};
 
-/// Entries over a cache's life, a directory counting one more than its names.
+/// Entries over a cache's life; a directory counts one more than its names.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Account {
-    /// Because somebody asked for them.
+    /// Fetched on demand.
     pub demanded: u64,
-    /// Ahead of that, and asked for later.
+    /// Prefetched, and used later.
     pub used: u64,
-    /// Ahead of that, and forgotten before anybody did.
+    /// Prefetched, and dropped before any use.
     pub wasted: u64,
 }
 
-/// What may be fetched in vain, beside a tenth of what was not.
+/// Entries that may be prefetched in vain, beside a tenth of the useful ones.
 const FREE_WASTE: u64 = 2_048;
 const USED_SHARE: u64 = 10;
-/// Whoever walks and has not come so far in this time has gone elsewhere.
+/// A walk that has not used a prefetched entry in this time has gone elsewhere.
 const PATIENCE: Span = Span::from_millis(1_000);
-/// For so long who walks is at a directory that it opened.
+/// A walk stays at a directory that it opened for this time.
 const PASSING: Span = Span::from_millis(2_000);
-/// Ended walks of which something is not used.
+/// Most ended jobs with unused entries.
 const MOST_ENDED: usize = 16;
 
 impl Walk {
-    /// So much more may come.
+    /// Returns the additional credit that the server may have.
     pub(super) fn more(&mut self) -> u64 {
         if self.ended {
             return 0;
@@ -42,7 +42,7 @@ impl Walk {
 }
 
 impl Cache {
-    /// Whether another walk may begin.
+    /// Returns whether another job may start.
     pub(super) fn may_walk(&self, now: Time) -> bool {
         let walks = &self.walks;
         let idle = walks.going.values().filter(|walk| walk.ended || now >= walk.last_used.after(PATIENCE));
@@ -51,17 +51,17 @@ impl Cache {
         wasted + unused <= FREE_WASTE + (demanded + used) / USED_SHARE
     }
 
-    /// A directory is opened, or a name in it is asked for.
+    /// Records the use of a directory: it is opened, or a name in it is looked up.
     pub(crate) fn use_ahead(&mut self, now: Time, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         if directory.passed.is_some_and(|passed| now >= passed.after(PASSING)) {
-            // Somebody came back.
+            // A caller came back.
             directory.passed = None;
         }
         let Some((call, cost)) = directory.ahead.take() else { return };
         directory.passed = Some(now);
         if !directory.complete && directory.listing.is_none() {
-            // It was forgotten meanwhile.
+            // It was evicted meanwhile.
             return self.waste(call, cost);
         }
         self.walks.account.used += cost;
@@ -75,7 +75,7 @@ impl Cache {
         }
     }
 
-    /// What was fetched ahead is gone, or was never kept.
+    /// Counts prefetched entries that are gone or were never kept as wasted.
     pub(crate) fn waste(&mut self, call: CallId, cost: u64) {
         self.walks.account.wasted += cost;
         self.counters.ahead_wasted += cost;
@@ -84,7 +84,7 @@ impl Cache {
         }
     }
 
-    /// Ended walks of which all was used are forgotten; of the others the earliest, whose rest counts as wasted.
+    /// Forgets ended jobs without unused entries, and the earliest of the others, whose rest counts as wasted.
     pub(super) fn fold_walks(&mut self) {
         self.walks.going.retain(|_, walk| !walk.ended || walk.unused > 0);
         while self.walks.going.values().filter(|walk| walk.ended).count() > MOST_ENDED {

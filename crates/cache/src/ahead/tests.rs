@@ -4,7 +4,7 @@ use nigh_types::{
     Attr, Covers, Entry, Event, Grant, GrantId, Mode, Name, NodeId, OpId, Reply, Response, Term,
 };
 
-/// A server ends a grant by its latest number, and numbers it anew with each answer.
+/// The server renumbers a grant with each reply, and ends it by its latest id.
 #[test]
 fn what_a_walk_tells_in_vain_is_given_back_but_for_what_is_held_otherwise() {
     let mut cache = cache(Config::default());

@@ -1,4 +1,4 @@
-//! Locks that could not be had again, and locks that came too late.
+//! Reclaim of locks, locks that could not be reclaimed, and locks that were granted too late.
 
 use super::{Holder, Range};
 use crate::cache::Cache;
@@ -8,7 +8,7 @@ use nigh_types::{Call, Errno, LockKind, NodeId, OpId, Reply, Response, Time};
 use std::collections::BTreeSet;
 
 impl Cache {
-    /// Takes a lock again that was held in a session which the remote has forgotten.
+    /// Reclaims a lock of a session that the remote has forgotten.
     pub(crate) fn claim_lock(&mut self, now: Time, holder: Holder, range: Range) -> bool {
         let other = |id: NodeId| {
             self.locks
@@ -22,7 +22,7 @@ impl Cache {
         self.send_lock(now, holder, range, Purpose::Reclaim { holder, range })
     }
 
-    /// False: nothing leads to that file any more.
+    /// Sends a lock call. False: no path leads to the file any more.
     fn send_lock(&mut self, now: Time, holder: Holder, range: Range, purpose: Purpose) -> bool {
         let Some(node) = self.place(holder.ino) else { return false };
         let (Holder { flock, owner, .. }, Range { start, end, kind, pid }) = (holder, range);
@@ -43,7 +43,7 @@ impl Cache {
         self.lose_and_free(now, holder);
     }
 
-    /// Whoever had it may have unlocked some of it meanwhile, or closed the file.
+    /// Handles a reclaimed lock. Its owner may have unlocked some of it meanwhile, or closed the file.
     fn claim_granted(&mut self, now: Time, holder: Holder, range: Range) {
         match self.locks.holders.get_mut(&holder) {
             Some(held) if held.lost => {}
@@ -55,22 +55,23 @@ impl Cache {
         }
     }
 
-    /// A holder is told until it closes that its locks are gone. What was sent under them and is not answered has
-    /// failed for it, and shall not be done if it was not. True: it had some.
+    /// Marks an owner's locks as lost until it closes. Requests sent under the locks and without a reply fail, and are
+    /// not done if they were not. True: the owner held some.
     fn lose_locks(&mut self, holder: Holder) -> bool {
         let files = self.locks.lose(holder);
         files.as_ref().into_iter().for_each(|files| self.fail_through(files));
         files.is_some()
     }
 
-    /// The same of one that may hold others, which would keep everybody out. This goes behind all that is claimed.
+    /// Marks locks as lost and releases those that the owner may still hold, which would block all others. The release
+    /// follows all reclaims.
     fn lose_and_free(&mut self, now: Time, holder: Holder) {
         if self.lose_locks(holder) {
             self.end_locks(now, holder);
         }
     }
 
-    /// Requests that go through these open files fail.
+    /// Fails requests that use these open files.
     pub(crate) fn fail_through(&mut self, files: &BTreeSet<Fh>) {
         let through =
             self.waiting.iter().filter(|(_, w)| w.through.iter().flatten().any(|fh| files.contains(fh)));
@@ -78,8 +79,8 @@ impl Cache {
         ops.into_iter().for_each(|op| self.give_up(op, Errno::IO));
     }
 
-    /// Of what a holder was granted without wanting it any more, the remote is told what it does hold; but only
-    /// once no call of its for a lock is out: that may be for the same bytes.
+    /// Corrects the remote's state after unwanted locks were granted: the remote is told what the owner does hold. Only
+    /// without a lock call of the owner in flight: that call may be for the same bytes.
     pub(super) fn set_right(&mut self, now: Time, holder: Holder) {
         let Some(held) = self.locks.holders.get_mut(&holder).filter(|held| held.calls == 0) else { return };
         let unwanted = std::mem::take(&mut held.unwanted);
@@ -100,7 +101,7 @@ impl Cache {
                     }
                 }
                 (Some(LockKind::Write), LockKind::Read) => {
-                    // Others may have read since what it believes to have for itself.
+                    // Other owners may have read these bytes since, while this owner believed in its write lock.
                     self.lose_and_free(now, holder);
                 }
                 _ => {}

@@ -1,23 +1,23 @@
-//! What one holder has locked, to be claimed again from a remote that has forgotten it.
+//! Byte ranges that one owner has locked, for reclaim from a remote that has forgotten them.
 
 use nigh_types::LockKind;
 
-/// Locked bytes, both ends inclusive, and for whom.
+/// Locked bytes, both ends inclusive, with kind and process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Range {
     pub start: u64,
     pub end: u64,
     pub kind: LockKind,
-    /// The process, for those who ask who holds it.
+    /// Process id for `F_GETLK`.
     pub pid: u32,
 }
 
-/// In order, none touching another's bytes.
+/// Sorted ranges without overlap.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Ranges(Vec<Range>);
 
 impl Ranges {
-    /// A lock was granted: it takes the place of what was held there.
+    /// Adds a granted lock, which replaces earlier locks on these bytes.
     pub fn set(&mut self, range: Range) {
         self.clear(range.start, range.end);
         let at = self.0.partition_point(|held| held.start < range.start);
@@ -26,7 +26,7 @@ impl Ranges {
         self.join(at);
     }
 
-    /// What is held of these bytes ends.
+    /// Removes the locks on these bytes.
     pub fn clear(&mut self, start: u64, end: u64) {
         let mut left = Vec::with_capacity(self.0.len() + 1);
         for held in self.0.drain(..) {
@@ -44,7 +44,7 @@ impl Ranges {
         self.0 = left;
     }
 
-    /// What is held of these bytes is no stronger than that.
+    /// Weakens the locks on these bytes to at most this kind.
     pub fn weaken(&mut self, to: &Range) {
         for (part, kind) in self.parts(to) {
             if (kind, to.kind) == (Some(LockKind::Write), LockKind::Read) {
@@ -53,7 +53,7 @@ impl Ranges {
         }
     }
 
-    /// These bytes in their parts: what is held of each, and what is not.
+    /// Splits these bytes into parts, each with the lock on it, if any.
     pub fn parts(&self, range: &Range) -> Vec<(Range, Option<LockKind>)> {
         let mut parts = Vec::new();
         let mut next = Some(range.start);
@@ -77,7 +77,7 @@ impl Ranges {
         self.0.iter().copied()
     }
 
-    /// Two neighbours that say the same become one, so that what is kept is bounded by what is held.
+    /// Joins two equal neighbours, so that the list is bounded by the locks held.
     fn join(&mut self, at: usize) {
         let Some([before, after]) = at.checked_sub(1).and_then(|first| self.0.get(first..=at)) else {
             return;
