@@ -1,15 +1,16 @@
-//! The remote is away: what ends, who waits, and what is answered meanwhile.
+//! Session state: what ends with a session, what waits, and which replies are given meanwhile.
 //!
 //! ```text
-//!              Lapsed                Restored            all claimed, and the kernel has forgotten
-//!   Stands ───────────────▶ Lapsed ────────────▶ Claiming ────────────────────────────────────────▶ Stands
+//!              Lapsed                Restored            all reclaimed, and the kernel has dropped its facts
+//!   Stands ───────────────▶ Lapsed ────────────▶ Claiming ──────────────────────────────────────────────────▶ Stands
 //!     │                       ▲                   ▲   │
 //!     │ Lost (from each)      └──────── Lapsed ───┼───┘
 //!     └──────────▶ Lost ──────────── Attached ────┘
 //! ```
 //!
-//! All grants end on the way out of `Stands`. What is out stays out, but with `Lost`: then it fails. Until it `Stands` again nothing
-//! is begun or answered but claims: the kernel may yet hold what it held before.
+//! All grants end on the way out of `Stands`. Calls in flight stay in flight, except on `Lost`, when they fail. Until
+//! the next `Stands` no request is begun and no reply is delivered except for reclaims: the kernel may still hold facts
+//! of ended grants.
 
 use crate::ahead::Prefetch;
 use crate::cache::Cache;
@@ -18,56 +19,58 @@ use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Caller, Op, Output};
 use nigh_types::{CallId, Errno, Name, OpId, Session, Span, Time};
 
-/// So long the kernel may take to forget: less than the grace of a server that was restarted.
+/// Time that the kernel may take to drop its facts: less than the grace period of a restarted server.
 const KERNEL_MAY_TAKE: Span = Span::from_secs(10);
 
-/// How it stands with the remote.
+/// State of the session with the remote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// There was no session yet.
     Awaited,
     Stands,
-    /// The term has run out. Calls are taken, and answered when the remote is back.
+    /// The term has run out. Calls are accepted, and answered when the remote is back.
     Lapsed,
-    /// The session is over; another one may take its place.
+    /// The session is over; another one may follow.
     Lost,
-    /// A session stands. What was open and locked is being claimed, if it has forgotten that, and the kernel is forgetting.
+    /// A session is active again. Open files and locks are being reclaimed, if the session has forgotten them, and the
+    /// kernel is dropping its facts.
     Claiming,
 }
 
 impl Cache {
-    /// Whether requests are answered from what was held, and from nothing else.
+    /// Returns whether requests are answered from stale facts, and from nothing else.
     pub(crate) fn answers_stale(&self) -> bool {
         self.config.on_disconnect == OnDisconnect::Stale
             && matches!(self.standing, Standing::Lapsed | Standing::Lost)
     }
 
-    /// Whether what is answered, or what the kernel believes, may not be so.
+    /// Returns whether replies, or the kernel's facts, may be stale.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         let served = self.config.on_disconnect == OnDisconnect::Stale || self.kernel_is_slow;
         self.answers_stale() || served && self.is_forgetting()
     }
 
-    /// Whether the kernel may hold what it held when all grants ended.
+    /// Returns whether the kernel may still hold facts of ended grants.
     #[must_use]
     pub fn is_forgetting(&self) -> bool {
         self.forgetting.is_some_and(|id| self.untold.contains(&id))
     }
 
-    /// Whether what a session says that is back has to wait: the kernel may hold what it held before, and is not slow.
+    /// Returns whether replies of a new session have to wait: the kernel may hold facts of ended grants, and is not
+    /// slow.
     pub(crate) fn waits_for_kernel(&self) -> bool {
         self.is_forgetting() && !self.kernel_is_slow
     }
 
-    /// Whether a call is answered before the kernel has forgotten. Claims wait for nothing.
+    /// Returns whether a reply came before the kernel has dropped its facts. Reclaims wait for nothing.
     pub(crate) fn is_early(&self, call: CallId) -> bool {
         let waits =
             |flight: &Flight| !(flight.purpose.is_claim() || matches!(flight.purpose, Purpose::Walk { .. }));
         self.standing == Standing::Claiming && self.flights.get(&call).is_some_and(waits)
     }
 
-    /// A request while there is no session to ask.
+    /// Handles a request without a session.
     pub(crate) fn start_away(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         if !self.answers_stale() {
             self.parked.insert(id, (caller, op));
@@ -79,7 +82,7 @@ impl Cache {
         }
     }
 
-    /// Answers and requests that waited for a session and the kernel are taken in.
+    /// Handles the replies and requests that waited for a session and the kernel.
     pub(crate) fn start_parked(&mut self, now: Time) {
         for (call, response) in std::mem::take(&mut self.deferred) {
             self.handle_response(now, call, response);
@@ -92,11 +95,11 @@ impl Cache {
                 self.drop_behind(&[op], pages);
             }
         }
-        // Pages that a write had locked were left out when the kernel forgot: what it did not write of them is old.
+        // The kernel left out pages that a write had locked: their unwritten parts are stale.
         self.flights.values_mut().for_each(|flight| flight.drop_data = true);
     }
 
-    /// The term has run out: all grants have ended, calls that are out stay out.
+    /// Ends all grants: the term has run out. Calls in flight stay in flight.
     pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
         if matches!(self.standing, Standing::Stands | Standing::Claiming) {
             self.end_walks(now);
@@ -106,7 +109,7 @@ impl Cache {
         }
     }
 
-    /// The session is over: nothing that is out will be answered.
+    /// Ends the session: no call in flight gets a reply.
     pub(crate) fn handle_lost(&mut self, now: Time, why: &str) {
         tracing::warn!(target: "nigh::session", why, "the session is lost");
         let stood = matches!(self.standing, Standing::Stands | Standing::Claiming);
@@ -139,7 +142,7 @@ impl Cache {
         left_out.into_iter().for_each(|(ops, pages)| self.drop_behind(&ops, pages));
     }
 
-    /// What was said and is yet to be said to a session is of no meaning to another.
+    /// Drops messages to a session that is forgotten: they mean nothing to another one.
     fn forget_session(&mut self) {
         self.after_invalidation.clear();
         self.unreleased.clear();
@@ -147,7 +150,7 @@ impl Cache {
         (self.claims, self.claims_locks, self.reclaims, self.forget_by) = (0, false, false, None);
     }
 
-    /// Answers of calls that are out are not kept.
+    /// Ends all grants: replies to calls in flight are not cached.
     fn grants_end(&mut self) {
         self.counters.lapses += 1;
         self.watches.note_gap(self.clock);
@@ -156,7 +159,8 @@ impl Cache {
         self.parked.append(&mut self.holds.clear());
     }
 
-    /// `unbroken`: all grants end with a session that is forgotten, before their time.
+    /// Drops all facts, here and in the kernel. `unbroken`: the grants end before their time, with a session that is
+    /// forgotten.
     fn have_all_forgotten(&mut self, unbroken: bool) {
         self.tell_all();
         self.forgetting = self.forget_everything(unbroken).or(self.forgetting);
@@ -166,7 +170,7 @@ impl Cache {
     fn leave(&mut self, now: Time, to: Standing) {
         let stale = self.config.on_disconnect == OnDisconnect::Stale;
         if !stale {
-            // Handles that go with that are released as of a session that stands.
+            // Handles released by this are released as in an active session.
             self.have_all_forgotten(false);
         }
         self.standing = to;
@@ -187,7 +191,7 @@ impl Cache {
         }
     }
 
-    /// A session stands. Without `kept` it knows nothing of what was open and locked.
+    /// Handles a new session. Without `kept` it knows no open file and no lock.
     pub(crate) fn handle_session(&mut self, now: Time, session: Session, kept: bool) {
         match self.standing {
             Standing::Stands | Standing::Claiming => {
@@ -195,7 +199,7 @@ impl Cache {
                 self.grants_end();
                 self.have_all_forgotten(!kept);
             }
-            // What was served though its grants had ended.
+            // Drops facts that were served after their grants had ended.
             Standing::Lapsed | Standing::Lost if self.config.on_disconnect == OnDisconnect::Stale => {
                 self.have_all_forgotten(false);
             }
@@ -225,7 +229,7 @@ impl Cache {
         self.end_claiming(now);
     }
 
-    /// Asks for the root's attributes, as whoever comes asks for these first; where something may be asked for ahead at all.
+    /// Prefetches the root's attributes, which callers ask for first, if prefetch is on.
     pub fn ask_ahead(&mut self, now: Time) {
         self.clock = now;
         if self.walks.possible && self.config.prefetch != Prefetch::Off && self.is_attached() {
@@ -235,7 +239,7 @@ impl Cache {
 
     fn adopt(&mut self, session: Session) {
         if self.key != session.cookie_key {
-            // The server lost what it makes ids of, or is another: it would take ours for forged.
+            // The server lost the secrets from which it makes ids, or is another one: it would take our ids for forged.
             self.disown_ids();
         }
         self.key = session.cookie_key;
@@ -249,8 +253,8 @@ impl Cache {
         root.lookups = root.lookups.max(1);
     }
 
-    /// A request is answered without the call that it waits for: `INTR`, its caller being dead or the wait
-    /// interrupted, or `IO`. The call goes on if it changes something, and its reply is taken in.
+    /// Answers a request without its call: `INTR`, because its caller is dead or the wait was interrupted, or `IO`. A
+    /// call that changes something goes on, and its reply is applied.
     pub(crate) fn give_up(&mut self, op: OpId, errno: Errno) {
         let mut answer = Answer::Failed(errno);
         if let Some((_, what)) = self.parked.remove(&op) {
@@ -269,11 +273,11 @@ impl Cache {
         flight.waiters.retain(|&waiter| waiter != op);
         let ends_locks = flight.purpose.ends_locks();
         if ends_locks && errno == Errno::IO {
-            // Who closes a file holds nothing of it any more, come what may.
+            // A close leaves the owner without locks, whatever the reply.
             answer = Answer::Done;
         }
         let told = matches!(flight.purpose, Purpose::Lock { cancelled: true, .. });
-        // What was to be unlocked is nobody's, whoever waits for that.
+        // An unlock goes on whether a request waits for it or not.
         let goes_on = told
             || matches!(
                 flight.purpose,
@@ -287,13 +291,13 @@ impl Cache {
         self.say(op, answer);
         self.drop_behind(&[op], left_out);
         if let Some(purpose) = cancel {
-            // Who asks the same from now on asks anew: this one is answered `EINTR`.
+            // New requests must not join the cancelled call: it is answered `EINTR`.
             self.leave_joins(waiting.call, &purpose);
             self.out.push_back(Output::Cancel(waiting.call));
         }
     }
 
-    /// A change was sent whose caller is not told what became of it.
+    /// Logs a change that was sent, whose caller does not learn the outcome.
     fn log_unknown(&self, call: CallId) {
         let Some(flight) = self.flights.get(&call).filter(|flight| flight.sequence.is_some()) else { return };
         let names = flight.purpose.names().into_iter();
@@ -312,12 +316,12 @@ impl Cache {
         format!("{}/{}", self.shown_path(dir), String::from_utf8_lossy(name.as_bytes()))
     }
 
-    /// Names the mount point, with which paths in the log begin.
+    /// Sets the mount point, with which paths in the log begin.
     pub fn show_paths_below(&mut self, mountpoint: &str) {
         mountpoint.clone_into(&mut self.shown_root);
     }
 
-    /// An inode's path below the mount point, for people.
+    /// Returns an inode's path below the mount point, for log lines.
     pub(crate) fn shown_path(&self, ino: u64) -> String {
         let names = self.id_of(ino).and_then(|id| self.path_to(id));
         let Some(names) = names else { return format!("inode {ino} of {}", self.shown_root) };
@@ -326,7 +330,7 @@ impl Cache {
     }
 }
 
-/// What cannot be answered from memory, whatever is there.
+/// Returns the errno of requests that stale facts cannot answer.
 fn refused_while_stale(op: &Op) -> Option<Errno> {
     match op {
         Op::SetAttr { .. }

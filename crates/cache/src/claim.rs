@@ -1,4 +1,5 @@
-//! Claiming open files and locks from a session that has forgotten them: files first, since who has one open may lock it.
+//! Reclaim of open files and locks in a session that has forgotten them. Files go first, since only an open file may be
+//! locked.
 
 use crate::away::Standing;
 use crate::cache::Cache;
@@ -7,12 +8,12 @@ use crate::op::{Answer, Fh, Op, Output};
 use crate::state::{OpenFile, Stamp};
 use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
 
-/// What pins an inode was opened for reading.
+/// Access mode of a handle that pins an inode: reading.
 const PINNED: Access =
     Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
 
 impl Cache {
-    /// Puts out a call for everything that was open. Locks follow.
+    /// Sends reclaim calls for everything that was open. Locks follow.
     pub(crate) fn claim_all(&mut self, now: Time) {
         (self.reclaims, self.claims_locks) = (true, true);
         self.pin_all_open();
@@ -33,7 +34,7 @@ impl Cache {
                     let purpose = Purpose::Reopen { ino, fh, handle };
                     self.send(now, caller, purpose, Call::Reopen { node, handle, access });
                 }
-                // Its number is another inode's by now.
+                // Another inode has the number by now.
                 _ => self.lose_file(ino, fh, handle, Errno::STALE),
             }
         }
@@ -41,7 +42,7 @@ impl Cache {
         self.claim_locks(now);
     }
 
-    /// When all files have their answers, locks are claimed: whether the server lets one have a lock may go by what is open.
+    /// Reclaims locks when all files have their replies: the server may grant a lock only on an open file.
     fn claim_locks(&mut self, now: Time) {
         if self.claims > 0 || !std::mem::take(&mut self.claims_locks) {
             return;
@@ -55,8 +56,8 @@ impl Cache {
         }
     }
 
-    /// Answers of the session that is forgotten which are not taken in yet. What they opened is claimed with the rest, under the
-    /// same number; a lock is asked for again, since nobody was told of it.
+    /// Handles deferred replies of the forgotten session. Files that they opened are reclaimed with the rest, under the
+    /// same handle. A lock call is sent again, since its caller has no reply yet.
     fn claim_deferred(&mut self, now: Time) {
         let mut left = Vec::new();
         for (call, mut response) in std::mem::take(&mut self.deferred) {
@@ -68,7 +69,7 @@ impl Cache {
             let opened = self.flights.get(&call).and_then(|flight| opened_by(flight, &response));
             match (&mut response.result, opened) {
                 (result, _) if is_lock => *result = Err(Errno::INTR),
-                // Who has it open claims it under a number of ours.
+                // A holder that has the removed file open reclaims it under a handle that the client assigned.
                 (Ok(Reply::Removed { kept, .. } | Reply::Renamed { kept, .. }), _) => *kept = None,
                 (_, Some((node, handle, file))) => {
                     self.claims += 1;
@@ -83,7 +84,7 @@ impl Cache {
         self.deferred = left;
     }
 
-    /// A call goes out once more; false if nobody waits for it.
+    /// Sends a call again. Returns false if no request waits for it.
     fn put_out_again(&mut self, now: Time, id: CallId) -> bool {
         let Some(flight) = self.flights.get_mut(&id).filter(|flight| !flight.is_given_up()) else {
             return false;
@@ -95,30 +96,30 @@ impl Cache {
         true
     }
 
-    /// The answer, not yet taken in, that opened a file under this number.
+    /// Returns the deferred reply that opened a file under this handle.
     fn gives(&mut self, handle: Handle) -> Option<&mut Response> {
         let mut deferred = self.deferred.iter_mut().map(|(_, response)| response);
         deferred.find(|response| opened_as(response) == Some(handle))
     }
 
-    /// Another session is to be asked: answers to earlier claims are of no interest.
+    /// Forgets reclaim calls in flight: another session takes over.
     pub(crate) fn forget_claims(&mut self) {
         self.flights.retain(|_, flight| !flight.purpose.is_claim());
-        // Its listings go on: what they brought before serves those who wait for them, whether it comes again or not.
+        // Its listings go on: entries that came before serve the waiters, whether they come again or not.
         for flight in self.flights.values_mut().filter(|flight| flight.begun) {
             flight.aside.get_or_insert_default();
             flight.grants.clear();
         }
     }
 
-    /// Whether a handle is being claimed.
+    /// Returns whether a handle is being reclaimed.
     pub(crate) fn is_claiming(&self, handle: Handle) -> bool {
         let claims =
             |flight: &Flight| matches!(flight.purpose, Purpose::Reopen { handle: h, .. } if h == handle);
         self.claims > 0 && self.flights.values().any(claims)
     }
 
-    /// A claim has its answer.
+    /// Handles the reply to a reclaim call.
     pub(crate) fn claim_answered(&mut self, now: Time, flight: &Flight, response: &Response) {
         match flight.purpose {
             Purpose::Reopen { ino, fh, handle } => self.reopened(now, flight, (ino, fh, handle), response),
@@ -162,7 +163,8 @@ impl Cache {
         }
     }
 
-    /// All has been claimed, and the kernel has forgotten: others may change things, and what waited begins.
+    /// Ends reclaiming once all is reclaimed and the kernel has dropped its facts: other clients may make changes, and
+    /// queued requests begin.
     pub(crate) fn end_claiming(&mut self, now: Time) {
         if self.standing != Standing::Claiming || self.claims > 0 || self.waits_for_kernel() {
             return;
@@ -176,8 +178,8 @@ impl Cache {
         self.drop_old();
     }
 
-    /// An open file could not be had again: it fails until it is closed, and so do its requests that are out. One that was
-    /// opened without the remote may be read by its place as before, if it is still there.
+    /// Marks an open file as lost: it could not be reclaimed. It fails until it is closed, and so do its requests in
+    /// flight. A file opened without a handle may still be read by its node reference, if it still exists.
     fn lose_file(&mut self, ino: u64, fh: Option<Fh>, handle: Handle, errno: Errno) {
         if let Some(response) = self.gives(handle) {
             response.result = Err(errno);
@@ -216,7 +218,7 @@ impl Cache {
         waiters.into_iter().for_each(|op| self.give_up(op, Errno::IO));
     }
 
-    /// The server exports something else, or has lost what it makes ids of: nothing of before can be had again.
+    /// Fails all open files: the server exports another directory, or has lost the secrets from which it makes ids.
     pub(crate) fn lose_export(&mut self) {
         tracing::error!(
             target: "nigh::session",
@@ -245,14 +247,14 @@ impl Cache {
         self.dirents.forget();
     }
 
-    /// Whether a request goes through an open file that could not be had again, or whose locks could not.
+    /// Returns whether a request uses an open file that could not be reclaimed, or whose locks could not.
     pub(crate) fn is_lost(&self, op: &Op) -> bool {
         let lost = |fh: &Fh| self.locks.are_lost(*fh) || self.files.get(fh).is_some_and(|file| file.lost);
         op.through().iter().flatten().any(lost)
     }
 }
 
-/// The number under which an answer says that a file was opened.
+/// Returns the handle under which a reply says that a file was opened.
 fn opened_as(response: &Response) -> Option<Handle> {
     match &response.result {
         Ok(Reply::Opened { handle, .. }) => Some(*handle),
@@ -261,7 +263,7 @@ fn opened_as(response: &Response) -> Option<Handle> {
     }
 }
 
-/// The same, with where it is, and how it was opened.
+/// Returns that handle with the file's node reference and open parameters.
 fn opened_by(flight: &Flight, response: &Response) -> Option<(Place, Handle, NewFile)> {
     let handle = opened_as(response)?;
     let made = match &response.result {

@@ -1,4 +1,4 @@
-//! Names that are told before their attributes, to who wants names only
+//! Names-only listings: names that a reader gets before their attributes, if it wants names only
 //! (docs/decisions/0023-names-before-attributes.md). They are no facts: each stream serves one open directory.
 
 use crate::cache::Cache;
@@ -10,17 +10,17 @@ use crate::rows::{Child, Rows};
 use nigh_types::{Call, CallId, Cookie, CookieKey, Dirent, Errno, Kind, NodeId, OpId, Reply, Response, Time};
 use std::collections::{BTreeMap, VecDeque};
 
-/// So many names are still to come where these are asked for.
+/// Names still to come in a listing for which a names-only call is worth its cost.
 const WORTH_ASKING: u64 = 16_384;
-/// No entry of a page takes less (`struct fuse_dirent` with a name).
+/// Size of the shortest entry of a page (`struct fuse_dirent` with a name).
 const SHORTEST_ENTRY: usize = 32;
 
-/// By the open directories that they serve.
+/// Streams by the open directories that they serve.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Streams {
     open: BTreeMap<Fh, Stream>,
     bytes: u64,
-    /// Whose page was asked for last.
+    /// Open directory whose page was asked for last.
     last: Option<Fh>,
 }
 
@@ -28,10 +28,10 @@ pub(crate) struct Streams {
 struct Stream {
     dir: u64,
     call: CallId,
-    /// It tells what lies behind, and has it still.
+    /// The stream brings names after this cookie, and still has them.
     after: Cookie,
     parts: VecDeque<Part>,
-    /// What they hold.
+    /// Memory of the chunks, in bytes.
     bytes: u64,
     state: State,
 }
@@ -40,14 +40,14 @@ struct Stream {
 enum State {
     Comes,
     Whole,
-    /// It was cancelled since its reader is slower than the remote: what came is given, and what lies behind is asked for
-    /// by another call.
+    /// Cancelled because its reader is slower than the remote: the reader gets what came, and another call brings the
+    /// rest.
     Cut,
-    /// Nothing is to be had in this way.
+    /// The remote refuses names-only listings, or the stream was dropped: the reader waits for the listing.
     Failed,
 }
 
-/// Some names in order, in one piece.
+/// Some names in order, stored together.
 #[derive(Clone, Debug, Default)]
 struct Part {
     rows: Vec<Packed>,
@@ -63,10 +63,10 @@ struct Packed {
     kind: Option<Kind>,
 }
 
-/// What an open directory is told of a page.
+/// Page of a names-only listing, as far as it has come.
 enum Told {
     Page(Page),
-    /// It comes with that call.
+    /// The page comes with that call.
     Later(CallId),
     Not,
 }
@@ -96,7 +96,7 @@ impl Part {
 }
 
 impl Stream {
-    /// Takes in what is told, but for what was told before.
+    /// Adds a chunk of the reply, without names that came before.
     fn take(&mut self, mut dirents: Vec<Dirent>, key: CookieKey) {
         let last = self.parts.back().and_then(|part| part.rows.last()).map_or(self.after, |row| row.cookie);
         dirents.retain(|dirent| key.cookie(dirent.name.as_bytes()) > last);
@@ -107,13 +107,13 @@ impl Stream {
         }
     }
 
-    /// The reader waits for the listing from now on.
+    /// Drops the names: the reader waits for the listing from now on.
     fn fail(&mut self) {
         (self.state, self.bytes) = (State::Failed, 0);
         self.parts = VecDeque::new();
     }
 
-    /// The reader has come so far: what lies before goes.
+    /// Drops the chunks before the reader's offset.
     fn pass(&mut self, offset: Cookie) {
         while let Some(last) = self.parts.front().and_then(|part| part.rows.last())
             && last.cookie <= offset
@@ -123,7 +123,7 @@ impl Stream {
         }
     }
 
-    /// At least so many rows behind an offset, where there are as many; equal cookies together.
+    /// Returns at least `most` rows after an offset, if there are as many; equal cookies stay together.
     fn rows(&self, offset: Cookie, most: usize) -> Rows {
         let mut rows = Rows::default();
         let (mut count, mut last) = (0, None);
@@ -150,12 +150,12 @@ impl Streams {
         self.last = None;
     }
 
-    /// The session is lost.
+    /// Drops all streams: the session is lost.
     pub fn forget(&mut self) {
         *self = Streams::default();
     }
 
-    /// Changes a stream, and counts what it holds by then.
+    /// Changes a stream, and updates the count of its bytes.
     fn changing<T>(&mut self, fh: Fh, change: impl FnOnce(&mut Stream) -> T) -> Option<T> {
         let stream = self.open.get_mut(&fh)?;
         let before = stream.bytes;
@@ -164,14 +164,14 @@ impl Streams {
         Some(changed)
     }
 
-    /// Whether what comes with that call is still taken in.
+    /// Returns whether chunks of that call are still kept.
     fn takes(&self, fh: Fh, call: CallId) -> bool {
         self.open.get(&fh).is_some_and(|stream| stream.call == call && stream.state == State::Comes)
     }
 }
 
 impl Cache {
-    /// A page that the listing has not come to, from names alone, if this reader is to have these. `None`: it is not.
+    /// Returns a page that the listing has not reached from a names-only listing, if this reader is to have one.
     pub(crate) fn read_dirents(
         &mut self,
         now: Time,
@@ -203,7 +203,7 @@ impl Cache {
         Some(self.wait(op, caller, call, want.clone(), false))
     }
 
-    /// Whether many names are to come with attributes that this reader is not given.
+    /// Returns whether many names are still to come with attributes that this reader does not get.
     fn is_worth_dirents(&mut self, now: Time, ino: u64, fh: Fh) -> bool {
         let possible = self.tells_dirents && !self.config.short_cookies && !self.answers_stale();
         let failed = self.dirents.open.get(&fh).is_some_and(|stream| stream.state == State::Failed);
@@ -216,7 +216,7 @@ impl Cache {
         }
         let Some((directory, _)) = self.names(now, ino) else { return false };
         let Some(progress) = directory.progress.filter(|_| directory.listing.is_some()) else { return false };
-        // Cookies are hashes: the part of them that has come is the part of the names.
+        // Cookies are hashes: the share of the cookie range that has come is the share of the names.
         let (there, come) = (u128::from(directory.rows.there()), u128::from(progress.0.max(1)));
         let rest = there * u128::from(i64::MAX.unsigned_abs().saturating_sub(progress.0)) / come;
         rest >= u128::from(WORTH_ASKING) && self.files_for(fh) == Files::None
@@ -244,7 +244,7 @@ impl Cache {
         Told::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
     }
 
-    /// A part, or the end.
+    /// Handles a chunk, or the end.
     pub(crate) fn dirents_arrived(
         &mut self,
         now: Time,
@@ -276,7 +276,7 @@ impl Cache {
         self.trim(now);
     }
 
-    /// Answers those of whose pages enough has come; those who are told nothing in this way wait for the listing.
+    /// Answers requests for pages that have come; those that get no names-only page wait for the listing.
     fn serve_dirents(&mut self, now: Time, dir: u64, waiters: Vec<OpId>) {
         let mut others = Vec::new();
         for op in waiters {
@@ -319,7 +319,7 @@ impl Cache {
         }
     }
 
-    /// An open directory needs names alone no more.
+    /// Drops the stream of an open directory.
     pub(crate) fn leave_dirents(&mut self, now: Time, fh: Fh) {
         if self.dirents.open.contains_key(&fh) {
             self.give_up_dirents(now, fh);
@@ -327,7 +327,7 @@ impl Cache {
         }
     }
 
-    /// Whoever reads a stream waits for the listing from now on.
+    /// Makes the readers of a stream wait for the listing from now on.
     fn give_up_dirents(&mut self, now: Time, fh: Fh) {
         if let Some(dir) = self.dirents.open.get(&fh).map(|stream| stream.dir)
             && self.oversized.contains(now, dir)
@@ -345,8 +345,8 @@ impl Cache {
         }
     }
 
-    /// A directory that is too large is never listed whole: what came for its reader is dropped, and asked for again from where it
-    /// stands.
+    /// Drops the names of a stream and asks for them again from the reader's offset: a directory that is too large is
+    /// never listed whole.
     fn ask_dirents_anew(&mut self, now: Time, dir: u64, fh: Fh) {
         let Some(stream) = self.dirents.open.get(&fh) else { return };
         let (call, comes) = (stream.call, stream.state == State::Comes);
@@ -359,7 +359,7 @@ impl Cache {
         waiters.into_iter().flatten().for_each(|op| self.answer_beside_listing(now, dir, op));
     }
 
-    /// Bounds what one stream holds of names that its reader has not come to.
+    /// Bounds the memory of one stream for names that its reader has not reached.
     fn cut_dirents(&mut self, fh: Fh, call: CallId) {
         let most = self.config.budget_bytes.max(ALWAYS_KEPT);
         if self.dirents.takes(fh, call)
@@ -370,7 +370,8 @@ impl Cache {
         }
     }
 
-    /// Memory is short: only who read last goes on so. The others wait for the listing, until they begin anew.
+    /// Drops all streams but that of the last reader: memory is short. The other readers wait for the listing until
+    /// they rewind.
     pub(crate) fn drop_dirents(&mut self, now: Time) {
         let last = self.dirents.last;
         let costs = |stream: &Stream| stream.state == State::Comes || stream.bytes > 0;
@@ -384,7 +385,7 @@ impl Cache {
         self.serve_dirents(now, dir, waiters.unwrap_or_default());
     }
 
-    /// A part of a listing came. It may have come as far as those who read names alone of that directory.
+    /// Handles a chunk of a listing: it may answer names-only readers of the directory.
     pub(crate) fn after_listed(&mut self, now: Time, dir: u64) {
         let coming =
             self.dirents.open.values().filter(|stream| stream.dir == dir && stream.state == State::Comes);

@@ -1,4 +1,4 @@
-//! Where facts live, how they are found, learned and forgotten.
+//! Attributes: where they are cached, and how they are applied and dropped.
 
 use crate::cache::Cache;
 use crate::config::OnDisconnect;
@@ -10,7 +10,7 @@ use crate::state::{Copies, Directory, Inode};
 use nigh_types::{Attr, Covers, Entry, Grant, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
-    /// The attributes of an inode and the grant that they stand under.
+    /// Returns an inode's attributes under a live grant.
     pub(crate) fn attr_of(&self, now: Time, id: NodeId) -> Option<(Attr, Held)> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         if self.is_withheld(id.ino) {
@@ -27,7 +27,7 @@ impl Cache {
         (child.attr_known && child.attr().covered_by_parent()).then_some((child.attr(), held))
     }
 
-    /// The same, for a child found in its directory's row.
+    /// Returns a child's attributes under a live grant, from its directory entry if that has them.
     pub(crate) fn child_attr(&self, now: Time, child: &Child, held: Held) -> Option<(Attr, Held)> {
         if self.is_withheld(child.id.ino) || self.knows_another(child.id) {
             return None;
@@ -39,14 +39,14 @@ impl Cache {
         inode.own.filter(|(_, held)| held.lives(now))
     }
 
-    /// Whether what is known of an inode is served to nobody: others are about to change it, or an own change that is out
-    /// takes it from its name.
+    /// Returns whether an inode's facts are suspended: an update by another client is prepared, or a local change in
+    /// flight takes its name.
     pub(crate) fn is_withheld(&self, ino: u64) -> bool {
         self.holds.has_inode(ino) || self.overlay.is_leaving(ino)
     }
 
-    /// The record of an inode, made if there is none. Where another inode had its number, all facts about
-    /// that one go.
+    /// Returns the record of an inode, created if absent. If another inode had its number, all facts about that one are
+    /// dropped.
     pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
         if let Some(old) = self.dirs.get(&id.ino).map(|d| d.id).filter(|old| *old != id) {
             self.part_with_names(old);
@@ -84,7 +84,7 @@ impl Cache {
         directory
     }
 
-    /// Attributes that a reply brought, kept if a grant allows. Returns the grant that they stand under.
+    /// Applies attributes of a reply if a grant allows. Returns that grant.
     pub(crate) fn learn_attr(
         &mut self,
         now: Time,
@@ -98,7 +98,7 @@ impl Cache {
             return None;
         }
         if flight.seen.told.contains(&id.ino) {
-            // What others made of it is the later, unless this is an own change: then it is not known which is.
+            // The remote change is newer, unless this is a reply to a local change: then the order is not known.
             if flight.sequence.is_some() {
                 self.forget_attr(id.ino);
             }
@@ -106,7 +106,7 @@ impl Cache {
         }
         if flight.sequence.is_none() {
             self.mark_attr_under_way(id.ino);
-            // These compare for themselves.
+            // These compare attributes themselves.
             if !matches!(flight.purpose, Purpose::Read { .. } | Purpose::Renew { .. }) {
                 self.drop_foreign_data(now, id, &attr);
             }
@@ -126,7 +126,7 @@ impl Cache {
                     }
                     return None;
                 }
-                // An ungranted answer beside a living grant may be older than what is known.
+                // An ungranted reply beside a live grant may be older than the cache.
                 Some((_, held)) if held.lives(now) && flight.sequence.is_none() => return None,
                 Some((own, held)) if held.lives(now) => {
                     *own = attr;
@@ -137,12 +137,12 @@ impl Cache {
         }
         let covered = self.learn_at_home(now, flight, id, attr, grants);
         let under = under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants));
-        // What others are about to change is told to nobody for any time: no commit takes that back.
+        // Return a zero timeout while an update is prepared: the commit does not invalidate the kernel.
         under.filter(|_| self.attr_of(now, id).is_some())
     }
 
-    /// Attributes of a child came with a grant on its directory, which knows nothing of it yet: the
-    /// remote reached it by that name.
+    /// Applies a child's attributes that came with a directory lease, if the directory has no entry for the child yet:
+    /// the remote found it by its parent entry.
     fn learn_home(
         &mut self,
         now: Time,
@@ -164,8 +164,8 @@ impl Cache {
         self.learn_name(now, flight, dir_id, &name, Some(&entry), grants)
     }
 
-    /// Puts attributes into the row that names the inode, if its directory's grant lives, and if it is sure that
-    /// they are not older than what is known there: they came with a grant, or an own change made them.
+    /// Applies attributes to the inode's entry if its directory lease lives, and only if they are not older than the
+    /// entry: they came with a grant, or a local change made them.
     fn learn_at_home(
         &mut self,
         now: Time,
@@ -186,14 +186,14 @@ impl Cache {
             return None;
         }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
-        // Of a row that did not answer for the inode nobody kept true that there are none.
+        // An entry that did not answer for the inode was not told of new xattrs.
         child.no_xattrs &= child.attr_known && child.attr().covered_by_parent();
         child.compact = attr.into();
         child.attr_known = true;
         attr.covered_by_parent().then_some(held)
     }
 
-    /// The same for attributes: a recall of them and an own change crossed.
+    /// Drops attributes because a recall of them raced with a local change.
     pub(crate) fn doubt_attr(&mut self, id: NodeId) {
         for flight in self.flights.values_mut() {
             flight.seen.recalled.push((id, Covers::Inode));
@@ -204,7 +204,7 @@ impl Cache {
         }
     }
 
-    /// The row that names an inode, at its home.
+    /// Returns the child in an inode's parent entry.
     pub(crate) fn child_at_home(&mut self, ino: u64) -> Option<&mut Child> {
         let inode = self.inodes.get(&ino)?;
         let (dir, name) = inode.home.as_ref()?;
@@ -213,7 +213,7 @@ impl Cache {
         directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == inode.id)
     }
 
-    /// It is not known which attributes are the later ones: nothing is kept.
+    /// Drops attributes because the order of two replies is not known.
     pub(crate) fn forget_attr(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.forget_own();
@@ -223,7 +223,7 @@ impl Cache {
         }
     }
 
-    /// Attributes of others that a reply brought along.
+    /// Applies attributes of further inodes in a reply.
     pub(crate) fn learn_after(&mut self, now: Time, flight: &Flight, response: &Response) {
         for &(id, attr) in &response.after {
             if attr.nlink == 0 && !attr.is_dir() {
@@ -233,7 +233,7 @@ impl Cache {
         }
     }
 
-    /// As [`Cache::drop_expired_names`], for what is known of an inode.
+    /// Drops an inode's expired facts, as [`Cache::drop_expired_names`] does for a directory.
     pub(crate) fn drop_expired(&mut self, ino: u64) {
         let clock = self.clock;
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -247,7 +247,7 @@ impl Cache {
         }
     }
 
-    /// Brings the byte count up to date after a directory's rows changed.
+    /// Updates the byte count after a directory's entries changed.
     pub(crate) fn recount(&mut self, dir: u64) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
             let bytes = directory.bytes();
@@ -256,7 +256,7 @@ impl Cache {
         }
     }
 
-    /// What the kernel is told of an inode that a name led to, counting the lookup.
+    /// Returns the reply about an inode that a name led to, and counts the lookup.
     pub(crate) fn node(
         &mut self,
         now: Time,
@@ -285,7 +285,8 @@ impl Cache {
             self.last_told.put((dir, name), attr.is_dir().then_some((id, attr)));
             let inode = self.inode(id);
             inode.told_until = now.after(node.entry_valid.min(node.attr_valid));
-            // Of two answers the kernel may take in the earlier one last: what it was told for longer ends when the name is dropped.
+            // The kernel may apply two replies in the reverse order: the longer timeout lasts until the dentry is
+            // dropped.
             inode.named_until = inode.named_until.max(now.after(node.entry_valid));
             if !inode.is_at(dir, name) {
                 self.set_home(id, (dir, name));
@@ -294,7 +295,7 @@ impl Cache {
         node
     }
 
-    /// The attribute timeout of a reply with these attributes under such a grant.
+    /// Returns the attribute timeout of a reply with these attributes under such a grant.
     pub(crate) fn tell_attr(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<Held>) -> Span {
         let valid = held.map_or(Span::ZERO, |held| self.config.level.validity(&held, now));
         if valid > Span::ZERO
@@ -310,8 +311,8 @@ impl Cache {
         self.dirs.get(&dir).is_some_and(|directory| directory.is_ordered(now))
     }
 
-    /// What is learned of an inode from now on belongs into the row of that name, where it was not at home: where another one said
-    /// that it has no other name, nobody would tell that row of its changes.
+    /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
+    /// later changes would not reach it.
     pub(crate) fn set_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().covered_by_parent()) {
             child.attr_known = false;
@@ -319,14 +320,14 @@ impl Cache {
         self.inode(id).home = Some((dir, name.clone()));
     }
 
-    /// Whether the kernel knows an inode under that name, and goes on believing it. Telling it again
-    /// would make it forget ACLs (`forget_all_cached_acls` in `fuse_direntplus_link`).
+    /// Returns whether the kernel has a valid dentry of that name for the inode. Another reply would make it drop ACLs
+    /// (`forget_all_cached_acls` in `fuse_direntplus_link`).
     pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &[u8], id: NodeId) -> bool {
         let known = self.inodes.get(&id.ino).filter(|i| i.id == id && i.lookups > 0 && now < i.told_until);
         known.is_some_and(|inode| inode.is_at(dir, name))
     }
 
-    /// What the kernel is told of a name that does not exist.
+    /// Returns the reply about a name that does not exist.
     pub(crate) fn missing(&mut self, now: Time, dir: u64, name: &Name, held: Option<Held>) -> Answer {
         self.last_told.put((dir, name), None);
         let held = held.filter(|_| !self.is_ordered(now, dir));
@@ -342,8 +343,8 @@ impl Cache {
         Answer::Missing(valid)
     }
 
-    /// A change took effect whose caller was killed meanwhile: the kernel, which believes that it did not,
-    /// is told.
+    /// Invalidates the effects of a change whose caller was killed meanwhile: the kernel believes that it did not
+    /// happen.
     pub(crate) fn tell_abandoned(&mut self, flight: &Flight, response: &Response) {
         if response.result.is_err() || !self.config.level.may_keep_pages() {
             return;
@@ -357,7 +358,7 @@ impl Cache {
         let mut stale: Vec<Stale> = entries.chain(touched).collect();
         match &response.result {
             Ok(Reply::Attr(id, _)) => stale.push(Stale::Attr { ino: id.ino }),
-            // A further name of an inode that it knows.
+            // A further name of an inode that the kernel knows.
             Ok(Reply::Made { entry, .. }) if self.inodes.contains_key(&entry.id.ino) => {
                 stale.push(Stale::Attr { ino: entry.id.ino });
             }
@@ -389,7 +390,7 @@ impl Cache {
         }
     }
 
-    /// The kernel will not believe that any more.
+    /// Clears timeouts of facts that the kernel is about to drop.
     fn untell(&mut self, stale: &Stale) {
         if let Stale::Data { ino, length: 0, .. } | Stale::Attr { ino } = stale
             && let Some(inode) = self.inodes.get_mut(ino)
@@ -419,7 +420,7 @@ impl Cache {
         }
     }
 
-    /// Has the kernel told; then the recall, if there is one, is acknowledged.
+    /// Invalidates the kernel; then acknowledges the recall, if there is one.
     pub(crate) fn invalidate(
         &mut self,
         mut stale: Vec<Stale>,
@@ -456,8 +457,8 @@ impl Cache {
         id
     }
 
-    /// The same before all that the kernel is yet to be told. It leaves pages behind that wait for the remote, so no file ceases to
-    /// be old by it, but by what follows when the remote is back ([`Cache::drop_old`]).
+    /// Invalidates before all queued invalidations. This leaves out pages that wait for the remote, so stale pages stay
+    /// so until the invalidation after reconnection ([`Cache::drop_old`]).
     pub(crate) fn invalidate_first(&mut self, stale: Vec<Stale>) -> Invalidation {
         for one in &stale {
             self.untell(one);

@@ -1,4 +1,4 @@
-//! Listings as they arrive, part by part.
+//! Listings, chunk by chunk as they arrive.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Learned, Purpose, Want};
@@ -11,14 +11,14 @@ use nigh_types::{
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// What a part says of a name.
+/// Listed name in a chunk.
 pub(crate) struct Told {
     child: Child,
-    /// With attributes, where they are told.
+    /// The entry with attributes, if the chunk carries them.
     entry: Option<Entry>,
 }
 
-/// A part of a listing, in cookie order.
+/// Chunk of a listing, in cookie order.
 pub(crate) type Part = Vec<(Name, Told)>;
 
 fn part_of(reply: &Reply) -> Option<Part> {
@@ -36,7 +36,7 @@ fn part_of(reply: &Reply) -> Option<Part> {
 }
 
 impl Cache {
-    /// Has a directory listed, unless a listing that will be kept is on its way.
+    /// Returns the directory's listing call, sent unless a listing that will be kept is in flight.
     pub(crate) fn list(&mut self, now: Time, dir: u64) -> Result<(CallId, bool), Errno> {
         if self.answers_stale() {
             // Nothing is sent: see `wait`.
@@ -64,8 +64,7 @@ impl Cache {
         Ok((call, false))
     }
 
-    /// A new listing takes over; one that was under way goes on for those who wait for it, and is no fact any
-    /// more.
+    /// Makes a call the directory's listing. An earlier listing goes on for its waiters, with detached entries.
     pub(crate) fn supersede(&mut self, node: NodeId, call: CallId) {
         self.directory(node);
         let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
@@ -76,8 +75,8 @@ impl Cache {
         directory.progress = None;
     }
 
-    /// One part of a listing. Returns the flight while more is to come; when it is back in its place, others go on
-    /// ([`Cache::after_listed`]).
+    /// Handles a chunk of a listing. Returns the call if more chunks are to come; once it is stored again, other
+    /// requests go on ([`Cache::after_listed`]).
     pub(crate) fn handle_listed(
         &mut self,
         now: Time,
@@ -138,7 +137,7 @@ impl Cache {
         None
     }
 
-    /// The first part: its grant begins, or the listing is put aside for those who wait.
+    /// Handles the first chunk: begins its grant, or detaches the listing for its waiters.
     fn listing_begins(&mut self, now: Time, call: CallId, dir: u64, flight: &mut Flight, grants: &[Grant]) {
         flight.begun = true;
         let Some(id) = self.id_of(dir) else { return };
@@ -153,7 +152,7 @@ impl Cache {
             }
             None => {
                 flight.aside = Some(Box::default());
-                // Without a grant it is no answer to who came after it was sent.
+                // A reply without a grant does not answer requests that came after the call was sent.
                 let late = self.late(&flight.waiters);
                 flight.waiters.retain(|op| !late.contains(op));
                 self.list_again(now, dir, late);
@@ -166,21 +165,21 @@ impl Cache {
         let node = place.node;
         self.ask_again(now, late, Purpose::List { dir }, Call::List { dir: place });
         let call = CallId(self.next_call);
-        // One that was not put out (see `send`) tells nothing.
+        // A call that was not sent (see `send`) brings nothing.
         if self.flights.contains_key(&call) {
             self.supersede(node, call);
         }
     }
 
-    /// The cookies that a part speaks for: behind the last one so far, up to its own last entry.
+    /// Returns the cookies that a chunk covers: after the last one so far, up to its own last entry.
     fn part_range(&self, dir: u64, entries: &[(Name, Told)], last: bool) -> (Cookie, Cookie) {
         let from = self.dirs.get(&dir).and_then(|d| d.progress).unwrap_or_default();
         let to = entries.last().map_or(from, |(name, _)| self.key.cookie(name.as_bytes()));
         (from, if last { Cookie(u64::MAX) } else { to })
     }
 
-    /// Whether a part says otherwise than an own change that was answered since the listing was sent, and which of
-    /// the two came first cannot be told.
+    /// Returns whether a chunk contradicts a local change with a reply since the listing was sent, without a known
+    /// order.
     fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Told)], last: bool) -> bool {
         let (from, to) = self.part_range(dir, entries, last);
         let mut here = flight.seen.own_names(dir).filter(|(_, own)| from < own.cookie && own.cookie <= to);
@@ -190,8 +189,8 @@ impl Cache {
         })
     }
 
-    /// Whether an own change of a name is later than what a listing says otherwise: nobody else has changed it under the
-    /// grant, and its row says what the change made of it.
+    /// Returns whether a local change is newer than a listing that contradicts it: no other client has changed the name
+    /// under the grant, and the name's entry is as the change made it.
     fn is_later(&self, own: &Learned, (dir, name): (u64, &Name)) -> bool {
         let Some(directory) = self.dirs.get(&dir) else { return false };
         let lives = directory.held.is_some_and(|held| held.recallable && held.lives(self.clock));
@@ -199,8 +198,7 @@ impl Cache {
         lives && own.until_gap == Some(directory.gaps) && listed == Some(own.id)
     }
 
-    /// A listing that cannot be told to be older or newer than an own change serves nobody: who waits for it
-    /// waits for another one.
+    /// Replaces a listing that may be older or newer than a local change: its waiters get another listing.
     fn list_anew(&mut self, now: Time, dir: u64, flight: &mut Flight) {
         let Some(id) = self.id_of(dir) else { return };
         flight.aside = Some(Box::default());
@@ -244,7 +242,7 @@ impl Cache {
                 || flight.seen.told.contains(&id.ino);
             if changed {
                 child.no_xattrs = false;
-                // A row that is not its home is not told of what becomes of it.
+                // Changes of an inode do not reach an entry that is not its parent entry.
                 let is_home = self.inodes.get(&id.ino).is_some_and(|inode| inode.is_at(dir, name));
                 match self.attr_of(now, id).filter(|(attr, _)| is_home || !attr.covered_by_parent()) {
                     Some((attr, _)) => child.compact = attr.into(),
@@ -277,8 +275,7 @@ impl Cache {
         self.recount(dir);
     }
 
-    /// Of those who wait for a listing that is whole, the ones that need a name of which others are about to make
-    /// something else.
+    /// Moves the waiters of a complete listing that need a name under update to the queue for its commit.
     fn wait_on(&mut self, now: Time, dir: u64, waiters: &[OpId]) {
         if !self.holds.has_names(dir) {
             return;
@@ -294,8 +291,8 @@ impl Cache {
         }
     }
 
-    /// A listed inode's own attributes: under its own grant if it needs one, else those in its
-    /// directory's row take the place of what an older grant of its own said.
+    /// Applies a listed inode's attributes: under its own grant if it needs one. Otherwise those in the directory's
+    /// entry replace attributes under an older grant of its own.
     fn list_own(
         &mut self,
         now: Time,
@@ -315,7 +312,7 @@ impl Cache {
             return;
         }
         if entry.attr.is_dir() {
-            // It has one name.
+            // A directory has one name.
             self.found_at(entry.id, home);
         }
         let held = grant.filter(|_| !recalled).map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
@@ -328,7 +325,7 @@ impl Cache {
         }
     }
 
-    /// The last part has come.
+    /// Handles the end of a listing.
     fn listing_completes(
         &mut self,
         now: Time,
@@ -342,11 +339,11 @@ impl Cache {
         {
             directory.rows.complete();
             if flight.again.is_some() {
-                // Told because it was asked for, and not ahead of that.
+                // Fetched on demand, not prefetched.
                 self.walks.account.demanded += directory.rows.there() + 1;
             }
             directory.complete = directory.held.is_some();
-            // What says otherwise is older.
+            // Dentries that disagree are older.
             let (rows, key) = (&directory.rows, self.key);
             directory.singles.retain(|name, (id, _)| {
                 let row = rows.find(key.cookie(name.as_bytes()), name.as_bytes());
@@ -370,8 +367,8 @@ impl Cache {
         }
     }
 
-    /// A listing that is no fact is whole: from now on it serves the open directories that wait for it. Where
-    /// something has changed since it was sent, not those that came later: that was known beside it for as long as its grant lived.
+    /// Serves a complete listing without a grant to the open directories that wait for it. If a name has changed since
+    /// it was sent, late readers get another listing: the cache knew that change while its grant lived.
     fn serve_from_aside(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut Flight) {
         let Some(rows) = flight.aside.take() else { return };
         let mut late = self.late(&flight.waiters);
@@ -399,7 +396,7 @@ impl Cache {
         }
     }
 
-    /// Answers a request that waits for this listing, if it has come far enough.
+    /// Answers a request that waits for a listing, if the listing has come far enough.
     fn serve_waiter(&mut self, now: Time, dir: u64, flight: &Flight, op: OpId) -> bool {
         let Some(waiting) = self.waiting.get(&op) else { return true };
         let reader = waiting.caller.pid;
@@ -440,7 +437,7 @@ pub(crate) mod tests {
     use crate::op::{Caller, Op, Opened, Output};
     use nigh_types::{Attr, CookieKey, Event, GrantId, Listed, Mode, Term};
 
-    /// Of the directory 1; the first one brings a grant.
+    /// Chunk of directory 1; the first one carries a grant.
     pub(crate) fn part(names: &[&str], last: bool) -> Response {
         let entry = |(nth, text): (usize, &&str)| {
             let id = NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
@@ -457,7 +454,7 @@ pub(crate) mod tests {
         Response { last, grants, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
     }
 
-    /// What is answered; the kernel is told at once.
+    /// Returns the replies; invalidations are done at once.
     pub(crate) fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
         let mut answers = Vec::new();
         loop {
@@ -470,7 +467,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The directory 1 is opened, and these of its names have come.
+    /// Opens directory 1 and delivers these of its names.
     pub(crate) fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
         assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
         let [call] = calls(cache)[..] else { panic!("it is listed") };
@@ -480,7 +477,7 @@ pub(crate) mod tests {
         (call, fh)
     }
 
-    /// The server is started again between two parts; the session leaves out what has come before.
+    /// The server restarts between two chunks; the session leaves out what has come before.
     #[test]
     fn a_listing_over_a_restart_has_what_came_before_it() {
         let mut cache = cache(Config::default());
@@ -497,7 +494,8 @@ pub(crate) mod tests {
         assert_eq!(page.names, [b"...".as_slice(), names.concat().as_bytes()].concat());
     }
 
-    /// Its own file was made after the listing had been sent and before that reader came; then what is known beside the listing goes.
+    /// A local directory is made after the listing was sent and before the reader came; then the directory lease is
+    /// recalled.
     #[test]
     fn who_came_after_an_own_change_is_not_told_a_listing_from_before_it() {
         let mut cache = cache(Config::default());

@@ -1,4 +1,4 @@
-//! Changes: names made, removed and moved; attributes set.
+//! Namespace changes and attribute changes.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
@@ -13,7 +13,7 @@ use nigh_types::{
 };
 
 impl Cache {
-    /// A call that makes `name` in `dir`; `call` is given the directory's place.
+    /// Sends a call that makes `name` in `dir`; `call` gets the directory's reference.
     #[allow(clippy::too_many_arguments, reason = "a request, its name, how it is opened and its call")]
     pub(crate) fn make(
         &mut self,
@@ -55,7 +55,7 @@ impl Cache {
         };
         let Some(dir_id) = self.id_of(dir) else { return Answer::Failed(Errno::STALE) };
         self.learn_after(now, flight, response);
-        // A further link: the row that named it alone must not go on answering for it.
+        // A further link: the entry of its only name so far must not go on answering for the inode.
         self.forget_attr(entry.id.ino);
         self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
         self.note_linked(&entry, (dir, name));
@@ -87,28 +87,28 @@ impl Cache {
         }
     }
 
-    /// An inode that had a name was given another. What holds a dentry and looks no name up (an `O_PATH` descriptor, overlayfs) is to reach
-    /// it when that one is gone; a regular file is kept by the remote.
+    /// Keeps an inode's earlier name when it gets another. Holders of a dentry that look no name up (`O_PATH`,
+    /// overlayfs) reach the inode by it once the later name is gone; the remote pins regular files.
     fn note_linked(&mut self, entry: &Entry, at: (u64, &Name)) {
         let inode = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id);
         let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
             return;
         };
         if let Some(home) = inode.home.clone().filter(|(dir, name)| (*dir, name) != at) {
-            // The first stays longest where names come and go, as of the whiteout of which overlayfs makes links.
+            // The first name stays longest where names come and go, like the whiteout that overlayfs links.
             inode.more().linked_from.get_or_insert_with(|| Box::new(home));
         }
     }
 
-    /// That name does not lead there any more.
+    /// Forgets an earlier name that leads to the inode no more.
     fn forget_linked(&mut self, node: NodeId, at: (u64, &Name)) {
         let inode = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node);
         let Some(more) = inode.and_then(|inode| inode.more_if_any()) else { return };
         more.linked_from.take_if(|from| (from.0, &from.1) == at);
     }
 
-    /// An inode was made. On filesystems without birth times one that is gone may have had the same id:
-    /// nothing that was known of that one holds.
+    /// Resets a new inode's record. On filesystems without birth times an inode that is gone may have had the same id:
+    /// no fact about it holds.
     fn born(&mut self, id: NodeId) {
         if self.dirs.contains_key(&id.ino) {
             self.forget_names(id.ino);
@@ -117,7 +117,7 @@ impl Cache {
         self.pass_number_of_removed(id);
         if let Some(inode) = self.inodes.get_mut(&id.ino) {
             if inode.opens > 0 {
-                // What was opened under this number is not this one, whatever its id says.
+                // Files opened under this number are not of the new inode, whatever its id says.
                 let before = self.files.values_mut().filter(|file| file.ino == id.ino);
                 before.for_each(|file| file.generation = 0);
             }
@@ -126,11 +126,11 @@ impl Cache {
         }
     }
 
-    /// A directory just made is empty, and known to be if its names were granted.
+    /// Begins a new directory's lease if the reply grants it: the directory is known to be empty.
     fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
         let granted =
             flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
-        // Others may have made something in it by now, and so may we where its maker did not wait.
+        // Another client may have made a name in it by now, or a local caller before the reply to mkdir.
         let ino = entry.id.ino;
         let is_empty = !flight.seen.was_pushed_in(ino) && flight.seen.own_names(ino).next().is_none();
         let granted = granted.filter(|_| is_empty && !self.is_changing(ino));
@@ -228,7 +228,7 @@ impl Cache {
         }
     }
 
-    /// An inode has lost the name that led to it.
+    /// Handles an inode's loss of its name.
     fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
         let last = self.last_attr(node).or_else(|| self.last_told.attr_of(node));
         self.tell_left(node, (dir, name));
@@ -251,7 +251,7 @@ impl Cache {
         }
         let is_open = inode.opens > 0;
         match kept {
-            // Whoever has looked its name up may be about to open it.
+            // A caller that looked its name up may be about to open it.
             Some(_) if inode.pinned.is_none() && (inode.opens_unpinned > 0 || inode.lookups > 0) => {
                 inode.more().pinned = kept;
             }
@@ -259,13 +259,13 @@ impl Cache {
             None => {}
         }
         if is_open && self.config.level.may_keep_pages() {
-            // Its kernel goes on believing what it was told under the name's grant (`fuse_entry_unlinked` but sets the ctime).
+            // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
             self.invalidate(vec![Stale::Attr { ino: node.ino }], None);
         }
     }
 
-    /// The kernel knows that an own change took an inode's name if it knew that the name led there. If not, what it
-    /// holds of the inode by another name has changed too.
+    /// Invalidates an inode's attributes if the kernel does not know that a local change took its name: it knows if it
+    /// had a dentry of that name for the inode.
     fn tell_left(&mut self, node: NodeId, (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
@@ -276,7 +276,7 @@ impl Cache {
         }
     }
 
-    /// The attributes that were last known of an inode, granted or not.
+    /// Returns the last known attributes of an inode, granted or not.
     fn last_attr(&self, node: NodeId) -> Option<Attr> {
         let inode = self.inodes.get(&node.ino).filter(|i| i.id == node)?;
         if let Some((attr, _)) = inode.own {
@@ -294,7 +294,7 @@ impl Cache {
         let (Some(from_place), Some(to_place)) = (self.place(from), self.place(to)) else {
             return Some(Answer::Failed(Errno::STALE));
         };
-        // What is moved will stand under another grant.
+        // Both files will stand under other grants.
         self.keep_open_at(from, &name);
         self.keep_open_at(to, &new_name);
         let keep = if exchange { None } else { self.file_at(to, &new_name) };
@@ -311,8 +311,8 @@ impl Cache {
         self.ask(now, op, caller, Purpose::Rename { from, name, to, new_name, exchange, whiteout }, call)
     }
 
-    /// A file that may be opened under its name while it is being replaced: atomic replacement must never
-    /// show an open that fails, so the remote always keeps what is replaced until that is known.
+    /// Returns the file that a rename replaces, for the remote to pin: it may be opened under its name meanwhile, and
+    /// atomic replacement must never show an open that fails.
     fn file_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
@@ -342,7 +342,8 @@ impl Cache {
         let moved_child = self.child_for(flight, moved, old, response);
         let other = replaced.filter(|_| *exchange);
         left.into_iter().for_each(|left| self.born(left));
-        // A whiteout is learned as what was exchanged is. The kernel has no dentry for the old name (`d_move`), so nothing is invalidated.
+        // A whiteout is applied like an exchanged inode. The kernel has no dentry for the old name (`d_move`), so
+        // nothing is invalidated.
         let other_child = other.or(left).and_then(|id| self.child_for(flight, id, new, response));
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
@@ -368,7 +369,7 @@ impl Cache {
 
     fn not_renamed(&mut self, old: (u64, &Name), new: (u64, &Name), errno: Errno) -> Answer {
         if !leaves_names(errno) {
-            // ENOENT speaks of the old name, EEXIST and ENOTEMPTY of the new one.
+            // ENOENT is about the old name, EEXIST and ENOTEMPTY about the new one.
             let missing = errno == Errno::NOENT;
             self.doubt_name(old.0, old.1, Some(!missing));
             if !missing {
@@ -378,22 +379,23 @@ impl Cache {
         Answer::Failed(errno)
     }
 
-    /// Whether a name leads to that inode in the kernel, if it does to any: it was told so last.
+    /// Returns whether the kernel's dentry of a name, if there is one, leads to this inode.
     fn kernel_was_told(&self, id: NodeId, (dir, name): (u64, &Name)) -> bool {
         let inode = self.inodes.get(&id.ino).filter(|inode| inode.id == id && inode.lookups > 0);
         inode.is_some_and(|inode| inode.is_at(dir, name))
     }
 
-    /// A kernel that renames takes along for how long it may believe the old name, and the attributes. Under the new one that stands only
-    /// where the same grant covers both, nobody is about to change it, and what the kernel knew under the old name is what was moved;
-    /// of another directory's, or of none, no recall would speak. Before that one's home is moved.
+    /// Invalidates a moved inode's dentry and attributes. On rename the kernel keeps the old dentry's entry and
+    /// attribute timeouts. They hold under the new name only if one directory lease covers both names, no update of the
+    /// new name is in progress, and the old dentry led to the moved inode. Otherwise no recall would cover them. Runs
+    /// before the parent entry is moved.
     fn drop_carried(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
         let is_there = row.and_then(|row| row.child).is_some_and(|child| child.id == id);
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
-            // For how long that was is not known any more, if it was told of a further name since.
+            // The timeout is unknown if a further name was looked up since.
             inode.named_until = Time::FAR;
         }
         let (carried, goes) = (self.kernel_was_told(id, old), self.names_going.is_some());
@@ -412,7 +414,7 @@ impl Cache {
         }
     }
 
-    /// What is known of a child that changes its name: its old row, else what the reply says.
+    /// Returns what is known of a child that changes its name: its old entry, else the reply's attributes.
     fn child_for(
         &self,
         flight: &Flight,
@@ -424,8 +426,8 @@ impl Cache {
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child).filter(|c| c.id == id) {
-            // Of a row that did not answer for the inode nobody kept true that there are none; nor of one that others are at, who say what
-            // became of the name, and not of what was there.
+            // An entry that was not the parent entry is not told of new xattrs. A name under update is told what it
+            // leads to then, not the state of the inode before.
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
             let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
             let answered = child.attr_known && child.attr().covered_by_parent() && is_home && !is_held;
@@ -443,7 +445,7 @@ impl Cache {
         })
     }
 
-    /// A name leads to `child` now, or to nothing, in the facts that there are and in calls in flight.
+    /// Binds a name to `child`, or to nothing, in the cached facts and in calls in flight.
     fn bind(
         &mut self,
         now: Time,
@@ -475,13 +477,14 @@ impl Cache {
         self.recount(dir);
     }
 
-    /// The one name of an inode was listed: what is learned of it from now on belongs into that row.
+    /// Makes a listed name the parent entry of an inode with one name.
     pub(crate) fn found_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
         if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
             inode.told_until = Time(0);
             if inode.lookups > 0 {
-                // It may have been told of it under this name before it was under another, and that may be dropped already.
+                // The kernel may have an old dentry under this name from before another one, and its entry timeout is
+                // not known any more.
                 inode.named_until = Time::FAR;
             }
             self.move_home(id, (dir, name));
@@ -515,14 +518,14 @@ impl Cache {
             self.keep_open(ino);
         }
         let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
-        // A handle is told only where it makes a difference: truncation goes by how it was opened.
+        // A handle is sent only where it makes a difference: truncation depends on the access mode of the open.
         let own = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
         let handle = if set.size.is_some() { own } else { handle };
         let call = Call::SetAttr { node, handle, set };
         self.ask(now, op, caller, Purpose::Change { ino, xattrs: set.mode.is_some() }, call)
     }
 
-    /// Attributes or xattrs of one inode were changed.
+    /// Handles the reply to a change of attributes or xattrs.
     pub(crate) fn changed(
         &mut self,
         now: Time,
@@ -554,7 +557,7 @@ impl Cache {
     }
 }
 
-/// Errors that say nothing of a name: who may, where, how much.
+/// Returns whether an error says nothing about a name: permissions, type of filesystem, space.
 fn leaves_names(errno: Errno) -> bool {
     [
         Errno::PERM,
@@ -574,7 +577,7 @@ fn leaves_names(errno: Errno) -> bool {
     .contains(&errno)
 }
 
-/// What an error says of whether the name is there.
+/// Returns whether an error says that the name exists.
 fn says_exists(errno: Errno) -> Option<bool> {
     match errno {
         Errno::NOENT => Some(false),

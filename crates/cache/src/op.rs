@@ -1,44 +1,45 @@
-//! What the kernel asks, and what it is answered.
+//! Requests of the kernel, and replies to it.
 
 use nigh_types::{
     Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, LockInfo, LockKind, Name, NodeId, OpId, OpName,
     RecallId, SetAttr, Space, Span, Time, WriteFlags,
 };
 
-/// Who asked: for calls made on an application's behalf. `pid` is the thread's, 0 if not visible.
+/// Credentials of the calling thread. `pid` is the thread's id, 0 if not visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
-    /// A supplementary group that came with the request (`FUSE_CREATE_SUPP_GROUP`: the parent's, if the caller is
-    /// in it).
+    /// A supplementary group that came with the request (`FUSE_CREATE_SUPP_GROUP`: the parent directory's, if the
+    /// caller is in it).
     pub group: Option<u32>,
 }
 
-/// A file or directory that the kernel holds open, as it was numbered in [`Opened`].
+/// Handle of a file or directory that the kernel holds open, as given in [`Opened`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Fh(pub u64);
 
-/// Bytes of a file that somebody locks; both ends are inclusive. With `flock`, an flock(2) lock: all of it.
+/// Byte range of a file lock; both ends are inclusive. With `flock`, an flock(2) lock on the whole file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockSpan {
-    /// The kernel's number: for fcntl(2) of a process or an open file description, for flock(2) of an
-    /// open file description.
+    /// The kernel's lock owner: for fcntl(2) a process or an open file description, for flock(2) an open file
+    /// description.
     pub owner: u64,
     pub flock: bool,
     pub start: u64,
     pub end: u64,
 }
 
-/// One request. Inodes are named by `ino`, the number in [`NodeId`] (see [`crate::Cache::meant`]); offsets and sizes are bytes.
+/// Request of the kernel. `ino` is the inode number in [`NodeId`] (see [`crate::Cache::meant`]); offsets and sizes are
+/// bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     Lookup {
         dir: u64,
         name: Name,
     },
-    /// `.` of an inode that an exporting server knows only by number.
+    /// `.` of an inode that a re-exporting server knows by number only.
     LookupSelf {
         ino: u64,
     },
@@ -97,7 +98,7 @@ pub enum Op {
         dir: u64,
         name: Name,
     },
-    /// `append`: what is written through it goes to the end, until fcntl(2) says otherwise.
+    /// `append`: opened with `O_APPEND`, which fcntl(2) may change later.
     Open {
         ino: u64,
         access: Access,
@@ -129,10 +130,11 @@ pub enum Op {
         fh: Fh,
         offset: u64,
         data: Vec<u8>,
-        /// Whether it appends is of each write, since fcntl(2) changes that of what is open. `sync` and `since` are the cache's to say.
+        /// Each write says whether it appends, since fcntl(2) can change that for an open file. The cache sets `sync`
+        /// and `since`.
         flags: WriteFlags,
     },
-    /// A descriptor is closed by the process whose fcntl(2) locks are `owner`'s.
+    /// A process closes a descriptor; `owner` owns its fcntl(2) locks.
     Flush {
         ino: u64,
         owner: u64,
@@ -147,16 +149,16 @@ pub enum Op {
         fh: Fh,
         span: LockSpan,
         kind: LockKind,
-        /// The process, for those who ask who holds it.
+        /// Process id for `F_GETLK`.
         pid: u32,
-        /// Until it can be had, rather than `EAGAIN`.
+        /// Wait until the lock is free, rather than fail with `EAGAIN`.
         wait: bool,
     },
     Unlock {
         ino: u64,
         span: LockSpan,
     },
-    /// What keeps the owner from such a lock?
+    /// Returns a lock that conflicts with this one.
     TestLock {
         ino: u64,
         span: LockSpan,
@@ -240,7 +242,7 @@ impl Op {
         Op::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false }
     }
 
-    /// The inodes that are meant by their numbers alone.
+    /// Returns the inodes that the request means by number alone, not by an open file.
     pub(crate) fn nodes(&self) -> [Option<u64>; 2] {
         match self {
             Op::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
@@ -272,7 +274,7 @@ impl Op {
         }
     }
 
-    /// All that stand for inodes.
+    /// Returns all inode numbers of the request.
     pub(crate) fn numbers(&mut self) -> [Option<&mut u64>; 2] {
         match self {
             Op::Link { ino: one, dir: other, .. }
@@ -313,7 +315,7 @@ impl Op {
         }
     }
 
-    /// The open files through which something is read, written or locked.
+    /// Returns the open files through which the request reads, writes or locks.
     pub(crate) fn through(&self) -> [Option<Fh>; 2] {
         match self {
             Op::Read { fh, .. }
@@ -329,11 +331,11 @@ impl Op {
     }
 }
 
-/// An inode as the kernel is told of it. A validity of zero: ask again each time.
+/// Inode in a reply. A validity of zero makes the kernel ask again each time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
     pub id: NodeId,
-    /// By which the kernel is to know it: its own, unless another inode had that, which the kernel remembers.
+    /// FUSE node id: the inode number, unless the kernel still remembers another inode by it.
     pub number: u64,
     /// An earlier reply brought this inode: the kernel may have a dentry whose timeout this reply renews.
     pub known: bool,
@@ -348,11 +350,11 @@ pub struct Opened {
     pub fh: Fh,
     /// Pages of earlier opens are still true (`FOPEN_KEEP_CACHE`).
     pub keep_cache: bool,
-    /// Of a directory: the kernel may keep its listing (`FOPEN_CACHE_DIR`).
+    /// For a directory: the kernel may cache its listing (`FOPEN_CACHE_DIR`).
     pub cache_dir: bool,
-    /// Nothing needs to be told when a descriptor is closed (`FOPEN_NOFLUSH`).
+    /// No FLUSH is needed when a descriptor is closed (`FOPEN_NOFLUSH`).
     pub no_flush: bool,
-    /// Nothing of the file may be cached (`FOPEN_DIRECT_IO`).
+    /// The kernel must not cache the file (`FOPEN_DIRECT_IO`).
     pub direct: bool,
 }
 
@@ -362,30 +364,30 @@ pub struct PageEntry {
     pub ino: u64,
     /// File type bits of `st_mode`.
     pub mode: u32,
-    /// Where reading goes on behind this entry (`d_off`).
+    /// Offset after this entry (`d_off`).
     pub next: Cookie,
-    /// How many bytes of [`Page::names`] are this entry's name.
+    /// Length of this entry's name in [`Page::names`].
     pub name_len: u16,
-    /// Of READDIRPLUS, where known: counts as a lookup.
+    /// For READDIRPLUS, if known: counts as a lookup.
     pub node: Option<Node>,
 }
 
-/// A part of a directory as the kernel asked for it.
+/// Reply to a READDIR or READDIRPLUS request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Page {
     pub entries: Vec<PageEntry>,
-    /// The names, one behind the other.
+    /// The concatenated names.
     pub names: Vec<u8>,
-    /// What the kernel keeps of a listing of that directory is to be dropped before this is answered.
+    /// Directory whose cached listing the kernel must drop before this reply.
     pub drops: Option<u64>,
 }
 
-/// What an application is answered.
+/// Reply to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     Done,
     Node(Node),
-    /// The name does not exist; the kernel may believe so for a while (zero: only ENOENT).
+    /// The name does not exist; the kernel may keep a negative dentry for this long (zero: only ENOENT).
     Missing(Span),
     Attr(NodeId, Attr, Span),
     Target(Vec<u8>),
@@ -396,8 +398,8 @@ pub enum Answer {
     Page(Page),
     Value(Vec<u8>),
     Size(u32),
-    /// Names of xattrs, each ended by a NUL, of which some are for callers with `CAP_SYS_ADMIN` only ([`is_privileged`]).
-    /// `size` is that of the request; 0 asks for the length.
+    /// NUL-terminated names of xattrs, some of them for callers with `CAP_SYS_ADMIN` only ([`is_privileged`]). `size`
+    /// is the request's; 0 asks for the length.
     ///
     /// [`is_privileged`]: crate::is_privileged
     XattrNames {
@@ -407,51 +409,53 @@ pub enum Answer {
     Space(Space),
     Offset(u64),
     Flags(u32),
-    /// The first lock in the way.
+    /// The first conflicting lock.
     Locked(Option<LockInfo>),
     Failed(Errno),
 }
 
-/// Names one [`Output::Invalidate`].
+/// Id of one [`Output::Invalidate`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Invalidation(pub u64);
 
-/// Something that the kernel must forget.
+/// Kernel invalidation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stale {
     Attr {
         ino: u64,
     },
-    /// `length` 0: to the end. Of a directory: its cached listing.
+    /// `length` 0: to the end. For a directory: its cached listing.
     Data {
         ino: u64,
         offset: u64,
         length: u64,
     },
-    /// A name, present or absent: it is looked up again. Whatever has it open keeps it (`FUSE_EXPIRE_ONLY`).
+    /// A dentry, positive or negative: the kernel looks the name up again. Open files keep the dentry
+    /// (`FUSE_EXPIRE_ONLY`).
     Entry {
         dir: u64,
         name: Name,
     },
-    /// A name that others removed or gave to another inode. What has the old inode open is no longer found by that name.
+    /// A name that other clients removed or bound to another inode. Open files of the old inode are no longer found by
+    /// that name.
     Gone {
         dir: u64,
         name: Name,
     },
-    /// Every name of the mount, present or absent. These are the ones that must go: where something is mounted
-    /// below, only they do, one by one.
+    /// All dentries of the mount, positive and negative. The listed names must go: with a mount below, only these are
+    /// dropped, one by one.
     Epoch(Vec<(u64, Name)>),
 }
 
-/// What the cache wants done by whoever drives it.
+/// Action for the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// An answer that had to wait.
+    /// A deferred reply.
     Answer {
         op: OpId,
         answer: Answer,
     },
-    /// For the remote. On behalf of `caller`, or of the mount itself where it is `None`.
+    /// Call to the remote, on behalf of `caller`, or of the mount itself where it is `None`.
     Call {
         id: CallId,
         caller: Option<Caller>,
@@ -459,41 +463,41 @@ pub enum Output {
         call: Call,
     },
     Cancel(CallId),
-    /// Tell the kernel, without holding up anything else, then call `handle_invalidated`.
+    /// Invalidate in the kernel, without delay for other outputs, then call `handle_invalidated`.
     Invalidate {
         id: Invalidation,
         stale: Vec<Stale>,
-        /// All grants have ended: before whatever else the kernel is yet to be told, and what is being told is left for it. It
-        /// waits for nothing that the remote has to answer.
+        /// All grants have ended: this invalidation goes before all queued ones, and the notifier leaves a running one
+        /// for it. It waits for no reply of the remote.
         first: bool,
     },
-    /// The kernel is to forget inodes that it does not use: see [`crate::Cache::poll_prune`].
+    /// The kernel is to forget unused inodes: see [`crate::Cache::poll_prune`].
     Prune,
     Acknowledge(RecallId),
     Return(Vec<GrantId>),
-    /// Open files and locks have been claimed from a session that had forgotten them: for the remote.
+    /// All open files and locks have been reclaimed in a session that had forgotten them: for the remote.
     Reclaimed,
-    /// Nothing until then, or until the next input.
+    /// Nothing to do until this moment, or until the next input.
     Timeout(Time, Reason),
 }
 
-/// Why a timeout was asked for.
+/// Reason of a timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
     /// Nothing is due; the moment is `Time::FAR`.
     Idle,
-    /// A grant on what the kernel holds open ends.
+    /// A grant on something that the kernel holds open ends.
     GrantEnd,
-    /// A request has waited for as long as it may.
+    /// A request has waited for the longest time allowed.
     RequestLimit,
-    /// The kernel has been forgetting for as long as others may wait for that.
+    /// The kernel has been dropping facts for longer than other clients may wait.
     SlowKernel,
-    /// Listings have waited for a change of others to be done for as long as they may.
+    /// Listings have waited for a remote change for the longest time allowed.
     Commit,
-    /// A watched directory is to be looked at again.
+    /// An inotify-watched directory is to be compared.
     Watch,
-    /// Those who read have been waited for as long as they may, by what the kernel is to forget.
+    /// A queued invalidation has waited for GETATTR replies for the longest time allowed.
     Behind,
-    /// Directories may have been idle for as long as they may.
+    /// Directories may have been idle for the longest time allowed.
     Idleness,
 }

@@ -1,7 +1,8 @@
-//! What others change while the grants go on: held back first, then committed. See docs/decisions/0014-pushes.md.
+//! Updates in place: other clients' changes while the grants go on, first prepared, then committed. See
+//! docs/decisions/0014-pushes.md.
 //!
-//! Between the two nobody is answered a held fact from memory. A name or attributes are asked of the remote like
-//! anything that is not known; a listing waits, for [`LISTINGS_WAIT`] at the most.
+//! In between the cache serves no prepared fact. A name or attributes are asked of the remote like any unknown fact; a
+//! listing waits, for [`LISTINGS_WAIT`] at the most.
 
 use crate::cache::Cache;
 use crate::events::Pushed;
@@ -16,11 +17,11 @@ use nigh_types::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A listing waits no longer for a commit: then the directory is given back, and the remote is asked, which
-/// answers without waiting for anybody.
+/// Upper bound on a listing's wait for a commit. Then the directory is given back and listed anew, for which the remote
+/// waits for no client.
 const LISTINGS_WAIT: Span = Span::from_millis(1_000);
 
-/// What is held back. One fact may be held by several changes; it is free when all are committed.
+/// Suspended facts. Several updates may suspend one fact; it is free when all of them are committed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Holds {
     open: BTreeMap<RecallId, Vec<Held>>,
@@ -30,7 +31,7 @@ pub(crate) struct Holds {
     waiting: BTreeMap<OpId, (u64, Caller, Op)>,
     /// Since when listings of a directory wait.
     since: BTreeMap<u64, Time>,
-    /// Names of which nobody told what they have become: the remote is being asked.
+    /// Names that a commit left open: the remote is being asked.
     asked: BTreeSet<(u64, Name)>,
     /// Names whose dentries the notifier expires: the kernel looks them up again.
     expired: BTreeSet<(u64, Name)>,
@@ -41,7 +42,7 @@ impl Holds {
         self.names.get(&dir).is_some_and(|names| names.contains_key(name))
     }
 
-    /// Whether a name of that directory is held.
+    /// Returns whether a name of the directory is suspended.
     pub fn has_names(&self, dir: u64) -> bool {
         self.names.contains_key(&dir)
     }
@@ -50,22 +51,22 @@ impl Holds {
         self.inodes.contains_key(&ino)
     }
 
-    /// Requests that wait for commits.
+    /// Returns the requests that wait for commits.
     pub fn waiting(&self) -> impl Iterator<Item = &Op> {
         self.waiting.values().map(|(_, _, op)| op)
     }
 
-    /// Those that wait for names of that directory.
+    /// Returns the requests that wait for names of a directory.
     pub fn waiting_for(&self, dir: u64) -> impl Iterator<Item = OpId> {
         self.waiting.iter().filter(move |(_, (at, ..))| *at == dir).map(|(op, _)| *op)
     }
 
-    /// When a directory is given back for whose commits listings wait.
+    /// Returns when a directory is given back because listings wait for its commits.
     pub fn due(&self) -> Option<Time> {
         self.since.values().min().map(|since| since.after(LISTINGS_WAIT))
     }
 
-    /// One that waits is answered otherwise; whether it did.
+    /// Removes a waiting request that is answered otherwise. Returns whether it waited.
     pub fn give_up(&mut self, op: OpId) -> bool {
         let Some((dir, ..)) = self.waiting.remove(&op) else { return false };
         self.forget_if_idle(dir);
@@ -93,7 +94,7 @@ impl Holds {
         self.open.insert(hold.id, hold.facts);
     }
 
-    /// What was held by it. `None`: it is of a session that is no more.
+    /// Ends an update. Returns the facts that it suspended; `None`: it is of an earlier session.
     fn end(&mut self, id: RecallId) -> Option<Vec<Held>> {
         let facts = self.open.remove(&id)?;
         for held in &facts {
@@ -107,20 +108,20 @@ impl Holds {
         Some(facts)
     }
 
-    /// One of which listings have waited for long enough.
+    /// Returns a directory whose listings have waited for long enough.
     fn over(&self, now: Time) -> Option<u64> {
         let over = |since: &Time| since.after(LISTINGS_WAIT) <= now;
         self.since.iter().find(|(_, since)| over(since)).map(|(dir, _)| *dir)
     }
 
-    /// The remote is asked for a name, which is held until it has answered.
+    /// Suspends a name until the remote has replied to a lookup of it.
     fn ask(&mut self, dir: u64, name: &Name) {
         if self.asked.insert((dir, name.clone())) {
             *self.names.entry(dir).or_default().entry(name.clone()).or_default() += 1;
         }
     }
 
-    /// It has; whether it was asked.
+    /// Ends that suspension. Returns whether the name was asked for.
     fn answered(&mut self, dir: u64, name: &Name) -> bool {
         let asked = self.asked.remove(&(dir, name.clone()));
         if asked {
@@ -137,7 +138,7 @@ impl Holds {
         }
     }
 
-    /// The listings of a directory that waited, to be begun again.
+    /// Takes the waiting listings of a directory, to begin them again.
     fn take_waiting(&mut self, of: u64) -> Vec<(OpId, Caller, Op)> {
         let (taken, left) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(_, (dir, ..))| *dir == of);
@@ -146,7 +147,7 @@ impl Holds {
         taken.into_iter().map(|(id, (_, caller, op))| (id, caller, op)).collect()
     }
 
-    /// All grants have ended: so have the holds. Requests that waited.
+    /// Drops all updates, since all grants have ended. Returns the requests that waited.
     pub fn clear(&mut self) -> BTreeMap<OpId, (Caller, Op)> {
         let waiting = std::mem::take(self).waiting;
         waiting.into_iter().map(|(id, (_, caller, op))| (id, (caller, op))).collect()
@@ -163,8 +164,8 @@ fn leave<K: Ord>(counts: &mut BTreeMap<K, u64>, key: &K) {
 }
 
 impl Cache {
-    /// Others are about to change these facts: they are served to nobody, and acknowledged when the kernel has none
-    /// of them.
+    /// Handles the preparation of a remote change: suspends the facts, and acknowledges once the kernel has none of
+    /// them.
     pub(crate) fn handle_hold(&mut self, now: Time, hold: Hold) {
         tracing::debug!(target: "nigh::hold", facts = hold.facts.len());
         let id = hold.id;
@@ -188,19 +189,19 @@ impl Cache {
         self.tell_then(stale, After::Acknowledge(id));
     }
 
-    /// What the kernel holds of one name under its directory's grant. What is known of that name by calls in
-    /// flight may be older than what it becomes.
+    /// Returns what the kernel holds of one name under its directory lease. Calls in flight may return the name's old
+    /// state.
     fn stale_name(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<Stale> {
         let mut stale = self.stale_row(now, node, name);
-        // These may stand for longer than what is known of the names (page 0004, rule 1), so not by that.
+        // A data grant may outlive the entry (page 0004, rule 1), so open files are found by their grants.
         let files = self.open_under((node, Covers::Names)).into_iter();
         let files: Vec<NodeId> = files.filter(|file| !self.lies_elsewhere(now, *file, node, name)).collect();
         stale.extend(files.into_iter().flat_map(|file| self.recall_data(file)));
         stale
     }
 
-    /// Whether a file is known to be under another name of that directory, and not under this one. One that is being moved may
-    /// be there by now.
+    /// Returns whether a file is known under another name of the directory, and not under this one. A file that is
+    /// being moved may already be here.
     fn lies_elsewhere(&self, now: Time, file: NodeId, dir: NodeId, name: &Name) -> bool {
         let lives = |d: &&Directory| d.id == dir && d.held.is_some_and(|held| held.lives(now));
         let Some(directory) = self.dirs.get(&dir.ino).filter(lives) else { return false };
@@ -214,7 +215,7 @@ impl Cache {
         home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
     }
 
-    /// The same without pages of files.
+    /// Returns the dentry, attributes and listing of one name, without pages of files.
     fn stale_row(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<Stale> {
         let dir = node.ino;
         self.mark_pushed(dir, name, None);
@@ -231,7 +232,7 @@ impl Cache {
         if let Some((id, attr)) = child {
             self.mark_told(id.ino);
             if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
-                // Under another name it may have been told long ago.
+                // The kernel may have an old dentry under another name.
                 known |= inode.lookups > 0 && (now < inode.named_until || !inode.is_at(dir, name));
                 if attr.covered_by_parent() {
                     inode.forget_xattrs();
@@ -248,7 +249,7 @@ impl Cache {
         stale
     }
 
-    /// The kernel believes in it no more, until it is told again.
+    /// Records that the kernel no longer trusts a dentry, until the next reply about it.
     fn name_dropped(&mut self, dir: u64, name: &Name, led_to: Option<NodeId>) {
         let inode = led_to.and_then(|id| self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id));
         if let Some(inode) = inode.filter(|inode| inode.is_at(dir, name)) {
@@ -256,7 +257,7 @@ impl Cache {
         }
     }
 
-    /// The same of an inode's own attributes.
+    /// Returns what the kernel holds of an inode under its own grant.
     fn stale_inode(&mut self, node: NodeId) -> Vec<Stale> {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
             flight.seen.recalled.push((node, Covers::Inode));
@@ -269,7 +270,7 @@ impl Cache {
         stale
     }
 
-    /// What was held has become this.
+    /// Handles a commit: the suspended facts change to these.
     pub(crate) fn handle_commit(&mut self, now: Time, commit: Commit) {
         let Some(held) = self.holds.end(commit.id) else { return };
         self.counters.updated_in_place += 1;
@@ -281,7 +282,7 @@ impl Cache {
                 Fact::Name { dir, name, .. } => (*dir, Some(name.clone())),
                 Fact::Attr { node, .. } => (*node, None),
             };
-            // Nothing is taken that was not held.
+            // Facts that were not suspended are ignored.
             let Some(at) = left.iter().position(|held| *held == of) else { continue };
             left.swap_remove(at);
             match fact {
@@ -301,7 +302,7 @@ impl Cache {
         let names = facts_of(&held).filter_map(|(node, name)| Some((node.ino, name?)));
         let expired: BTreeSet<(u64, Name)> = names.filter(|name| self.holds.expired.remove(name)).collect();
         replaced.retain(|(dir, name, _)| expired.contains(&(*dir, name.clone())));
-        // What was moved keeps its dentry: the kernel finds it under its old path until that is looked up.
+        // A moved inode keeps its dentry: the kernel finds it under its old path until the next lookup.
         replaced.retain(|(_, _, old)| !found.contains(old));
         self.drop_replaced(replaced);
         for (node, name) in left {
@@ -319,7 +320,7 @@ impl Cache {
         self.trim(now);
     }
 
-    /// Nobody could tell what a name has become, or did not change it in the end.
+    /// Looks up a name that a commit left open: its state could not be told, or it did not change in the end.
     fn ask_what_became(&mut self, now: Time, dir: NodeId, name: Name) {
         if self.names(now, dir.ino).is_none_or(|(directory, _)| directory.id != dir) {
             return;
@@ -331,7 +332,7 @@ impl Cache {
         self.enter_joins(call, purpose);
     }
 
-    /// A lookup was answered. `kept`: a fact was made of it.
+    /// Handles the reply to a lookup of a suspended name. `kept`: a fact was made of it.
     pub(crate) fn name_answered(&mut self, now: Time, dir: u64, name: &Name, kept: bool) {
         if !self.holds.answered(dir, name) {
             return;
@@ -341,7 +342,7 @@ impl Cache {
             pushed.name(dir, name);
             self.others_changed(&pushed);
         }
-        // While others are at it again they will tell.
+        // If another update of the name is in progress, its commit will tell.
         if !kept
             && !self.holds.has_name(dir, name)
             && let Some(id) = self.id_of(dir)
@@ -353,7 +354,8 @@ impl Cache {
         }
     }
 
-    /// Dentries that lead to nothing, or to another inode, by now: whatever has the old inode open is not to find it by that path.
+    /// Invalidates dentries that lead to nothing or to another inode by now: open files of the old inode must not be
+    /// found by that path.
     fn drop_replaced(&mut self, replaced: Vec<(u64, Name, NodeId)>) {
         let is_known = |id: &NodeId| self.inodes.get(&id.ino).is_some_and(|inode| inode.lookups > 0);
         let dropped = replaced.into_iter().filter(|(_, _, old)| is_known(old));
@@ -363,8 +365,8 @@ impl Cache {
         }
     }
 
-    /// Whether a name that others removed or replaced may be dropped: the kernel has not been told it anew, and has no change of its
-    /// directory under way that may make it.
+    /// Returns whether a dentry that other clients removed or replaced may be dropped: no later reply bound the name,
+    /// and no local change of the directory that may bind it is in flight.
     #[must_use]
     pub fn is_still_gone(&self, dir: u64, name: &Name) -> bool {
         let cookie = self.key.cookie(name.as_bytes());
@@ -374,7 +376,7 @@ impl Cache {
         !is_told && !self.is_locked(dir)
     }
 
-    /// What the name led to before, if that is something else.
+    /// Applies a committed name. Returns the inode that it led to before, if that is another one.
     fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) -> Option<NodeId> {
         let child = entry.map(Child::new);
         tracing::trace!(target: "nigh::commit", dir = dir.ino, name = %name.as_bytes().escape_ascii(), there = child.is_some());
@@ -400,7 +402,8 @@ impl Cache {
         old.flatten().map(|old| old.id).filter(|old| entry.is_none_or(|entry| entry.id != *old))
     }
 
-    /// What a name leads to now, as far as more is kept of it than its row. (Attributes under a grant of its own are told by themselves.)
+    /// Applies a committed child, as far as the cache keeps more than its entry. (Attributes under a grant of its own
+    /// have a fact of their own.)
     fn commit_child(&mut self, now: Time, home: (u64, &Name), entry: &Entry) {
         self.drop_foreign_data(now, entry.id, &entry.attr);
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
@@ -408,7 +411,7 @@ impl Cache {
         };
         inode.forget_xattrs();
         self.keep_target(now, entry.id, entry.target.clone());
-        // Of one with several names the others may be as true as this.
+        // A hard link's other names may be equally right.
         if entry.attr.covered_by_parent() || entry.attr.is_dir() {
             self.found_at(entry.id, home);
         }
@@ -427,44 +430,44 @@ impl Cache {
         }
     }
 
-    /// Calls in flight may bring something older of that name. `known`: what it has become is, until the directory's
-    /// gaps are more.
+    /// Records a remote change of a name in calls in flight, which may return something older. `known`: the directory's
+    /// `gaps` while the new state is known.
     fn mark_pushed(&mut self, dir: u64, name: &Name, known: Option<u64>) {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
             if known.is_some() && flight.sequence.is_none() {
-                // What an own change made of it is the earlier.
+                // A local change of the name is the earlier one.
                 flight.seen.forget_name(dir, name);
             }
             flight.seen.pushed.entry(dir).or_default().insert(name.clone(), known);
         }
     }
 
-    /// Whether what is known of a name is later than what a listing brings that was sent before.
+    /// Returns whether the known state of a name is newer than a listing that was sent before.
     pub(crate) fn is_known_better(&self, seen: &Seen, dir: u64, name: &Name) -> bool {
         let known = seen.pushed.get(&dir).and_then(|names| names.get(name));
         known.is_some_and(|known| self.is_known(dir, *known))
     }
 
-    /// Whether the directory has had no gap since.
+    /// Returns whether the directory has had no gap since.
     fn is_known(&self, dir: u64, since: Option<u64>) -> bool {
         since.is_some() && since == self.dirs.get(&dir).map(|directory| directory.gaps)
     }
 
-    /// Whether others changed names of which nothing is known since, so that it cannot be told whether a listing that
-    /// was sent before says what they were or what they are.
+    /// Returns whether other clients changed names whose state has been unknown since, so that a listing sent before
+    /// may show their old or their new state.
     pub(crate) fn is_outdated(&self, seen: &Seen, dir: u64) -> bool {
         let mut names = seen.pushed.get(&dir).into_iter().flatten();
         names.any(|(name, known)| !self.holds.has_name(dir, name) && !self.is_known(dir, *known))
     }
 
-    /// The same of the attributes of what a name leads or led to.
+    /// Records in calls in flight a remote change of the attributes of an inode.
     fn mark_told(&mut self, ino: u64) {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
             flight.seen.told.insert(ino);
         }
     }
 
-    /// A listing of a directory of which a name is held waits for that to be committed.
+    /// Makes a listing wait for the commit of a suspended name.
     pub(crate) fn wait_for_commit(
         &mut self,
         now: Time,
@@ -486,11 +489,11 @@ impl Cache {
                 self.say(id, answer);
             }
         }
-        // One that has to wait again goes on counting.
+        // A listing that waits again keeps its start time.
         self.holds.forget_if_idle(dir);
     }
 
-    /// Listings have waited for long enough: those directories are given back, and listed anew.
+    /// Gives back directories whose listings have waited for long enough, and lists them anew.
     pub(crate) fn end_waits_for_commits(&mut self, now: Time) {
         while let Some(dir) = self.holds.over(now) {
             if let Some((id, held)) = self.dirs.get(&dir).and_then(|d| Some((d.id, d.held?))) {
@@ -506,7 +509,7 @@ impl Cache {
     }
 }
 
-/// Each held fact by itself.
+/// Splits suspended facts into single ones.
 fn facts_of(held: &[Held]) -> impl Iterator<Item = (NodeId, Option<Name>)> + '_ {
     held.iter().flat_map(|held| {
         let names = held.names.iter().map(|name| (held.node, Some(name.clone())));

@@ -1,41 +1,41 @@
-//! Who reads directories, and whether it looks at the files that it reads of. See
+//! READDIRPLUS heuristic: whether a thread that reads directories also looks up their files. See
 //! docs/decisions/0022-who-is-given-attributes.md.
 
 use std::collections::BTreeMap;
 
-/// So many are known.
+/// Most threads that are remembered.
 const MOST: usize = 64;
-/// Who let so many lie wants names only.
+/// A thread that left so many withheld files without a lookup wants names only.
 const QUIET: u32 = 8;
-/// Who looks is tried in each so many-th directory.
+/// A thread that looks files up is probed again in every so many-th directory.
 const SELDOM: u32 = 64;
-/// So many files of a directory are given to who never looked at one.
+/// Files of a directory that a thread gets attributes of, if it never looked a file up.
 const UNASKED: u64 = 1 << 18;
 
-/// What a thread did so far.
+/// History of one thread.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reader {
-    /// Files that were held back, one in a directory each, and not looked up since it looked up any.
+    /// Withheld files, one for each directory, since the thread's last lookup of a file.
     quiet: u32,
-    /// It looked up a file once.
+    /// The thread has looked up a file.
     looks: bool,
-    /// Directories that were begun since it was tried last.
+    /// Directories begun since the last probe.
     untried: u32,
     used: u64,
 }
 
-/// Threads by number (0: not visible, and nobody), those used last.
+/// Threads used last, by thread id (0: not visible, never stored).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readers {
     known: BTreeMap<u32, Reader>,
     uses: u64,
 }
 
-/// What of a page comes with attributes, directories aside.
+/// Files of a page that get attributes; directories always do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Files {
     None,
-    /// All, or all but one.
+    /// All files, or all but one.
     All {
         but_one: bool,
     },
@@ -56,7 +56,8 @@ impl Readers {
         Some(reader)
     }
 
-    /// What it is to be given next of a directory, of which it was given so many files; whether one of these was held back.
+    /// Returns which files of a directory get attributes next. `given`: files with attributes so far; `was_tried`: one
+    /// was withheld.
     pub fn files(&mut self, thread: u32, given: u64, was_tried: bool) -> Files {
         let Some(reader) = self.get(thread) else {
             return if given < UNASKED { Files::All { but_one: false } } else { Files::None };
@@ -67,19 +68,19 @@ impl Readers {
         Files::All { but_one: !was_tried && (!reader.looks || reader.untried >= SELDOM) }
     }
 
-    /// It wants names only.
+    /// Returns whether the thread wants names only.
     pub fn wants_names(&self, thread: u32) -> bool {
         self.known.get(&thread).is_some_and(|reader| reader.quiet >= QUIET)
     }
 
-    /// A directory was read from its beginning.
+    /// Records that a thread reads a directory from its beginning.
     pub fn began(&mut self, thread: u32) {
         if let Some(reader) = self.get(thread) {
             reader.untried = reader.untried.saturating_add(1);
         }
     }
 
-    /// One was held back.
+    /// Records that a file was withheld.
     pub fn tried(&mut self, thread: u32) {
         if let Some(reader) = self.get(thread) {
             reader.quiet += 1;
@@ -87,7 +88,7 @@ impl Readers {
         }
     }
 
-    /// A file was looked up that it may have read of.
+    /// Records the lookup of a file that the thread may have read the name of.
     pub fn looked(&mut self, thread: u32) {
         if let Some(reader) = self.known.get_mut(&thread) {
             reader.quiet = 0;

@@ -1,4 +1,4 @@
-//! The end of grants: recalls, deadlines of what is open, all at once.
+//! End of grants: recalls, deadlines on open inodes, and the end of all grants at once.
 
 use crate::cache::Cache;
 use crate::config::OnDisconnect;
@@ -13,12 +13,12 @@ use nigh_types::{
 };
 use std::collections::BTreeSet;
 
-/// Above this many names all are dropped at once.
+/// Above this number of dentries the epoch drops all dentries at once.
 const NAMES_ONE_BY_ONE: u64 = 200;
-/// So long before its end a grant on an open file's data is renewed.
+/// Time before its end at which a data grant on an open file is renewed.
 const RENEW_BEFORE: Span = Span::from_millis(1_000);
 
-/// What follows when the kernel has forgotten.
+/// Action after a done invalidation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum After {
     Acknowledge(RecallId),
@@ -26,7 +26,8 @@ pub(crate) enum After {
 }
 
 impl Cache {
-    /// Refuses new hits, has the kernel told, and only then (in `handle_invalidated`) acknowledges.
+    /// Handles a recall: refuses new hits, invalidates the kernel, and only then (in `handle_invalidated`)
+    /// acknowledges.
     pub(crate) fn handle_recall(&mut self, recall: Recall) {
         self.counters.recalled += 1;
         tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);
@@ -52,10 +53,10 @@ impl Cache {
         self.tell_then(stale, After::Acknowledge(recall.id));
     }
 
-    /// What follows when the kernel has forgotten that.
+    /// Invalidates the kernel, then acts.
     pub(crate) fn tell_then(&mut self, mut stale: Vec<Stale>, then: After) {
         self.leave_out_unbelieved(&mut stale);
-        // It may yet be forgetting what an earlier recall or doubt was about: behind that.
+        // The kernel may still be dropping facts of an earlier recall or discard: the action follows those.
         let nothing = stale.is_empty() && self.untold.is_empty();
         if nothing || !self.config.level.may_keep_pages() {
             self.follow(then);
@@ -71,7 +72,7 @@ impl Cache {
         });
     }
 
-    /// The kernel has forgotten what it was told to.
+    /// Handles a done invalidation.
     pub fn handle_invalidated(&mut self, now: Time, id: Invalidation) {
         self.clock = now;
         self.untold.remove(&id);
@@ -92,14 +93,14 @@ impl Cache {
         stale
     }
 
-    /// What the kernel holds under a directory's grant.
+    /// Returns what the kernel holds under a directory lease.
     pub(crate) fn stale_names(&mut self, node: NodeId) -> Vec<Stale> {
         let mut stale = self.stale_rows(node);
         stale.extend(self.stale_pages((node, Covers::Names)));
         stale
     }
 
-    /// The same without pages of files.
+    /// Returns it without pages of files.
     fn stale_rows(&mut self, node: NodeId) -> Vec<Stale> {
         let Some(directory) = self.dirs.get_mut(&node.ino).filter(|d| d.id == node && d.held.is_some())
         else {
@@ -135,7 +136,7 @@ impl Cache {
             false => (count <= NAMES_ONE_BY_ONE).then(Vec::new),
         };
         if self.config.level == Level::All && missing.is_none() {
-            // No missing name is believed in any more.
+            // The epoch drops all negative dentries.
             names.extend(std::mem::take(&mut self.missing_given));
             stale.push(Stale::Epoch(names));
         } else {
@@ -145,8 +146,9 @@ impl Cache {
         stale
     }
 
-    /// Names of a directory for which the kernel may have negative dentries. `None`: together with `others` they are too many to
-    /// be dropped one by one. (After an epoch the kernel detaches every dentry that it comes by, also one that is in use.)
+    /// Takes the negative dentries that the kernel may have in a directory. `None`: together with `others` they are too
+    /// many for single invalidations. (After an epoch the kernel detaches every dentry that it visits, also one in
+    /// use.)
     fn take_missing(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
         let room = usize::try_from(NAMES_ONE_BY_ONE.checked_sub(others)?).ok()?;
         let first = Name::new(&[1]).ok()?;
@@ -161,10 +163,9 @@ impl Cache {
         Some(missing)
     }
 
-    /// Something is mounted below. Dropping all names at once would detach it, so from now on the kernel holds
-    /// no name under a grant that can be recalled ([`Level::NoEpoch`]). Answers the names that it holds by now:
-    /// they are to be dropped before anything that was put out and is not yet told, and then
-    /// `handle_invalidated` follows. `None`: that was so already.
+    /// Handles a mount below. An epoch would detach that mount, so from now on the kernel gets no dentry under a grant
+    /// that can be recalled ([`Level::NoEpoch`]). Returns the dentries that the kernel holds: the caller drops them
+    /// before all queued invalidations, then calls `handle_invalidated`. `None`: there was a mount below already.
     pub fn handle_mounted_below(&mut self) -> Option<(Invalidation, Vec<(u64, Name)>)> {
         if self.config.level != Level::All {
             return None;
@@ -183,18 +184,18 @@ impl Cache {
         Some((id, names.into_iter().collect()))
     }
 
-    /// What can be taken back from the kernel.
+    /// Returns which invalidations the kernel supports.
     #[must_use]
     pub fn level(&self) -> Level {
         self.config.level
     }
 
-    /// Pages of open files that are kept as long as that grant on attributes lives; of closed ones none are.
+    /// Returns pages of open files that depend on this grant on attributes; closed files have none.
     pub(crate) fn stale_pages(&mut self, on: (NodeId, Covers)) -> Vec<Stale> {
         self.open_under(on).into_iter().flat_map(|file| self.recall_data(file)).collect()
     }
 
-    /// Open files whose pages are kept as long as that grant lives.
+    /// Returns open files whose pages depend on this grant.
     pub(crate) fn open_under(&self, on: (NodeId, Covers)) -> Vec<NodeId> {
         let under = |file: &OpenFile| {
             let inode = self.inodes.get(&file.ino)?;
@@ -204,8 +205,8 @@ impl Cache {
         found.into_iter().collect()
     }
 
-    /// The grant on a directory's names covers an inode no more, or another one's does: what was kept under it
-    /// goes. `still`: the directory whose grant goes on covering it.
+    /// Drops facts of an inode that depended on the directory lease: the inode is covered no more, or by another lease.
+    /// `still`: the directory whose lease goes on covering it.
     pub(crate) fn uncover(&mut self, ino: u64, still: Option<u64>) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.forget_xattrs();
@@ -233,8 +234,8 @@ impl Cache {
         stale
     }
 
-    /// Own reads and writes in flight were sent before the recall came, and are answered behind it: what they
-    /// bring may be older than what is granted next.
+    /// Handles a data recall. Local reads and writes in flight were sent before the recall and get their replies after
+    /// it: their pages may be older than the next grant.
     pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<Stale> {
         let ino = node.ino;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
@@ -248,10 +249,10 @@ impl Cache {
         vec![Stale::Data { ino, offset: 0, length: 0 }]
     }
 
-    /// Of a range of a file (length 0: to the end) that the kernel is about to be told to drop: what it can drop
-    /// now (offset, length). Pages of our own reads and writes in flight are left out, since dropping these would
-    /// wait for ourselves; they go right after their replies. Stores into a map are waited for where a recall is
-    /// to be acknowledged: they must be with the remote before anybody else's change is.
+    /// Returns the parts (offset, length) of a range of a file (length 0: to the end) that the kernel can drop now.
+    /// Pages of local reads and writes in flight are left out, since dropping them would deadlock; they are dropped
+    /// right after the replies. Write-back of mmap stores is waited for if a recall is to be acknowledged: the stores
+    /// must reach the remote before any other client's change.
     pub fn droppable(
         &mut self,
         why: Invalidation,
@@ -270,7 +271,8 @@ impl Cache {
         within(gaps(busy), offset, length)
     }
 
-    /// Whether of what [`Cache::droppable`] said reads and writes that came since have locked pages: dropping them waits for these.
+    /// Returns whether reads and writes that came after [`Cache::droppable`] have pages in these ranges locked:
+    /// dropping them waits for these.
     #[must_use]
     pub fn is_in_the_way(&self, why: Invalidation, ino: u64, dropping: &[(u64, u64)]) -> bool {
         let meets = |&range: &(u64, u64)| {
@@ -279,11 +281,11 @@ impl Cache {
         self.busy(why, ino).iter().map(|range| pages(*range)).any(|range| meets(&range))
     }
 
-    /// The ranges of a file (offset, length) that its kernel has locked for reads and writes: those in flight, and those that came
-    /// while the remote was away.
+    /// Returns the ranges of a file (offset, length) that the kernel has locked for reads and writes: in flight, or
+    /// queued while the remote was away.
     fn busy(&self, why: Invalidation, ino: u64) -> Vec<(u64, u64)> {
         let recalled = self.is_recalled(why);
-        // What nobody waits for any more has nothing locked.
+        // A call without a waiter has no page locked.
         let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
         let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
         let parked = self.parked_pages(ino, recalled).map(|(_, range)| range);
@@ -294,13 +296,13 @@ impl Cache {
         matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)))
     }
 
-    /// Whether the kernel may be reading or writing that file.
+    /// Returns whether the kernel may be reading or writing the file.
     #[must_use]
     pub fn is_open(&self, ino: u64) -> bool {
         self.inodes.get(&ino).is_some_and(|inode| inode.opens > 0)
     }
 
-    /// Something that the kernel holds open stands under a grant that ends then.
+    /// Sets timers for the end of a grant on something that the kernel holds open.
     pub(crate) fn watch(&mut self, deadline: Time, ino: u64) {
         if deadline != Time::FAR {
             // Not at once, or a grant for so short a time would be renewed without end.
@@ -311,7 +313,7 @@ impl Cache {
         }
     }
 
-    /// The same of the grant on a file's data. Answers move its end: that is looked at again when it would have ended.
+    /// Sets timers for the end of a data grant. Replies move that end: it is checked again when it would have come.
     pub(crate) fn watch_data(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let Some(held) = inode.data.held else { return };
@@ -324,7 +326,7 @@ impl Cache {
         let over: Vec<OpId> = std::iter::from_fn(|| self.limits.take_over(now)).collect();
         for op in over {
             match self.config.on_disconnect {
-                // The remote is there; who waits for others waits on.
+                // The remote replies; a wait for another client's lock goes on.
                 OnDisconnect::Fail(span) if self.waits_for_others(op) => {
                     self.limits.begin(op, now.after(span))
                 }
@@ -352,7 +354,7 @@ impl Cache {
         }
     }
 
-    /// Of an open inode: renews what may still be true, drops what is no longer granted.
+    /// Handles the end of a grant on an open inode: renews what may still be true, drops the rest.
     fn grant_ends(&mut self, now: Time, ino: u64) {
         self.keep_open(ino);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.opens > 0) else { return };
@@ -361,7 +363,7 @@ impl Cache {
                 if inode.data.watched <= now {
                     return self.watch_data(ino);
                 }
-                // Not where an earlier renewal has moved the end: each would be followed by two others.
+                // Not if an earlier renewal has moved the end: each renewal would cause two others.
                 let soon = held.deadline.since(now) <= RENEW_BEFORE;
                 if soon
                     && matches!(inode.data.pages, Pages::Of(_))
@@ -378,14 +380,14 @@ impl Cache {
         self.names(now, ino);
     }
 
-    /// An open file was looked at again: unchanged, its data stays granted as long as its attributes.
+    /// Handles the renewal of an open file: if it is unchanged, its data stays granted as long as its attributes.
     pub(crate) fn renewed(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
         let Ok(Reply::Attr(id, attr)) = response.result else { return };
         self.learn_attr(now, flight, id, attr, &response.grants);
         let fresh = self.granted_anew(flight, id, &attr, &response.grants);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == id && i.opens > 0) else { return };
         let same = inode.data.pages == Pages::Of(Stamp::of(&attr));
-        // One that ends no later than the present one gains nothing: asking again would not end before it.
+        // A grant that ends no later than the present one gains nothing, and renewals would never end.
         let until = inode.data.held.map_or(now, |held| held.deadline);
         let fresh = fresh.filter(|h| h.deadline > until && same && flight.seen.is_empty());
         if let Some(held) = fresh {
@@ -398,8 +400,8 @@ impl Cache {
         }
     }
 
-    /// The grant on an inode's attributes that a reply brought: its own, or the one on the directory where it
-    /// was reached. What was known of that directory before goes on ending when it did.
+    /// Returns the grant on an inode's attributes in a reply: its own grant, or the lease of the directory where it was
+    /// found. What was known of that directory before keeps its earlier end.
     fn granted_anew(&self, flight: &Flight, id: NodeId, attr: &Attr, grants: &[Grant]) -> Option<Held> {
         let home = self.inodes.get(&id.ino).and_then(|i| i.home.as_ref());
         let dir = home.and_then(|(dir, _)| self.id_of(*dir)).filter(|_| attr.covered_by_parent());
@@ -408,10 +410,10 @@ impl Cache {
         granted.map(|grant| Held::begin(grant, flight.sent))
     }
 
-    /// All facts go, here and in the kernel: names first, where they can go all at once; then what can be read without looking
-    /// up a name, attributes and data of what is open; then those of the rest. Names that can only go one by one wait for
-    /// requests in their directory, which nobody answers now: these come last.
-    /// `unbroken`: with a session that is forgotten, before their time.
+    /// Drops all facts, here and in the kernel. Dentries go first, if they can go all at once. Then go facts that need
+    /// no lookup, attributes and data of open inodes, then those of the rest. Dentries that can go only one by one come
+    /// last: they wait for requests in their directory, which get no reply now. `unbroken`: the grants end before their
+    /// time, with a session that is forgotten.
     pub(crate) fn forget_everything(&mut self, unbroken: bool) -> Option<Invalidation> {
         let mut names = Vec::new();
         let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
@@ -453,7 +455,7 @@ impl Cache {
             }
             self.drop_if_idle(ino);
         }
-        // Of what is open, and of the rest: attributes before data.
+        // Open inodes before the rest; attributes before data.
         told.sort_unstable();
         let mut stale = Vec::new();
         if self.config.level == Level::All {
@@ -468,7 +470,7 @@ impl Cache {
         (self.config.level.may_keep_pages() && !stale.is_empty()).then(|| self.invalidate_first(stale))
     }
 
-    /// Facts go on being served though their grants have ended. The kernel is given no more time for them.
+    /// Keeps serving facts after their grants have ended. The kernel gets them without a timeout.
     pub(crate) fn keep_as_stale(&mut self) {
         self.dirs.values_mut().for_each(|dir| {
             dir.held = dir.held.map(Held::into_stale);
@@ -487,7 +489,7 @@ impl Cache {
     }
 }
 
-/// What of `ranges` lies in (offset, length); a length of 0: to the end.
+/// Returns the parts of `ranges` that lie in (offset, length); a length of 0: to the end.
 pub(crate) fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let end_of =
         |(offset, length): (u64, u64)| if length == 0 { u64::MAX } else { offset.saturating_add(length) };
@@ -498,23 +500,23 @@ pub(crate) fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(
         .collect()
 }
 
-/// The kernel locks whole pages.
+/// Size of a page: the kernel locks whole pages.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Whether two ranges of a file have a page in common.
+/// Returns whether two ranges of a file have a page in common.
 pub(crate) fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
     let ((from, length), (begin, size)) = (pages(one), pages(other));
     from < begin.saturating_add(size) && begin < from.saturating_add(length)
 }
 
-/// The whole pages of a range.
+/// Returns the whole pages of a range.
 pub(crate) fn pages((offset, length): (u64, u64)) -> (u64, u64) {
     let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
     let offset = offset / PAGE * PAGE;
     (offset, end - offset)
 }
 
-/// The ranges (offset, length; 0 = to the end) of a file that leave out the pages of `busy`.
+/// Returns the ranges (offset, length; 0 = to the end) of a file without the pages of `busy`.
 fn gaps(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     busy.sort_unstable();
     let mut gaps = Vec::new();

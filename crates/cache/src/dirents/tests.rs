@@ -4,7 +4,7 @@ use crate::lookup::tests::{T0, cache};
 use crate::op::{Op, Opened, Output};
 use nigh_types::{Attr, Covers, Entry, Errno, Event, Grant, GrantId, Listed, Mode, Name, Term};
 
-/// Who wants names only, and who was never heard of.
+/// A reader that wants names only, and one without a history.
 const QUIET: u32 = 7;
 const ANYBODY: u32 = 8;
 
@@ -14,7 +14,7 @@ struct Rig {
     list: CallId,
     ops: u64,
     who: u32,
-    /// Those of the first part, and some that come later.
+    /// Names of the first chunk, and some that come later.
     first: Vec<Name>,
     later: Vec<Name>,
 }
@@ -23,7 +23,7 @@ fn dirent(name: &Name) -> Dirent {
     Dirent { name: name.clone(), ino: 70, kind: Some(Kind::File) }
 }
 
-/// A part of the directory 1, with attributes; the first one is granted.
+/// Chunk of directory 1, with attributes; the first one carries a grant.
 fn listed(names: &[Name], last: bool, is_first: bool) -> Response {
     let id = |nth: usize| NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
     let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
@@ -39,7 +39,7 @@ fn listed(names: &[Name], last: bool, is_first: bool) -> Response {
 }
 
 impl Rig {
-    /// The directory is opened, and four names have come that stand at the beginning of a large one.
+    /// Opens the directory and delivers four names at the beginning of a large one.
     fn new(who: u32, config: Config) -> Rig {
         let mut cache = cache(config);
         cache.tells_dirents = true;
@@ -104,7 +104,7 @@ impl Rig {
         self.cache.key.cookie(name.as_bytes())
     }
 
-    /// The first page was read, and behind it names alone are asked for.
+    /// Reads the first page, and asks for names only after it.
     fn at_the_next(who: u32, config: Config) -> (Rig, CallId) {
         let mut rig = Rig::new(who, config);
         let behind = rig.cookie(&rig.first[3].clone());
@@ -138,7 +138,7 @@ fn who_wants_names_only_of_a_large_directory_is_told_them_alone() {
     let (names, _, next) = page(&rig.read(next.unwrap()).expect("it has come"));
     assert_eq!(names, text(&later[4..]));
     assert_eq!(page(&rig.read(next.unwrap()).expect("it is whole")).0, b"");
-    // They are no facts: what a name leads to is asked.
+    // They are no facts: a lookup asks the remote.
     let name = later[0].clone();
     assert_eq!(rig.ask(Op::Lookup { dir: 1, name }), None);
     assert!(matches!(rig.calls()[..], [(_, Call::Lookup { .. })]));
@@ -177,7 +177,7 @@ fn what_the_listing_has_told_goes_first() {
     assert_eq!(rig.tell(call, &later[2..4], false), []);
 }
 
-/// A listing that is under way is found by who waits for it, and not begun anew.
+/// A waiting reader joins a listing in flight, instead of sending another one.
 #[test]
 fn a_stream_that_is_given_up_as_a_part_of_the_listing_comes_leaves_that_as_it_is() {
     let config = Config { budget_bytes: 1, ..Config::default() };
@@ -230,7 +230,7 @@ fn who_closes_or_rewinds_cancels_them_and_what_still_comes_is_not_kept() {
     }
 }
 
-/// The reader has read none of them, and another directory is read meanwhile.
+/// The reader has read none of the names, and another directory is read meanwhile.
 #[test]
 fn they_count_and_go_when_memory_is_short() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());

@@ -1,4 +1,4 @@
-//! Own changes and parts of a listing that cross on their way.
+//! Local changes that race with chunks of a listing.
 
 use super::tests::{answers, in_part, part};
 use crate::Config;
@@ -14,7 +14,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Four names in the order of a listing.
+/// Four names in listing order.
 fn names() -> [&'static str; 4] {
     let mut names = ["a", "b", "c", "d"];
     names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
@@ -35,7 +35,7 @@ fn arrives(cache: &mut Cache, call: CallId, response: Response) {
     cache.handle_event(T0, Event::Response { call, response });
 }
 
-/// As [`part`] numbers the first of the last ones.
+/// The number that [`part`] gives the first of the last names.
 fn removed() -> Response {
     Response::plain(Ok(Reply::Removed { node: NodeId { ino: 110, generation: 1 }, kept: None }))
 }
@@ -64,7 +64,7 @@ fn look(cache: &mut Cache, text: &str) -> Option<Answer> {
     cache.handle_op(T0, OpId(99), Caller::default(), Op::Lookup { dir: 1, name: name(text) })
 }
 
-/// What was made of the third name is known, and the listing whole: nothing is asked, and nothing was dropped.
+/// Checks that the third name is known as absent and the listing as complete, without a call or an invalidation.
 fn is_whole_without_the_third(cache: &mut Cache) {
     let names = names();
     let outputs: Vec<Output> = std::iter::from_fn(|| {
@@ -80,7 +80,7 @@ fn is_whole_without_the_third(cache: &mut Cache) {
     assert!(matches!(opened, Some(Answer::Opened(_))), "{opened:?}");
 }
 
-/// The server had read the name before it was removed.
+/// The server read the name before it was removed.
 #[test]
 fn what_was_removed_under_the_grant_is_not_there_though_a_later_part_has_it() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -92,7 +92,7 @@ fn what_was_removed_under_the_grant_is_not_there_though_a_later_part_has_it() {
     is_whole_without_the_third(&mut cache);
 }
 
-/// The same, and that it was done is heard after the part.
+/// As above, but the reply to the removal comes after the chunk.
 #[test]
 fn what_is_being_removed_under_the_grant_is_not_there_though_a_part_had_it() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -117,7 +117,7 @@ fn what_was_made_under_the_grant_is_there_though_a_later_part_has_it_not() {
     assert!(matches!(look(&mut cache, names[3]), Some(Answer::Node(_))));
 }
 
-/// Nothing was granted when it was asked for: another may have made the name again since, and nobody was to be told.
+/// Nothing was granted at the time of the call: another client may have made the name again since, without a recall.
 #[test]
 fn what_was_removed_before_the_grant_may_be_there_again() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -131,7 +131,7 @@ fn what_was_removed_before_the_grant_may_be_there_again() {
     assert_eq!(look(&mut cache, names[3]), None);
 }
 
-/// That grant ended, and another has begun: what was made between the two was told to nobody.
+/// That grant ended, and another has begun: no recall covered changes between the two.
 #[test]
 fn what_was_removed_under_another_grant_may_be_there_again() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -151,7 +151,7 @@ fn what_was_removed_under_another_grant_may_be_there_again() {
     assert_eq!(look(&mut cache, names[3]), None);
 }
 
-/// Which of the two was done first is not known.
+/// The order of the two changes is not known.
 #[test]
 fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -165,8 +165,8 @@ fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() 
     assert!(!calls(&mut cache).is_empty());
 }
 
-/// It was made before that grant was given and its answer came without one; who looked it up meanwhile was told so, without a
-/// grant too.
+/// The directory is made before the grant is given, and the reply comes without a grant. A concurrent lookup finds it,
+/// without a grant too.
 #[test]
 fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -182,7 +182,7 @@ fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
     assert_eq!(look(&mut cache, names[2]), None);
 }
 
-/// A name that the part has in the place of one that went unheard: as many as are known.
+/// The chunk has a name in place of one that a local change removed: the number of names is as expected.
 #[test]
 fn what_a_part_has_not_is_not_there_though_it_has_one_that_was_removed() {
     let (mut cache, names) = (cache(Config::default()), names());
@@ -198,7 +198,7 @@ fn what_a_part_has_not_is_not_there_though_it_has_one_that_was_removed() {
     assert!(matches!(look(&mut cache, names[3]), Some(Answer::Missing(_))));
 }
 
-/// Its maker was slower to be answered than who found it and made something in it.
+/// A lookup finds the directory and a file is made in it before the reply to mkdir comes.
 #[test]
 fn a_directory_just_made_is_not_known_to_be_empty_once_something_was_made_in_it() {
     let mut cache = cache(Config::default());
