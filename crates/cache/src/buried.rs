@@ -1,23 +1,24 @@
-//! Directories that the kernel takes for removed, and that are not.
+//! Live directories that the kernel takes for removed.
 //!
-//! A kernel whose rmdir(2) or rename(2) is done marks what it believed at that name as dead (`S_DEAD` in `vfs_rmdir` and
-//! `vfs_rename`), and finds nothing in that directory ever again. Another mount may just have moved it away, so that the remote removed something
-//! else, or replaced nothing. Then it is told of it under another number.
+//! After rmdir(2) or rename(2) the kernel marks the inode that it believed at the name as dead (`S_DEAD` in `vfs_rmdir`
+//! and `vfs_rename`), and never finds a name in that directory again. Another mount may just have moved the directory
+//! away, so that the remote removed another one, or replaced nothing. Replies then name the live directory by another
+//! node id.
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
 use nigh_types::{Attr, Kind, Name, NodeId};
 use std::collections::VecDeque;
 
-/// The names by which the kernel was told of directories last. A row tells the same only where names are granted.
+/// Names of the directories in the latest replies. The directory entries have these only under a lease.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastTold(VecDeque<(u64, Name, NodeId, Attr)>);
 
 impl LastTold {
-    /// A kernel looks a name up right before it removes what is there.
+    /// The kernel looks a name up right before it removes what is there.
     const MOST: usize = 16;
 
-    /// `directory`: `None` where the name leads to something else.
+    /// Records a reply. `directory`: `None` if the name leads to something else.
     pub fn put(&mut self, (dir, name): (u64, &Name), directory: Option<(NodeId, Attr)>) {
         if directory.is_none() && self.0.is_empty() {
             return;
@@ -34,14 +35,14 @@ impl LastTold {
         self.0.iter().find(|(d, n, ..)| (*d, n) == (dir, name)).map(|(_, _, id, _)| *id)
     }
 
-    /// The attributes of that directory in its last LOOKUP reply.
+    /// Returns the attributes of the directory in its last LOOKUP reply.
     pub fn attr_of(&self, directory: NodeId) -> Option<Attr> {
         self.0.iter().rev().find(|(_, _, id, _)| *id == directory).map(|(_, _, _, attr)| *attr)
     }
 }
 
 impl Cache {
-    /// The directory that the kernel will take for removed when that is done.
+    /// Returns the directory that the kernel will take for removed after this change.
     pub(crate) fn directory_to_go(&self, purpose: &Purpose) -> Option<NodeId> {
         let (dir, name) = match purpose {
             Purpose::Remove { dir, name } => (*dir, name),
@@ -57,7 +58,8 @@ impl Cache {
         known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
     }
 
-    /// It is done; `gone` is what really went.
+    /// Gives a directory that the kernel takes for removed another node id, unless it is `gone`, the one that was
+    /// removed.
     pub(crate) fn bury(&mut self, believed: Option<NodeId>, gone: Option<NodeId>) {
         let Some(id) = believed.filter(|id| Some(*id) != gone && id.ino != self.root) else { return };
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
@@ -107,7 +109,7 @@ mod tests {
         }
     }
 
-    /// The number that the kernel is told.
+    /// Returns the node id in the reply.
     fn looks(cache: &mut Cache, text: &str, id: NodeId) -> u64 {
         let call = ask(cache, Op::Lookup { dir: 1, name: name(text) });
         let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
@@ -142,7 +144,7 @@ mod tests {
         );
     }
 
-    /// Another mount moves `t` to `u` and makes another one while this one removes `t`.
+    /// Another mount renames `t` to `u` and makes another `t` while this mount removes `t`.
     #[test]
     fn a_directory_that_another_mount_moved_away_while_its_name_was_removed_is_no_dead_one() {
         let mut cache = cache(Config::default());

@@ -33,81 +33,81 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 ///
 /// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After
 /// every input call [`Cache::poll_output`] until it says [`Output::Timeout`], do what it says in that
-/// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is
-/// answered by `handle_invalidated` once the kernel has been told, one after the other in the order in
-/// which they came, but for those that go first; nothing else waits for it. Then drain [`Cache::poll_change`].
+/// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is answered by
+/// `handle_invalidated` once the kernel has done it. Invalidations are done one by one in order, except those with
+/// `first`; nothing else waits for them. Then drain [`Cache::poll_change`].
 ///
-/// `handle_op` answers at once what memory can answer; otherwise it returns `None` and the answer
-/// comes as [`Output::Answer`], exactly once, unless `handle_interrupt` answered first.
+/// `handle_op` answers at once from memory if it can. Otherwise it returns `None` and the reply comes as
+/// [`Output::Answer`], exactly once, unless `handle_interrupt` replied first.
 ///
-/// **Invariants.** A fact is served only while its grant lives. The kernel is told nothing for longer
-/// than that, or is told to forget before a recall is acknowledged.
+/// **Invariants.** A fact is served only while its grant lives. The kernel's timeouts end with the grant, or the kernel
+/// is invalidated before a recall is acknowledged.
 #[derive(Clone, Debug)]
 pub struct Cache {
     pub(crate) config: Config,
     pub(crate) key: CookieKey,
     pub(crate) has_acls: bool,
     pub(crate) standing: Standing,
-    /// The latest moment that an input told.
+    /// Latest `now` of an input.
     pub(crate) clock: Time,
-    /// How long facts may be believed at the most.
+    /// Longest time for which facts may be valid.
     pub(crate) term: Term,
-    /// The number of the export's root; 0 before the session stands.
+    /// Inode number of the export's root; 0 before the first session.
     pub(crate) root: u64,
-    /// Each by itself: a table in which much comes and goes is twice as large as it need be, and while it grows three times.
+    /// Boxed: a hash table with churn is twice as large as need be, and three times while it grows.
     pub(crate) inodes: FxHashMap<u64, Box<Inode>>,
     pub(crate) dirs: FxHashMap<u64, Directory>,
-    /// Directories in the order in which eviction looks at them.
+    /// Directories in eviction order.
     pub(crate) order: VecDeque<u64>,
     pub(crate) row_bytes: u64,
-    /// What the kernel was told of, and when idle directories are looked for.
+    /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
     pub(crate) told: Told,
     pub(crate) idle_due: Option<Time>,
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
-    /// Where the root is mounted, for log lines; empty where it is not.
+    /// Mount point of the root for log lines; empty if there is none.
     pub(crate) shown_root: String,
     pub(crate) dirents: Streams,
     pub(crate) oversized: Oversized,
-    /// The latest grants on names that were given back while calls were out, by directory: no earlier one of the same names begins
-    /// any more, in an answer that was overtaken.
+    /// Latest directory leases that were returned with calls in flight. A reply with an earlier grant on the same names
+    /// begins no lease.
     pub(crate) returned: BTreeMap<NodeId, GrantId>,
-    /// The kernel is about to drop all names that it holds, since something was mounted below.
+    /// Invalidation of all dentries that is queued because of a mount below.
     pub(crate) names_going: Option<crate::op::Invalidation>,
     pub(crate) tells_dirents: bool,
     pub(crate) finds_numbers: bool,
     pub(crate) readers: Readers,
-    /// The directory that was opened or read last.
+    /// Directory that was opened or read last.
     pub(crate) last_read: u64,
-    /// Eviction that could not keep to the budget waits until there are more bytes than this.
+    /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
-    /// How many of `files` have no handle.
+    /// Number of `files` without a handle.
     pub(crate) unpinned: u64,
     pub(crate) numbers: Numbers,
     pub(crate) last_told: LastTold,
     pub(crate) forgotten: Forgotten,
     pub(crate) flights: BTreeMap<CallId, Flight>,
     pub(crate) waiting: BTreeMap<OpId, Waiting>,
-    /// Requests that came while there was no session to ask.
+    /// Requests queued while there is no session.
     pub(crate) parked: BTreeMap<OpId, (Caller, Op)>,
     pub(crate) limits: Limits,
-    /// Claims that have no answer, whether those of locks come behind them, and whether claiming has begun and its end was not
-    /// said.
+    /// Reclaim calls without a reply; whether lock reclaims are still to be sent; whether [`Output::Reclaimed`] is
+    /// still owed.
     pub(crate) claims: u64,
     pub(crate) claims_locks: bool,
     pub(crate) reclaims: bool,
-    /// Closed while the remote was away.
+    /// Handles closed while the remote was away.
     pub(crate) unreleased: Vec<Handle>,
-    /// By this the kernel is told to forget what it held when all grants ended. Until then it may believe what is
-    /// not so, and nothing is answered from a session that is back (`Standing::Claiming`), but for so long at the most; then
-    /// the kernel is slow.
+    /// Invalidation of everything that the kernel held when all grants ended. Until it is done the kernel may hold
+    /// stale facts, and no request is answered from a new session (`Standing::Claiming`). After `forget_by` the kernel
+    /// counts as slow, and requests no longer wait.
     pub(crate) forgetting: Option<Invalidation>,
     pub(crate) forget_by: Option<Time>,
     pub(crate) kernel_is_slow: bool,
-    /// Answers of a session that is back, which wait for that.
+    /// Replies of a new session that wait for that invalidation.
     pub(crate) deferred: Vec<(CallId, Response)>,
-    /// Calls in flight that others may join.
+    /// Calls in flight that requests may join.
     pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
     pub(crate) attrs: FxHashMap<u64, CallId>,
     pub(crate) xattrs: FxHashMap<u64, CallId>,
@@ -116,24 +116,24 @@ pub struct Cache {
     pub(crate) locks: Locks,
     pub(crate) holds: Holds,
     pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
-    /// What the kernel is being told; it is told in this order.
+    /// Invalidations that are not done, in their order.
     pub(crate) untold: BTreeSet<Invalidation>,
-    /// Files of which it drops pages by that, and whether all.
+    /// Files of which an invalidation drops pages, and whether all.
     pub(crate) dropping: BTreeMap<Invalidation, Vec<(u64, bool)>>,
     pub(crate) ungranted: UngrantedPages,
-    /// When grants end on inodes that the kernel holds open.
+    /// Timers for grants on open inodes.
     pub(crate) watched: BTreeSet<(Time, u64)>,
-    /// Missing names that the kernel may believe in, by directory; at most `kernel_missing_most`.
+    /// Negative dentries that the kernel may have, by directory; at most `kernel_missing_most`.
     pub(crate) missing_given: BTreeSet<(u64, Name)>,
-    /// The free space around an inode, until then.
+    /// Cached statfs reply for an inode, and its end.
     pub(crate) space: Option<(u64, nigh_types::Space, Time)>,
     pub(crate) next_call: u64,
     pub(crate) next_fh: u64,
     pub(crate) next_invalidation: u64,
     pub(crate) counters: Counters,
-    /// Directories in which others' changes are told to watchers.
+    /// Directories with inotify watchers.
     pub(crate) watches: Watches,
-    /// What the kernel is yet to be told.
+    /// Queued invalidations and replies.
     pub(crate) behind: Behinds,
     pub(crate) out: VecDeque<Output>,
 }
@@ -208,7 +208,7 @@ impl Cache {
         }
     }
 
-    /// One request of the kernel. `None`: the answer will come as an output.
+    /// Handles a request of the kernel. `None`: the reply comes as an output.
     pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
         self.clock = now;
         let limit = match self.config.on_disconnect {
@@ -390,7 +390,7 @@ impl Cache {
         self.ask(now, id, caller, purpose, call)
     }
 
-    /// What the remote says.
+    /// Handles an event from the remote.
     pub fn handle_event(&mut self, now: Time, event: Event) {
         self.clock = now;
         match event {
@@ -464,7 +464,7 @@ impl Cache {
         }
     }
 
-    /// Others may join a call that was just sent; one that was not put out (see [`Cache::send`]) nobody joins.
+    /// Lets requests join a call that was just sent, but not a call that was not put out (see [`Cache::send`]).
     pub(crate) fn enter_joins(&mut self, id: CallId, purpose: Purpose) {
         if !self.flights.contains_key(&id) {
             return;
@@ -490,8 +490,8 @@ impl Cache {
         debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
     }
 
-    /// The application's thread has a signal pending. Only a fatal one ends a wait, but for that for a lock
-    /// (S8): the call goes on if it changes something, and its reply is taken in.
+    /// Handles a signal for the application's thread. Only a fatal signal ends a wait, except a wait for a lock (S8):
+    /// the call goes on if it changes something, and its reply is applied.
     pub fn handle_interrupt(&mut self, op: OpId, fatal: bool) {
         if !fatal {
             return self.interrupt_lock(op);
@@ -499,31 +499,31 @@ impl Cache {
         self.give_up(op, Errno::INTR);
     }
 
-    /// The one way in which a request that waited is answered.
+    /// Replies to a request that waited: the only place that does.
     pub(crate) fn say(&mut self, op: OpId, answer: Answer) {
         self.limits.end(op);
         self.out.push_back(Output::Answer { op, answer });
     }
 
-    /// Whether that request still waits.
+    /// Returns whether the request still waits.
     #[must_use]
     pub fn is_waiting(&self, op: OpId) -> bool {
         self.waiting.contains_key(&op)
     }
 
-    /// Whether a session stands.
+    /// Returns whether there is a session.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         matches!(self.standing, Standing::Stands | Standing::Claiming)
     }
 
-    /// The number of the export's root.
+    /// Returns the inode number of the export's root.
     #[must_use]
     pub fn root(&self) -> u64 {
         self.root
     }
 
-    /// The next thing to do.
+    /// Returns the next action.
     pub fn poll_output(&mut self) -> Output {
         if self.out.is_empty() && !self.watches.is_empty() {
             self.look_at_watched();
@@ -555,7 +555,7 @@ impl Cache {
         self.counters
     }
 
-    /// How things stand; walks all directories.
+    /// Returns the gauges; visits all directories.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         let mut gauges = Gauges {

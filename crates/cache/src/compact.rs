@@ -1,8 +1,8 @@
-//! Attributes without the gaps that alignment leaves: a row's memory is mostly these.
+//! Packed attributes, without alignment gaps: they are most of an entry's memory.
 
 use nigh_types::{Attr, Timestamp};
 
-/// What [`Attr`] says, in 78 bytes.
+/// [`Attr`] in 78 bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(2))]
 pub(crate) struct CompactAttr {
@@ -16,7 +16,7 @@ pub(crate) struct CompactAttr {
     uid: u32,
     gid: u32,
     rdev: u32,
-    /// All that a mode has: the codec refuses larger ones.
+    /// Mode bits: the codec refuses larger values.
     mode: u16,
 }
 

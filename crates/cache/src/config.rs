@@ -1,58 +1,60 @@
-//! What a mount was asked to be.
+//! Settings of a mount.
 
 use crate::ahead::Prefetch;
 use crate::kernel::Level;
 use nigh_types::Span;
 
-/// What becomes of requests while the remote is away.
+/// Treatment of requests while the remote is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDisconnect {
-    /// They wait until it is back.
+    /// Requests wait until it is back.
     Wait,
-    /// One that has waited for so long, for whatever reason, is answered `EIO`; but for locks that others hold.
+    /// A request that has waited for this long, for whatever reason, fails with `EIO`; except a wait for another
+    /// owner's lock.
     Fail(Span),
-    /// They are answered from what was held, true or not; changes get `EROFS`, what is not known `EIO`.
+    /// Requests are answered from stale facts; changes fail with `EROFS`, unknown facts with `EIO`.
     Stale,
 }
 
-/// Settings of one cache; fixed over its life, but for `level` ([`crate::Cache::handle_mounted_below`]).
+/// Settings of one cache; fixed over its life, except `level` ([`crate::Cache::handle_mounted_below`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Cached facts are held to this many bytes, whole directories going first.
+    /// Memory budget in bytes; whole directories are evicted first.
     pub budget_bytes: u64,
-    /// What the kernel can be told to forget.
+    /// Invalidations that the kernel supports.
     pub level: Level,
-    /// A directory's listing is fetched after this many different missing names.
+    /// Number of different missing names after which a directory is listed.
     pub misses_before_listing: u32,
-    /// The kernel may keep listings of directories below this size.
+    /// The kernel may cache listings of directories below this size.
     pub kernel_listing_below: u64,
-    /// Beyond so many missing names given to the kernel it is given none.
+    /// Most negative dentries that the kernel is given.
     pub kernel_missing_most: u64,
-    /// Listings tell the kernel of no more inodes than this.
+    /// Listings give the kernel no more inodes than this.
     pub kernel_inodes_most: u64,
-    /// The kernel can be asked to forget inodes that it does not use (`FUSE_NOTIFY_PRUNE`).
+    /// The kernel can be asked to forget unused inodes (`FUSE_NOTIFY_PRUNE`).
     pub prunes: bool,
-    /// Directories of which something is kept, and for how long nobody may have asked for one; `None`: for ever.
+    /// Most directories in the cache, and the idle time after which one is given back; `None`: no limit.
     pub most_dirs: u64,
     pub dir_timeout: Option<Span>,
-    /// Bytes that an entry costs the kernel's buffer beside its name (padded to 8): without and with
-    /// attributes (`struct fuse_dirent`, `struct fuse_direntplus`).
+    /// Bytes that an entry takes in the kernel's buffer beside its name (padded to 8): without and with attributes
+    /// (`struct fuse_dirent`, `struct fuse_direntplus`).
     pub entry_size: (u32, u32),
-    /// A kernel drops pages before it writes past them (since Linux 6.6; it comes with `FUSE_DIRECT_IO_ALLOW_MMAP`).
+    /// The kernel drops pages before it writes past them (since Linux 6.6; it comes with `FUSE_DIRECT_IO_ALLOW_MMAP`).
     pub direct_appends: bool,
     pub on_disconnect: OnDisconnect,
     pub prefetch: Prefetch,
-    /// Symlink targets are kept; else they are asked each time.
+    /// Symlink targets are cached; else the remote is asked each time.
     pub keeps_targets: bool,
-    /// The kernel keeps what READLINK answers (`FUSE_CACHE_SYMLINKS`).
+    /// The kernel caches READLINK replies (`FUSE_CACHE_SYMLINKS`).
     pub kernel_keeps_targets: bool,
     /// Offsets in directories fit 31 bits, for 32-bit programs (docs/decisions/0020-cookies-of-31-bits.md).
     pub short_cookies: bool,
-    /// Whoever waits for a listing is told names first, whatever it wants and however few are to come (for tests).
+    /// Every reader of a listing gets names first, even one that wants attributes or of which few names are to come
+    /// (for tests).
     pub names_first: bool,
     /// Durable identity of this client; see `OpName`.
     pub client: u64,
-    /// Random, of this start.
+    /// Random number of this start.
     pub incarnation: u64,
 }
 

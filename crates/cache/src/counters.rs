@@ -1,49 +1,49 @@
-//! What `nigh status` shows of a cache.
+//! Counters and gauges of a cache for `nigh status`.
 
 use crate::grants::Held;
 use nigh_types::Time;
 
-/// Counts over a cache's life; they only grow.
+/// Counters over a cache's life; they only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Requests answered from memory.
     pub hits: u64,
-    /// Requests that had to wait for something.
+    /// Requests that had to wait.
     pub misses: u64,
     /// Waiting requests that have been answered.
     pub waits: u64,
-    /// Of these, the ones that joined a call already in flight.
+    /// Of these, the ones that joined a call in flight.
     pub joins: u64,
     pub evictions: u64,
     /// How often memory was short, and half of it was given back.
     pub squeezed: u64,
     /// Inodes that the kernel was asked to forget because it knew too many.
     pub pruned: u64,
-    /// Walks ahead that were begun; the entries that came in them, a directory counting one more than its names; those of them that
-    /// were asked for later, and those that were forgotten before.
+    /// Prefetch jobs started; entries that they brought (a directory counts one more than its names); entries used
+    /// later; entries dropped unused.
     pub ahead_walks: u64,
     pub ahead_fetched: u64,
     pub ahead_used: u64,
     pub ahead_wasted: u64,
     pub recalled: u64,
     pub updated_in_place: u64,
-    /// How often the kernel was told to forget all names at once without having been slow to forget one.
+    /// How often the kernel was told to drop all dentries at once without having been slow to drop one.
     pub epoch_planned: u64,
     /// How often all grants ended because the remote was away for longer than its term.
     pub lapses: u64,
 }
 
-/// How things stand.
+/// Current state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Gauges {
-    /// Names that exist, as far as they are known.
+    /// Known names that exist.
     pub entries: u64,
     /// Names known not to exist.
     pub negative: u64,
     pub complete_directories: u64,
     pub bytes: u64,
     pub grants_read: u64,
-    /// Of these, the ones that end of themselves and have not.
+    /// Of these, grants with a deadline that has not passed.
     pub grants_limited: u64,
     pub pending_operations: u64,
     pub inodes: u64,

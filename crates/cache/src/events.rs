@@ -1,10 +1,10 @@
-//! What others changed, for those who watch (docs/decisions/0017-events.md).
+//! Remote changes for inotify watchers (docs/decisions/0017-events.md).
 //!
-//! Of each watched directory there is a picture: what watchers were last told. When its names are not granted any more, for
-//! whatever reason, it is listed again and compared; the difference is put out as [`Change`]s ([`Cache::poll_change`]). Own changes go into
-//! the picture as they are answered, since the kernel has told of them.
+//! Each watched directory has a snapshot: its state as last reported to watchers. When its names are no longer granted,
+//! for whatever reason, it is listed again and compared. The difference is put out as [`Change`]s
+//! ([`Cache::poll_change`]). Local changes update the snapshot with their replies, since the kernel has reported them.
 //!
-//! Invariant: a picture that is not `unsettled` is what the directory's facts say, and these are granted.
+//! Invariant: a snapshot that is not `unsettled` equals the directory's facts, and these are granted.
 
 mod others;
 mod own;
@@ -22,27 +22,27 @@ pub(crate) use others::Pushed;
 use picture::{Picture, Seen, Stat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The names of one picture, and of all.
+/// Most names of one snapshot, and of all.
 const MOST_NAMES: u64 = 100_000;
 const MOST_NAMES_OF_ALL: u64 = 500_000;
-/// Listings that are under way for pictures.
+/// Most listings in flight for snapshots.
 const MOST_LISTINGS: usize = 16;
-/// When names are recalled they are about to be changed, and not granted until that is done: so long it takes
-/// at least. Each further time four times as long, up to `CONTENDED`.
+/// Shortest delay before the listing of recalled names: they are about to be changed, and not granted until then. Each
+/// further delay is four times as long, up to `CONTENDED`.
 const FIRST_LOOK: Span = Span::from_millis(2);
-/// Who is granted names twice within a second that are recalled within `SETTLED` is granted them no more for a while
+/// A client that is granted names twice within a second, and loses them within `SETTLED`, gets no grant for a while
 /// (0008, rule 5).
 const SETTLED: Span = Span::from_millis(200);
 const CONTENDED: Span = Span::from_millis(1_100);
-/// So often it was listed without a grant before that is compared all the same.
+/// Number of listings without a grant after which the directory is compared all the same.
 const UNGRANTED: u32 = 3;
-/// A listing that failed is asked for again after so long, each further time twice as long, up to 64 times.
+/// Delay after a failed listing; each further delay is twice as long, up to 64 times.
 const FAILED: Span = Span::from_secs(15);
-/// So long a directory that can be compared waits for others to be compared with it: those are asked for up to three times
-/// meanwhile.
+/// Time that a directory ready for comparison waits for others to be compared with it; those are listed up to three
+/// times meanwhile.
 const TOGETHER: Span = Span::from_millis(200);
 
-/// Something that others changed in a directory that is watched.
+/// Remote change in a watched directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     Made {
@@ -50,7 +50,7 @@ pub enum Change {
         name: Name,
         kind: Kind,
     },
-    /// `replaced`: by what was moved there.
+    /// `replaced`: another inode was moved to the name.
     Removed {
         dir: u64,
         name: Name,
@@ -66,7 +66,7 @@ pub enum Change {
         node: NodeId,
         kind: Kind,
     },
-    /// Data.
+    /// The data changed.
     Written {
         dir: u64,
         name: Name,
@@ -77,14 +77,14 @@ pub enum Change {
         name: Name,
         node: NodeId,
     },
-    /// It is not known what.
+    /// Unknown changes.
     Gap {
         dir: u64,
     },
 }
 
 impl Change {
-    /// The directories in which it is told.
+    /// Returns the directories of the change.
     #[must_use]
     pub fn dirs(&self) -> (u64, Option<u64>) {
         match self {
@@ -97,7 +97,7 @@ impl Change {
         }
     }
 
-    /// The names of which it is told.
+    /// Returns the names of the change.
     fn names(&self) -> Vec<(u64, &Name)> {
         match self {
             Change::Moved { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
@@ -120,72 +120,73 @@ impl Change {
     }
 }
 
-/// How it stands with what is watched.
+/// State of the watches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watching {
-    /// Directories.
+    /// Watched directories.
     pub directories: u64,
-    /// Of these, the ones that are yet to be looked at.
+    /// Of these, the ones that are yet to be compared.
     pub unsettled: u64,
-    /// Listings that were asked for to compare.
+    /// Listings sent for comparison.
     pub looks: u64,
-    /// How often all grants ended, and how often it was not known what changed in a directory.
+    /// How often all grants ended, and how often the changes in a directory were unknown.
     pub gaps: u64,
 }
 
-/// What a listing says, and which of its names may be older than own changes.
+/// Detached listing, and the names in it that may be older than local changes.
 type Aside = (Vec<(Name, Seen)>, BTreeSet<Name>);
 
-/// One directory that is watched.
+/// Watched directory.
 #[derive(Clone, Debug)]
 struct Watched {
-    /// `None`: nothing is known yet, or it is too large.
+    /// `None`: the directory was not listed yet, or is too large.
     picture: Option<Picture>,
     too_large: bool,
     unsettled: bool,
-    /// It is not listed before.
+    /// No listing is sent before this moment.
     due: Time,
-    /// It was compared.
+    /// The directory has been compared.
     met: bool,
-    /// The names were granted then.
+    /// Time of the last directory lease.
     granted_at: Time,
-    /// They were recalled soon after that then.
+    /// Time of the last recall soon after that.
     soon_at: Time,
-    /// Listings without a grant since they were.
+    /// Listings without a grant since then.
     tries: u32,
-    /// Listings that failed, one after the other.
+    /// Failed listings in a row.
     failed: u32,
-    /// A listing without a grant, to be compared, and what in it may be older than own changes.
+    /// Listing without a grant to be compared, and the names that may be older than local changes.
     aside: Option<Aside>,
-    /// Names with own changes under way when it was compared.
+    /// Names with local changes in flight at the last comparison.
     skipped: BTreeSet<Name>,
-    /// Changes that watchers are yet to be told of, and the names in these.
+    /// Changes not yet reported, and the names in them.
     untold: u64,
     untold_names: BTreeMap<Name, Untold>,
 }
 
-/// Numbers of changes of one name: the last one that was put out, and the last one before an own change of it.
+/// Sequence numbers of the changes of one name: the last one put out, and the last one before a local change of the
+/// name.
 #[derive(Clone, Copy, Debug, Default)]
 struct Untold {
     last: u64,
     overtaken: u64,
 }
 
-/// All that is watched.
+/// All watched directories.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watches {
     dirs: BTreeMap<u64, Watched>,
     unsettled: BTreeSet<u64>,
-    /// When grants on them end by themselves.
+    /// Deadlines of their leases.
     ends: BTreeSet<(Time, u64)>,
-    /// Those that can be compared wait no longer; `None` where there are none.
+    /// End of the wait of directories that are ready for comparison; `None` if there are none.
     together: Option<Time>,
-    /// Something changed since what is unsettled was last walked through; else the next walk is at that moment.
+    /// Set if something changed since the last pass over unsettled directories; else the next pass is at `next`.
     changed: bool,
     next: Option<Time>,
-    /// Names in all pictures.
+    /// Names in all snapshots.
     names: u64,
-    /// Each with its number; they count up from 1.
+    /// Changes with their sequence numbers, from 1.
     out: VecDeque<(u64, Change)>,
     told: u64,
     looks: u64,
@@ -201,12 +202,12 @@ impl Watches {
         self.dirs.keys().copied()
     }
 
-    /// Its names are not granted any more.
+    /// Marks a directory for comparison: its names are no longer granted.
     pub fn unsettle(&mut self, now: Time, dir: u64) {
         let Some(watched) = self.dirs.get_mut(&dir) else { return };
         self.changed = true;
         if watched.unsettled {
-            // It may be far off, since a listing failed.
+            // It may be far off after a failed listing.
             watched.due = watched.due.min(now.after(CONTENDED));
             return;
         }
@@ -221,7 +222,7 @@ impl Watches {
         self.unsettled.insert(dir);
     }
 
-    /// All grants have ended, for a reason that says nothing of what changed; and what could not be listed perhaps can.
+    /// Records the end of all grants, which says nothing about changes. Failed listings may succeed now.
     pub fn note_gap(&mut self, now: Time) {
         self.gaps += u64::from(!self.dirs.is_empty());
         self.changed = true;
@@ -229,13 +230,13 @@ impl Watches {
         self.dirs.values_mut().for_each(|watched| watched.due = watched.due.min(soon));
     }
 
-    /// Whether watchers may yet be told of a change of a name there: the kernel asks us then only if it believes nothing of
-    /// that name.
+    /// Returns whether a change of a name in the directory may yet be reported. The kernel then must hold no dentry
+    /// there, or it would not ask the cache during the report.
     pub fn is_telling(&self, dir: u64) -> bool {
         self.dirs.get(&dir).is_some_and(|watched| watched.unsettled || watched.untold > 0)
     }
 
-    /// The next moment at which something is to be done: never one that has passed, once all that is due was done.
+    /// Returns the next time for work: never a past one, once all due work is done.
     pub fn due(&self) -> Option<Time> {
         let ends = self.ends.first().map(|(end, _)| *end);
         ends.into_iter().chain(self.together).chain(self.next).min()
@@ -245,12 +246,12 @@ impl Watches {
         self.changed || self.together.into_iter().chain(self.next).any(|due| due <= now)
     }
 
-    /// A listing has come to its end, so that another can be begun.
+    /// Records the end of a listing: another one may begin.
     pub fn note_listed(&mut self) {
         self.changed = true;
     }
 
-    /// Takes into a picture what is new.
+    /// Changes a snapshot.
     fn paint<R>(&mut self, dir: u64, new: impl FnOnce(&mut Picture) -> R) -> Option<R> {
         let picture = self.dirs.get_mut(&dir)?.picture.as_mut()?;
         let before = picture.len();
@@ -280,8 +281,8 @@ impl Watches {
 }
 
 impl Cache {
-    /// From now on these inodes are watched, and no others: directories, and files in theirs. `all`: and every directory of
-    /// which all names are in memory.
+    /// Sets the watched inodes: directories, and files in their directories. `all`: also every directory with a
+    /// complete listing in memory.
     pub fn handle_watch(&mut self, now: Time, inos: &BTreeSet<u64>, all: bool) {
         self.clock = now;
         let mut wanted: BTreeSet<u64> = inos.iter().flat_map(|ino| self.watched_by(*ino)).collect();
@@ -328,7 +329,7 @@ impl Cache {
         }
     }
 
-    /// The directories in which changes of an inode show; both where it is not known what it is.
+    /// Returns the directories in which changes of an inode show; itself and its parent if its kind is unknown.
     fn watched_by(&self, ino: u64) -> Vec<u64> {
         if self.id_of(ino).is_none() {
             return Vec::new();
@@ -352,12 +353,12 @@ impl Cache {
         row.child.filter(|child| child.id == inode.id).map(|child| child.attr().kind())
     }
 
-    /// What watchers are to be told next, and its number; each is answered by [`Cache::handle_told`].
+    /// Returns the next change for watchers, and its sequence number; the caller answers with [`Cache::handle_told`].
     pub fn poll_change(&mut self) -> Option<(u64, Change)> {
         self.watches.out.pop_front()
     }
 
-    /// Watchers were told of that change, or cannot be.
+    /// Records that a change was reported to watchers, or cannot be.
     pub fn handle_told(&mut self, change: &Change) {
         let (dir, other) = change.dirs();
         for dir in [Some(dir), other].into_iter().flatten() {
@@ -370,25 +371,25 @@ impl Cache {
         }
     }
 
-    /// Watchers could not be told what changed in a directory.
+    /// Reports a gap: the changes in a directory could not be reported to watchers.
     pub fn handle_untellable(&mut self, dir: u64) {
         self.watches.tell(vec![Change::Gap { dir }]);
     }
 
-    /// The kernel is to forget a name, so that it asks for it.
+    /// Invalidates a dentry, so that the kernel looks the name up.
     pub fn handle_held(&mut self, dir: u64, name: &Name) {
         self.invalidate(vec![crate::Stale::Entry { dir, name: name.clone() }], None);
     }
 
-    /// An inode's attributes, if memory knows them, to be believed by nobody for any time; else they are asked for, so that it
-    /// does soon.
+    /// Returns an inode's cached attributes, without a timeout; if there are none, they are fetched so that the cache
+    /// soon has them.
     pub fn attributes_as_they_are(&mut self, now: Time, ino: u64) -> Option<Answer> {
         let id = self.id_of(ino)?;
         if let Some((attr, _)) = self.attr_of(now, id) {
             return Some(Answer::Attr(id, attr, Span::ZERO));
         }
         if self.standing == Standing::Stands {
-            // Nobody waits: if it cannot be asked for, it goes on being unknown.
+            // No request waits: if the call cannot be sent, the attributes stay unknown.
             let _ = self.fetch_attr(now, ino);
         }
         None
@@ -404,13 +405,13 @@ impl Cache {
         }
     }
 
-    /// Whether the kernel knows that inode.
+    /// Returns whether the kernel knows the inode.
     #[must_use]
     pub fn knows(&self, node: NodeId) -> bool {
         self.inodes.get(&node.ino).is_some_and(|inode| inode.id == node && inode.lookups > 0)
     }
 
-    /// Does what is due: lists what is no longer granted, and compares what can be.
+    /// Does due work: lists directories without a lease, and compares those that are ready.
     pub(crate) fn look_at_watched(&mut self) {
         let now = self.clock;
         while let Some(&(end, dir)) = self.watches.ends.first().filter(|(end, _)| *end <= now) {
@@ -426,13 +427,13 @@ impl Cache {
             self.watches.together = until.filter(|until| waiting && *until > now);
             if !ready.is_empty() && self.watches.together.is_none() {
                 self.compare(&ready);
-                // What was not granted is unsettled as before.
+                // Directories without a lease stay unsettled.
                 self.watches.changed = true;
             }
         }
     }
 
-    /// Lists what is due, as far as so much may be listed at once. Which directories can be compared, and whether some will be soon.
+    /// Lists due directories, up to the limit. Returns those ready for comparison, and whether others soon will be.
     fn walk_unsettled(&mut self, now: Time) -> (Vec<u64>, bool) {
         let unsettled: Vec<u64> = self.watches.unsettled.iter().copied().collect();
         let (mut ready, mut listed, mut waiting, mut next) = (Vec::new(), 0, false, None);
@@ -446,7 +447,7 @@ impl Cache {
             let lists = self.dirs.get(&dir).is_some_and(|directory| directory.listing.is_some());
             waiting |= lists || due <= now.after(TOGETHER);
             if lists {
-                // Its end changes something.
+                // The end of the listing sets `changed`.
                 listed += 1;
                 continue;
             }
@@ -454,7 +455,7 @@ impl Cache {
                 listed += 1;
                 self.look_again(now, dir);
             }
-            // What waits for others to be listed is walked to when one was.
+            // Directories over the limit are visited when a listing has ended.
             let due = self.watches.dirs.get(&dir).map(|watched| watched.due).filter(|due| *due > now);
             next = next.into_iter().chain(due).min();
         }
@@ -467,12 +468,12 @@ impl Cache {
         if self.list(now, dir).is_err() {
             self.watched_cannot_be_listed(now, dir);
         } else if let Some(watched) = self.watches.dirs.get_mut(&dir) {
-            // If it comes to nothing.
+            // If the listing fails.
             watched.due = now.after(CONTENDED);
         }
     }
 
-    /// A listing has come to its end. Without a grant it is looked at again, at greater and greater distances.
+    /// Handles the end of a listing. Without a grant the directory is listed again, at growing intervals.
     pub(crate) fn watched_is_listed(&mut self, now: Time, dir: u64, flight: &Flight) {
         let Some(watched) = self.watches.dirs.get_mut(&dir).filter(|watched| watched.unsettled) else {
             return;
@@ -497,7 +498,7 @@ impl Cache {
         }
     }
 
-    /// A listing has failed: it is asked for again late, at greater and greater distances.
+    /// Handles a failed listing, which is sent again at growing intervals.
     pub(crate) fn watched_cannot_be_listed(&mut self, now: Time, dir: u64) {
         if let Some(watched) = self.watches.dirs.get_mut(&dir) {
             watched.due = now.after(Span(FAILED.0 << watched.failed.min(6)));
@@ -555,7 +556,7 @@ impl Cache {
         self.watches.tell(picture::happened(differences));
     }
 
-    /// Inodes whose attributes an own change is about to change, or whose reads are.
+    /// Returns inodes whose attributes a local change in flight may change, directly or by a read.
     fn inodes_under_way(&self) -> BTreeSet<u64> {
         let changes = self.flights.values().filter(|flight| flight.sequence.is_some());
         changes
@@ -569,7 +570,7 @@ impl Cache {
     }
 }
 
-/// What a row says of a name that is there.
+/// Returns the snapshot entry of a directory entry, if the name exists.
 fn seen(row: Row<'_>) -> Option<(Name, Seen)> {
     let child = row.child?;
     Some((row.to_name(), seen_child(child)))

@@ -1,12 +1,12 @@
-//! Files that the kernel has open and the remote does not.
+//! Pins for files that the kernel has open and the remote does not.
 //!
-//! A file that is only read is opened under a grant, and the remote is not told. That grant is what its data
-//! stands on: whoever removes its last name recalls it first. So before it ends, in whatever way (recall, end of its
-//! time, given back for memory, a name of another directory or a further one by an own change; and when a session stands again), the remote is told
-//! to keep the file. Nothing waits for that: what is sent later is done later.
+//! A file that is only read is opened under a grant, without a call to the remote. Its data depends on that grant: a
+//! client that removes its last name waits for the recall. So before the grant ends, the remote is told to pin the
+//! file: on a recall, at its deadline, on eviction, when a local change moves the file or links it, and when a session
+//! is active again. Nothing waits for the pin, since calls that are sent later are done later.
 //!
-//! Invariant: each open file has a handle, or its inode is pinned, or a grant lives that is recalled before its
-//! last name goes.
+//! Invariant: each open file has a handle, or its inode is pinned, or a grant lives that is recalled before its last
+//! name goes.
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
@@ -16,7 +16,7 @@ use nigh_types::{Call, CallId, Handle, Name};
 use std::collections::BTreeSet;
 
 impl Cache {
-    /// Tells the remote to keep a file, if it is open without its knowing.
+    /// Pins a file at the remote, if it is open without a handle.
     pub(crate) fn keep_open(&mut self, ino: u64) {
         let unpinned = |i: &crate::state::Inode| i.opens_unpinned > 0 && i.pinned.is_none();
         if self.unpinned == 0 || !self.is_attached() || !self.inodes.get(&ino).is_some_and(|i| unpinned(i)) {
@@ -32,7 +32,7 @@ impl Cache {
         self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
     }
 
-    /// The remote is about to open an inode under a number of ours.
+    /// Assigns a handle under which the remote is about to open an inode.
     fn pin(&mut self, ino: u64) -> Handle {
         self.next_call += 1;
         let handle = self.chosen_handle();
@@ -42,13 +42,13 @@ impl Cache {
         handle
     }
 
-    /// No grant of before stands for what is open.
+    /// Pins all open files: no earlier grant covers them.
     pub(crate) fn keep_all_open(&mut self) {
         let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
         open.into_iter().for_each(|ino| self.keep_open(ino));
     }
 
-    /// The same where it will be asked for otherwise: every file that is open has a handle, or its inode is pinned.
+    /// Assigns pin handles to all open files without a handle; the caller sends the calls.
     pub(crate) fn pin_all_open(&mut self) {
         let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.is_unknown_of(id));
         let open: BTreeSet<u64> = self.files.values().filter(known).map(|file| file.ino).collect();
@@ -59,14 +59,14 @@ impl Cache {
         }
     }
 
-    /// The same for what stands under a name, as far as is known.
+    /// Pins the open file at a name, as far as is known.
     pub(crate) fn keep_open_at(&mut self, dir: u64, name: &Name) {
         if let Some(ino) = self.open_unknown_at(dir, name) {
             self.keep_open(ino);
         }
     }
 
-    /// What is open under a name without a handle of its own.
+    /// Returns the file at a name that is open without a handle.
     pub(crate) fn open_unknown_at(&self, dir: u64, name: &Name) -> Option<u64> {
         if self.unpinned == 0 {
             return None;
@@ -77,7 +77,7 @@ impl Cache {
         self.files.values().find(stands_there).map(|file| file.ino)
     }
 
-    /// The same for all that lie in a directory, as far as is known.
+    /// Pins all open files in a directory, as far as is known.
     pub(crate) fn keep_open_below(&mut self, dir: u64) {
         if self.unpinned == 0 {
             return;
@@ -90,10 +90,10 @@ impl Cache {
         below.into_iter().for_each(|ino| self.keep_open(ino));
     }
 
-    /// Before an own change takes a name from what is open, or moves a file: the kernel believes in its attributes under the grant on
-    /// that name, and goes on doing so when it is gone (`fuse_entry_unlinked`), where no recall would speak of them; and others may
-    /// change a file by its new name before it is heard that it has it. It forgets them, and is told no others for any time
-    /// while the change is out.
+    /// Suspends the facts of the inodes from which a local change takes a name, and of files that it moves. The kernel
+    /// has their attributes under the grant on that name, and keeps them when the name is gone (`fuse_entry_unlinked`),
+    /// where no recall covers them. Other clients may change a moved file by its new name before the reply comes. So
+    /// the kernel drops the attributes, and gets no timeout for others while the change is in flight.
     pub(crate) fn let_leave(&mut self, purpose: &Purpose) -> [Option<u64>; 2] {
         let leaving = match purpose {
             Purpose::Remove { dir, name } => [self.open_at(*dir, name), None],
@@ -114,13 +114,13 @@ impl Cache {
         leaving
     }
 
-    /// What a name leads to, as far as is known, whether it is granted or not.
+    /// Returns the file at a name, as far as is known, granted or not.
     fn child_at(&self, dir: u64, name: &Name) -> Option<u64> {
         let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
         row.child.filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
     }
 
-    /// The same, if it is open.
+    /// Returns the file at a name, if it is open.
     fn open_at(&self, dir: u64, name: &Name) -> Option<u64> {
         let is_open = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.opens > 0);
         let is_home = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.is_at(dir, name));
@@ -128,7 +128,7 @@ impl Cache {
         child.or_else(|| self.files.values().map(|file| file.ino).find(is_home))
     }
 
-    /// As no other that this mount, or another one of these, ever chose.
+    /// Returns a handle that differs from all others that this mount, or any other mount of this client, has assigned.
     fn chosen_handle(&self) -> Handle {
         const CALL_BITS: u32 = 48;
         let mount = (self.config.client ^ self.config.incarnation.rotate_left(7)) << CALL_BITS;
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// Puts an operation in that asks the remote, and says what it asks.
+    /// Starts an operation that sends a call; returns the call.
     fn ask(cache: &mut Cache, op: Op) -> (CallId, Call) {
         assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
         calls(cache).pop().expect("the remote is asked")
@@ -169,7 +169,8 @@ mod tests {
         cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
     }
 
-    /// What was open had the number of a symlink that stands there now: its server was killed, and others removed it.
+    /// The open file had the number of a symlink that stands there now: the server was killed, and another client
+    /// removed the file.
     #[test]
     fn what_is_renamed_over_is_not_kept_for_who_had_another_inode_open() {
         let mut cache = cache(Config::default());
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(rename(&mut cache), None);
     }
 
-    /// A cache that has a file of one name open, of which the remote was not told before it was to keep it, and the pin.
+    /// Returns a cache with a file of one name that was opened without a handle and then pinned, and the pin handle.
     fn pinned() -> (Cache, NodeId, Attr, Handle) {
         let mut cache = cache(Config::default());
         let node = NodeId { ino: 7, generation: 1 };
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(released(&mut cache), [pin]);
     }
 
-    /// A kernel that looked its name up before may open it after: atomic replacement shows no open that fails.
+    /// A kernel that looked the name up before may open it after: atomic replacement shows no open that fails.
     #[test]
     fn what_keeps_a_replaced_file_stays_until_the_kernel_forgets_it() {
         let (mut cache, node, attr, pin) = pinned();
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(released(&mut cache), [pin]);
     }
 
-    /// Others may change either by its new name before it is heard that they have been exchanged.
+    /// Other clients may change either file by its new name before the reply to the exchange comes.
     #[test]
     fn of_what_is_exchanged_nothing_is_believed_while_that_is_out() {
         let mut cache = cache(Config::default());

@@ -1,9 +1,9 @@
-//! How long requests may wait, where the mount says so ([`crate::OnDisconnect::Fail`]).
+//! Request deadlines, if the mount has any ([`crate::OnDisconnect::Fail`]).
 
 use nigh_types::{OpId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Requests that wait, by the moment at which they may no longer.
+/// Waiting requests by deadline.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
     due: BTreeSet<(Time, OpId)>,
@@ -16,7 +16,7 @@ impl Limits {
         self.due.insert((due, op));
     }
 
-    /// It was answered.
+    /// Removes a request that was answered.
     pub fn end(&mut self, op: OpId) {
         if let Some(due) = self.of.remove(&op) {
             self.due.remove(&(due, op));
@@ -27,7 +27,7 @@ impl Limits {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// One whose time is over.
+    /// Takes a request whose deadline has passed.
     pub fn take_over(&mut self, now: Time) -> Option<OpId> {
         let (_, op) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.end(op);

@@ -1,4 +1,4 @@
-//! What the kernel has locked for requests that are not answered, and what follows when one fails.
+//! Kernel locks: directories and pages that the kernel has locked for requests without a reply.
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
@@ -6,11 +6,12 @@ use crate::op::Op;
 use crate::recall::PAGE;
 use nigh_types::{Name, OpId, WriteFlags};
 
-/// A file, and of it a range: offset and length.
+/// File, and a range of it: offset and length.
 pub(crate) type Pages = (u64, (u64, u64));
 
 impl Cache {
-    /// Whether the kernel may have a directory locked for a request that waits: dropping a name in it waits for that.
+    /// Returns whether the kernel may have a directory locked for a waiting request: invalidating a dentry in it waits
+    /// for the lock.
     #[must_use]
     pub fn is_locked(&self, dir: u64) -> bool {
         let home = self.inodes.get(&dir).and_then(|inode| inode.home.as_ref());
@@ -22,8 +23,8 @@ impl Cache {
 }
 
 impl Cache {
-    /// Whether a request to look a name up waits. If it is of a rename(2), another directory is locked too (`do_renameat2`), and nobody
-    /// says which.
+    /// Returns whether a LOOKUP waits. If it is part of rename(2), the kernel has another directory locked too
+    /// (`do_renameat2`), which the request does not name.
     #[must_use]
     pub fn looks_up(&self) -> bool {
         let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
@@ -33,7 +34,7 @@ impl Cache {
 }
 
 impl Cache {
-    /// The same of requests that are not begun: who asked, and which pages of that file are locked (offset, length).
+    /// Returns queued requests, with the pages of that file that the kernel has locked for each (offset, length).
     pub(crate) fn parked_pages(
         &self,
         file: u64,
@@ -45,7 +46,7 @@ impl Cache {
 }
 
 impl Purpose {
-    /// The file whose pages the kernel has locked until this is answered, and which.
+    /// Returns the file and the pages that the kernel has locked until the reply.
     pub(crate) fn pages(&self) -> Option<Pages> {
         match *self {
             Purpose::Read { ino, offset, size, .. } => Some((ino, (offset, u64::from(size)))),
@@ -55,7 +56,7 @@ impl Purpose {
         }
     }
 
-    /// The same, if it is of that file: offset and length.
+    /// Returns the pages (offset, length), if they are of that file.
     pub(crate) fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
         let pages = self.pages().filter(|(ino, _)| *ino == file && !(self.is_flush() && but_flushes));
         pages.map(|(_, range)| range)
@@ -74,8 +75,8 @@ impl Purpose {
         }
     }
 
-    /// Whether the directory of that name is locked too: one that is removed or replaced, and one that is moved (a Linux from 6.5 on
-    /// locks it).
+    /// Returns whether the directory of this name is locked too: a directory that is removed or replaced, or one that
+    /// is moved (since Linux 6.5).
     fn locks_named(&self, home: Option<&(u64, Name)>) -> bool {
         let Some((at, called)) = home else { return false };
         match self {
@@ -89,7 +90,7 @@ impl Purpose {
 }
 
 impl Op {
-    /// The same of a request that is not begun.
+    /// Returns the file and the pages that the kernel has locked for a queued request.
     pub(crate) fn pages(&self) -> Option<Pages> {
         match self {
             Op::Read { ino, offset, size, .. } => Some((*ino, (*offset, u64::from(*size)))),
@@ -174,7 +175,8 @@ mod tests {
         Op::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false }
     }
 
-    /// Of `MET`, the root and `OTHER`: which may be locked for a request, whether it is out or came while the remote was away.
+    /// Returns which of `MET`, the root and `OTHER` may be locked for a request, in flight or queued while the remote
+    /// was away.
     fn locked(op: &Op) -> [bool; 3] {
         let [out, parked] = [false, true].map(|parked| {
             let mut cache = with_directories();

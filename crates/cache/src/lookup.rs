@@ -29,7 +29,7 @@ impl Cache {
         self.lookup_remote(now, op, caller, dir, name)
     }
 
-    /// Somebody looks a file up that it, or whoever read the directory, was perhaps told of without attributes.
+    /// Records the lookup of a file that the caller, or the directory's last reader, may have got without attributes.
     fn note_look(&mut self, caller: Caller, dir: u64, child: &Child) {
         if child.attr().mode & 0o170_000 != 0o040_000 {
             self.readers.looked(caller.pid);
@@ -40,7 +40,7 @@ impl Cache {
         }
     }
 
-    /// What a name leads to, if memory knows that, and it is of that kind; counts as a lookup.
+    /// Returns the cached inode of a name, if it is of that kind; counts as a lookup.
     pub fn known(&mut self, now: Time, dir: u64, name: &Name, kind: Kind) -> Option<Answer> {
         let (child, held) = self.name_known(now, dir, name)?;
         let child = child?;
@@ -48,7 +48,7 @@ impl Cache {
         Some(Answer::Node(self.node(now, Some((dir, name)), child.id, attr, Some(held), Some(attr_held))))
     }
 
-    /// What a name leads to (`None`: there is none), unless others are about to change that, or it is not known.
+    /// Returns what a name leads to (`None`: it does not exist), unless it is suspended or unknown.
     fn name_known(&mut self, now: Time, dir: u64, name: &Name) -> Option<(Option<Child>, Held)> {
         if self.holds.has_name(dir, name) {
             return None;
@@ -82,17 +82,17 @@ impl Cache {
         answer
     }
 
-    /// After a few different misses the directory is listed, so that it answers the next ones itself.
+    /// Lists a directory after a few different misses, so that it answers the next ones itself.
     fn list_after_misses(&mut self, now: Time, dir: u64) {
         let least = u64::from(self.config.misses_before_listing);
         let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.missing());
         if missing + 1 >= least {
-            // It is for later requests: without a way to the directory these find that out themselves.
+            // The listing is for later requests: if the directory cannot be reached, these find out themselves.
             let _ = self.list(now, dir);
         }
     }
 
-    /// A call in flight may be joined if nothing that it may bring has changed since it was sent.
+    /// Returns whether requests may join a call in flight: nothing that it may bring has changed since it was sent.
     pub(crate) fn joinable(&self, call: nigh_types::CallId) -> bool {
         self.flights.get(&call).is_some_and(|f| f.seen.is_empty())
     }
@@ -112,9 +112,9 @@ impl Cache {
         }
     }
 
-    /// Asks for attributes, or joins who asks already (then `true`).
+    /// Fetches attributes, or joins a call in flight (then `true`).
     pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
-        // What is asked by the number alone may not find an inode that has a name here.
+        // A lookup by number may not find an inode that has a name here.
         let by_number = |flight: &Flight| matches!(flight.again, Some(Call::LookupNumber { .. }));
         if let Some(&call) = self.attrs.get(&ino)
             && self.joinable(call)
@@ -132,7 +132,7 @@ impl Cache {
         Ok((id, false))
     }
 
-    /// `.` of an inode by number: what a server that re-exports the mount asks after a cache drop.
+    /// Looks up `.` by inode number, as an NFS server that re-exports the mount does after a cache drop.
     pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         self.recall_forgotten(ino);
         let Some(id) = self.id_of(ino) else { return self.lookup_number(now, op, caller, ino) };
@@ -162,7 +162,7 @@ impl Cache {
         self.name_answered(now, dir, name, kept);
     }
 
-    /// Whether a fact was made of it.
+    /// Handles the reply to a lookup. Returns whether a fact was made of it.
     fn look_answered(
         &mut self,
         now: Time,
@@ -201,7 +201,7 @@ impl Cache {
             }
             return held.is_some();
         };
-        // The record must stand before its attributes are learned: they may live at its home.
+        // The record must exist before its attributes are applied: they may live in its parent entry.
         let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
         let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
         self.keep_told_target(now, &entry);
@@ -213,7 +213,7 @@ impl Cache {
             0 => self.handle_forget(node.number, 1),
             more => self.inode(entry.id).lookups += more - 1,
         }
-        // What is granted is as new as anything that who asked later is told.
+        // A granted reply is as new as any reply to a later request.
         let older = if attr_held.is_none() { vec![entry.id.ino] } else { Vec::new() };
         let name = Some((dir, name.clone()));
         self.answer_behind(
@@ -234,7 +234,7 @@ impl Cache {
                 {
                     let mut late = self.late(&waiters);
                     if !late.is_empty() && self.reads_by_size(id.ino) {
-                        // An older answer that the kernel takes in keeps it from taking in theirs.
+                        // If the kernel applies an older reply, it discards the late waiters' newer one.
                         late.clone_from(&waiters);
                     }
                     waiters.retain(|op| !late.contains(op));
@@ -253,18 +253,18 @@ impl Cache {
         if let Purpose::Attr { ino } = &flight.purpose
             && !self.attrs.contains_key(ino)
         {
-            // It may have been asked for by its number alone, or by a caller that was killed meanwhile.
+            // It may have been asked for by number alone, or by a caller that was killed meanwhile.
             self.drop_if_idle(*ino);
         }
     }
 
-    /// Whether an inode has lost its last name and nothing here has it open: no file handle leads to it, though the remote keeps
-    /// such a file for calls that are on their way.
+    /// Returns whether an inode has lost its last name and is not open here. No file handle leads to it, though the
+    /// remote keeps such a file for calls in flight.
     fn is_removed_unused(&self, ino: u64, attr: &Attr) -> bool {
         attr.nlink == 0 && !self.is_open(ino)
     }
 
-    /// A waiter on attributes may have asked for something that needs them.
+    /// Answers a request that waits for attributes, which may need them for another reply.
     fn answer_attr(&mut self, now: Time, op: OpId, answer: &Answer) {
         match (self.waiting.get(&op).map(|waiting| &waiting.want), answer) {
             (Some(Want::Itself), Answer::Attr(id, attr, _)) if self.is_removed_unused(id.ino, attr) => {
@@ -288,7 +288,7 @@ pub(crate) mod tests {
 
     pub(crate) const T0: Time = Time(1_000_000_000);
 
-    /// Of an export of which nothing is known.
+    /// Session of an export of which nothing is known.
     pub(crate) fn session() -> Session {
         Session {
             root: NodeId { ino: 1, generation: 1 },
@@ -307,7 +307,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A cache of it.
+    /// Cache of that session.
     pub(crate) fn cache(config: Config) -> Cache {
         let mut cache = Cache::new(config);
         cache.handle_event(T0, Event::Attached(session()));
@@ -345,7 +345,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The server's grant has its latest number, by which it was given back.
+    /// The server knows its grant by its latest id, under which it was returned.
     #[test]
     fn a_grant_that_was_given_back_is_not_begun_by_an_answer_that_was_on_its_way() {
         let mut cache = cache(Config::default());

@@ -1,4 +1,5 @@
-//! What is known of a directory's names: under its grant, and of single names under grants of their own.
+//! Directory leases and dentry leases: the names of a directory under its lease, and single names under grants of their
+//! own.
 
 use crate::cache::Cache;
 use crate::config::OnDisconnect;
@@ -10,11 +11,11 @@ use crate::state::Directory;
 use nigh_types::{Bug, Covers, Entry, Grant, Name, NodeId, Time, planted};
 
 impl Cache {
-    /// A directory's names, if their grant lives; ends them if it does not.
+    /// Returns a directory with its live lease; ends the lease if its deadline has passed.
     pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, Held)> {
         if self.dirs.get(&dir)?.held.is_some_and(|h| !h.lives(now)) {
             if self.config.on_disconnect == OnDisconnect::Stale {
-                // They may yet be served (see `drop_expired_names`), and until then to nobody.
+                // Stale mode may serve the names later (see `drop_expired_names`); until then no request gets them.
                 self.leave_listings(dir);
             } else {
                 self.end_names(dir);
@@ -27,7 +28,7 @@ impl Cache {
         Some((directory, held))
     }
 
-    /// Puts a name into a directory's facts, if there is a grant for it. `None`: it does not exist.
+    /// Applies a name from a reply to the directory's facts, if a grant covers it. `None`: it does not exist.
     pub(crate) fn learn_name(
         &mut self,
         now: Time,
@@ -38,7 +39,7 @@ impl Cache {
         grants: &[Grant],
     ) -> Option<Held> {
         if flight.seen.is_pushed(dir.ino, name) {
-            // The same for what a name leads to.
+            // The order of the remote change and the local change is not known.
             if flight.sequence.is_some() {
                 self.doubt_order(dir);
             }
@@ -66,7 +67,8 @@ impl Cache {
         row.or(single)
     }
 
-    /// The same under a grant for that name alone. What is known of all names of the directory and says otherwise is older, and goes.
+    /// Applies a name under a grant for that name alone. If the directory's entries disagree, they are older and are
+    /// dropped.
     pub(crate) fn learn_single(
         &mut self,
         now: Time,
@@ -100,8 +102,8 @@ impl Cache {
         Some(held)
     }
 
-    /// A name leads there. Where that is a directory that was known by another name, it was moved by others, or is a new one with
-    /// the number of one that is gone, which such a remote does not tell apart: what was believed of names in it goes.
+    /// Drops the dentries of a directory that is found by another name than before. Other clients moved it, or it is a
+    /// new directory with the number of one that is gone, which such a remote does not tell apart.
     fn doubt_directory(&mut self, id: NodeId, at: (u64, &Name)) {
         let home = self.inodes.get(&id.ino).and_then(|inode| inode.home.as_ref());
         if home.is_some_and(|(dir, name)| (*dir, name) == at) {
@@ -113,7 +115,7 @@ impl Cache {
         self.drop_names(id, singles);
     }
 
-    /// The same under the directory's grant.
+    /// Applies a name under the directory lease.
     fn learn_row(
         &mut self,
         now: Time,
@@ -138,7 +140,8 @@ impl Cache {
             self.names_begin(dir.ino);
             self.directory(dir).held = Some(held);
         } else if fresh.is_none() && flight.sequence.is_none() {
-            // An ungranted answer beside a living grant: not kept, unless it is of an own change, and later than that.
+            // An ungranted reply beside a live grant is kept only if it is about a local change, and newer than the
+            // grant.
             return None;
         } else if flight.may_precede_names(dir, grants) {
             self.doubt_if_listed(dir, name, entry.map(|entry| entry.id));
@@ -153,7 +156,7 @@ impl Cache {
             directory.rows.insert(cookie, name.as_bytes(), child)
         };
         self.recount(dir.ino);
-        // Of its own changes the kernel knows.
+        // The kernel knows of its own changes.
         if let Some(old) = old.filter(|_| flight.sequence.is_none()) {
             let stale = self.displaced((dir.ino, name), old.as_ref(), entry.map(|e| e.id));
             if self.config.level.may_keep_pages() && !stale.is_empty() {
@@ -163,9 +166,8 @@ impl Cache {
         Some(held)
     }
 
-    /// The remote refused a change in a way that says whether a name exists (`None`: that something else
-    /// is wrong with it). If the facts foresaw otherwise, all facts about the directory go, here and in
-    /// the kernel.
+    /// Drops all facts about a directory, here and in the kernel, if a failed change contradicts them: its errno says
+    /// whether a name exists (`None`: that something else is wrong with it).
     pub(crate) fn doubt_name(&mut self, dir: u64, name: &Name, exists: Option<bool>) {
         let cookie = self.key.cookie(name.as_bytes());
         if let Some(directory) = self.dirs.get_mut(&dir) {
@@ -180,7 +182,8 @@ impl Cache {
         self.drop_names(id, Vec::new());
     }
 
-    /// The answer to an own change of a name may be older than the grant under which that is known: then either may be right.
+    /// Drops a directory's facts if its entries contradict a reply to a local change that may be older than the lease:
+    /// either may be right.
     pub(crate) fn doubt_if_listed(&mut self, dir: NodeId, name: &Name, id: Option<NodeId>) {
         let Some(directory) = self.dirs.get(&dir.ino) else { return };
         let listed = directory.listed(self.key.cookie(name.as_bytes()), name);
@@ -189,8 +192,8 @@ impl Cache {
         }
     }
 
-    /// A recall went by while an own change of a directory was under way, and which of the two came first
-    /// cannot be told: what was learned since may be older or newer than the change. All of it goes.
+    /// Drops a directory's facts because a recall raced with a local change: what was learned since may be older or
+    /// newer than the change.
     pub(crate) fn doubt_order(&mut self, dir: NodeId) {
         for flight in self.flights.values_mut() {
             flight.seen.recalled.push((dir, Covers::Names));
@@ -198,7 +201,7 @@ impl Cache {
         self.drop_names(dir, Vec::new());
     }
 
-    /// Nothing is known of a directory's names any more, here and in the kernel, nor `more` there.
+    /// Drops a directory's names here, and invalidates them and `more` in the kernel.
     fn drop_names(&mut self, dir: NodeId, more: Vec<Stale>) {
         let mut stale = more;
         stale.extend(self.stale_names(dir));
@@ -208,7 +211,7 @@ impl Cache {
         }
     }
 
-    /// Nothing is known of a directory's names any more.
+    /// Drops a directory's names, dentry leases included.
     pub(crate) fn forget_names(&mut self, dir: u64) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.singles.clear();
@@ -216,7 +219,7 @@ impl Cache {
         self.end_names(dir);
     }
 
-    /// A directory's grant has ended.
+    /// Drops a directory's names under its lease, which has ended.
     pub(crate) fn end_names(&mut self, dir: u64) {
         self.leave_listings(dir);
         if let Some(directory) = self.dirs.get_mut(&dir) {
@@ -225,8 +228,8 @@ impl Cache {
         self.recount(dir);
     }
 
-    /// With a directory's grant ends the listing that the kernel keeps. What a listing in flight has brought goes on
-    /// serving those who wait for it, and nobody else.
+    /// Detaches the directory's listings at the end of its lease: the kernel's cached listing is invalidated. Entries
+    /// of a listing in flight go on serving its waiters only.
     fn leave_listings(&mut self, dir: u64) {
         self.watches.unsettle(self.clock, dir);
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
@@ -242,8 +245,8 @@ impl Cache {
         }
     }
 
-    /// Facts whose grant has ended are kept for as long as nobody needs their place, if they may yet be served
-    /// ([`OnDisconnect::Stale`]): but not when an own change has made them older than what we did.
+    /// Drops names whose lease has ended. In stale mode they are kept until memory is short, because they may yet be
+    /// served ([`OnDisconnect::Stale`]), but not once a local change has made them outdated.
     pub(crate) fn drop_expired_names(&mut self, dir: u64) {
         if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.lives(self.clock))) {
             self.end_names(dir);

@@ -1,59 +1,60 @@
-//! The numbers by which the kernel knows inodes.
+//! FUSE node ids.
 //!
-//! FUSE names a node by its number alone. A kernel that is told of another generation or kind under a number takes it for one that was
-//! used again, and every call that has got hold of the old inode fails with EIO from then on, also one that is about to use it
-//! (`fuse_stale_inode`, `fuse_make_bad`). So a number that another inode has taken at the remote goes on meaning the old one for as long
-//! as the kernel remembers that, and the new one is told under one of ours. What applications see is the inode's own.
+//! FUSE names a node by its number alone. If a reply gives a node id another generation or file type, the kernel takes
+//! the id for reused. Every call that holds the old inode then fails with EIO, even one that is about to use it
+//! (`fuse_stale_inode`, `fuse_make_bad`). So when another inode takes a number at the remote, its node id goes on
+//! meaning the old inode until the kernel forgets that, and replies give the new inode a node id from our own range.
+//! Applications see the inode's own number.
 
 use nigh_types::{Attr, NodeId};
 use rustc_hash::FxHashMap;
 
-/// Ours are from here on; none is given twice (docs/decisions/0001-node-ids.md).
+/// Start of our own range; no id is used twice (docs/decisions/0001-node-ids.md).
 const OURS: u64 = (1 << 63) - (1 << 49);
 
-/// Numbers that are not those of the inodes that they mean, and the other way round.
+/// Map between inode numbers and node ids where they differ.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Numbers {
-    /// By inode: one of ours that means it;
+    /// Node id of our own range, by inode number;
     ours: FxHashMap<u64, u64>,
-    /// by that: the inode.
+    /// inode number, by that node id.
     meant: FxHashMap<u64, u64>,
-    /// By number: inodes that are gone;
+    /// Inodes that are gone, by node id;
     former: FxHashMap<u64, Former>,
-    /// by the inode that has theirs now: these numbers.
+    /// and their node ids, by inode number.
     left: FxHashMap<u64, Vec<u64>>,
     given: u64,
 }
 
-/// An inode whose own number another has taken.
+/// Inode whose number another inode has taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Former {
     pub id: NodeId,
-    /// How often the kernel was told of it and has not forgotten.
+    /// The kernel's lookup count.
     lookups: u64,
     /// The kernel takes it for removed (`S_DEAD`), whatever has the number at the remote.
     is_dead: bool,
-    /// Of a directory that an own change removed: what a process that is still in it sees ([`crate::removed`]).
+    /// Attributes of a directory that a local change removed, for processes that are still in it ([`crate::removed`]).
     gone: Option<Attr>,
 }
 
 impl Numbers {
-    /// Whether a number is one of ours, be it that an earlier mount gave it.
+    /// Returns whether a node id is from our own range, even if an earlier mount assigned it.
     pub fn gave(number: u64) -> bool {
         (OURS..1 << 63).contains(&number)
     }
 
-    /// All inodes are known by their own numbers.
+    /// Returns whether all node ids equal the inode numbers.
     pub fn are_their_own(&self) -> bool {
         self.ours.is_empty() && self.former.is_empty()
     }
 
-    /// By which the kernel knows an inode.
+    /// Returns an inode's node id.
     pub fn of(&self, ino: u64) -> u64 {
         self.ours.get(&ino).copied().unwrap_or(ino)
     }
 
-    /// The inode that a number means.
+    /// Returns the inode number that a node id stands for.
     pub fn meant(&self, number: u64) -> Result<u64, Former> {
         match self.former.get(&number) {
             Some(former) => Err(*former),
@@ -61,22 +62,22 @@ impl Numbers {
         }
     }
 
-    /// By which the kernel knows an inode and those that had its number before.
+    /// Returns an inode's node id and those of earlier inodes with its number.
     pub fn all_of(&self, ino: u64) -> Vec<u64> {
         std::iter::once(self.of(ino)).chain(self.left.get(&ino).into_iter().flatten().copied()).collect()
     }
 
-    /// Another inode has taken the number of one of which the kernel was told so often.
+    /// Records that another inode has taken the number of this one, with its lookup count.
     pub fn pass(&mut self, id: NodeId, lookups: u64, gone: Option<Attr>) {
         self.part(Former { id, lookups, is_dead: false, gone });
     }
 
-    /// The attributes of a removed directory that had this number.
+    /// Returns the attributes of a removed directory with this node id.
     pub fn removed(&mut self, number: u64) -> Option<&mut Attr> {
         self.former.get_mut(&number)?.gone.as_mut()
     }
 
-    /// The kernel takes an inode for removed that is not, or had the same id as one that is: replies name it by another number from now on.
+    /// Gives another node id to an inode that the kernel takes for removed, or that has the id of a removed one.
     pub fn bury(&mut self, id: NodeId, lookups: u64, gone: Option<Attr>) {
         self.part(Former { id, lookups, is_dead: true, gone });
     }
@@ -89,7 +90,7 @@ impl Numbers {
         self.left.entry(id.ino).or_default().push(number);
     }
 
-    /// It is that one after all: an answer about another was late. How often the kernel was told of it.
+    /// Restores an inode whose reuse was reported by a late reply. Returns its lookup count.
     pub fn take_back(&mut self, id: NodeId) -> u64 {
         let is_it = |former: &Former| former.id == id && !former.is_dead;
         let is_its = |number: &&u64| self.former.get(number).is_some_and(is_it);
@@ -103,7 +104,7 @@ impl Numbers {
         lookups
     }
 
-    /// How often the kernel was told of it.
+    /// Removes a former inode. Returns its lookup count.
     fn remove(&mut self, number: u64) -> u64 {
         let Some(Former { id, lookups, .. }) = self.former.remove(&number) else { return 0 };
         if let Some(left) = self.left.get_mut(&id.ino) {
@@ -120,7 +121,7 @@ impl Numbers {
         self.meant.insert(number, ino);
     }
 
-    /// By which the kernel is to be told of an inode that it does not know.
+    /// Returns the node id for an inode that the kernel does not know.
     pub fn begin(&mut self, ino: u64) -> u64 {
         if self.former.contains_key(&self.of(ino)) {
             self.given += 1;
@@ -129,14 +130,14 @@ impl Numbers {
         self.of(ino)
     }
 
-    /// The kernel has forgotten what it was told of an inode.
+    /// Frees an inode's node id: the kernel has forgotten it.
     pub fn leave(&mut self, ino: u64) {
         if let Some(number) = self.ours.remove(&ino) {
             self.meant.remove(&number);
         }
     }
 
-    /// The kernel forgets a number so often. The inode that it means; one that is gone is forgotten with that.
+    /// Handles a FORGET. Returns the inode number; a former inode ends with its last lookup.
     pub fn forget(&mut self, number: u64, count: u64) -> Result<u64, Former> {
         let Some(former) = self.former.get_mut(&number) else { return self.meant(number) };
         former.lookups = former.lookups.saturating_sub(count);
@@ -179,7 +180,7 @@ mod tests {
         assert!(numbers.are_their_own() && numbers.left.is_empty());
     }
 
-    /// An answer about the first comes after one about the second.
+    /// A reply about the first inode comes after one about the second.
     #[test]
     fn who_has_its_number_after_all_is_known_as_before() {
         let mut numbers = Numbers::default();

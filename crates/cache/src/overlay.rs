@@ -1,23 +1,23 @@
-//! Mutations of this client that the server has not answered, by operation name.
-//! See docs/decisions/0003-operation-names.md and 0004-facts-and-overlay.md.
+//! Pending mutations of this client, by operation name. See docs/decisions/0003-operation-names.md and
+//! 0004-facts-and-overlay.md.
 
 use nigh_types::OpName;
 use std::collections::BTreeMap;
 
-/// What is pending. An application waits for each of these: what it acknowledged is in the facts.
+/// Mutations without a reply. An application waits for each: an acknowledged mutation is in the facts.
 #[derive(Clone, Debug)]
 pub(crate) struct Overlay {
     client: u64,
     incarnation: u64,
     next: u64,
     pending: BTreeMap<u64, Pending>,
-    /// Of these, the ones that take names from inodes.
+    /// Of these, the number that take names from inodes.
     taking: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Pending {
-    /// Inodes that will have lost the names under whose grant their attributes stand: nobody is told them meanwhile.
+    /// Inodes that will lose the name under whose grant their attributes stand: their facts are suspended meanwhile.
     leaving: [Option<u64>; 2],
 }
 
@@ -46,13 +46,13 @@ impl Overlay {
         OpName { client: self.client, incarnation: self.incarnation, sequence }
     }
 
-    /// The remote has answered it, or never will.
+    /// Ends a mutation: the remote has replied, or never will.
     pub fn finish(&mut self, sequence: u64) {
         let known = self.pending.remove(&sequence).expect("a mutation ends once");
         self.taking -= u64::from(known.takes());
     }
 
-    /// Whether one is pending that takes a name from this inode.
+    /// Returns whether a pending mutation takes a name from this inode.
     pub fn is_leaving(&self, ino: u64) -> bool {
         self.taking > 0 && self.pending.values().any(|pending| pending.leaving.contains(&Some(ino)))
     }

@@ -1,9 +1,9 @@
-//! Reads of pages that an own write is bringing to the remote.
+//! Read-after-write order: reads of pages that a local write is bringing to the remote.
 //!
-//! A page that is written to stays locked until the write is answered, but for one that the kernel had whole: this one may be dropped
-//! meanwhile, for an open or a recall, and is then read from a remote that does not have yet what was written
-//! (`fuse_fill_write_pages`). That would stand there when the write has been answered. So such a read is asked when
-//! it has; and asked again if it went out first, as requests reach us in another order than that in which they were made.
+//! The kernel keeps a page locked until the reply to a write, except a page that it had in full. Such a page may be
+//! dropped meanwhile, for an open or a recall, and is then read from a remote that does not have the written data yet
+//! (`fuse_fill_write_pages`). The old data would stay in the page after the write. So such a read is sent after the
+//! reply to the write, and sent again if it went out first, as requests arrive in another order than they were made.
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
@@ -13,7 +13,7 @@ use nigh_types::{OpId, Time};
 use std::collections::BTreeMap;
 
 impl Cache {
-    /// Keeps a read until the writes of its pages are answered; whether there are any.
+    /// Queues a read until the writes of its pages have replies. Returns whether there are any.
     pub(crate) fn waits_for_write(
         &mut self,
         op: OpId,
@@ -35,7 +35,7 @@ impl Cache {
         is_met
     }
 
-    /// A write was asked: reads of its pages that are out may be answered without it.
+    /// Records a write for reads of its pages in flight: their replies may lack it.
     pub(crate) fn overtake_reads(&mut self, ino: u64, range: (u64, u64)) {
         for flight in self.flights.values_mut() {
             if let Purpose::Read { ino: file, offset, size, .. } = flight.purpose
@@ -47,7 +47,7 @@ impl Cache {
         }
     }
 
-    /// A write was answered: reads that waited for that begin.
+    /// Starts the reads that waited for the reply to a write.
     pub(crate) fn start_reads(&mut self, now: Time, ino: u64) {
         let waits =
             |(_, (_, op)): &(OpId, (Caller, Op))| matches!(op, Op::Read { ino: file, .. } if *file == ino);
@@ -59,7 +59,7 @@ impl Cache {
         }
     }
 
-    /// An answer was composed before a write that is done, or yet to be: those that wait for it ask again.
+    /// Restarts reads whose reply was composed before a write that is done or in flight.
     pub(crate) fn read_again(
         &mut self,
         now: Time,
@@ -80,7 +80,7 @@ impl Cache {
             self.say(op, answer);
             return self.drop_behind(&[op], pages);
         }
-        // Its pages may have been left out of what was dropped meanwhile.
+        // An invalidation may have left out its pages meanwhile.
         if let Some(waiting) = self.waiting.get(&op)
             && let Some(flight) = self.flights.get_mut(&waiting.call)
         {

@@ -1,4 +1,4 @@
-//! Facts that later ones take the place of, and what the kernel was told under the earlier ones.
+//! Replacement of facts by newer ones, and what the kernel holds under the older ones.
 
 use crate::cache::Cache;
 use crate::flight::Flight;
@@ -9,14 +9,13 @@ use crate::rows::Child;
 use nigh_types::{Cookie, Covers, Grant, GrantId, Name, NodeId, Time};
 use rustc_hash::FxHashSet;
 
-/// Directories of which it is known that a grant was given back.
+/// Most directories with a record of a returned grant.
 const MOST_RETURNED: usize = 1 << 16;
 
 impl Cache {
-    /// A listing brings another grant on a directory's names. What is known under a living one that will be
-    /// recalled stays known, since the kernel may have been told of it; so all of it ends at the earlier
-    /// deadline (page 0004, rule 1). Under one that only ends by itself the kernel's time does too, and older
-    /// facts go.
+    /// Begins another grant on a directory's names. Facts under a live grant with recall stay known, since the kernel
+    /// may have them; so all of them end at the earlier deadline (page 0004, rule 1). Under a grant that only ends by
+    /// itself the kernel's timeouts end with it, and the older facts are dropped.
     pub(crate) fn names_begin_again(&mut self, now: Time, dir: NodeId, fresh: Held) {
         let old = self.names(now, dir.ino).map(|(_, old)| old);
         let mut held = fresh;
@@ -33,7 +32,7 @@ impl Cache {
         self.directory(dir).held = Some(held);
     }
 
-    /// A grant on a directory's names is given back, or about to be.
+    /// Records that a grant on a directory's names is returned, or about to be.
     pub(crate) fn note_returned(&mut self, dir: NodeId, id: GrantId) {
         if self.flights.is_empty() {
             self.returned.clear();
@@ -45,12 +44,12 @@ impl Cache {
         *latest = (*latest).max(id);
     }
 
-    /// Whether a grant on a directory's names may begin where there is none.
+    /// Returns whether a new grant on a directory's names may begin. A grant that was returned since must not.
     pub(crate) fn may_begin(&self, dir: NodeId, fresh: &Held) -> bool {
         self.returned.get(&dir).is_none_or(|returned| fresh.id > *returned)
     }
 
-    /// A grant on a directory's names begins where there was none: own changes of it that are out may have been made before.
+    /// Records a new directory lease for local changes in flight: they may have been made before it.
     pub(crate) fn names_begin(&mut self, dir: u64) {
         for flight in self.flights.values_mut().filter(|flight| flight.sequence.is_some()) {
             if flight.purpose.binds_in(dir) {
@@ -59,7 +58,7 @@ impl Cache {
         }
     }
 
-    /// Whoever serves a tree numbers a grant anew with every answer, and ends it by its latest number.
+    /// Updates grant ids from a reply: the server renumbers a grant with each reply, and ends it by its latest id.
     pub(crate) fn number_anew(&mut self, flight: &Flight, grants: &[Grant]) {
         for grant in grants.iter().filter(|g| g.covers == Covers::Names) {
             let directory = self.dirs.get_mut(&grant.node.ino).filter(|d| d.id == grant.node);
@@ -70,7 +69,7 @@ impl Cache {
         }
     }
 
-    /// A row has gone, or leads to `id` now: no recall speaks of what the kernel was told under it any more.
+    /// Returns the invalidations for an entry that is gone, or leads to `id` now: no recall will cover the old entry.
     pub(crate) fn displaced(
         &mut self,
         (dir, name): (u64, &Name),
@@ -95,7 +94,7 @@ impl Cache {
         entry.into_iter().chain([Stale::Attr { ino: child.id.ino }]).collect()
     }
 
-    /// Names between two cookies that a part of a listing does not name do not exist, unless an own change
+    /// Removes entries between two cookies that a chunk does not list: the names do not exist, unless a local change
     /// made them meanwhile.
     pub(crate) fn remove_unlisted(
         &mut self,

@@ -1,15 +1,15 @@
-//! What is known of a directory's names, in cookie order.
+//! Directory entries in cookie order.
 //!
-//! Rows stand in chunks of at most [`CHUNK`], each with its names in one piece: a seek is two binary searches, an insertion moves
-//! at most one chunk, and a listing that arrives in order fills chunks to the brim.
+//! Entries are stored in chunks of at most [`CHUNK`], each with its names in one block. A seek is two binary searches,
+//! an insertion moves at most one chunk, and a listing that arrives in order fills chunks completely.
 
 use crate::compact::CompactAttr;
 use nigh_types::{Attr, Cookie, Entry, Kind, Name, NodeId};
 
-/// So many of the longest names have at most `u16::MAX` bytes.
+/// Entries of a chunk. So many of the longest names have at most `u16::MAX` bytes.
 const CHUNK: usize = 256;
 
-/// A name and what it leads to, where it stands.
+/// Directory entry, borrowed from its chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
     pub cookie: Cookie,
@@ -24,7 +24,7 @@ impl Row<'_> {
     }
 }
 
-/// What a name leads to, and the facts about it that the directory's grant covers.
+/// Inode that a name leads to, with the facts that the directory lease covers.
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
     pub id: NodeId,
@@ -46,30 +46,31 @@ impl Child {
         }
     }
 
-    /// Of which nothing is known but, maybe, its type.
+    /// Returns a child of which at most the type is known.
     pub fn bare(id: NodeId, kind: Option<Kind>) -> Child {
         let mode = kind.map_or(0, Kind::mode_bits);
         let compact = Attr { mode, ..Attr::default() }.into();
         Child { id, compact, attr_known: false, no_xattrs: false, target: None }
     }
 
-    /// Served only while `attr_known`, and only if they are covered by the parent.
+    /// Returns the attributes. They are served only while `attr_known`, and only if the directory lease covers them.
     pub fn attr(&self) -> Attr {
         self.compact.into()
     }
 }
 
-/// Rows of one directory. Invariant: sorted by (cookie, name), names unique, no chunk empty.
+/// Entries of one directory. Invariant: sorted by (cookie, name), names unique, no chunk empty.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rows {
     chunks: Vec<Chunk>,
     there: u64,
     missing: u64,
-    /// What `chunks` hold, and the targets of their rows.
+    /// Memory of `chunks`, and of the symlink targets of their entries.
     held: u64,
 }
 
-/// Some rows, and their names. Invariant: each row's name lies in `names`; `live` is the length of all of them together.
+/// Some entries, and their names. Invariant: each entry's name lies in `names`; `live` is the total length of these
+/// names.
 #[derive(Clone, Debug, Default)]
 struct Chunk {
     rows: Vec<Packed>,
@@ -85,7 +86,7 @@ struct Packed {
     name_len: u8,
 }
 
-/// What a block of memory costs with the allocator's share.
+/// Returns the size of a memory block with the allocator's overhead.
 fn block(length: usize) -> u64 {
     if length == 0 { 0 } else { (length as u64 + 8).next_multiple_of(16).max(32) }
 }
@@ -141,7 +142,7 @@ impl Chunk {
         row.child
     }
 
-    /// Leaves out the names of rows that went.
+    /// Removes the names of removed entries.
     fn tidy_names(&mut self) {
         let mut names = Vec::with_capacity(self.live as usize);
         for row in &mut self.rows {
@@ -152,7 +153,7 @@ impl Chunk {
         self.names = names;
     }
 
-    /// The rows from `at` on, which leave it.
+    /// Splits off the entries from `at` on.
     fn split_off(&mut self, at: usize) -> Chunk {
         let rows = self.rows.split_off(at);
         let live = rows.iter().map(|row| u32::from(row.name_len)).sum();
@@ -163,7 +164,7 @@ impl Chunk {
         upper
     }
 
-    /// Nothing more is expected.
+    /// Frees spare capacity.
     fn shrink(&mut self) {
         self.rows.shrink_to_fit();
         self.names.shrink_to_fit();
@@ -171,17 +172,17 @@ impl Chunk {
 }
 
 impl Rows {
-    /// Names that exist.
+    /// Returns the number of names that exist.
     pub fn there(&self) -> u64 {
         self.there
     }
 
-    /// Names known not to exist.
+    /// Returns the number of names known not to exist.
     pub fn missing(&self) -> u64 {
         self.missing
     }
 
-    /// Memory held, in bytes.
+    /// Returns the memory in use, in bytes.
     pub fn bytes(&self) -> u64 {
         self.held + block(self.chunks.capacity() * size_of::<Chunk>())
     }
@@ -195,13 +196,13 @@ impl Rows {
         self.chunks.get(chunk)?.row(row)
     }
 
-    /// Its target stays as it is.
+    /// Returns a child for a change; its symlink target must stay as it is.
     pub fn find_mut(&mut self, cookie: Cookie, name: &[u8]) -> Option<&mut Child> {
         let (chunk, row) = self.position(cookie, name).ok()?;
         self.chunks.get_mut(chunk)?.rows.get_mut(row)?.child.as_mut()
     }
 
-    /// Puts a row in, in place of one with the same name; returns what that one said.
+    /// Inserts an entry, or replaces the entry of that name and returns the old child.
     pub fn insert(&mut self, cookie: Cookie, name: &[u8], child: Option<Child>) -> Option<Option<Child>> {
         self.count(child.as_ref(), true);
         match self.position(cookie, name) {
@@ -217,7 +218,7 @@ impl Rows {
         }
     }
 
-    /// Takes a row out; returns what it said.
+    /// Removes an entry and returns its child.
     pub fn remove(&mut self, cookie: Cookie, name: &[u8]) -> Option<Option<Child>> {
         let (chunk, at) = self.position(cookie, name).ok()?;
         let child = self.changing(chunk, |rows| rows.remove(at));
@@ -228,7 +229,7 @@ impl Rows {
         Some(child)
     }
 
-    /// Rows whose cookie is larger than `cookie`, in order.
+    /// Returns the entries whose cookie is larger than `cookie`, in order.
     pub fn after(&self, cookie: Cookie) -> impl Iterator<Item = Row<'_>> {
         let first = self.chunks.partition_point(|c| c.last().is_some_and(|r| r.cookie <= cookie));
         let skip = self.chunks.get(first).map_or(0, |c| c.rows.partition_point(|r| r.cookie <= cookie));
@@ -239,7 +240,7 @@ impl Rows {
         self.chunks.iter().flat_map(Chunk::iter)
     }
 
-    /// The rows up to a cookie, of names that exist.
+    /// Copies the entries of existing names up to a cookie.
     pub fn up_to(&self, cookie: Cookie) -> Rows {
         let mut rows = Rows::default();
         for row in self.iter().take_while(|r| r.cookie <= cookie).filter(|r| r.child.is_some()) {
@@ -248,7 +249,8 @@ impl Rows {
         rows
     }
 
-    /// A listing is complete: the rows of names that do not exist go (it says so without them), and the room for more.
+    /// Completes a listing: removes the entries of names that do not exist (a complete listing says so without them),
+    /// and frees spare capacity.
     pub fn complete(&mut self) {
         if self.missing > 0 {
             let old = std::mem::take(self);
@@ -278,7 +280,7 @@ impl Rows {
         }
     }
 
-    /// Changes a chunk, and counts what it holds by then.
+    /// Changes a chunk, and updates the count of its memory.
     fn changing<T>(&mut self, chunk: usize, change: impl FnOnce(&mut Chunk) -> T) -> T {
         let chunk = &mut self.chunks[chunk];
         let before = chunk.bytes();
@@ -348,7 +350,7 @@ mod tests {
         rows.insert(Cookie(cookie), name, child)
     }
 
-    /// What is held, counted from nothing.
+    /// Counts the memory from scratch.
     fn counted(rows: &Rows) -> u64 {
         let chunks: u64 = rows.chunks.iter().map(Chunk::bytes).sum();
         let targets: u64 = rows.iter().map(|row| target_bytes(row.child)).sum();
@@ -395,7 +397,7 @@ mod tests {
         }
     }
 
-    /// In a large directory, and in each of many small ones.
+    /// In one large directory, and in many small ones.
     #[test]
     fn an_idle_row_costs_at_most_150_bytes() {
         for (each, most) in [(10_000u64, 140), (1_000, 140), (100, 145), (10, 150)] {

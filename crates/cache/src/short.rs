@@ -1,24 +1,25 @@
-//! Offsets in directories that fit 31 bits (docs/decisions/0020-cookies-of-31-bits.md).
+//! 31-bit directory offsets (docs/decisions/0020-cookies-of-31-bits.md).
 //!
-//! A name's *place* is what such an offset, a *number*, can tell of its cookie. Of names with one place each says by itself which numbers
-//! are behind it, so that no change of the others makes a reading from a number leave out one of them.
+//! A name's *place* is the part of its cookie that such an offset, a *number*, can express. If names share a place,
+//! each alone determines which numbers are behind it. So no change of the other names makes a scan that starts at a
+//! number skip one.
 
 use crate::rows::{Row, Rows};
 use nigh_types::Cookie;
 
-/// The least place; what is below it are marks, and what stands behind `.` and `..`.
+/// Least place; below it are marks, and the offsets after `.` and `..`.
 const FIRST: u64 = 1 << 25;
-/// The largest number that is given: `i32::MAX` means the end to ext4 and programs that know it.
+/// Largest number in use: `i32::MAX` means the end to ext4 and programs that know it.
 const LAST: u64 = (1 << 31) - 2;
-/// How far behind a place odd and even numbers may yet be before the name.
+/// Distance behind a place at which an odd number (`FAR`) or an even number (`NEAR`) may still be before the name.
 const FAR: u64 = 2_048;
 const NEAR: u64 = 128;
-/// How many places there are.
+/// Number of places.
 const PLACES: u64 = LAST + 1 - FIRST - FAR;
-/// A mark is less than that before its place.
+/// Most by which a mark is before its place.
 const SPREAD: u64 = 1 << 24;
 
-/// What reading goes on by behind an entry.
+/// Offset after an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Number {
     /// Leads to the next entry.
@@ -35,12 +36,12 @@ impl Number {
     }
 }
 
-/// In `FIRST ..= LAST - FAR`, in the order of cookies.
+/// Returns a cookie's place in `FIRST ..= LAST - FAR`; places are in the order of cookies.
 fn place(cookie: Cookie) -> u64 {
     FIRST + (((cookie.0 >> 32) * PLACES) >> 31)
 }
 
-/// All cookies with that place or a later one are larger, and no other is.
+/// Returns the largest cookie before a place.
 fn before_place(place: u64) -> Cookie {
     let upper = (place.saturating_sub(FIRST).min(PLACES) << 31).div_ceil(PLACES);
     Cookie((upper << 32).saturating_sub(1))
@@ -65,7 +66,7 @@ fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Whether a reading from that number leaves out that name. It depends on nothing else.
+/// Returns whether a scan that starts at the number skips the name. It depends on nothing else.
 fn is_behind(number: u64, cookie: Cookie) -> bool {
     match number.checked_sub(place(cookie)) {
         None => false,
@@ -73,7 +74,7 @@ fn is_behind(number: u64, cookie: Cookie) -> bool {
     }
 }
 
-/// Where a page begins: with the names behind `cookie` which `number` is not behind.
+/// Start of a page: the names behind `cookie` which `number` is not behind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     cookie: Cookie,
@@ -85,11 +86,11 @@ impl Position {
         Position { cookie, number: 0 }
     }
 
-    /// What an offset leads to, for who was told a mark last, and of which cookie.
+    /// Returns the position of an offset. `told`: the last mark that the open directory returned, and its cookie.
     pub fn of(offset: Cookie, told: Option<(Cookie, Cookie)>) -> Position {
         match told {
             Some((mark, cookie)) if mark == offset => Position::behind(cookie),
-            // A mount whose offsets have 63 bits gave it.
+            // A mount with 63-bit offsets returned it.
             _ if offset.0 > LAST => Position::behind(offset),
             _ => Position { cookie: Cookie(0), number: offset.0 },
         }
@@ -101,12 +102,12 @@ impl Position {
     }
 }
 
-/// Whether all that the number of an entry depends on is known, as far as names up to a cookie are.
+/// Returns whether everything that the number of an entry depends on is known, if names up to a cookie are.
 pub(crate) fn is_decided(cookie: Cookie, known_to: Cookie) -> bool {
     place(cookie) + FAR < place(known_to)
 }
 
-/// The numbers of entries that were chosen for a page, up to the first mark and with it. `cookies` are theirs, in order.
+/// Returns the numbers of a page's entries, up to and with the first mark. `cookies` are theirs, in order.
 pub(crate) fn numbers(rows: &Rows, from: Position, cookies: &[Cookie]) -> Vec<Number> {
     let (Some(first), Some(last)) = (cookies.first(), cookies.last()) else { return Vec::new() };
     let until = place(*last) + FAR;
@@ -116,7 +117,7 @@ pub(crate) fn numbers(rows: &Rows, from: Position, cookies: &[Cookie]) -> Vec<Nu
     let mut found = Vec::with_capacity(cookies.len());
     for (nth, cookie) in cookies.iter().enumerate() {
         if cookies.get(nth + 1) == Some(cookie) {
-            // Names of one cookie stay together.
+            // Names with one cookie stay together.
             found.push(Number::Mark(mark(*cookie)));
             continue;
         }
@@ -132,8 +133,8 @@ pub(crate) fn numbers(rows: &Rows, from: Position, cookies: &[Cookie]) -> Vec<Nu
     found
 }
 
-/// The number behind an entry at that place: behind all up to that entry, and what the page's beginning is behind; before all
-/// others. What is not among the neighbours, less than [`FAR`] before or at most so much behind, has no say.
+/// Returns the number behind an entry at that place: behind all names up to the entry, and behind others exactly if the
+/// page's start is. Only neighbours matter, less than [`FAR`] before or at most that far behind.
 fn number(own: u64, from: Position, read: &[Cookie], left: &[Cookie]) -> Option<u64> {
     let fits = |number: &u64| {
         let may_be_before = |c: &&Cookie| place(**c) + width(*number) > *number;

@@ -1,4 +1,4 @@
-//! Listings that may not be kept as facts: each serves the open directories that read it.
+//! Listing snapshots: listings that no grant covers, each for the open directories that read it.
 
 use crate::cache::Cache;
 use crate::op::Fh;
@@ -6,7 +6,7 @@ use crate::rows::Rows;
 use nigh_types::CallId;
 use std::collections::BTreeMap;
 
-/// Listings by the call that brought them.
+/// Snapshots by the call that brought them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshots {
     kept: BTreeMap<CallId, Snapshot>,
@@ -16,7 +16,7 @@ pub(crate) struct Snapshots {
 #[derive(Clone, Debug)]
 struct Snapshot {
     rows: Rows,
-    /// How many open directories read it. Invariant: none of them, no snapshot.
+    /// Number of open directories that read it. Invariant: none, no snapshot.
     readers: u64,
 }
 
@@ -40,7 +40,7 @@ impl Snapshots {
 }
 
 impl Cache {
-    /// A whole listing for those open directories.
+    /// Stores a complete listing for these open directories.
     pub(crate) fn keep_snapshot(&mut self, call: CallId, rows: Rows, readers: &[Fh]) {
         let bytes = rows.bytes();
         let mut count = 0;
@@ -57,14 +57,14 @@ impl Cache {
         }
     }
 
-    /// An open directory needs its snapshot no more.
+    /// Drops an open directory's snapshot.
     pub(crate) fn leave_snapshot(&mut self, fh: Fh) {
         if let Some(call) = self.open_dirs.get_mut(&fh).and_then(|open| open.snapshot.take()) {
             self.snapshots.leave(call);
         }
     }
 
-    /// Those who read them go on by listing again; the latest stays, so that its reader comes to an end.
+    /// Drops all snapshots but the latest, so that its reader comes to an end; other readers list again.
     pub(crate) fn drop_snapshots(&mut self) {
         let Some(latest) = self.snapshots.kept.keys().next_back().copied() else { return };
         let older =

@@ -1,12 +1,11 @@
-//! Free space: no grant covers it, and every change anywhere moves it; a limit in time bounds how old
-//! an answer can be.
+//! statfs: no grant covers free space, and every change moves it, so a reply is cached for a limited time.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::op::{Answer, Caller};
 use nigh_types::{Call, Errno, OpId, Reply, Response, Span, Term, Time};
 
-/// However long facts may be believed, free space is asked again after this.
+/// Longest time that a reply is cached.
 const OLDEST: Span = Span::from_secs(60);
 
 impl Cache {

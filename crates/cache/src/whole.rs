@@ -1,9 +1,10 @@
-//! Pages that own writes bring in part.
+//! Tracker of files of which the kernel may have full pages, for local writes of partial pages.
 //!
-//! A kernel that has such a page whole does not keep it locked until the write is answered (`fuse_fill_write_pages`). It would show
-//! what others change of the rest as it was, so when it is told to forget it drops that one too. One that it has not whole it does keep
-//! locked, and reads anew after the answer: dropping it is tried in vain, which takes its time. So it is known of each file whether its
-//! kernel may have whole pages at all: it gets them by reads, and by writes of whole pages, until all are dropped.
+//! If the kernel has a full page, it does not keep the page locked until the reply to a write of a part
+//! (`fuse_fill_write_pages`). The rest of the page would hide remote changes, so an invalidation must drop it. A page
+//! that the kernel has not in full stays locked, and is read anew after the reply; trying to drop it is in vain and
+//! takes time. So the cache tracks for each file whether the kernel may have full pages: reads and writes of full pages
+//! bring some, until all are dropped.
 
 use crate::cache::Cache;
 use crate::flight::Purpose;
@@ -13,14 +14,14 @@ use crate::recall::{PAGE, meet, pages, within};
 use crate::state::Inode;
 use nigh_types::{SetAttr, WriteFlags};
 
-/// Whether a kernel may have whole pages of a file.
+/// Count of full pages that the kernel got and dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole {
-    /// How often it got some.
+    /// Number of times the kernel got some.
     made: u64,
-    /// Of these it has none any more.
+    /// Of these, the number of which none is left.
     gone: u64,
-    /// When it was told to drop all, it had got so many.
+    /// Invalidation of all pages that is running, with the value of `made` when it began.
     told: Option<(Invalidation, u64)>,
 }
 
@@ -29,17 +30,17 @@ impl Whole {
         Whole { made: 0, gone: 0, told: None }
     }
 
-    /// Whether it has none, and is not about to drop any.
+    /// Returns whether there are none, and no invalidation of all pages is running.
     pub fn is_none(self) -> bool {
         !self.may_be() && self.told.is_none()
     }
 
-    /// A read or a write of whole pages begins or is answered.
+    /// Records the begin or the reply of a read or a full-page write.
     pub fn make(&mut self) {
         self.made += 1;
     }
 
-    /// A write was answered, of whole pages or of parts: those may have been left out of what is being dropped.
+    /// Records a reply to a write, of full pages or parts: the running invalidation may have left out its parts.
     fn answered(&mut self, whole: bool) {
         self.made += u64::from(whole || self.told.is_some());
     }
@@ -60,7 +61,7 @@ impl Whole {
 }
 
 impl Cache {
-    /// The kernel writes: pages that this brings whole it has from now on, and again when it is answered.
+    /// Records a write that begins: the kernel has its full pages from now on, and again after the reply.
     pub(crate) fn write_begins(&mut self, op: &Op) {
         if let Op::Write { ino, offset, data, .. } = op
             && has_whole_page((*offset, data.len() as u64))
@@ -70,7 +71,7 @@ impl Cache {
         }
     }
 
-    /// It was answered, and is done or not.
+    /// Records the reply to a write.
     pub(crate) fn write_ends(&mut self, purpose: &Purpose, is_done: bool) {
         let Purpose::Write { ino, offset, size, direct, .. } = *purpose else { return };
         let inode = self.inodes.get_mut(&ino).filter(|_| direct.is_none());
@@ -79,13 +80,14 @@ impl Cache {
         file.into_iter().for_each(|file| file.unanswered_at = None);
     }
 
-    /// A page of it could not be tried: the kernel may have it whole for longer.
+    /// Records that a page could not be tried: the kernel may keep it in full.
     pub fn keeps_part(&mut self, ino: u64) {
         self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.make());
     }
 
-    /// Whether stores into maps have to be written back before that part of a file (offset, length) is dropped for that reason, as for
-    /// a recall: whether they are being, and whether there may be some of which we have not heard yet.
+    /// Returns whether write-backs overlap a part of a file (offset, length) that is to be dropped for a recall, and
+    /// must be done first: whether any is in progress, and whether there may be stores that the kernel has not sent
+    /// yet.
     #[must_use]
     pub fn stores_into(&self, why: Invalidation, ino: u64, part: (u64, u64)) -> (bool, bool) {
         if !self.is_recalled(why) {
@@ -101,7 +103,7 @@ impl Cache {
         (is_out, may_be)
     }
 
-    /// Whether a request goes past the kernel's pages. (Reads may be those of a map all the same.)
+    /// Returns whether a request bypasses the kernel's page cache. (Reads may still be those of an mmap.)
     pub(crate) fn is_direct(&self, op: &Op) -> bool {
         match op {
             Op::Write { fh, flags: WriteFlags { flush: false, .. }, .. } => {
@@ -111,8 +113,8 @@ impl Cache {
         }
     }
 
-    /// The kernel writes past its pages at what it takes for the end. It has dropped those there, but others may have read some again
-    /// before we heard of it; reads from now on wait.
+    /// Handles a write past the page cache, at the end of file that the kernel knows. The kernel has dropped the pages
+    /// there, but a concurrent read may have filled some again before this request came; reads from now on wait.
     pub(crate) fn writes_past_pages(&mut self, ino: u64, fh: Fh, offset: u64) {
         self.files.get_mut(&fh).into_iter().for_each(|file| file.unanswered_at = Some(offset));
         let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be());
@@ -121,8 +123,9 @@ impl Cache {
         }
     }
 
-    /// A kernel takes back, as it believes, what a write past its pages has left that failed and was to make the file longer: it
-    /// truncates to the end that it knew (`fuse_direct_IO`, for `io_submit` and the like), which may be before what others have appended.
+    /// Returns whether a truncation undoes a failed write past the page cache that was to extend the file. The kernel
+    /// truncates to the end that it knew (`fuse_direct_IO`, for `io_submit` and the like), which may be before data
+    /// that other clients have appended.
     pub(crate) fn takes_back(&self, fh: Option<Fh>, set: &SetAttr) -> bool {
         let file = fh.and_then(|fh| self.files.get(&fh));
         set.size.is_some()
@@ -130,9 +133,9 @@ impl Cache {
             && file.is_some_and(|file| file.direct && file.unanswered_at == set.size)
     }
 
-    /// Of what [`Cache::droppable`] leaves out (offset, length): pages of which own writes bring a part, or all at a place that the
-    /// remote chooses, if the kernel may have them whole. They are to be dropped too, one by one: where one is locked that waits for the
-    /// write's answer, and need not be waited for.
+    /// Returns pages that [`Cache::droppable`] leaves out (offset, length) and the kernel may have in full: those of
+    /// which local writes bring a part, or all at an offset that the remote chooses. They are to be dropped one by one.
+    /// A locked page waits for the reply to its write, and need not be waited for.
     #[must_use]
     pub fn partly_written(&self, ino: u64, (offset, length): (u64, u64)) -> Vec<(u64, u64)> {
         if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be()) {
@@ -158,13 +161,13 @@ impl Cache {
     }
 }
 
-/// Whether a range covers a page from its beginning to its end.
+/// Returns whether a range covers a page from its beginning to its end.
 fn has_whole_page((offset, length): (u64, u64)) -> bool {
     let end = offset.saturating_add(length);
     offset.checked_next_multiple_of(PAGE).is_some_and(|at| at.saturating_add(PAGE) <= end)
 }
 
-/// The pages that a range covers in part.
+/// Returns the pages that a range covers in part.
 fn ends((offset, length): (u64, u64)) -> Vec<(u64, u64)> {
     let end = offset.saturating_add(length);
     let mut ends = vec![offset / PAGE * PAGE, end / PAGE * PAGE];

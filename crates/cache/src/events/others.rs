@@ -1,12 +1,12 @@
-//! Changes of others that were told name by name (docs/decisions/0014-pushes.md): the directory's facts are what they have
-//! become, so nothing is listed, and nothing that comes and goes is missed.
+//! Remote changes that came as updates in place (docs/decisions/0014-pushes.md). The directory's facts are up to date,
+//! so no listing is needed, and no short-lived name is missed.
 
 use super::{Change, Seen, Stat, picture, seen};
 use crate::cache::Cache;
 use nigh_types::{Attr, Name, NodeId};
 use std::collections::BTreeMap;
 
-/// What one change of others was about.
+/// Names and attributes of one update.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pushed {
     names: Vec<(u64, Name)>,
@@ -24,7 +24,7 @@ impl Pushed {
 }
 
 impl Cache {
-    /// All of one change is in the facts by now.
+    /// Reports an update, all of which is in the facts by now.
     pub(crate) fn others_changed(&mut self, pushed: &Pushed) {
         if self.watches.is_empty() {
             return;
@@ -52,7 +52,7 @@ impl Cache {
     fn differs(&mut self, dir: u64, mut names: Vec<(Name, Option<Seen>)>) -> Option<picture::Difference> {
         let busy = self.inodes_under_way();
         let own = self.names_under_way(dir);
-        // What is unsettled is compared as a whole.
+        // Unsettled directories are compared as a whole.
         let watched = self.watches.dirs.get_mut(&dir).filter(|watched| !watched.unsettled)?;
         if watched.too_large && watched.untold == 0 {
             self.watches.tell(vec![Change::Gap { dir }]);

@@ -1,4 +1,4 @@
-//! Own changes: the kernel has told of them, so they go into the pictures and are not told again.
+//! Local changes: the kernel has reported them to watchers, so they update the snapshots and are not reported again.
 
 use super::{Change, Seen, Stat, seen_child};
 use crate::cache::Cache;
@@ -6,12 +6,12 @@ use crate::flight::{Flight, Purpose, attr_after};
 use nigh_types::{Attr, Name, NodeId, Reply, Response};
 
 impl Cache {
-    /// An own change was answered.
+    /// Applies a local change with a reply to the snapshots.
     pub(crate) fn own_change_answered(&mut self, flight: &Flight, response: &Response) {
         if self.watches.is_empty() || flight.sequence.is_none() {
             return;
         }
-        // Who was killed meanwhile did not do it, as far as the kernel knows.
+        // The kernel takes a change whose caller was killed for not done.
         if flight.waiters.is_empty() {
             let dirs: Vec<u64> = flight.purpose.names().iter().map(|(dir, _)| *dir).collect();
             return dirs.into_iter().for_each(|dir| self.watches.compare_again(self.clock, dir));
@@ -55,8 +55,8 @@ impl Cache {
         }
     }
 
-    /// Whether an own change of that name was answered since a change with that number was put out: the kernel has told of
-    /// what came later.
+    /// Returns whether a local change of the name has a reply since the change with that number was put out: the kernel
+    /// has reported what came later.
     #[must_use]
     pub fn is_overtaken(&self, number: u64, dir: u64, name: &Name) -> bool {
         let watched = self.watches.dirs.get(&dir);
@@ -65,7 +65,7 @@ impl Cache {
             .is_some_and(|untold| number <= untold.overtaken)
     }
 
-    /// What of a change is still to be told; `None`: own changes have overtaken it.
+    /// Returns the part of a change that is still to be reported; `None`: local changes have overtaken it.
     #[must_use]
     pub fn still_to_tell(&self, number: u64, change: &Change) -> Option<Change> {
         let overtaken = |(dir, name): (u64, &Name)| self.is_overtaken(number, dir, name);
@@ -87,7 +87,7 @@ impl Cache {
         self.watches.paint(dir, |picture| picture.set(name, seen));
     }
 
-    /// What an own change has made of an inode's attributes; `None`: it is not known.
+    /// Updates an inode's attributes in the snapshots after a local change; `None`: they are unknown.
     fn picture_attr(&mut self, id: NodeId, attr: Option<&Attr>) {
         let stat = attr.map(Stat::of);
         if attr.is_some_and(|attr| attr.nlink > 1 && !attr.is_dir()) {
@@ -121,7 +121,7 @@ impl Cache {
         self.picture_name(*to, new_name, found);
     }
 
-    /// What moves from one name to another.
+    /// Returns the snapshot entry of an inode that moves from one name to another.
     fn pictured(
         &self,
         (from, name): (u64, &Name),
@@ -134,7 +134,7 @@ impl Cache {
         }
         let picture = self.watches.dirs.get(&from).and_then(|watched| watched.picture.as_ref());
         let seen = picture.and_then(|picture| picture.seen(name)).filter(|seen| seen.id == id);
-        // Its ctime has changed.
+        // The rename has changed its ctime.
         let seen = seen.map(|seen| Seen { stat: None, ..*seen });
         seen.or_else(|| {
             let cookie = self.key.cookie(new_name.as_bytes());
@@ -145,7 +145,7 @@ impl Cache {
 }
 
 impl super::Watches {
-    /// Something in a directory was left out when it was compared, or is told by nobody.
+    /// Marks a directory for comparison: a name was left out of the last one, or no report covers a change.
     fn compare_again(&mut self, now: nigh_types::Time, dir: u64) {
         let Some(watched) = self.dirs.get_mut(&dir) else { return };
         if !watched.unsettled {

@@ -1,10 +1,10 @@
-//! A directory as watchers were last told of it, and how it differs from what it is now.
+//! Directory snapshots: state last reported to watchers, and its difference from the present state.
 
 use super::Change;
 use nigh_types::{Attr, Kind, Name, NodeId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is compared of an inode.
+/// Attributes of an inode that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stat {
     size: u64,
@@ -28,14 +28,14 @@ impl Stat {
     }
 }
 
-/// What a name leads to.
+/// Inode that a name leads to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub id: NodeId,
     pub kind: Kind,
-    /// `None`: not known.
+    /// `None`: unknown.
     pub stat: Option<Stat>,
-    /// The comparison in which it was last met.
+    /// Comparison in which the name was last present.
     pub(super) round: u64,
 }
 
@@ -45,14 +45,14 @@ impl Seen {
     }
 }
 
-/// All names of a directory.
+/// Snapshot of a directory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Picture {
     names: BTreeMap<Name, Seen>,
     round: u64,
 }
 
-/// How one directory differs from its picture.
+/// Difference between a directory and its snapshot.
 #[derive(Clone, Debug)]
 pub(crate) struct Difference {
     pub dir: u64,
@@ -61,7 +61,7 @@ pub(crate) struct Difference {
     changed: Vec<(Name, NodeId, Touched)>,
 }
 
-/// What was done to an inode.
+/// Kinds of change of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Touched {
     written: bool,
@@ -77,7 +77,7 @@ impl Picture {
         self.names.get(name)
     }
 
-    /// Watchers know that already: the kernel has told them.
+    /// Updates a name that watchers know already: the kernel has reported it.
     pub fn set(&mut self, name: &Name, seen: Option<Seen>) {
         match seen {
             Some(seen) => drop(self.names.insert(name.clone(), seen)),
@@ -85,13 +85,13 @@ impl Picture {
         }
     }
 
-    /// The same of an inode's attributes, under all its names here.
+    /// Updates an inode's attributes under all its names.
     pub fn set_stat(&mut self, id: NodeId, stat: Option<Stat>) {
         self.names.values_mut().filter(|seen| seen.id == id).for_each(|seen| seen.stat = stat);
     }
 
-    /// Takes in what the directory is now; what is in `skipped` stays as it was. What is not known of an inode is taken to be
-    /// as it was.
+    /// Replaces the snapshot by the present state, except for the names in `skipped`. Unknown attributes count as
+    /// unchanged.
     pub fn compare(
         &mut self,
         dir: u64,
@@ -117,7 +117,7 @@ impl Picture {
 }
 
 impl Picture {
-    /// The same of a few names alone; `None`: it is there no more.
+    /// Updates a few names; `None`: the name is gone.
     pub fn take(&mut self, dir: u64, now: Vec<(Name, Option<Seen>)>) -> Difference {
         let round = self.round;
         let mut difference = Difference::none(dir);
@@ -164,12 +164,12 @@ impl Difference {
     }
 }
 
-/// Whether a file was written, or who may use it or its times were set. Writing sets mtime and ctime alike and leaves atime; touching sets
-/// all three alike; setting times to others leaves ctime apart. `moved`: so does moving.
+/// Classifies a change as a write or a change of attributes or times. Writing sets mtime and ctime alike and leaves
+/// atime; touching sets all three alike; setting other times leaves ctime apart. `moved`: so does moving.
 fn touched(kind: Kind, before: &Stat, after: &Stat, moved: bool) -> Touched {
     let mut attributes = (before.mode, before.owner) != (after.mode, after.owner);
     if kind == Kind::Directory {
-        // Its size and times are those of its names.
+        // A directory's size and times are those of its names.
         return Touched { written: false, attributes };
     }
     let mut written = kind == Kind::File && before.size != after.size;
@@ -181,7 +181,8 @@ fn touched(kind: Kind, before: &Stat, after: &Stat, moved: bool) -> Touched {
     Touched { written, attributes }
 }
 
-/// What happened in directories that were compared together: an inode that vanished here and appeared there was moved.
+/// Returns the changes in directories that were compared together: an inode that vanished here and appeared there was
+/// moved.
 pub(crate) fn happened(differences: Vec<Difference>) -> Vec<Change> {
     let mut left: BTreeMap<NodeId, Vec<(u64, Name, Seen)>> = BTreeMap::new();
     let (mut appeared, mut changed) = (Vec::new(), Vec::new());
@@ -227,7 +228,7 @@ pub(crate) fn happened(differences: Vec<Difference>) -> Vec<Change> {
     all
 }
 
-/// A name is left before another comes to it; of a circle any first.
+/// Sorts moves so that a name is left before another inode moves to it; any move of a cycle goes first.
 fn in_order(mut moves: Vec<Change>) -> Vec<Change> {
     let mut ordered = Vec::new();
     while !moves.is_empty() {

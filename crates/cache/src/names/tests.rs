@@ -25,7 +25,7 @@ fn file() -> Entry {
     Entry { id: FILE, attr, target: None, no_xattrs: false }
 }
 
-/// As a remote answers that tells nobody of changes: names for 1 s, absence for 2 s, attributes for 1 s.
+/// Replies of a remote without recalls: names for 1 s, absence for 2 s, attributes for 1 s.
 fn answer(cache: &mut Cache, now: Time, call: CallId, reply: Result<Reply, Errno>, covers: &[Covers]) {
     let grants = covers.iter().map(|covers| match covers {
         Covers::Absence => grant(ROOT, *covers, 2_000),
@@ -36,7 +36,7 @@ fn answer(cache: &mut Cache, now: Time, call: CallId, reply: Result<Reply, Errno
     cache.handle_event(now, Event::Response { call, response });
 }
 
-/// The answer, or the one call that is made for it.
+/// Returns the reply, or the one call that is sent for it.
 fn ask(cache: &mut Cache, now: Time, op: Op) -> Result<Answer, CallId> {
     match cache.handle_op(now, OpId(1), Caller::default(), op) {
         Some(answer) => Ok(answer),
@@ -93,7 +93,7 @@ fn a_missing_name_that_is_made_is_there_at_once() {
     }
 }
 
-/// The same where nothing may be kept.
+/// As above, if nothing may be kept.
 #[test]
 fn without_a_grant_an_own_change_ends_what_was_believed() {
     let mut cache = cache(Config::default());
@@ -141,7 +141,7 @@ fn what_was_removed_or_moved_is_missing_at_once() {
     }
 }
 
-/// What is refused because the name is there, or is not, was believed otherwise.
+/// The errno of a refused change says that a name exists, or does not, contrary to the cache.
 #[test]
 fn an_error_that_says_otherwise_ends_what_was_believed() {
     let mut cache = cache(Config::default());
@@ -213,7 +213,7 @@ fn all_of_it_ends_with_the_session() {
     assert_eq!(cache.gauges().negative, 0);
 }
 
-/// Such a remote gives the number of a directory that is gone to the next one.
+/// Such a remote reuses the number of a removed directory for the next one.
 #[test]
 fn a_directory_that_is_found_by_another_name_may_be_another() {
     const DIR: NodeId = NodeId { ino: 9, generation: 2 };

@@ -22,7 +22,7 @@ fn rows(cookies: impl IntoIterator<Item = u64>) -> Rows {
     rows
 }
 
-/// A page as `Cache::page` makes it: cookies and the offsets behind them.
+/// Returns a page as `Cache::page` makes it: cookies and the offsets behind them.
 fn page(rows: &Rows, told: &mut Option<(Cookie, Cookie)>, offset: u64, most: usize) -> Vec<(u64, u64)> {
     let from = Position::of(Cookie(offset), *told);
     let cookies: Vec<Cookie> = from.rows(rows).take(most).map(|row| row.cookie).collect();
@@ -33,7 +33,7 @@ fn page(rows: &Rows, told: &mut Option<(Cookie, Cookie)>, offset: u64, most: usi
     cookies.iter().zip(numbers).map(|(cookie, number)| (cookie.0, number.offset().0)).collect()
 }
 
-/// A cookie whose place is about so far behind a common one.
+/// Returns a cookie whose place is about that far behind a common one.
 fn cookie(far: u64, low: u32) -> u64 {
     ((1 << 30) + far) << 32 | u64::from(low)
 }
@@ -60,7 +60,7 @@ proptest! {
         }
     }
 
-    /// With nothing remembered, as by another open directory each time.
+    /// Nothing is remembered, as if each seek used another open directory.
     #[test]
     fn a_scan_that_seeks_at_each_entry_returns_each_once(
         lows in prop::collection::btree_set(any::<u32>(), 1..6), far in prop::collection::vec(0u64..40_000, 0..12),
@@ -81,15 +81,15 @@ proptest! {
 #[derive(Clone, Debug)]
 enum Step {
     Insert(u64),
-    /// The nth name.
+    /// Makes or removes the nth name.
     Remove(usize),
-    /// That reader reads a page of so many, and takes so many of them.
+    /// A reader reads a page of so many names, and takes so many of them.
     Read {
         who: usize,
         most: usize,
         taken: usize,
     },
-    /// That reader goes to what any was told, counted from the latest.
+    /// A reader seeks to an offset that any reader got, counted from the latest.
     Seek {
         who: usize,
         nth: usize,
@@ -98,7 +98,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // Mostly of one place, else near it.
+    // Mostly at one place, else near it.
     let name = (prop_oneof![4 => Just(0u64), 2 => 0u64..4, 2 => 0u64..3_000], any::<u32>());
     let step = prop_oneof![
         4 => name.prop_map(|(far, low)| Step::Insert(cookie(far, low))),
@@ -110,15 +110,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..150)
 }
 
-/// Somebody who reads; and what is still to come, of what has been there since the offset was told.
+/// Reader, and the names present since its offset was returned that it still has to see.
 #[derive(Clone, Default)]
 struct Reader {
     told: Option<(Cookie, Cookie)>,
     offset: u64,
     due: BTreeSet<u64>,
-    /// Since the last seek, without what was removed.
+    /// Names read since the last seek, without removed ones.
     returned: BTreeSet<u64>,
-    /// It went on by a mark, and a name was made, since the last seek.
+    /// A mark was used, and a name was made, since the last seek.
     marked: bool,
     crossed: bool,
 }
@@ -129,13 +129,13 @@ struct Model {
     ever: BTreeSet<u64>,
     rows: Rows,
     readers: [Reader; 3],
-    /// Offsets with what was due behind them.
+    /// Offsets with the names that were due behind them.
     told: Vec<(u64, BTreeSet<u64>)>,
 }
 
 impl Model {
     fn insert(&mut self, cookie: u64) {
-        // Two names of which marks are the same are what the page of the decision excepts.
+        // The decision excepts two names with equal marks.
         let mark = |cookie: u64| mark(Cookie(cookie));
         if self.ever.iter().any(|other| *other != cookie && mark(*other) == mark(cookie)) {
             return;
@@ -168,7 +168,7 @@ impl Model {
         self.go_to(who, 0, self.names.clone());
     }
 
-    /// Whether that was not the end.
+    /// Returns whether that was not the end.
     fn read(&mut self, who: usize, most: usize, taken: usize) -> bool {
         let reader = &mut self.readers[who];
         reader.marked |= is_mark(reader.offset);
@@ -207,7 +207,7 @@ proptest! {
                 Step::Seek { .. } => {}
             }
         }
-        // From wherever they are, readers of one entry at a time come to the end.
+        // From any position, readers of one entry at a time come to the end.
         for (who, most) in [(0, 1), (1, 3), (2, 1)] {
             let left = model.names.len() + 1;
             let reads = (0..=left).take_while(|_| model.read(who, most, 1)).count();
@@ -216,7 +216,7 @@ proptest! {
     }
 }
 
-/// Names in the order of a listing, two of which have one place.
+/// Returns names in listing order, two of which share a place.
 fn listed() -> Vec<String> {
     let cookie = |name: &String| CookieKey::default().cookie(name.as_bytes());
     let mut names: Vec<String> = (0..200_000).map(|n| format!("name-{n}")).collect();
@@ -242,7 +242,7 @@ fn open(cache: &mut Cache) -> Fh {
     }
 }
 
-/// Names one by one from an offset to where it has to wait, or to the end; with the offset behind each.
+/// Reads names one by one from an offset until the reader has to wait, or to the end; with the offset behind each.
 fn read_on(cache: &mut Cache, fh: Fh, mut page: Option<Page>) -> Vec<(String, Cookie)> {
     let mut seen = Vec::new();
     while let Some(entry) = page.as_ref().and_then(|page| page.entries.first()) {
@@ -264,7 +264,7 @@ fn short_offsets_are_the_same_while_a_listing_comes_and_in_one_that_is_no_fact()
         let mut cache = cache(config);
         assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
         let [call] = calls(&mut cache)[..] else { panic!("it is listed") };
-        // It comes in parts that are divided between the two.
+        // The listing comes in chunks that are split between the two.
         let begin = |granted: bool| match part(&texts[..21], false) {
             part if granted => part,
             part => Response { grants: Vec::new(), ..part },
@@ -277,7 +277,7 @@ fn short_offsets_are_the_same_while_a_listing_comes_and_in_one_that_is_no_fact()
         let first = read(&mut cache, fh, Cookie(2), 1);
         let mut seen = read_on(&mut cache, fh, first);
         assert!(if granted { (10..=20).contains(&seen.len()) } else { seen.is_empty() });
-        // One that is no fact serves who was there before: another is asked for.
+        // A detached listing serves earlier readers: a later one causes another call.
         let call = calls(&mut cache).pop().map_or(call, |again| {
             cache.handle_event(T0, Event::Response { call: again, response: begin(false) });
             again
