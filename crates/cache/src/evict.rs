@@ -1,4 +1,4 @@
-//! Keeping to the budget: whole directories go, those first that were not used lately.
+//! Eviction within the memory budget: whole directories, least recently used first.
 
 use crate::cache::Cache;
 use crate::kernel::Level;
@@ -8,29 +8,29 @@ use crate::state::{Directory, Inode, More};
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
-/// What an inode's record costs, in bytes, with its place in the table, which is half full to full.
+/// Bytes of an inode record with its slot in the hash table, which is half full to full.
 pub(crate) const INODE_BYTES: u64 = (size_of::<Inode>() + 8 + 17 * 3 / 2) as u64;
-/// The part of the budget that is left for names at least.
+/// Share of the budget that names keep at least.
 const LEFT_FOR_NAMES: u64 = 4;
-/// The part of the budget by which memory grows before what could not be freed is tried again.
+/// Share of the budget by which memory grows before the next try to free what could not be freed.
 const TRIM_STEP: u64 = 64;
-/// The same for a directory, which has attributes of its own.
+/// Bytes of a directory record, with its own attributes.
 const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<More>()) as u64;
 
 impl Cache {
-    /// Memory held, in bytes.
+    /// Returns the memory in use, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inodes = self.inodes.len() as u64 * INODE_BYTES + self.told.bytes();
         self.names_bytes() + inodes + self.snapshots.bytes() + self.dirents.bytes()
     }
 
-    /// What eviction can free.
+    /// Returns the bytes that eviction can free.
     fn names_bytes(&self) -> u64 {
         self.row_bytes + self.dirs.len() as u64 * DIRECTORY_BYTES
     }
 
-    /// Whether eviction goes on. Inodes that the kernel knows stay until it forgets them: however many they are, a
-    /// quarter of the budget is left for names.
+    /// Returns whether eviction goes on. Inodes that the kernel knows stay until it forgets them: however many there
+    /// are, a quarter of the budget is left for names.
     fn exceeds(&self, budget: u64) -> bool {
         self.has_too_many() || self.exceeds_bytes(budget)
     }
@@ -43,8 +43,8 @@ impl Cache {
         self.bytes() > budget && self.names_bytes() > self.config.budget_bytes / LEFT_FOR_NAMES
     }
 
-    /// Gives back directories until the budget is kept; second chance for those used since last time. Those that
-    /// somebody is reading stay, and so the budget may be exceeded, up to twice; then only the one read last stays.
+    /// Evicts directories until the budget is kept, with a second chance for those used since last time. Directories
+    /// that are being read stay, so up to twice the budget may be in use; beyond that only the one read last stays.
     pub(crate) fn trim(&mut self, now: Time) {
         let budget = self.config.budget_bytes;
         if self.bytes() <= budget.max(self.trim_above) && !self.has_too_many() {
@@ -65,7 +65,7 @@ impl Cache {
         self.trim_above = if left > budget { left.saturating_add(budget / TRIM_STEP) } else { 0 };
     }
 
-    /// What walks brought and left behind goes before all that others use.
+    /// Evicts prefetched directories that a walk has left behind, before all others.
     fn trim_passed(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
         let mut turns = self.walks.told.len();
         while self.exceeds(budget) && turns > 0 {
@@ -83,7 +83,7 @@ impl Cache {
         }
     }
 
-    /// Gives back one directory after the other; those that were used since last time are left for a second turn.
+    /// Evicts one directory after another; those used since last time get a second turn.
     pub(crate) fn evict_while(
         &mut self,
         now: Time,
@@ -105,8 +105,8 @@ impl Cache {
         }
     }
 
-    /// What the kernel believes of single names ends by itself, if it ends. Of the rest nobody would know any more that it is to be
-    /// told when the session ends.
+    /// Invalidates dentries under grants without a deadline. The kernel's timeouts end the others; without their record
+    /// no code would invalidate these at the end of the session.
     fn drop_singles(&mut self, node: NodeId) {
         let Some(directory) = self.dirs.get(&node.ino).filter(|_| self.config.level == Level::NoEpoch) else {
             return;
@@ -123,7 +123,7 @@ impl Cache {
         self.counters.evictions += 1;
         tracing::debug!(target: "nigh::evict", ino = node.ino);
         let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.lives(now));
-        // Under a deadline the kernel's timeouts end by themselves; else it must be told first.
+        // Under a deadline the kernel's timeouts end by themselves; else it must be invalidated first.
         self.keep_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
             self.note_returned(node, held.id);

@@ -1,8 +1,8 @@
-//! Inodes that the kernel has forgotten, for file handles that name them by number (open_by_handle_at(2), knfsd).
+//! Forgotten inodes, for file handles that name them by number (open_by_handle_at(2), knfsd).
 //!
-//! A kernel that is given a file handle of an inode that it has dropped asks for `.` by the number alone (`fuse_get_dentry`), and compares the
-//! generation itself. So the latest ones are remembered: their generation, and the name that led there last. For all others the remote is asked, if
-//! it finds inodes by their numbers. See docs/decisions/0035-file-handles.md.
+//! For a file handle of an inode that it has dropped, the kernel looks up `.` by number alone (`fuse_get_dentry`), and
+//! compares the generation itself. So the cache remembers the latest forgotten inodes: generation and last name. For
+//! all others it asks the remote, if that finds inodes by number. See docs/decisions/0035-file-handles.md.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
@@ -12,7 +12,7 @@ use nigh_types::{Attr, Call, Errno, Name, NodeId, OpId, Reply, Time};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// Most of them; and the part of the budget that they may have beside it, at so many bytes each.
+/// Most remembered inodes; the share of the budget that they may have beside it, and the size of each in bytes.
 const MOST: u64 = 1 << 16;
 const PART: u64 = 32;
 const BYTES: u64 = 128;
@@ -25,7 +25,7 @@ struct Node {
     turn: u64,
 }
 
-/// By number; the one that was forgotten first goes first.
+/// Remembered inodes by number; the earliest is dropped first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Forgotten {
     nodes: FxHashMap<u64, Node>,
@@ -55,14 +55,14 @@ impl Forgotten {
         self.nodes.get(&ino)?.home.as_ref()
     }
 
-    /// They are of a server that is no more.
+    /// Forgets all: they are of another server.
     pub fn clear(&mut self) {
         *self = Forgotten::default();
     }
 }
 
 impl Cache {
-    /// The record of an inode goes.
+    /// Remembers an inode whose record is dropped.
     pub(crate) fn remember_forgotten(&mut self, id: NodeId, home: Option<(u64, Name)>) {
         let Some(home) = home.filter(|_| id.generation != 0 && id.ino != self.root) else { return };
         self.put_forgotten(id, Some(home));
@@ -73,7 +73,7 @@ impl Cache {
         self.forgotten.put(id, home, most);
     }
 
-    /// An inode that has no record is asked for by its number.
+    /// Looks up an inode without a record by its number.
     pub(crate) fn lookup_number(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         if !self.finds_numbers || ino == 0 || Numbers::gave(ino) {
             return Some(Answer::Failed(Errno::STALE));
@@ -88,7 +88,7 @@ impl Cache {
         self.wait(op, caller, call, Want::Itself, false)
     }
 
-    /// Where the remote found an inode by its number. The record must stand before its attributes are learned.
+    /// Records where the remote found an inode by number. The record must exist before its attributes are applied.
     fn place_found(&mut self, id: NodeId, home: Option<(NodeId, Name)>) {
         let is_placed = self.inode(id).home.is_some();
         let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != self.root) else { return };
@@ -98,7 +98,7 @@ impl Cache {
         self.set_home(id, (dir.ino, &name));
     }
 
-    /// The attributes that answer a call for them, by id or by number.
+    /// Returns the attributes in a reply, by id or by number.
     pub(crate) fn attr_answered(
         &mut self,
         flight: &Flight,
@@ -115,19 +115,20 @@ impl Cache {
         }
     }
 
-    /// It is asked for by number: it has a record again, which is dropped if the remote does not find it.
+    /// Restores the record of an inode that is looked up by number. It is dropped again if the remote does not find the
+    /// inode.
     pub(crate) fn recall_forgotten(&mut self, ino: u64) {
         if self.inodes.contains_key(&ino) {
             return;
         }
-        // Where it lies is not known of one that is the directory of another: it is asked for by its number.
+        // A directory known only from another inode's reply has no known place: it is looked up by its number.
         let Some((id, home)) = self.forgotten.id(ino).zip(self.forgotten.home(ino).cloned()) else { return };
         if self.id_of(ino).is_none_or(|known| known == id) {
             self.inode(id).home = Some(home);
         }
     }
 
-    /// The directory and name that last led to an inode.
+    /// Returns the directory and name that last led to an inode.
     pub(crate) fn last_home(&self, ino: u64) -> Option<&(u64, Name)> {
         match self.inodes.get(&ino) {
             Some(inode) => inode.home.as_ref(),
@@ -214,7 +215,7 @@ mod tests {
         let mut cache = forgotten();
         let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let mut said = answers(&mut cache, call, Err(Errno::STALE));
-        // It is led there by names once more.
+        // The remote is given its path once more.
         while said.is_none() {
             let walk = cache.flights.iter().next_back().map(|(id, _)| *id).expect("it is asked");
             said = answers(&mut cache, walk, Err(Errno::STALE));
@@ -223,7 +224,7 @@ mod tests {
         assert!(!cache.inodes.contains_key(&FILE.ino));
     }
 
-    /// The remote keeps it for calls that are on their way, or since another client has it open.
+    /// The remote keeps it for calls in flight, or because another client has it open.
     #[test]
     fn forgotten_inode_without_a_name_is_stale_though_the_remote_has_it() {
         let mut cache = forgotten();
@@ -255,7 +256,7 @@ mod tests {
         assert_eq!(answer, Some(Answer::Failed(Errno::STALE)));
     }
 
-    /// Of a remote that finds inodes by their numbers, after the mount was made anew.
+    /// Cache of a new mount, with a remote that finds inodes by number.
     fn finding() -> Cache {
         let mut cache = Cache::new(Config::default());
         let session = Session { finds_numbers: true, ..session() };
@@ -283,7 +284,7 @@ mod tests {
         assert!(matches!(asked, Call::GetAttr { .. }), "it is remembered from now on: {asked:?}");
     }
 
-    /// As a kernel does that connects a directory with the root (`reconnect_path`).
+    /// As the kernel does to connect a directory with the root (`reconnect_path`).
     #[test]
     fn directories_above_one_that_was_found_by_its_number_are_found_so_too() {
         let mut cache = finding();
@@ -317,7 +318,7 @@ mod tests {
         assert!(!cache.inodes.contains_key(&FILE.ino));
     }
 
-    /// An earlier mount gave the number to an inode whose own number another had.
+    /// An earlier mount gave the number to an inode whose own number another inode had.
     #[test]
     fn number_of_our_own_range_is_stale_and_not_asked_for() {
         let mut cache = finding();

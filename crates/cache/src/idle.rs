@@ -1,14 +1,15 @@
-//! Directories that nobody has used for a while, and memory that others need. See docs/decisions/0021-memory.md.
+//! Memory pressure: directories that were not used for a while, and memory that other programs need. See
+//! docs/decisions/0021-memory.md.
 
 use crate::cache::Cache;
 use nigh_types::{Span, Time};
 use std::collections::BTreeSet;
 
-/// How often idle directories are looked for while they may be idle once.
+/// Searches for idle directories within one idle time.
 const LOOKS: u64 = 4;
 
 impl Cache {
-    /// Gives back what was not used for `--dir-timeout`.
+    /// Evicts directories that were not used for `--dir-timeout`.
     pub(crate) fn give_back_idle(&mut self, now: Time) {
         let Some(limit) = self.config.dir_timeout.filter(|_| self.idle_due.is_some_and(|due| due <= now))
         else {
@@ -26,7 +27,8 @@ impl Cache {
         self.idle_due = (!self.order.is_empty()).then(|| now.after(next));
     }
 
-    /// Memory is short: what is held halves, but for what somebody is reading, and so does what the kernel knows.
+    /// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel
+    /// knows.
     pub fn handle_pressure(&mut self, now: Time) {
         self.clock = now;
         self.counters.squeezed += 1;
@@ -37,7 +39,7 @@ impl Cache {
         self.prune_half();
     }
 
-    /// Directories that somebody is reading, or watches.
+    /// Returns the directories that are being read or watched.
     pub(crate) fn being_read(&self) -> BTreeSet<u64> {
         let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
         open.map(|open| open.ino).chain(self.watches.dirs()).collect()

@@ -1,22 +1,25 @@
 //! The metadata cache as a pure state machine.
 //!
-//! It holds facts under grants (docs/decisions/0004-facts-and-overlay.md), answers the kernel's
-//! requests from them, and asks the remote for what it does not know. It touches no clock, no socket
-//! and no randomness; [`Cache`] says how it is driven.
+//! It caches facts under grants (docs/decisions/0004-facts-and-overlay.md), answers the kernel's requests from them,
+//! and calls the remote for what it does not know. It uses no clock, no socket and no randomness; [`Cache`] documents
+//! its calling contract.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | `cache` | the type, its inputs and outputs |
-//! | `op`, `config`, `counters` | the words of its interface |
+//! | `op`, `config`, `counters` | types of its interface |
 //! | `state`, `rows`, `singles`, `grants` | records |
-//! | `facts`, `names`, `replace`, `places`, `numbers`, `buried` | finding, learning, replacing, forgetting; the kernel's numbers |
+//! | `facts`, `names`, `replace` | finding, applying, replacing and dropping facts |
+//! | `places`, `numbers`, `buried`, `forgotten` | node references and FUSE node ids |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `listing`, `snapshots`, `dirents`, `readdir`, `readers`, `short`, `files`, `mutate`, `targets`, `xattr`, `locks` | one room per kind of request |
-//! | `ahead` | directories that come before they are asked for |
-//! | `away`, `claim`, `keep`, `limits` | the remote is away, and back; what is open |
-//! | `events` | what others changed, for those who watch |
-//! | `recall`, `stores`, `kernel`, `rights` | the end of grants, what the kernel may believe |
-//! | `evict`, `idle`, `prune` | the budget, memory that others need, inodes of the kernel's |
+//! | `lookup`, `files`, `mutate`, `removed`, `targets`, `xattr`, `space`, `locks` | one module for each kind of request |
+//! | `readdir`, `listing`, `snapshots`, `dirents`, `oversized`, `readers`, `short` | reading directories |
+//! | `ahead` | prefetch of directories |
+//! | `away`, `claim`, `keep`, `limits` | session state, reclaim, pins of open files, request deadlines |
+//! | `push`, `events` | updates in place, remote changes for inotify watchers |
+//! | `recall`, `behind`, `kernel`, `rights` | end of grants, invalidation queue, kernel timeouts |
+//! | `stores`, `ungranted`, `whole`, `overtaken`, `locked` | the kernel's pages, write-back of mmap stores |
+//! | `evict`, `idle`, `prune` | memory budget, memory pressure, the kernel's inodes |
 
 mod ahead;
 mod away;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub(crate) const ALWAYS_KEPT: u64 = 4 << 20;
 /// A directory that did not fit is not listed whole again for so long.
 const NOT_LISTED_FOR: Span = Span::from_millis(60_000);
-/// So many directories are remembered as too large.
+/// Most directories that are remembered as too large.
 const MOST_REMEMBERED: usize = 256;
 
 /// Directories that were too large, and until when they are not listed whole. At most [`MOST_REMEMBERED`].
@@ -54,7 +54,7 @@ impl Cache {
         }
     }
 
-    /// What each listing in flight holds, in bytes: rows of the directory, or rows that no grant covers.
+    /// Returns the memory of each listing in flight, in bytes: entries of the directory, or detached entries.
     fn listing_sizes(&self) -> impl Iterator<Item = (u64, CallId, u64)> {
         self.flights.iter().filter_map(|(call, flight)| match flight.purpose {
             Purpose::List { dir } if !flight.abandoned => {
@@ -89,7 +89,7 @@ impl Cache {
         if let Some(id) = current {
             self.evict(now, id);
         }
-        // The remote knows no call for a listing that a walk tells.
+        // The remote knows no call for a listing that a prefetch job brings.
         match self.walk_of(dir, call) {
             Some(walk) => self.cancel_walk(now, walk),
             None => self.out.push_back(Output::Cancel(call)),

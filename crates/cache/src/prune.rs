@@ -1,51 +1,52 @@
-//! Holding down how many inodes the kernel knows because of us. See docs/decisions/0021-memory.md.
+//! Bound on the inodes that the kernel knows. See docs/decisions/0021-memory.md.
 
 use crate::cache::Cache;
 use crate::evict::INODE_BYTES;
 use crate::op::Output;
 use std::collections::VecDeque;
 
-/// Whatever else the kernel is to be told waits for so many, at 10 µs each.
+/// Most inodes of one prune: the kernel's other notifications wait for these, at 10 µs each.
 const BATCH: usize = 256;
-/// So many it may know in any case.
+/// Inodes that the kernel may know in any case.
 const FEWEST: u64 = 16;
-/// The part of the budget that records of inodes may have.
+/// Share of the budget that inode records may have.
 const PART: u64 = 2;
-/// The kernel is asked to forget when there are so many eighths of what may be, until there are so many.
+/// Pruning starts at this many eighths of the bound, and stops at `ASKED_TO` eighths.
 const ASKED_FROM: u64 = 7;
 const ASKED_TO: u64 = 6;
 
-/// What the kernel was told of, in that order.
+/// Queue of the inodes that the kernel knows, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told {
-    /// Each with its count, which its record has too; else it was forgotten since, and maybe told again.
+    /// Inodes with a sequence number that the record has too. Otherwise the inode was forgotten since, and may stand
+    /// here again.
     order: VecDeque<(u32, u64)>,
     count: u32,
-    /// So many are yet to be given back.
+    /// Number of inodes still to prune.
     left: u64,
-    /// How many were told since.
+    /// Inodes added since the last prune.
     since: u64,
 }
 
 impl Told {
-    /// Memory held, in bytes.
+    /// Returns the memory in use, in bytes.
     pub fn bytes(&self) -> u64 {
         (self.order.capacity() * size_of::<(u32, u64)>()) as u64
     }
 }
 
 impl Cache {
-    /// How many inodes the kernel may know.
+    /// Returns the most inodes that the kernel may know.
     fn most_inodes(&self) -> u64 {
         self.config.kernel_inodes_most.min(self.config.budget_bytes / PART / INODE_BYTES).max(FEWEST)
     }
 
-    /// Whether a listing may tell the kernel of one more.
+    /// Returns whether a listing may give the kernel one more inode.
     pub(crate) fn may_tell(&self) -> bool {
         (self.inodes.len() as u64) < self.most_inodes()
     }
 
-    /// The kernel did not know that one.
+    /// Adds an inode that the kernel did not know.
     pub(crate) fn note_new_to_kernel(&mut self, ino: u64) {
         if !self.config.prunes {
             return;
@@ -55,28 +56,28 @@ impl Cache {
         inode.told_as = self.told.count;
         self.told.order.push_back((inode.told_as, ino));
         self.told.since += 1;
-        // Where more than a fifth are of no use, two of them are looked at for each that comes.
+        // If more than a fifth are outdated, two of them are checked for each new one.
         if self.told.order.len() > self.inodes.len() / 4 * 5 + BATCH {
             for _ in 0..2 {
                 self.next_told().into_iter().for_each(|one| self.told.order.push_back(one));
             }
         }
         let (known, most) = (self.inodes.len() as u64, self.most_inodes());
-        // What it keeps nevertheless is not asked for again at once.
+        // Inodes that the kernel keeps in spite of a prune are not asked for again at once.
         if self.told.left == 0 && known > most / 8 * ASKED_FROM && self.told.since > most / 16 {
             (self.told.left, self.told.since) = (known - most / 8 * ASKED_TO, 0);
             self.out.push_back(Output::Prune);
         }
     }
 
-    /// Takes out the one that was told longest ago, if the kernel knows it still.
+    /// Takes the oldest inode, if the kernel still knows it.
     fn next_told(&mut self) -> Option<(u32, u64)> {
         let (count, ino) = self.told.order.pop_front()?;
         self.inodes.get(&ino).filter(|inode| inode.lookups > 0 && inode.told_as == count)?;
         Some((count, ino))
     }
 
-    /// Memory is short: half of what the kernel knows is to go.
+    /// Prunes half of the inodes that the kernel knows: memory is short.
     pub(crate) fn prune_half(&mut self) {
         if self.config.prunes && self.told.left == 0 && !self.inodes.is_empty() {
             self.told.left = self.inodes.len() as u64 / 2;
@@ -84,8 +85,8 @@ impl Cache {
         }
     }
 
-    /// Numbers of some inodes that the kernel may as well forget, of those that it has known longest; after
-    /// [`Output::Prune`] until there are none. Forgetting them is up to it: what it forgets, it says.
+    /// Returns node ids of some of the oldest inodes, for the kernel to forget; after [`Output::Prune`] until there are
+    /// none. The kernel sends a FORGET for each that it drops.
     pub fn poll_prune(&mut self) -> Vec<u64> {
         let mut chosen = Vec::new();
         let mut turns = self.told.order.len();

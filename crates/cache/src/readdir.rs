@@ -12,7 +12,7 @@ use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
 const DIRECTORY: u32 = 0o040_000;
 
-/// An entry chosen for a page; attributes if the kernel is to know the inode.
+/// Entry chosen for a page; with attributes if the kernel is to know the inode.
 pub(crate) struct Chosen {
     cookie: Cookie,
     name: Name,
@@ -20,11 +20,11 @@ pub(crate) struct Chosen {
     mode: u32,
     next: Cookie,
     node: Option<(NodeId, Attr, Held)>,
-    /// It is the one that is held back, to see whether it is looked up.
+    /// Its attributes are withheld, to see whether the reader looks it up.
     is_try: bool,
 }
 
-/// What fits a page, counted as the kernel does.
+/// Space left in a page, counted as the kernel does.
 struct Room {
     left: u32,
     overhead: u32,
@@ -63,13 +63,14 @@ impl Cache {
         }
     }
 
-    /// Whether an own change removed a directory that somebody is still in.
+    /// Returns whether a local change removed a directory that a process is still in.
     fn is_gone(&self, ino: u64) -> bool {
         self.inodes.get(&ino).is_some_and(|i| i.gone.is_some())
     }
 
     pub(crate) fn opened_dir(&mut self, now: Time, ino: u64, reader: u32) -> Opened {
-        // The kernel goes on wherever it finds an equal offset, which short ones may be without being of one entry.
+        // The kernel resumes at any equal offset in its cached listing, and short offsets of different entries may be
+        // equal.
         let keeps = self.config.level.may_keep_pages() && !self.config.short_cookies;
         let limit = self.config.kernel_listing_below;
         let mut opened =
@@ -164,12 +165,12 @@ impl Cache {
         }
     }
 
-    /// The answer with a page has been composed. It goes into the listing that the kernel keeps of an open
-    /// directory: it is of the facts that there are now, and without a grant is dropped right behind the answer.
+    /// Records that a page reply was composed. The page goes into the listing that the kernel caches for an open
+    /// directory: it matches the present facts. A page without a grant is invalidated right after the reply.
     ///
-    /// A listing that was begun in another state of the directory must not come to its end there: the kernel compares at the
-    /// beginning only, so who is in the midst of reading goes on in what others have completed (`fuse_readdir_cached`), and would find
-    /// names of before they began. So the parts that it has are dropped first.
+    /// The kernel must not complete a cached listing that began in another state of the directory. It compares at the
+    /// beginning only, so a reader in mid-listing would go on in a listing that others have completed
+    /// (`fuse_readdir_cached`), and would find older names. So the kernel first drops the pages that it has.
     pub(crate) fn page_given(&mut self, now: Time, fh: Fh, page: &mut Page) {
         let Some(open) = self.open_dirs.get_mut(&fh) else { return };
         open.reading = !page.entries.is_empty();
@@ -199,7 +200,7 @@ impl Cache {
         }
     }
 
-    /// A page from facts; `None` if the listing has not come far enough.
+    /// Returns a page from facts; `None` if the listing has not come far enough.
     pub(crate) fn page(
         &mut self,
         now: Time,
@@ -233,7 +234,7 @@ impl Cache {
         Some(self.fill(now, ino, offset, size, plus, chosen))
     }
 
-    /// Which files come with attributes to who reads there.
+    /// Returns which files get attributes in replies to this reader.
     pub(crate) fn files_for(&mut self, fh: Fh) -> Files {
         let Some(open) = self.open_dirs.get(&fh) else { return Files::None };
         self.readers.files(open.reader, open.files_given, open.is_tried)
@@ -254,7 +255,7 @@ impl Cache {
         }
     }
 
-    /// A page of a listing that is no fact: names only. `None`: this open directory reads none.
+    /// Returns a page of a snapshot: names only. `None`: this open directory reads none.
     pub(crate) fn snapshot_page(&mut self, fh: Fh, offset: Cookie, size: u32, plus: bool) -> Option<Page> {
         let open = self.open_dirs.get(&fh)?;
         let (ino, from) = (open.ino, self.position(fh, offset));
@@ -266,7 +267,7 @@ impl Cache {
         Some(self.fill(Time(0), ino, offset, size, plus, chosen))
     }
 
-    /// What an offset stands for.
+    /// Returns the position that an offset stands for.
     fn position(&self, fh: Fh, offset: Cookie) -> Position {
         if self.config.short_cookies {
             Position::of(offset, self.open_dirs.get(&fh).and_then(|open| open.told))
@@ -275,8 +276,8 @@ impl Cache {
         }
     }
 
-    /// Where offsets are to fit 31 bits, gives the entries such, up to a mark; that one with the cookie that it stands for is
-    /// to be remembered.
+    /// Gives entries 31-bit offsets if the mount needs them, up to and with the first mark. Returns the mark with its
+    /// cookie, to be remembered.
     fn shorten(&self, rows: &Rows, from: Position, chosen: &mut Vec<Chosen>) -> Option<(Cookie, Cookie)> {
         if !self.config.short_cookies {
             return None;
@@ -311,7 +312,7 @@ impl Cache {
         room
     }
 
-    /// Chooses what fits, never splitting names of equal cookies. The flag says that more was there.
+    /// Chooses entries that fit, without splitting names with equal cookies. The flag says that more entries follow.
     #[allow(clippy::too_many_arguments, reason = "what to choose from, and what the kernel asked for")]
     pub(crate) fn choose<'a>(
         &self,

@@ -1,7 +1,8 @@
-//! Directories that an own change removed while a process has them open or stands in them.
+//! Directories that a local change removed while a process has them open or is in them.
 //!
-//! On a local disk such a directory is empty, and can be looked at, changed and synced until the last process leaves it. The remote has nothing
-//! of it, so it is answered from what was known, until the kernel forgets it. Meanwhile another inode may have taken its number.
+//! On a local disk such a directory is empty, and can be inspected, changed and synced until the last process leaves
+//! it. The remote no longer has it, so the cache answers from its last attributes until the kernel forgets it.
+//! Meanwhile another inode may have taken its number.
 
 use crate::cache::Cache;
 use crate::op::{Answer, Op, Opened, Page};
@@ -10,11 +11,11 @@ use nigh_types::{Attr, Errno, NodeId, SetAttr, SetTime, Span, Timestamp};
 const PERMISSIONS: u32 = 0o7777;
 
 impl Cache {
-    /// A request of the kernel before [`Cache::meant`], answered if it is about such a directory. `wall`: the time of day.
+    /// Answers a request about such a directory, before [`Cache::meant`]. `wall`: the time of day.
     ///
     /// # Errors
     ///
-    /// The request, which is to be done as any other.
+    /// The request, if it is to be handled as any other.
     pub fn handle_removed(&mut self, wall: Timestamp, op: Op) -> Result<Answer, Op> {
         let (number, set) = match &op {
             Op::GetAttr { ino }
@@ -62,7 +63,7 @@ impl Cache {
     }
 }
 
-/// The kernel has looked whether the caller may (`setattr_prepare`).
+/// Applies a SETATTR. The kernel has checked the caller's permission (`setattr_prepare`).
 fn change(attr: &mut Attr, set: &SetAttr, wall: Timestamp) {
     let time = |time: SetTime| match time {
         SetTime::Now => wall,
@@ -127,7 +128,7 @@ mod tests {
         Name::new(b"build").unwrap()
     }
 
-    /// The directory was removed, with attributes known.
+    /// A cache with known attributes of a directory that was removed.
     fn removed() -> Cache {
         let mut cache = cache(Config::default());
         let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
     }
 
-    /// `number`: of the new directory.
+    /// `number`: node id of the new directory.
     fn stays_itself_beside(cache: &mut Cache, number: u64) {
         assert_ne!(number, 7);
         let of_new = Op::GetAttr { ino: number };
@@ -207,7 +208,7 @@ mod tests {
         }
     }
 
-    /// The record of the removed one stays under its grant when the kernel has forgotten it.
+    /// The record of the removed directory stays under its grant after its FORGET.
     #[test]
     fn directory_that_has_the_id_of_a_forgotten_removed_one_is_not_taken_for_it() {
         let mut cache = cache(Config::default());

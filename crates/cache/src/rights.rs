@@ -1,11 +1,12 @@
-//! Set-user-ID and set-group-ID bits and capabilities of files, which changes of data and of the owner take away.
+//! Set-user-ID and set-group-ID bits and capabilities of files, which changes of data and owner clear.
 //!
-//! After a write the kernel forgets size and times, and keeps the mode that it knew (`FUSE_STATX_MODSIZE` in `fuse_write_update_attr`). It
-//! would show bits that are gone, and execute the changed program with them. So the driver has the kernel forget all attributes before such a
-//! change is answered. Only files with these bits cost that.
+//! After a write the kernel drops size and times, and keeps the mode that it knew (`FUSE_STATX_MODSIZE` in
+//! `fuse_write_update_attr`). It would show cleared bits, and execute the changed program with them. So the driver
+//! invalidates all attributes before the reply to such a change. Only files with these bits cost that.
 //!
-//! Before a write to a file that has these bits, as the kernel believes, or a capability, it sends a SETATTR of nothing (`file_remove_privs`; `fuse_setattr`
-//! leaves the mode out). chown(2) that leaves owner and group as they are is the same request.
+//! Before a write to a file that has these bits in its cached mode, or a capability, the kernel sends a SETATTR without
+//! attributes (`file_remove_privs`; `fuse_setattr` leaves the mode out). A chown(2) that leaves owner and group as they
+//! are is the same request.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, attr_after};
@@ -14,24 +15,24 @@ use nigh_types::{Attr, Call, Errno, OpId, Reply, Response, SetAttr, Time};
 
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The set-user-ID and set-group-ID bits of a mode (`mode >> 9`).
+/// Returns the set-user-ID and set-group-ID bits of a mode (`mode >> 9`).
 pub(crate) fn set_id(attr: &Attr) -> u8 {
     u8::try_from(attr.mode >> 9 & 0o6).unwrap_or(0o6)
 }
 
 impl Cache {
-    /// Whether the kernel is to forget an inode's attributes before an own change of it is answered.
+    /// Returns whether the kernel must drop an inode's attributes before the reply to a local change of it.
     #[must_use]
     pub fn is_set_id_gone(&self, ino: u64) -> bool {
         self.inodes.get(&ino).is_some_and(|inode| inode.set_id_gone)
     }
 
-    /// The kernel has forgotten these attributes.
+    /// Records that the kernel has dropped these attributes.
     pub fn handle_set_id_forgotten(&mut self, ino: u64) {
         self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.set_id_gone = false);
     }
 
-    /// An own change was answered, before anything is learned from that.
+    /// Handles the reply to a local change, before anything is learned from it.
     pub(crate) fn note_rights_after(&mut self, flight: &Flight, response: &Response) {
         let ino = match flight.purpose {
             Purpose::Write { ino, .. } | Purpose::Change { ino, .. } => ino,
@@ -40,7 +41,7 @@ impl Cache {
         };
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let after = match &response.result {
-            // The kernel takes the attributes from the answer.
+            // The kernel takes the attributes from the reply.
             Ok(Reply::Attr(..)) if matches!(flight.again, Some(Call::SetAttr { .. })) => None,
             Ok(Reply::Attr(id, attr)) if id.ino == ino => Some(set_id(attr)),
             Ok(Reply::Opened { attr, .. }) => Some(set_id(attr)),
@@ -61,8 +62,9 @@ impl Cache {
         }
     }
 
-    /// A SETATTR of nothing is chown(2) that leaves owner and group as they are, whichever it was: a write that comes next takes the same bits
-    /// away. Not behind root's removal of a capability: root's write takes that alone.
+    /// Handles a SETATTR without attributes as a chown(2) that leaves owner and group as they are, whichever it was: a
+    /// write that follows clears the same bits. Except after root's removal of a capability: root's write clears that
+    /// alone.
     pub(crate) fn set_nothing(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         let more = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any());
         let uncapped_by = more.and_then(|more| more.uncapped_by.take());
@@ -74,8 +76,8 @@ impl Cache {
         self.ask(now, op, caller, Purpose::Change { ino, xattrs: false }, call)
     }
 
-    /// Whether a SETATTR of nothing may be answered though the remote refused it: the caller does not own the file, and its write will
-    /// take the bits away.
+    /// Returns whether a refused SETATTR without attributes may succeed: the caller does not own the file, and its
+    /// write will clear the bits.
     pub(crate) fn may_precede_write(&self, flight: &Flight, response: &Response) -> bool {
         let is_empty = matches!(&flight.again, Some(Call::SetAttr { set, .. }) if set.is_empty());
         let Purpose::Change { ino, .. } = flight.purpose else { return false };

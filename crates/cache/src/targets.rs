@@ -35,7 +35,7 @@ impl Cache {
         child.target.as_ref().map(|t| t.to_vec())
     }
 
-    /// The target that came with an entry. Where a lookup tells none, the known one stays until its deadline.
+    /// Keeps the target that came with an entry. If a lookup brings none, the known one stays until its deadline.
     pub(crate) fn keep_told_target(&mut self, now: Time, entry: &Entry) {
         if entry.target.is_some() {
             self.keep_target(now, entry.id, entry.target.clone());
@@ -72,7 +72,7 @@ impl Cache {
             Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
             Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
         };
-        // A page that was to be dropped while it was locked for this answer goes behind it.
+        // A page that was to be dropped while it was locked for this reply is dropped after it.
         let (sure, id) = (flight.seen.is_empty() && !flight.drop_data, self.id_of(ino));
         if let Some(id) = id.filter(|_| sure) {
             self.keep_target(now, id, Some(target.clone()));
@@ -125,7 +125,7 @@ impl Cache {
         }
     }
 
-    /// What the kernel is to drop where a grant on an inode has ended by its deadline.
+    /// Returns the invalidation of a kernel copy whose grant has ended by its deadline.
     pub(crate) fn ended_copies(&self, ino: u64) -> Option<Stale> {
         let inode = self.inodes.get(&ino)?;
         if inode.has_copy(Copies::Target) {
@@ -134,7 +134,7 @@ impl Cache {
         inode.has_copy(Copies::Acls).then_some(Stale::Attr { ino })
     }
 
-    /// Invalidating the attributes of a symlink whose target the kernel has drops that page too.
+    /// Adds the target's page to an attribute invalidation of a symlink, if the kernel has the target.
     pub(crate) fn with_targets(&self, stale: &mut Vec<Stale>) {
         let has_target = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.has_copy(Copies::Target));
         let pages = stale.iter().filter_map(|one| match one {

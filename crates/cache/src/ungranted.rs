@@ -1,8 +1,9 @@
-//! Pages of replies under no grant that the cache believes: none came, or its recall has gone by.
+//! Pages of replies without a valid grant: the reply carried none, or a recall has passed it.
 //!
-//! The kernel drops such pages right behind the reply. In between a process may store into them through a map, and the kernel writes
-//! them back. That write-back says of which state of the file the pages are, and under which grant the remote has read them if it named
-//! one, so that it does not undo what another client has stored since (docs/decisions/0028-merging-write-back.md).
+//! The kernel drops such pages right after the reply. In between a process may store into them through an mmap, and the
+//! kernel writes them back. That write-back names the data version of the pages, and the grant under which the remote
+//! read them if the reply had one. So it does not undo what another client has stored since
+//! (docs/decisions/0028-merging-write-back.md).
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, attr_after};
@@ -17,10 +18,10 @@ pub(crate) struct Ungranted {
     node: NodeId,
     range: (u64, u64),
     since: Since,
-    /// What tells the kernel to drop them, when the reply came and now.
+    /// The invalidation that drops the pages: at the time of the reply, and now.
     first: Invalidation,
     until: Invalidation,
-    /// The last one that left them out, since an own write had them locked. They go behind its answer.
+    /// Last invalidation that left them out, because a local write had them locked. They are dropped after its reply.
     left_out: Option<Invalidation>,
 }
 
@@ -28,7 +29,7 @@ pub(crate) struct Ungranted {
 pub(crate) type UngrantedPages = BTreeMap<u64, Vec<Ungranted>>;
 
 impl Cache {
-    /// The kernel drops the pages of a file (offset, length) that a reply has brought.
+    /// Drops the pages of a file (offset, length) that a reply has brought.
     pub(crate) fn drop_ungranted(
         &mut self,
         flight: &Flight,
@@ -40,7 +41,7 @@ impl Cache {
         }
     }
 
-    /// The same, where it drops them by `until`. Without an open file that may be written there are no stores.
+    /// Records such pages, which `until` drops. A file that is not open for writing has no stores.
     pub(crate) fn note_ungranted(
         &mut self,
         (node, range): (NodeId, (u64, u64)),
@@ -72,13 +73,14 @@ impl Cache {
         }
     }
 
-    /// States of which the kernel may have such pages in that range of a file.
+    /// Returns the data versions of such pages that the kernel may have in a range of a file.
     pub(crate) fn ungranted_in(&self, node: NodeId, range: (u64, u64)) -> impl Iterator<Item = Since> + '_ {
         let of_file = self.ungranted.get(&node.ino).into_iter().flatten();
         of_file.filter(move |pages| pages.node == node && meet(pages.range, range)).map(|pages| pages.since)
     }
 
-    /// The kernel is about to drop that range of a file (length 0: to the end), but for what own writes have locked.
+    /// Records an invalidation of a range of a file (length 0: to the end), which leaves out pages that local writes
+    /// have locked.
     pub(crate) fn leave_out_ungranted(&mut self, why: Invalidation, ino: u64, (offset, length): (u64, u64)) {
         if !self.ungranted.contains_key(&ino) {
             return;
@@ -93,7 +95,8 @@ impl Cache {
         }
     }
 
-    /// What own writes have locked of a file; `but_flushes`: but for write-back, for which dropping waits.
+    /// Returns the pages that local writes have locked; `but_flushes`: except write-back, for which the invalidation
+    /// waits.
     fn written(&self, ino: u64, but_flushes: bool) -> Vec<(u64, u64)> {
         let of_flight = |flight: &Flight| match flight.purpose {
             Purpose::Write { .. } => flight.purpose.locks_pages(ino, but_flushes),
@@ -107,7 +110,7 @@ impl Cache {
         out.chain(self.parked.values().filter_map(|(_, op)| of_parked(op))).collect()
     }
 
-    /// The kernel has dropped pages of a file by that, `all` of them or some. Replies that came later have brought others.
+    /// Handles a done invalidation, of `all` pages of a file or of some. Later replies have brought other pages.
     pub(crate) fn ungranted_dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
         let Some(of_file) = self.ungranted.get_mut(&ino) else { return };
         of_file.retain(|pages| {
@@ -119,7 +122,7 @@ impl Cache {
         }
     }
 
-    /// A request was answered, and what it had locked goes by that.
+    /// Records that `until` drops the pages that a request had locked until its reply.
     pub(crate) fn ungranted_behind(&mut self, (ino, range): (u64, (u64, u64)), until: Invalidation) {
         let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
         let mut is_any = false;
@@ -132,7 +135,8 @@ impl Cache {
         }
     }
 
-    /// The session's grants have ended with it; another session may give others of the same numbers.
+    /// Removes grants from the records: they ended with the session, and another session may give others with the same
+    /// ids.
     pub(crate) fn end_ungranted(&mut self) {
         self.ungranted.values_mut().flatten().for_each(|pages| pages.since.under = None);
     }

@@ -1,4 +1,4 @@
-//! Extended attributes, ACLs among them: all of an inode's are known, or none.
+//! Extended attributes, ACLs among them: the cache knows all xattrs of an inode, or none.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
@@ -7,20 +7,20 @@ use crate::op::{Answer, Caller};
 use nigh_types::{Call, Covers, Entry, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
 
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
-/// Every filesystem with attributes handles these.
+/// Namespaces that every filesystem with xattrs handles.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 const SELINUX: &[u8] = b"security.selinux";
 
-/// Whether listxattr(2) tells this name only to callers with `CAP_SYS_ADMIN` in the initial user namespace, as the
-/// kernel's local filesystems have it (`xattr_list_one`, `simple_xattr_list`).
+/// Returns whether listxattr(2) lists this name only to callers with `CAP_SYS_ADMIN` in the initial user namespace, as
+/// on the kernel's local filesystems (`xattr_list_one`, `simple_xattr_list`).
 #[must_use]
 pub fn is_privileged(name: &[u8]) -> bool {
     name.starts_with(b"trusted.")
 }
 
 impl Cache {
-    /// Whether an xattr is neither listed, read nor set over the mount. `ls -l` asks for these of every file; their
-    /// errno, `EOPNOTSUPP`, makes it ask once per filesystem. A name that was listed would have to be read.
+    /// Returns whether an xattr is neither listed, read nor set over the mount. `ls -l` reads these of every file, and
+    /// after the errno `EOPNOTSUPP` only once for each filesystem. A name that was listed would have to be readable.
     pub(crate) fn is_unsupported(&self, name: &[u8]) -> bool {
         name == SELINUX || (!self.has_acls && ACL_NAMES.contains(&name))
     }
@@ -83,7 +83,7 @@ impl Cache {
         self.wait(op, caller, call, want, false)
     }
 
-    /// Whether the directory's listing, or the making of the inode, said that there are none.
+    /// Returns whether the directory's listing, or the creation of the inode, said that there are none.
     fn has_no_xattrs(&self, now: Time, id: NodeId) -> bool {
         if self.is_withheld(id.ino) {
             return false;
@@ -98,12 +98,12 @@ impl Cache {
         };
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
         let child = row.and_then(|r| r.child).filter(|c| c.id == id);
-        // Of others, rows under several names may say so, and only the one at home is kept true.
+        // A hard link's entries may say so under several names, and only the parent entry is kept up to date.
         child.is_some_and(|c| c.no_xattrs && c.attr_known && c.attr().covered_by_parent())
     }
 
-    /// The remote looked and there are none. Of a child that its directory's grant does not cover this is known
-    /// as long as its own attributes.
+    /// Records that the remote found no xattrs. For a child that its directory's lease does not cover, this is valid as
+    /// long as its own attributes.
     pub(crate) fn learn_no_xattrs(&mut self, now: Time, flight: &Flight, entry: &Entry) {
         let ino = entry.id.ino;
         let changed = flight.seen.inodes.contains(&ino)
@@ -118,7 +118,7 @@ impl Cache {
         }
     }
 
-    /// All xattrs, if they are known: as long as their own deadline says, and attributes beside them.
+    /// Returns all xattrs, if known: until their own deadline, and while the attributes beside them are known.
     fn xattr_set(&self, now: Time, id: NodeId) -> Option<&XattrSet> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (set, deadline) = inode.xattrs.as_deref()?;
@@ -129,7 +129,7 @@ impl Cache {
         self.xattr_set(now, id).is_some()
     }
 
-    /// `None`: not known. A value too large for the set counts as not known.
+    /// Returns an xattr. `None`: unknown, also if the value was too large for the set.
     fn known_xattr(&self, now: Time, id: NodeId, name: &[u8]) -> Option<Result<Vec<u8>, Errno>> {
         if self.has_no_xattrs(now, id) {
             return Some(Err(absent(name)));
@@ -184,7 +184,7 @@ impl Cache {
             && let Some((_, held)) = self.attr_of(now, id)
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
-            // Attributes may have been asked later, and stand longer.
+            // The attributes may be of a later call, and be valid for longer.
             let own = flight.granted(&grants, id, Covers::Inode).map(|grant| Held::begin(grant, flight.sent));
             let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
             inode.more().xattrs = Some(Box::new((set, deadline)));
@@ -192,7 +192,7 @@ impl Cache {
         told.iter().for_each(|name| self.limit_copy(now, ino, name, flight.seen.is_empty()));
     }
 
-    /// The kernel keeps a copy of an ACL.
+    /// Limits the lifetime of the kernel's copy of an ACL.
     fn limit_copy(&mut self, now: Time, ino: u64, name: &[u8], sure: bool) {
         if ACL_NAMES.contains(&name) {
             self.limit_acl(now, ino, sure);
@@ -222,7 +222,7 @@ impl Cache {
         }
     }
 
-    /// As listxattr(2) gives them: each ended by a NUL.
+    /// Returns the names in the format of listxattr(2): each NUL-terminated.
     fn names_of(&self, set: &XattrSet, size: u32) -> Answer {
         let (mut names, mut privileged) = (Vec::new(), false);
         for (name, _) in set.items.iter().filter(|(name, _)| !self.is_unsupported(name)) {
@@ -233,7 +233,7 @@ impl Cache {
         if privileged { Answer::XattrNames { names, size } } else { sized_xattr(names, size) }
     }
 
-    /// What was known of an inode's xattrs is no longer true.
+    /// Drops an inode's xattrs.
     pub(crate) fn forget_xattrs(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.forget_xattrs();
@@ -243,7 +243,7 @@ impl Cache {
     }
 }
 
-/// The errno for an attribute that an inode lacks: in a namespace that no filesystem handles it is `EOPNOTSUPP`
+/// Returns the errno for an xattr that an inode lacks: `EOPNOTSUPP` in a namespace that no filesystem handles
 /// (`xattr_resolve_name` in Linux's fs/xattr.c).
 fn absent(name: &[u8]) -> Errno {
     let is_in = |namespace: &[u8]| name.starts_with(namespace) && name.len() > namespace.len();
@@ -253,7 +253,7 @@ fn absent(name: &[u8]) -> Errno {
     }
 }
 
-/// The answer of getxattr(2) or listxattr(2) to a buffer of `size` bytes; 0 asks for the length.
+/// Returns the reply of getxattr(2) or listxattr(2) for a buffer of `size` bytes; 0 asks for the length.
 #[must_use]
 pub fn sized_xattr(value: Vec<u8>, size: u32) -> Answer {
     let length = u32::try_from(value.len()).unwrap_or(u32::MAX);

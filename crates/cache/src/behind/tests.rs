@@ -1,4 +1,4 @@
-//! Who waits for whom to be answered, and what is believed of what was told late.
+//! Order of replies and invalidations, and the timeouts of late replies.
 
 use super::*;
 use crate::lookup::tests::{T0, cache};
@@ -41,7 +41,7 @@ fn answered(outputs: &[Output]) -> Vec<(u64, u64)> {
     said.collect()
 }
 
-/// A file that is open, and of which nothing is granted.
+/// File that is open, and of which nothing is granted.
 fn opened() -> Cache {
     let mut cache = cache(Config::default());
     let looked = ask(&mut cache, 1, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
@@ -70,7 +70,7 @@ fn what_is_to_be_forgotten_of_a_file_waits_for_who_asks_how_long_it_is() {
     assert!(matches!(said[1..], [Output::Invalidate { .. }]), "{said:?}");
 }
 
-/// Its number was that of a directory, which somebody is listing still.
+/// Its number was that of a directory that a caller is still listing.
 #[test]
 fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
     let mut cache = cache(Config::default());
@@ -92,7 +92,7 @@ fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
     assert!(cache.reads_by_size(7), "an answer about the directory makes it none");
 }
 
-/// What takes a file's name away, or gives it one, and the reply.
+/// Requests that take the file's name away or give it one, with their replies.
 fn changes_of_names() -> [(Op, Reply); 3] {
     let name = |text: &[u8]| Name::new(text).unwrap();
     let (from, to, no_replace, exchange) = (1, 1, false, false);
@@ -144,7 +144,7 @@ fn so_does_who_is_told_without_a_grant_what_a_name_leads_to() {
     assert_eq!(said.iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4]);
 }
 
-/// A lookup's answer waits for who asks for attributes, and the file is unlinked.
+/// A lookup's reply waits for a GETATTR, and the file is unlinked.
 #[test]
 fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
     let mut cache = opened();
@@ -161,7 +161,7 @@ fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
     assert_eq!(outputs(&mut cache).iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4, 5]);
 }
 
-/// Under a grant on the directory's names; its session is lost before the answer is given, or time passes.
+/// Under a directory lease; the session is lost before the reply is delivered, or time passes.
 #[test]
 fn a_name_that_is_told_late_is_told_for_what_is_left() {
     for (lost, valid) in [(false, Span::from_millis(600)), (true, Span::ZERO)] {
@@ -249,7 +249,7 @@ fn who_is_killed_while_its_answer_waits_for_who_asks_has_done_what_it_did() {
     assert!(said.contains(&Output::Answer { op: OpId(4), answer: Answer::Done }), "{said:?}");
 }
 
-/// Another name of it stands, of which nothing is said.
+/// The file has another name, which the late reply does not mention.
 #[test]
 fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
     let mut cache = opened();
@@ -267,7 +267,7 @@ fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
     look(&mut cache, 5, b"f");
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(look(&mut cache, 4, b"g"), [], "it waits for who asks how long the file is");
-    // Whatever leads to it by its other name, that is its home then.
+    // Another name leads to it, which is its parent entry then.
     cache.found_at(FILE, (1, &Name::new(b"f").unwrap()));
     let (id, names) = (RecallId(9), vec![Name::new(b"g").unwrap()]);
     let facts = vec![nigh_types::Held { node: root, covers: Covers::Names, names }];
@@ -281,7 +281,7 @@ fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
     assert_eq!(valid, Some(Span::ZERO), "{said:?}");
 }
 
-/// Nobody would tell the kernel to forget what it is not known to believe.
+/// The cache invalidates only what it knows the kernel to have.
 #[test]
 fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
     let mut cache = opened();
@@ -294,7 +294,7 @@ fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
     let response = Response { grants, ..Response::plain(Ok(Reply::Attr(FILE, attr))) };
     cache.handle_event(T0, Event::Response { call: changed, response });
     outputs(&mut cache);
-    // Something else has it forget all that it believes of the file.
+    // Another invalidation drops everything that the kernel has of the file.
     cache.leave_out_unbelieved(&mut vec![Stale::Attr { ino: 7 }]);
     cache.handle_timeout(T0.after(ANSWERS_WAIT));
     let said = outputs(&mut cache);
@@ -334,7 +334,7 @@ fn what_nobody_is_told_of_that_waits_while_the_kernel_forgets_is_not_kept_open()
     assert_eq!((cache.inodes[&7].opens, cache.inodes[&7].lookups), (opens - 1, lookups - 1));
 }
 
-/// Who waits for attributes goes by no name.
+/// A GETATTR does not depend on names.
 #[test]
 fn names_are_forgotten_before_what_waits_for_who_asks_how_long_a_file_is() {
     let mut cache = opened();

@@ -30,7 +30,7 @@ fn directory() -> Attr {
     Attr { mode: 0o040_755, nlink: 2, ..Attr::default() }
 }
 
-/// A remote of one directory or two, and what watchers are told.
+/// Remote with one or two directories, and the changes reported to watchers.
 struct Stage {
     cache: Cache,
     now: Time,
@@ -122,7 +122,7 @@ impl Stage {
         any
     }
 
-    /// Until nothing is due within two seconds.
+    /// Runs until nothing is due within two seconds.
     fn run(&mut self) {
         let end = self.now.after(Span::from_millis(2_000));
         loop {
@@ -138,7 +138,7 @@ impl Stage {
         }
     }
 
-    /// What is due within that time.
+    /// Runs what is due within that time.
     fn pass(&mut self, millis: u64) {
         let end = self.now.after(Span::from_millis(millis));
         loop {
@@ -204,7 +204,7 @@ impl Stage {
         self.told()
     }
 
-    /// An own request that is sent, and not answered yet.
+    /// Sends a local request that has no reply yet.
     fn ask(&mut self, op: Op) -> CallId {
         self.next += 1;
         assert_eq!(self.cache.handle_op(self.now, OpId(self.next), Caller::default(), op), None);
@@ -285,7 +285,7 @@ fn writing_touching_and_setting_are_told_apart() {
 fn own_changes_are_not_told() {
     let mut stage = Stage::new();
     let call = stage.ask(mkdir("own"));
-    // Others see it before we are answered.
+    // Others see it before the reply comes.
     stage.set("own", 30, directory());
     assert_eq!(stage.after_a_recall(), []);
     stage.respond(call, made(30));
@@ -375,7 +375,7 @@ fn names_that_are_recalled_again_soon_are_asked_for_late() {
     stage.recall(1);
     stage.run();
     let looks = stage.cache.watching().looks;
-    // Once is no contention yet.
+    // One recall is no contention yet.
     for (soon, due) in [(1, FIRST_LOOK), (2, CONTENDED)] {
         let recall = Recall { id: RecallId(2), node: ROOT, covers: Covers::Names, names: Vec::new() };
         stage.cache.handle_event(stage.now, Event::Recall(recall));
@@ -490,7 +490,7 @@ fn a_directory_that_could_not_be_listed_is_listed_again() {
     assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
 }
 
-/// Stands for many directories, of which not all can be listed at once.
+/// Makes many directories due, of which not all can be listed at once.
 fn with_directories(inos: std::ops::Range<u64>) -> Stage {
     let mut stage = Stage::new();
     for ino in inos.clone() {

@@ -1,4 +1,4 @@
-//! What is sent of locks and of closing files, and what is answered when locks are lost.
+//! Calls for locks and for closing files, and replies when locks are lost.
 
 mod amends;
 mod claims;
@@ -29,7 +29,7 @@ impl Rig {
         Rig::with(Config::default())
     }
 
-    /// A cache that knows one file.
+    /// Cache that knows one file.
     fn with(config: Config) -> Rig {
         let mut rig = Rig { cache: Cache::new(config), last: 0 };
         rig.cache.handle_event(T0, Event::Attached(session()));
@@ -48,7 +48,7 @@ impl Rig {
         (id, self.cache.handle_op(T0, id, caller, op))
     }
 
-    /// What was put out, but for what the kernel is to forget.
+    /// Returns the outputs, except invalidations.
     fn outputs(&mut self) -> Vec<Output> {
         let mut all = Vec::new();
         loop {
@@ -60,7 +60,7 @@ impl Rig {
         }
     }
 
-    /// The one call that was put out.
+    /// Returns the one call that was put out.
     fn call(&mut self) -> (CallId, Call) {
         match &mut self.outputs()[..] {
             [Output::Call { id, call, .. }] => (*id, call.clone()),
@@ -107,7 +107,7 @@ impl Rig {
         assert_eq!(self.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
     }
 
-    /// Answers at once, without a call.
+    /// Checks that the cache replies at once, without a call.
     #[track_caller]
     fn at_once(&mut self, op: Op) -> Answer {
         let (_, answer) = self.ask(op);
@@ -119,7 +119,7 @@ impl Rig {
         answer.expect("it waits")
     }
 
-    /// Asks, and checks that all locks of `owner` are ended by that.
+    /// Starts the request, and checks that it ends all locks of `owner`.
     #[track_caller]
     fn ends_locks(&mut self, op: Op, span: LockSpan) -> Option<Answer> {
         let (_, answer) = self.ask(op);
@@ -138,7 +138,7 @@ impl Rig {
         Op::Flush { ino: FILE.ino, owner }
     }
 
-    /// Answers every claim, after which it must be said that there is no more of them.
+    /// Answers every reclaim, after which the end of reclaiming must be put out.
     fn claims(&mut self, mut answer: impl FnMut(&Call) -> Result<Reply, Errno>) -> Vec<Call> {
         let mut claims = Vec::new();
         loop {
@@ -156,7 +156,7 @@ impl Rig {
         }
     }
 
-    /// Answers claims of files, which come first; what is put out then.
+    /// Answers reclaims of files, which come first; returns the outputs.
     fn reopen(&mut self) -> Vec<Output> {
         for output in self.outputs() {
             let Output::Call { id, call: Call::Reopen { handle, .. }, .. } = output else {
@@ -315,7 +315,7 @@ fn what_is_held_is_claimed_as_it_is_and_nothing_else() {
     let flock = LockSpan { flock: true, ..span(91, (0, 0)) };
     rig.lock(two, flock);
     rig.lock(two, span(2, (200, 299)));
-    // Asked to be ended, and not yet known to be.
+    // An unlock without a reply.
     let (unlock, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(2, (200, 299)) });
     let (unlock_call, _) = rig.call();
     rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });

@@ -1,4 +1,4 @@
-//! What is known of a file that an own change has moved.
+//! Facts about a file that a local change has moved.
 
 use super::*;
 use crate::Config;
@@ -24,7 +24,7 @@ fn ask(cache: &mut Cache, op: Op) -> CallId {
     calls.last().expect("the remote is asked")
 }
 
-/// What the kernel is to forget behind it.
+/// Returns the invalidations after the reply.
 fn answer(cache: &mut Cache, call: CallId, response: Response) -> Vec<Stale> {
     cache.handle_event(T0, Event::Response { call, response });
     let mut forgotten = Vec::new();
@@ -64,7 +64,7 @@ fn renamed(cache: &mut Cache) {
     answer(cache, call, Response { after: vec![(FILE, attr())], ..granted(reply) });
 }
 
-/// Somebody has set one while another name of the file, which is gone since, was the one that answered for it.
+/// Another client has set one while another name of the file, which is gone since, was its parent entry.
 #[test]
 fn a_row_that_did_not_answer_for_a_file_does_not_say_under_another_name_that_it_has_no_xattrs() {
     let mut cache = cache(Config::default());
@@ -75,7 +75,7 @@ fn a_row_that_did_not_answer_for_a_file_does_not_say_under_another_name_that_it_
     assert_eq!(value(&mut cache), None, "the remote is asked");
 }
 
-/// They set one, and the name is gone when they say what became of it.
+/// Other clients set an xattr, and the name is gone when their commit comes.
 #[test]
 fn nor_does_one_that_others_are_at() {
     let mut cache = cache(Config::default());
@@ -90,7 +90,7 @@ fn nor_does_one_that_others_are_at() {
 
 const LEFT: NodeId = NodeId { ino: 9, generation: 1 };
 
-/// `x` is renamed to `z` and leaves a whiteout, of which the reply says that.
+/// `x` is renamed to `z` and leaves a whiteout, which the reply names.
 fn left_a_whiteout(cache: &mut Cache, whiteout: Option<NodeId>) -> Vec<Stale> {
     let (from, to, no_replace, exchange) = (1, 1, false, false);
     let rename =
@@ -119,7 +119,7 @@ fn rename_that_leaves_a_whiteout_is_known_by_both_names_and_nothing_is_invalidat
     }
 }
 
-/// It was gone when the remote looked, or that failed.
+/// The whiteout was gone when the remote looked, or the look failed.
 #[test]
 fn after_a_rename_whose_whiteout_was_not_seen_the_old_name_is_asked_for() {
     let mut cache = cache(Config::default());
@@ -128,7 +128,7 @@ fn after_a_rename_whose_whiteout_was_not_seen_the_old_name_is_asked_for() {
     assert_eq!(look(&mut cache, "x"), None, "the remote is asked");
 }
 
-/// What has it open without opening it (`O_PATH`, overlayfs) does not look its name up again.
+/// Holders of an `O_PATH` descriptor (overlayfs) do not look its name up again.
 #[test]
 fn inode_that_lost_its_latest_name_is_reached_by_the_one_before() {
     let mut cache = cache(Config::default());

@@ -16,7 +16,7 @@ const PART: usize = 256;
 /// A server whose listing of directory 1 does not end, and an application that reads it.
 struct Rig {
     cache: Cache,
-    /// A walk tells the listing.
+    /// A prefetch job brings the listing.
     walks: bool,
     fh: Fh,
     list: CallId,
@@ -64,7 +64,7 @@ impl Rig {
         }
     }
 
-    /// The next part arrives.
+    /// Delivers the next chunk.
     fn part(&mut self) {
         let attr = Attr { mode: 0o120_777, nlink: 1, ..Attr::default() };
         let names = &self.names[self.told..self.told + PART];
@@ -87,7 +87,7 @@ impl Rig {
         self.reply(vec![Listed { entries }], grants);
     }
 
-    /// Parts of the listing, or of the walk, arrive in one reply.
+    /// Delivers chunks of the listing, or of the job, in one reply.
     fn reply(&mut self, parts: Vec<Listed>, grants: Vec<Grant>) {
         let dir = NodeId { ino: 1, generation: 1 };
         let step = |listed| Step { dir, listed: Some(listed), last: false };
@@ -112,7 +112,7 @@ impl Rig {
         CookieKey::default().cookie(self.names[nth].as_bytes())
     }
 
-    /// Parts come until the listing is cancelled.
+    /// Delivers chunks until the listing is cancelled.
     fn until_cancelled(&mut self) {
         while self.cancelled.is_empty() {
             self.part();

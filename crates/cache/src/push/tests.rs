@@ -1,4 +1,4 @@
-//! What the kernel is to forget of a name that others are about to change.
+//! Invalidations of a name that another client is about to change.
 
 use super::*;
 use crate::lookup::tests::{T0, cache, calls, session};
@@ -17,7 +17,7 @@ fn entry() -> Entry {
     Entry { id: FILE, attr, target: None, no_xattrs: true }
 }
 
-/// Names of the root are granted, and the kernel was told of one for long.
+/// Grants names of the root, and gives the kernel one of them with a long timeout.
 fn told() -> Cache {
     let mut cache = cache(Config::default());
     let root = session().root;
@@ -46,7 +46,7 @@ fn look_at(cache: &mut Cache, called: &str) -> Option<Span> {
     if let Answer::Node(node) = answer { Some(node.entry_valid) } else { panic!("{answer:?}") }
 }
 
-/// Others change a name of the root; whether the kernel is to forget it before.
+/// Another client changes a name of the root; returns whether the kernel drops the name before.
 fn push(cache: &mut Cache, called: &str) -> bool {
     become_of(cache, called, (called == "x").then(entry))
 }
@@ -72,11 +72,11 @@ fn become_of(cache: &mut Cache, called: &str, entry: Option<Entry>) -> bool {
     forgets
 }
 
-/// The kernel may have taken the answers in the other way round.
+/// The kernel may have applied the replies in the reverse order.
 #[test]
 fn a_name_that_was_told_for_long_is_dropped_though_it_was_told_for_no_time_since() {
     let mut cache = told();
-    // Others change its directory again and again.
+    // Other clients change the directory again and again.
     assert!(!push(&mut cache, "y") && !push(&mut cache, "y"));
     assert_eq!(look(&mut cache), Some(Span::ZERO));
     assert!(push(&mut cache, "x"));
@@ -84,7 +84,7 @@ fn a_name_that_was_told_for_long_is_dropped_though_it_was_told_for_no_time_since
     assert!(!push(&mut cache, "x"), "it is dropped once");
 }
 
-/// The kernel was told of both; others take the one it was told of last away, and the other is where the file is then.
+/// The kernel has both names of the file; another client removes the later one, and the file is at the other name then.
 #[test]
 fn a_name_is_dropped_though_another_one_of_its_file_was_dropped_before() {
     let mut cache = told();

@@ -9,7 +9,7 @@ use nigh_types::{Cookie, CookieKey, Event, Name, OpId};
 const ALL: Files = Files::All { but_one: false };
 const BUT_ONE: Files = Files::All { but_one: true };
 
-/// Reads a directory, and says what it was given.
+/// Reads a directory; returns which files get attributes.
 fn next(readers: &mut Readers, thread: u32) -> Files {
     readers.began(thread);
     let files = readers.files(thread, 0, false);
@@ -70,14 +70,14 @@ fn those_whose_number_is_not_visible_are_never_tried_and_few_are_remembered() {
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// In the order of a listing.
+/// Names in listing order.
 fn names() -> [&'static str; 5] {
     let mut names = NAMES;
     names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
     names
 }
 
-/// The directory 1 has five files.
+/// Directory 1 has five files.
 fn listed(config: Config) -> Cache {
     let mut cache = cache(config);
     assert_eq!(ask(&mut cache, 0, Op::OpenDir { ino: 1 }), None);
@@ -101,7 +101,7 @@ fn open(cache: &mut Cache, pid: u32) -> Opened {
     opened
 }
 
-/// Reads it whole, in two pages, and says of which files it was given inodes; the kernel forgets these at once.
+/// Reads it in two pages; returns the files that come with inodes, which the kernel forgets at once.
 fn read(cache: &mut Cache, pid: u32, fh: Fh) -> Vec<bool> {
     let (mut offset, mut given) = (Cookie(0), Vec::new());
     loop {
@@ -141,7 +141,7 @@ fn the_first_file_of_a_directory_is_held_back_and_in_the_end_all() {
     for _ in 1..QUIET {
         assert_eq!(read_once(&mut cache, 7), HELD_BACK);
     }
-    // In two pages, with the eighth in the first.
+    // In two pages, with the eighth withheld file in the first.
     assert_eq!(read_once(&mut cache, 7), [false, true, true, false, false]);
     assert_eq!(read_once(&mut cache, 7), [false; 5]);
     look_up(&mut cache, 7, names()[4]);
@@ -169,7 +169,7 @@ fn what_is_missing_and_directories_do_not_count() {
     assert_eq!(read_once(&mut cache, 7), [false; 5]);
 }
 
-/// The kernel goes on with a listing only for who wants no more than there is in it.
+/// The kernel's cached listing serves only a reader that wants no more than it has.
 #[test]
 fn a_listing_that_was_given_without_attributes_is_kept_for_who_wants_none() {
     let mut cache = listed(Config { level: Level::All, ..Config::default() });

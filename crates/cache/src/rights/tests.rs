@@ -14,7 +14,7 @@ fn attr(mode: u32) -> Attr {
     Attr { mode, nlink: 1, ..Attr::default() }
 }
 
-/// A file that is open for writing, and of which the kernel knows the attributes.
+/// File that is open for writing, with attributes that the kernel knows.
 fn opened(mode: u32) -> Cache {
     let attr = attr(mode);
     let mut cache = cache(Config::default());
@@ -158,7 +158,7 @@ fn a_setattr_of_nothing_is_a_chown_and_is_not_refused_before_a_write() {
         matches!(told, Some(Answer::Attr(FILE, Attr { mode: PROGRAM, .. }, _))),
         "{told:?}: it may be about to write"
     );
-    // A file that is not open for writing is not about to be written.
+    // The kernel writes to no file that is not open for writing.
     assert_eq!(
         cache.handle_op(T0, OpId(4), Caller::default(), Op::Release { fh: Fh(1), flock: None }),
         Some(Answer::Done)
@@ -168,7 +168,7 @@ fn a_setattr_of_nothing_is_a_chown_and_is_not_refused_before_a_write() {
     assert_eq!(told, Some(Answer::Failed(Errno::PERM)));
 }
 
-/// Root's write takes a capability away, and no set-user-ID bit.
+/// Root's write clears a capability, and no set-user-ID bit.
 #[test]
 fn a_setattr_of_nothing_behind_roots_removal_of_a_capability_takes_no_bits() {
     let mut cache = opened(PROGRAM);

@@ -1,4 +1,5 @@
-//! What write-backs say, when nothing of before is left to write back, and what is dropped behind requests that failed.
+//! Preconditions of write-backs, what remains of a lost session's pages, and what is dropped after requests that
+//! failed.
 
 use crate::{Answer, Cache, Caller, Config, Fh, Invalidation, OnDisconnect, Op, Output, Stale};
 use nigh_types::*;
@@ -45,7 +46,7 @@ fn data_grant(id: GrantId) -> Grant {
     Grant { id, node: FILE, covers, mode, term, recallable: true, shared: false }
 }
 
-/// A cache with one file that is open for writing.
+/// Cache with one file that is open for writing.
 struct Rig {
     cache: Cache,
     now: Time,
@@ -76,7 +77,7 @@ impl Rig {
         rig
     }
 
-    /// The same, with pages of the file as it was in the first second, under a grant.
+    /// With pages of the file as it was in the first second, under a grant.
     fn with_pages() -> Rig {
         let mut rig = Rig::with(Config::default());
         rig.read(Some(FIRST), 1);
@@ -98,7 +99,7 @@ impl Rig {
         self.respond(Ok(Reply::Data(b"text".to_vec())), secs, granted);
     }
 
-    /// Stores are written back; what the call says of their pages.
+    /// Writes back stores; returns the call's precondition.
     fn flush(&mut self) -> Option<Since> {
         self.write(true);
         let Some((_, Call::Write { flags, .. })) = self.calls.last() else { panic!("{:?}", self.calls) };
@@ -111,13 +112,13 @@ impl Rig {
         self.ask(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags { flush, ..WriteFlags::default() } })
     }
 
-    /// The kernel is asked to give the file's data back.
+    /// Recalls the file's data.
     fn recall(&mut self) {
         let recall = Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() };
         self.event(Event::Recall(recall));
     }
 
-    /// The last call is answered; the file is then as in that second.
+    /// Answers the last call; the file is then as in that second.
     fn respond(&mut self, result: Result<Reply, Errno>, secs: i64, granted: Option<GrantId>) {
         let (call, _) = self.calls.pop().expect("a call is out");
         let after = if result.is_ok() { vec![(FILE, attr(secs))] } else { Vec::new() };
@@ -125,14 +126,14 @@ impl Rig {
         self.event(Event::Response { call, response: Response { result, after, grants, last: true } });
     }
 
-    /// That call is answered.
+    /// Answers that call.
     fn answered(&mut self, call: CallId, reply: Reply, attr: Attr, granted: Option<GrantId>) {
         let grants = granted.into_iter().map(data_grant).collect();
         let response = Response { result: Ok(reply), after: vec![(FILE, attr)], grants, last: true };
         self.event(Event::Response { call, response });
     }
 
-    /// Two writes are out at the same time.
+    /// Answers two writes in flight in order.
     fn answered_in_order(&mut self, first: Attr, second: Attr) {
         self.write(false);
         self.write(false);
@@ -142,7 +143,7 @@ impl Rig {
         self.answered(later, reply(), second, None);
     }
 
-    /// Asks to read the first page; the call.
+    /// Reads the first page; returns the call.
     fn reads(&mut self) -> CallId {
         self.reads_at(0)
     }
@@ -185,14 +186,14 @@ impl Rig {
         }
     }
 
-    /// The kernel has forgotten all that it was to forget until now.
+    /// Completes all invalidations so far.
     fn told(&mut self) {
         while !self.stale.is_empty() {
             self.tell();
         }
     }
 
-    /// It has forgotten what it was told first, but for pages that are locked.
+    /// Completes the first invalidation, except for pages that are locked.
     fn tell(&mut self) {
         let (id, stale) = self.stale.remove(0);
         for one in stale {
@@ -204,7 +205,7 @@ impl Rig {
         self.drain();
     }
 
-    /// Which ranges of the file the kernel is being told to drop.
+    /// Returns the ranges of the file that are being invalidated.
     fn dropped(&self) -> Vec<(u64, u64)> {
         let of_file = |one: &Stale| match one {
             Stale::Data { ino, offset, length } if *ino == FILE.ino => Some((*offset, *length)),
@@ -297,7 +298,7 @@ fn stores_that_somebody_else_was_faster_than_are_refused_until_the_pages_are_gon
     assert_eq!(rig.flush(), None);
 }
 
-/// They stood there already, in a file that somebody else has changed.
+/// Another client has changed the file, whose pages the kernel already had.
 #[test]
 fn what_is_answered_without_a_state_of_the_file_says_nothing_of_other_pages() {
     let mut rig = Rig::with_pages();
@@ -318,7 +319,7 @@ fn what_is_answered_without_a_state_of_the_file_says_nothing_of_other_pages() {
     assert_eq!(rig.flush(), ended(1));
 }
 
-/// A file that is open for reading too, while its session is forgotten; only for that it can be opened again.
+/// A file that is open for reading too, while its session is forgotten; it can be reopened only for reading.
 #[test]
 fn pages_do_not_go_on_by_a_file_that_is_only_read() {
     let mut rig = Rig::with_pages();
@@ -369,7 +370,7 @@ fn what_is_answered_under_a_grant_moves_its_end() {
     assert_eq!(rig.dropped(), [(0, 0)]);
 }
 
-/// Somebody else may have written at home too, and an answer to a write does not say.
+/// The server's own disk may have written too, and a reply to a write does not say.
 #[test]
 fn what_is_written_under_a_grant_with_a_limit_does_not_move_its_end() {
     let mut rig = Rig::with_pages();
@@ -431,8 +432,8 @@ fn of_writes_that_crossed_within_a_tick_the_longer_file_counts() {
     }
 }
 
-/// A session is forgotten while stores are being written back; `lapsed`: its term had run out. What is said of their pages
-/// in the next session, in which the file is opened again as it was in that second.
+/// A session is forgotten during write-back; `lapsed`: its term had run out. Returns the precondition in the next
+/// session, in which the file is reopened as it was in that second.
 fn over_a_forgotten_session(lapsed: bool, secs: i64, granted: Option<GrantId>) -> Option<Since> {
     over_a_forgotten_session_with(Config::default(), lapsed, secs, granted)
 }

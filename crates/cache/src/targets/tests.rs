@@ -4,7 +4,7 @@ use crate::lookup::tests::{T0, cache, calls, session};
 use crate::op::{Op, Output};
 use nigh_types::{CallId, Covers, Event, Grant, GrantId, Mode, Name, Recall, RecallId, Span, Term, XattrSet};
 
-/// Of a filesystem with birth times, and of one without.
+/// Inode ids on a filesystem with birth times, and on one without.
 const LINK: NodeId = NodeId { ino: 7, generation: 7 << 32 };
 const REUSABLE: NodeId = NodeId { ino: 7, generation: 1 };
 const SECOND: Term = Term::Limited(Span::from_secs(1));
@@ -41,7 +41,7 @@ fn outputs(cache: &mut Cache) -> Vec<Output> {
     .collect()
 }
 
-/// The invalidations that are put out.
+/// Returns the invalidations that are put out.
 fn dropped(outputs: &[Output]) -> Vec<Stale> {
     let stale = outputs.iter().filter_map(|output| match output {
         Output::Invalidate { stale, .. } => Some(stale.clone()),
@@ -147,7 +147,7 @@ fn acl_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
     assert_eq!(dropped(&answer(&mut cache, T0, Reply::Xattrs(set.clone()), Vec::new())), []);
     cache.handle_timeout(later(1_000));
     assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }]);
-    // Without a grant it is dropped behind the answer.
+    // Without a grant it is dropped after the reply.
     assert_eq!(ask(&mut cache, later(1_001), get(101)), None);
     assert_eq!(
         dropped(&answer(&mut cache, later(1_001), Reply::Xattrs(set), Vec::new())),
@@ -162,13 +162,13 @@ fn acl_value_that_is_fetched_by_itself_leaves_the_kernel_when_its_grant_ends() {
     let get = |size| Op::GetXattr { ino: 7, name: acl.to_vec(), size };
     let value = || Reply::Value(b"value".to_vec());
     look(&mut cache, T0, LINK, SECOND);
-    // The set of all has no room for the value.
+    // The set of all xattrs has no room for the value.
     assert_eq!(ask(&mut cache, T0, Op::ListXattr { ino: 7, size: 100 }), None);
     let set = XattrSet { items: vec![(acl.as_slice().into(), None)] };
     answer(&mut cache, T0, Reply::Xattrs(set), Vec::new());
     assert_eq!(ask(&mut cache, later(1), get(100)), None);
     assert_eq!(dropped(&answer(&mut cache, later(1), value(), Vec::new())), []);
-    // One that arrives after the grant has ended is dropped behind the answer.
+    // An ACL that arrives after the end of its grant is dropped after the reply.
     assert_eq!(ask(&mut cache, later(2), get(101)), None);
     let late = calls(&mut cache).pop().unwrap();
     cache.handle_timeout(later(1_000));

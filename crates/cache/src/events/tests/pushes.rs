@@ -1,10 +1,10 @@
-//! What others change and nothing is asked back for.
+//! Remote changes that come as updates in place.
 
 use super::*;
 use nigh_types::{Commit, Fact, Held, Hold};
 
 impl Stage {
-    /// Others change these names of the root: each then leads there, or nowhere. Nothing is listed for it.
+    /// Another client changes these names of the root: each then leads to an inode, or to nothing. No listing follows.
     fn push(&mut self, names: &[(&str, Option<(u64, Attr)>)]) {
         self.now = self.now.after(Span::from_millis(300));
         let held = names.iter().map(|(text, _)| name(text)).collect();
@@ -84,7 +84,7 @@ fn a_name_with_an_own_change_under_way_is_compared_when_that_is_answered() {
     assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("d"), kind: Kind::Directory }]);
 }
 
-/// The kernel tells of own changes at once: what was before must not be told behind them.
+/// The kernel reports local changes at once: an earlier change must not be reported after them.
 #[test]
 fn what_an_own_change_overtook_is_told_no_more() {
     let mut stage = Stage::new();
@@ -109,7 +109,7 @@ fn what_an_own_change_overtook_is_told_no_more() {
     let arrived = Change::Made { dir: 1, name: name("x"), kind: Kind::File };
     let went = Change::Removed { dir: 1, name: name("c"), node: id(12), kind: Kind::File, replaced: false };
     assert_eq!(left(&stage), [arrived, went]);
-    // What others do behind it is told.
+    // A remote change after it is reported.
     stage.push(&[("a", None)]);
     let (number, change) = stage.cache.poll_change().expect("it is gone");
     assert_eq!(stage.cache.still_to_tell(number, &change), Some(change.clone()));

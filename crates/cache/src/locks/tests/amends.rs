@@ -1,4 +1,4 @@
-//! Locks that come too late, those that cannot be had again, and what was sent under them.
+//! Locks that are granted too late, locks that cannot be reclaimed, and requests sent under them.
 
 use super::*;
 use crate::OnDisconnect;
@@ -34,7 +34,7 @@ impl Rig {
         self.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
     }
 
-    /// Answers all that is claimed, a lock by what `lock` says of its first byte; what is put out by that.
+    /// Answers all reclaims, a lock as `lock` says for its first byte; returns the outputs.
     fn claim(&mut self, lock: impl Fn(u64) -> Result<Reply, Errno>) -> Vec<Output> {
         let claims = self.outputs();
         self.answer_claims(claims, lock)
@@ -65,7 +65,7 @@ fn is_claim(output: &Output) -> bool {
     matches!(output, Output::Call { call: Call::Lock { reclaim: true, .. }, .. })
 }
 
-/// What a call asks of the locks: its kind, `None` where it unlocks.
+/// Returns a call's lock kind, `None` for an unlock.
 fn asks(output: &Output) -> (CallId, Option<LockKind>, u64, u64) {
     match output {
         Output::Call { id, call: Call::Unlock { start, end, .. }, .. } => (*id, None, *start, *end),
@@ -92,7 +92,7 @@ fn a_lock_that_comes_too_late_does_not_end_the_next_one() {
     let (second_call, _) = rig.call();
     assert_eq!(rig.respond(first_call, Ok(Reply::Done)), [], "it may be what the second is about to get");
     assert_eq!(rig.respond(second_call, Ok(Reply::Done)), [(second, Answer::Done)]);
-    // What it does not hold of another one is given back.
+    // The part of another one that it does not hold is released.
     let third = rig.ask_for(fh, span(1, (5, 19)), LockKind::Write);
     let (call, _) = rig.call();
     rig.cache.handle_interrupt(third, true);
@@ -163,7 +163,7 @@ fn who_lost_one_lock_keeps_others_out_by_none() {
     assert_eq!(after[..2], [Output::Answer { op, answer: EIO }, Output::Cancel(call)]);
     assert!(matches!(asks(&after[2]), (_, None, 0, u64::MAX)), "this goes behind what is claimed");
     assert_eq!(after[3..], [Output::Reclaimed]);
-    // The one that it waited for came all the same.
+    // The lock that it waited for is granted after all.
     let given_back: Vec<_> = rig.answer_to(call, Ok(Reply::Done)).iter().map(asks).collect();
     assert!(matches!(given_back[..], [(_, None, 40, 49)]), "{given_back:?}");
     assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done);
@@ -216,7 +216,7 @@ fn a_wait_for_a_lock_goes_on_over_the_limit_while_the_remote_is_there() {
     rig.outputs();
     rig.cache.handle_timeout(after(3));
     assert_eq!(rig.outputs(), [Output::Answer { op, answer: EIO }, Output::Cancel(call)]);
-    // Nor does one wait for ever that was not sent.
+    // A queued wait that was not sent ends too.
     let op = rig.ask_for(fh, span(1, ALL), LockKind::Write);
     assert_eq!(rig.outputs(), []);
     rig.cache.handle_timeout(after(4));

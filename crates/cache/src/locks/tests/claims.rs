@@ -1,14 +1,14 @@
-//! What is claimed from a session that has forgotten it, in which order; and what one before it had answered.
+//! Reclaim order, and deferred replies of the session before.
 
 use super::*;
 use crate::{Invalidation, Stale};
 
-/// What the kernel is to be told, and has not been.
+/// Returns the invalidations that are not done.
 #[derive(Default)]
 struct Untold(Vec<Invalidation>);
 
 impl Rig {
-    /// What is put out while the kernel has not forgotten.
+    /// Returns the outputs while the kernel has not dropped its facts.
     fn put_out(&mut self, untold: &mut Untold) -> Vec<Output> {
         let mut all = Vec::new();
         loop {
@@ -20,8 +20,8 @@ impl Rig {
         }
     }
 
-    /// A session that stands and has kept everything answers a call, which is not taken in yet; then it is lost, and another takes
-    /// its place. What is put out to that one.
+    /// Answers a call in a session that has kept everything, as a deferred reply; then that session is lost, and
+    /// another takes its place. Returns the outputs to the new session.
     fn answered_by_a_session_that_is_forgotten(
         &mut self,
         call: CallId,
@@ -38,7 +38,7 @@ impl Rig {
         self.put_out(untold)
     }
 
-    /// The kernel has forgotten; what is put out then.
+    /// Completes the invalidation; returns the outputs.
     fn forgotten(&mut self, untold: Untold) -> Vec<Output> {
         untold.0.into_iter().for_each(|id| self.cache.handle_invalidated(T0, id));
         self.outputs()
@@ -54,7 +54,7 @@ fn opened(handle: u64) -> Result<Reply, Errno> {
     Ok(Reply::Opened { handle: Handle(handle), attr: attr() })
 }
 
-/// The calls, with the number of the file that each claims.
+/// Returns the calls, with the number of the file that each reclaims.
 fn reopens(outputs: &[Output]) -> Vec<(CallId, u64)> {
     let reopen = |output: &Output| match output {
         Output::Call { id, call: Call::Reopen { handle, .. }, .. } => (*id, handle.0),
@@ -153,7 +153,7 @@ fn a_lock_that_a_forgotten_session_had_granted_is_asked_for_again() {
     }
 }
 
-/// Nobody else may have what it was about to get.
+/// No other owner may hold the lock that it was about to get.
 #[test]
 fn a_lock_that_a_forgotten_session_had_granted_to_the_dead_is_not_asked_for_again() {
     let (mut rig, mut untold) = (Rig::new(), Untold::default());
@@ -169,7 +169,7 @@ fn a_lock_that_a_forgotten_session_had_granted_to_the_dead_is_not_asked_for_agai
     assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "it holds nothing");
 }
 
-/// A server may let one lock what it has open, and nothing else.
+/// The server may grant locks only on open files.
 #[test]
 fn locks_are_claimed_when_every_file_is_had_again() {
     let mut rig = Rig::new();
@@ -223,7 +223,7 @@ fn what_was_asked_to_be_a_weaker_lock_is_claimed_as_that() {
     }
 }
 
-/// A request whose pages were left out when the kernel was told to drop them fails: they show what was before.
+/// A request whose pages an invalidation left out fails: the pages show old data.
 #[test]
 fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
     let range = Stale::Data { ino: FILE.ino, offset: 0, length: 100 };
@@ -243,7 +243,7 @@ fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
     };
     let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
     for killed in [false, true] {
-        // Behind a recall: it is refused, or its caller is killed.
+        // After a recall: it is refused, or its caller is killed.
         let mut rig = Rig::new();
         let fh = rig.open();
         let (op, _) = rig.ask(read(fh));
@@ -261,7 +261,7 @@ fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
         let response = Response::plain(Err(Errno::IO));
         rig.cache.handle_event(T0, Event::Response { call, response });
         assert!(told(&mut rig).contains(&range), "it was refused");
-        // While the remote is away: one that waits, and one that is out when the session is over.
+        // While the remote is away: a queued request, and one in flight when the session is lost.
         let (_, answer) = rig.ask(read(fh));
         assert_eq!(answer, None);
         rig.call();

@@ -1,8 +1,8 @@
-//! How long a file is old: until all its pages are dropped, and those that were left out.
+//! How long a file has stale pages: until all its pages are dropped, and those that were left out.
 
 use super::*;
 
-/// Pages that a request had locked were left out: they go behind its answer, and until then the file is old.
+/// An invalidation leaves out pages that a request has locked: they are dropped after the reply.
 #[test]
 fn what_was_left_out_keeps_a_file_old() {
     let mut rig = Rig::with_pages();
@@ -25,7 +25,7 @@ fn what_was_left_out_keeps_a_file_old() {
     assert_eq!(rig.flush(), under(4, GrantId(13)));
 }
 
-/// Two threads read, and one of them always has pages locked while what the other had locked is dropped.
+/// Two threads read, and one of them always has pages locked while the other's pages are dropped.
 #[test]
 fn requests_that_begin_later_do_not_keep_a_file_old() {
     let mut rig = Rig::with_pages();
@@ -35,7 +35,7 @@ fn requests_that_begin_later_do_not_keep_a_file_old() {
     assert!(rig.is_old());
     let second = rig.reads_at(4096);
     rig.write(false);
-    // It was appended elsewhere, for which all is dropped.
+    // Another client appended to the file, so all pages are dropped.
     rig.respond(Ok(Reply::Written { offset: 4, count: 4 }), 2, None);
     rig.answered(first, Reply::Data(b"text".to_vec()), attr(2), None);
     rig.told();
@@ -77,7 +77,7 @@ fn what_is_answered_while_all_is_dropped_keeps_a_file_old_until_it_is_dropped_to
     assert!(!rig.is_old());
 }
 
-/// A grant ends once more while a file is old by what was left out.
+/// A grant ends again while left-out pages are stale.
 #[test]
 fn a_further_end_of_a_grant_has_all_pages_dropped_anew() {
     let mut rig = Rig::with_pages();
@@ -94,10 +94,10 @@ fn a_further_end_of_a_grant_has_all_pages_dropped_anew() {
     assert!(!rig.is_old());
 }
 
-/// How a request ends that is out.
+/// How a request in flight ends.
 type End = fn(&mut Rig, OpId, CallId);
 
-/// Whatever becomes of what was left out: it is dropped, and then nothing is old.
+/// However the request ends, the pages that were left out are dropped, and then no page is stale.
 #[test]
 fn a_file_is_old_no_more_when_what_was_left_out_has_failed() {
     let ends: [(&str, End); 5] = [
@@ -142,7 +142,7 @@ fn a_file_is_old_no_more_when_what_was_left_out_has_failed() {
     }
 }
 
-/// Its answer shows another state of the file than was read meanwhile: all is dropped behind it.
+/// Its reply shows another version of the file than was read meanwhile: all pages are dropped after it.
 #[test]
 fn what_was_left_out_may_go_with_all_the_rest() {
     let mut rig = Rig::with_pages();
@@ -156,7 +156,7 @@ fn what_was_left_out_may_go_with_all_the_rest() {
     assert!(!rig.is_old());
 }
 
-/// It came while the kernel was forgetting; then the server goes away once more, and it is not waited for.
+/// The request came while the kernel was dropping its facts; then the server goes away again, and the request fails.
 #[test]
 fn what_waited_and_was_left_out_goes_when_it_is_refused() {
     let mut rig = Rig::with(Config { on_disconnect: OnDisconnect::Stale, ..Config::default() });

@@ -1,4 +1,4 @@
-//! Reads of pages that an own write is bringing to the remote (see `crate::overtaken`).
+//! Reads of pages that a local write is bringing to the remote (see `crate::overtaken`).
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn text(rig: &mut Rig, call: CallId, data: &[u8], secs: i64) {
     rig.answered(call, Reply::Data(data.to_vec()), attr(secs), None);
 }
 
-/// The kernel had the page whole, shows what is written at once, and has dropped it before the write is answered.
+/// The kernel has the page in full, shows the written data at once, and drops the page before the reply to the write.
 #[test]
 fn a_read_of_a_page_that_is_being_written_is_asked_when_that_is_answered() {
     let mut rig = Rig::with_pages();
@@ -33,7 +33,7 @@ fn a_read_of_a_page_that_is_being_written_is_asked_when_that_is_answered() {
     assert_eq!(said(&rig, waits), Some(&Answer::Data(b"TEXT".to_vec())));
 }
 
-/// Two threads take requests from the kernel: the write that was made first is heard of last.
+/// Two threads take requests from the kernel: the write that was made first arrives last.
 #[test]
 fn a_read_that_was_asked_before_a_write_of_its_page_is_asked_again() {
     for write_first in [false, true] {
@@ -74,7 +74,7 @@ fn a_read_that_waits_for_a_write_is_given_up_and_lost_like_any_other() {
     assert_eq!(said(&rig, waits), None);
 }
 
-/// What is dropped for a recall leaves out what it has locked.
+/// An invalidation for a recall leaves out the pages that the read has locked.
 #[test]
 fn pages_of_a_read_that_waits_for_a_write_are_dropped_behind_its_answer() {
     let mut rig = Rig::with_pages();

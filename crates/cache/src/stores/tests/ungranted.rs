@@ -1,8 +1,8 @@
-//! Pages of replies under no grant that the cache believes: what is said of them until they are dropped.
+//! Pages of replies without a valid grant, and their precondition until they are dropped.
 
 use super::*;
 
-/// What a write-back of the page there would say.
+/// Returns the precondition that a write-back of the page would carry.
 fn said(rig: &Rig, offset: u64) -> Option<Since> {
     rig.cache.since(FILE.ino, (offset, 4)).expect("nothing is lost")
 }
@@ -19,7 +19,7 @@ fn pages_read_without_a_grant_are_compared_with_the_state_that_the_reply_told_un
     assert!(rig.cache.ungranted.is_empty());
 }
 
-/// They are dropped one after the other, and each says of which state it is.
+/// They are dropped one after the other, each with its version.
 #[test]
 fn page_that_is_read_again_is_of_the_oldest_state_that_is_not_dropped() {
     let mut rig = Rig::with(Config::default());
@@ -30,7 +30,7 @@ fn page_that_is_read_again_is_of_the_oldest_state_that_is_not_dropped() {
     assert_eq!(said(&rig, 0), ended(2));
 }
 
-/// The recall went by while the read was out. The remote may have granted it afterwards, and then merges.
+/// The recall passed while the read was in flight. The remote may have granted it afterwards, and then merges.
 #[test]
 fn pages_whose_grant_is_not_believed_name_it_until_they_are_dropped() {
     let mut rig = Rig::with_pages();
@@ -61,7 +61,7 @@ fn reply_that_a_recall_overtook_leaves_older_pages_beside_the_next_grant_until_t
     }
 }
 
-/// The grant is recalled and the pages under it are not dropped: the remote knows what has changed since.
+/// The grant is recalled and its pages are not dropped: the remote knows what has changed since.
 #[test]
 fn pages_under_a_recalled_grant_count_beside_younger_ones_without() {
     let mut rig = Rig::with_pages();
@@ -72,7 +72,7 @@ fn pages_under_a_recalled_grant_count_beside_younger_ones_without() {
     assert_eq!(said(&rig, 0), ended(2));
 }
 
-/// A kernel that has a page whole does not drop it while it writes a part of it.
+/// The kernel does not drop a full page while it writes a part of it.
 #[test]
 fn pages_that_an_own_write_has_locked_are_of_their_state_until_they_are_dropped_behind_it() {
     let mut rig = Rig::with(Config::default());
@@ -95,7 +95,7 @@ fn pages_that_are_written_without_a_grant_are_of_the_state_after() {
     assert_eq!(said(&rig, 0), ended(2));
 }
 
-/// The next session may give other grants of those numbers.
+/// The next session may give other grants with those ids.
 #[test]
 fn grants_that_are_not_believed_are_not_named_in_another_session() {
     let mut rig = Rig::with_pages();
@@ -121,7 +121,7 @@ fn nothing_is_kept_of_pages_that_nobody_can_store_into() {
     assert!(rig.cache.ungranted.is_empty());
 }
 
-/// A recall waits for what is written back, and all pages are dropped then.
+/// A recall waits for write-back, and all pages are dropped then.
 #[test]
 fn recall_drops_pages_that_were_left_out_while_they_were_written_back() {
     let mut rig = Rig::with_pages();
@@ -141,7 +141,8 @@ fn recall_drops_pages_that_were_left_out_while_they_were_written_back() {
     assert_eq!(rig.flush(), under(4, GrantId(13)));
 }
 
-/// Under a limited grant the state of pages beside own writes is not told by attributes, but it was known when the file was closed.
+/// Under a grant with a deadline attributes do not tell the version of pages beside local writes, but it was known when
+/// the file was closed.
 #[test]
 fn pages_that_are_kept_for_a_later_open_are_of_their_state() {
     for granted in [None, Some(GrantId(12))] {
