@@ -52,7 +52,7 @@ struct Walk {
     wanted: BTreeSet<u64>,
     /// Most entries that may be fetched and unused.
     window: u64,
-    /// Entries that may still come.
+    /// Entries that the server may still send.
     credit: i64,
     /// Entries that came and were not used.
     unused: u64,

@@ -91,7 +91,8 @@ impl Cache {
     pub(crate) fn leave_out_unbelieved(&mut self, stale: &mut Vec<Stale>) {
         self.with_targets(stale);
         stale.retain(|one| match one {
-            // The kernel keeps the set-user-ID bits of its last reply until the notifier has invalidated the attributes.
+            // The kernel keeps the set-user-ID bits of its last reply until the notifier has invalidated the
+            // attributes.
             Stale::Attr { ino } => self
                 .inodes
                 .get_mut(ino)

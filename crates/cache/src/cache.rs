@@ -31,11 +31,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The metadata cache of one mount.
 ///
-/// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After
-/// every input call [`Cache::poll_output`] until it says [`Output::Timeout`], do what it says in that
-/// order, and call `handle_timeout` no later than the moment it names. Every [`Output::Invalidate`] is answered by
-/// `handle_invalidated` once the kernel has done it. Invalidations are done one by one in order, except those with
-/// `first`; nothing else waits for them. Then drain [`Cache::poll_change`].
+/// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After every input the
+/// driver calls [`Cache::poll_output`] until it returns [`Output::Timeout`], does the outputs in order, and calls
+/// `handle_timeout` no later than the moment in that timeout. After each [`Output::Invalidate`] that the kernel has
+/// done it calls `handle_invalidated`. Invalidations are done one by one in order, except those with `first`; nothing
+/// else waits for them. Then it drains [`Cache::poll_change`].
 ///
 /// `handle_op` answers at once from memory if it can. Otherwise it returns `None` and the reply comes as
 /// [`Output::Answer`], exactly once, unless `handle_interrupt` replied first.

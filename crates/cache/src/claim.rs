@@ -154,7 +154,7 @@ impl Cache {
             Some(id) => {
                 self.learn_attr(now, flight, id, attr, &response.grants);
                 self.learn_data_grant(now, flight, id, Some(Stamp::of(&attr)), response);
-                // By one that is only read nothing is written back.
+                // A file that is open for reading only has no write-back.
                 if fh.and_then(|fh| self.files.get(&fh)).is_some_and(|file| file.access.write) {
                     self.pages_go_on(now, flight, (id, &attr), response);
                 }

@@ -34,7 +34,7 @@ const FIRST_LOOK: Span = Span::from_millis(2);
 /// (0008, rule 5).
 const SETTLED: Span = Span::from_millis(200);
 const CONTENDED: Span = Span::from_millis(1_100);
-/// Number of listings without a grant after which the directory is compared all the same.
+/// Number of listings without a grant after which the directory is compared anyway.
 const UNGRANTED: u32 = 3;
 /// Delay after a failed listing; each further delay is twice as long, up to 64 times.
 const FAILED: Span = Span::from_secs(15);

@@ -186,7 +186,7 @@ impl Cache {
             return None;
         }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
-        // An entry that did not answer for the inode was not told of new xattrs.
+        // An entry that did not answer for the inode was not updated for new xattrs.
         child.no_xattrs &= child.attr_known && child.attr().covered_by_parent();
         child.compact = attr.into();
         child.attr_known = true;

@@ -169,7 +169,7 @@ impl Cache {
             return;
         }
         inode.forget_pages();
-        // Of one that is not open they go when it is opened.
+        // Pages of a file that is not open are dropped by its next open.
         if inode.opens > 0 {
             self.grow_old(id.ino, false);
             self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);

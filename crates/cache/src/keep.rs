@@ -93,7 +93,7 @@ impl Cache {
     /// Suspends the facts of the inodes from which a local change takes a name, and of files that it moves. The kernel
     /// has their attributes under the grant on that name, and keeps them when the name is gone (`fuse_entry_unlinked`),
     /// where no recall covers them. Other clients may change a moved file by its new name before the reply comes. So
-    /// the kernel drops the attributes, and gets no timeout for others while the change is in flight.
+    /// the kernel drops the attributes, and gets new ones without a timeout while the change is in flight.
     pub(crate) fn let_leave(&mut self, purpose: &Purpose) -> [Option<u64>; 2] {
         let leaving = match purpose {
             Purpose::Remove { dir, name } => [self.open_at(*dir, name), None],

@@ -46,8 +46,8 @@ impl Level {
         }
     }
 
-    /// Returns the timeout of a negative dentry. Negative dentries have no records of their own, so without epochs they
-    /// are given only under grants that end by themselves.
+    /// Returns the timeout of a negative dentry. Without epochs it is given only under grants that end by themselves,
+    /// as for positive dentries.
     pub(crate) fn missing_validity(self, held: &Held, now: Time) -> Span {
         match self {
             Level::NoEpoch if held.recallable => Span::ZERO,

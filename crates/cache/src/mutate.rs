@@ -426,8 +426,8 @@ impl Cache {
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child).filter(|c| c.id == id) {
-            // An entry that was not the parent entry is not told of new xattrs. A name under update is told what it
-            // leads to then, not the state of the inode before.
+            // An entry that was not the parent entry was not updated for new xattrs. For a name under update the commit
+            // says what it leads to, and nothing of the old inode's xattrs.
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
             let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
             let answered = child.attr_known && child.attr().covered_by_parent() && is_home && !is_held;

@@ -1,9 +1,9 @@
-//! Directories that do not fit `--cache-size`, and listings that never end: the bound on what a listing in flight may hold
-//! (docs/decisions/0021-memory.md).
+//! Directories that do not fit `--cache-size`, and listings that never end: the bound on what a listing in flight may
+//! hold (docs/decisions/0021-memory.md).
 //!
-//! Eviction spares a directory whose listing is in flight. So the size of a listing is bounded here: beyond twice the budget,
-//! or beyond the budget once no reader waits for it, the call is cancelled and what came is dropped. Readers then get names
-//! from their offset on by calls of their own, as far as the remote has these, else `ENOMEM`.
+//! Eviction spares a directory whose listing is in flight. So the size of a listing is bounded here: beyond twice the
+//! budget, or beyond the budget once no reader waits for it, the call is cancelled and its entries are dropped. Readers
+//! then get names from their offset on by calls of their own, if the remote has names-only listings, else `ENOMEM`.
 
 use crate::cache::Cache;
 use crate::flight::{Purpose, Want};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// A listing of this size is kept however small the budget is, in bytes.
 pub(crate) const ALWAYS_KEPT: u64 = 4 << 20;
-/// A directory that did not fit is not listed whole again for so long.
+/// Time for which a directory that did not fit is not listed whole again.
 const NOT_LISTED_FOR: Span = Span::from_millis(60_000);
 /// Most directories that are remembered as too large.
 const MOST_REMEMBERED: usize = 256;
@@ -32,14 +32,14 @@ impl Oversized {
         }
     }
 
-    /// Whether the directory is not to be listed whole.
+    /// Returns whether the directory is not to be listed whole.
     pub fn contains(&self, now: Time, dir: u64) -> bool {
         self.until.get(&dir).is_some_and(|until| *until > now)
     }
 }
 
 impl Cache {
-    /// Cancels listings in flight, the largest first, until all together keep to their bound. For the end of each part.
+    /// Cancels listings in flight, the largest first, until all together keep to their bound. Runs after each chunk.
     pub(crate) fn bound_listings(&mut self, now: Time) {
         let budget = self.config.budget_bytes;
         let (beyond, alone) = (budget.saturating_mul(2).max(ALWAYS_KEPT), budget.max(ALWAYS_KEPT));
@@ -66,7 +66,7 @@ impl Cache {
         })
     }
 
-    /// Whether a request waits for the listing, or an open directory is being read.
+    /// Returns whether a request waits for the listing, or an open directory is being read.
     fn is_wanted(&self, call: CallId, dir: u64) -> bool {
         self.flights.get(&call).is_some_and(|flight| !flight.waiters.is_empty())
             || self.open_dirs.values().any(|open| open.ino == dir && open.reading)

@@ -342,7 +342,7 @@ impl Cache {
             pushed.name(dir, name);
             self.others_changed(&pushed);
         }
-        // If another update of the name is in progress, its commit will tell.
+        // If another update of the name is in progress, its commit gives the new state.
         if !kept
             && !self.holds.has_name(dir, name)
             && let Some(id) = self.id_of(dir)

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 /// Most threads that are remembered.
 const MOST: usize = 64;
-/// A thread that left so many withheld files without a lookup wants names only.
+/// A thread that looked up none of this many withheld files wants names only.
 const QUIET: u32 = 8;
-/// A thread that looks files up is probed again in every so many-th directory.
+/// A thread that looks files up is probed in one of this many directories.
 const SELDOM: u32 = 64;
 /// Files of a directory that a thread gets attributes of, if it never looked a file up.
 const UNASKED: u64 = 1 << 18;

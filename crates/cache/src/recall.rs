@@ -423,7 +423,7 @@ impl Cache {
                 match one {
                     Stale::Epoch(more) => names.extend(more),
                     Stale::Entry { dir, name } => names.push((dir, name)),
-                    // As of every inode.
+                    // Attributes and data are dropped for every inode below.
                     Stale::Attr { .. } | Stale::Data { .. } | Stale::Gone { .. } => {}
                 }
             }

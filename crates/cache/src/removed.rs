@@ -46,7 +46,7 @@ impl Cache {
             Op::GetXattr { .. } => Answer::Failed(Errno::NODATA),
             Op::ListXattr { size: 0, .. } => Answer::Size(0),
             Op::ListXattr { .. } => Answer::Value(Vec::new()),
-            // It lay on the export's filesystem.
+            // The directory was on the export's filesystem.
             Op::StatFs { .. } => return Err(Op::StatFs { ino: root }),
             _ => Answer::Attr(id, *attr, Span::ZERO),
         })

@@ -144,7 +144,7 @@ impl Cache {
             }
             more.old = None;
         }
-        // What a recall left out is not of that state either, or no more.
+        // Pages that a recall left out are not of that version either, or no more.
         if all && more.data.held.is_none() {
             more.base = None;
         }

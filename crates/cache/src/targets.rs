@@ -1,10 +1,10 @@
 //! Symlink targets, and the copies that the kernel keeps without a timeout.
 //!
-//! The kernel caches two facts of an inode beside its dentries and attributes, and checks no timeout before it uses them: the target of
-//! a symlink (`FUSE_CACHE_SYMLINKS`, in the page cache: `fuse_symlink_read_folio`) and POSIX ACLs (`inode->i_acl`: `fuse_get_inode_acl`).
-//! Under a grant that is recalled before any change, the invalidation of the inode's attributes takes both along. Under a grant with a
-//! deadline the cache has them dropped at that deadline. Without a grant, and for a target whose inode number may be reused unseen,
-//! they are dropped right behind the answer.
+//! The kernel caches two facts of an inode beside its dentries and attributes, and checks no timeout before it uses
+//! them: the target of a symlink (`FUSE_CACHE_SYMLINKS`, in the page cache: `fuse_symlink_read_folio`) and POSIX ACLs
+//! (`inode->i_acl`: `fuse_get_inode_acl`). Under a grant that is recalled before any change, the invalidation of the
+//! inode's attributes drops both. Under a grant with a deadline the cache has them dropped at that deadline. Without a
+//! grant, and for a target whose inode number may be reused unseen, they are dropped right after the reply.
 
 use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
@@ -42,8 +42,8 @@ impl Cache {
         }
     }
 
-    /// Keeps a target for as long as the attributes beside it: a later symlink of the same inode number may have the same attributes,
-    /// if both were made within one tick of the filesystem's clock.
+    /// Keeps a target for as long as the attributes beside it: a later symlink with that inode number may have equal
+    /// attributes, if both were made within one tick of the filesystem's clock.
     pub(crate) fn keep_target(&mut self, now: Time, id: NodeId, target: Option<Box<[u8]>>) {
         let deadline = self.attr_of(now, id).map(|(_, held)| held.deadline);
         let kept = target.filter(|_| self.config.keeps_targets).zip(deadline);
@@ -52,7 +52,8 @@ impl Cache {
         }
     }
 
-    /// A symlink whose attributes changed may be another one of the same inode number, on filesystems without birth times.
+    /// Drops a symlink's target if its attributes changed: on filesystems without birth times it may be another symlink
+    /// with that inode number.
     pub(crate) fn note_symlink(&mut self, id: NodeId, attr: &Attr) {
         if id.tells_births_apart() || attr.kind() != Kind::Symlink {
             return;
@@ -83,7 +84,7 @@ impl Cache {
         }
     }
 
-    /// Bounds the kernel's copy of a target that has just been answered. `sure`: nothing changed since it was asked for.
+    /// Bounds the kernel's copy of a target in a reply. `sure`: nothing changed since the call was sent.
     fn limit_target(&mut self, now: Time, id: NodeId, sure: bool) {
         if !self.config.kernel_keeps_targets || !self.config.level.may_keep_pages() {
             return;
@@ -103,7 +104,7 @@ impl Cache {
         }
     }
 
-    /// Bounds the kernel's copy of an ACL that has just been answered. `sure`: nothing changed since it was asked for.
+    /// Bounds the kernel's copy of an ACL in a reply. `sure`: nothing changed since the call was sent.
     pub(crate) fn limit_acl(&mut self, now: Time, ino: u64, sure: bool) {
         let held = self.id_of(ino).and_then(|id| self.attr_of(now, id)).map(|(_, held)| held);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.config.level.may_keep_pages()) else {

@@ -10,7 +10,7 @@ use nigh_types::{
 };
 
 const BUDGET: u64 = 4 << 20;
-/// Symlinks of a part, each with a target of 4,095 bytes: about a quarter of [`BUDGET`].
+/// Symlinks of a chunk, each with a target of 4,095 bytes: about a quarter of [`BUDGET`].
 const PART: usize = 256;
 
 /// A server whose listing of directory 1 does not end, and an application that reads it.

@@ -83,7 +83,7 @@ enum Step {
     Insert(u64),
     /// Makes or removes the nth name.
     Remove(usize),
-    /// A reader reads a page of so many names, and takes so many of them.
+    /// A reader reads a page of this many names, and takes this many of them.
     Read {
         who: usize,
         most: usize,
