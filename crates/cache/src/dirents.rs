@@ -172,6 +172,7 @@ impl Streams {
 
 impl Cache {
     /// Returns a page that the listing has not reached from a names-only listing, if this reader is to have one.
+    /// `None`: it is not.
     pub(crate) fn read_dirents(
         &mut self,
         now: Time,

@@ -12,7 +12,7 @@
 //! | `facts`, `names`, `replace` | finding, applying, replacing and dropping facts |
 //! | `places`, `numbers`, `buried`, `forgotten` | node references and FUSE node ids |
 //! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `files`, `mutate`, `removed`, `targets`, `xattr`, `space`, `locks` | one module for each kind of request |
+//! | `lookup`, `files`, `mutate`, `removed`, `targets`, `xattr`, `space`, `locks` | one module per kind of request |
 //! | `readdir`, `listing`, `snapshots`, `dirents`, `oversized`, `readers`, `short` | reading directories |
 //! | `ahead` | prefetch of directories |
 //! | `away`, `claim`, `keep`, `limits` | session state, reclaim, pins of open files, request deadlines |

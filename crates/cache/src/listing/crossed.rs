@@ -165,7 +165,7 @@ fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() 
     assert!(!calls(&mut cache).is_empty());
 }
 
-/// The directory is made before the grant is given, and the reply comes without a grant. A concurrent lookup finds it,
+/// The name is made before the grant is given, and the reply comes without a grant. A concurrent lookup finds the name,
 /// without a grant too.
 #[test]
 fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
